@@ -17,6 +17,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from rdzv.core.round_life import ASK_WITHIN, Act, Ending, EndKind, Fact, State
 from rdzv.errors import (
     GiveUp,
     RendezvousClosedError,
@@ -26,21 +27,15 @@ from rdzv.errors import (
     RoundChanged,
     RoundSupersededError,
 )
-from rdzv.loop.ending import BLAME, DONE, Ending, EndKind
+from rdzv.loop.ending import BLAME, DONE
 from rdzv.loop.member import (
-    ASK_WITHIN,
     FINISHED,
-    NEWS_OF_A_LOSS,
-    Consequence,
     MemberOfRound,
     OnWaiting,
     SoFar,
     change_nothing,
     check_no_progress,
     check_on_waiting,
-    failed_with_others,
-    judge,
-    others_have_gone,
 )
 from store.net.threads import Flag
 from store.printable import escaping
@@ -150,22 +145,14 @@ class Round(MemberOfRound):
     def _conclude(self, error: BaseException | None) -> bool:
         """Draw the consequence of the body's end; whether its error goes no further."""
         try:
-            match judge(error, self._watcher.ending):
-                case Consequence.FINISHED:
-                    self._finish()
-                case Consequence.GIVEN_UP:
-                    assert isinstance(error, GiveUp)
-                    self._handler.set_closed(error.reason, given_up=True, status=error.status)
-                    return False
-                case Consequence.FIND_OUT:
-                    if not self._others_have_gone(error):
-                        return False
-                    self.failed_with_others = True
-                    log.info("%r: %r, because others have gone; meeting again", self, error)
-                case Consequence.RAISE:
-                    return False
-                case Consequence.MEET_AGAIN:
-                    pass
+            act = self.life.comes_out(error)
+            while self.life.state is not State.OVER:
+                act = self.life.happens(self._do(act, error), failure=error)
+            if act is Act.GIVE_UP:
+                assert isinstance(error, GiveUp)
+                self._handler.set_closed(error.reason, given_up=True, status=error.status)
+            if act is not Act.MEET_AGAIN:
+                return False
         finally:
             try:
                 self._release()
@@ -174,13 +161,45 @@ class Round(MemberOfRound):
         log.info("%s", self._closing_word(error))
         return True
 
+    def _do(self, act: Act, error: BaseException | None) -> Fact:
+        """Do what is to be done at the body's end; what has come of it."""
+        match act:
+            case Act.COUNT_IN:
+                self._come_to_the_end()
+                if self.ending is None:
+                    with contextlib.suppress(RoundSupersededError):
+                        return Fact.WAS_LAST if self.store.add(DONE, 1) == self.world_size else Fact.WAS_NOT_LAST
+                return Fact.ENDED
+            case Act.CLOSE:
+                self._handler.set_closed(FINISHED)
+                return Fact.CLOSED
+            case Act.AWAIT_END:
+                self._over.wait()
+                return Fact.ENDED
+            case Act.ASK_WHO_WAS_FIRST:
+                first = False
+                store = self.store.clone()
+                store.set_timeout(ASK_WITHIN)  # without an answer, one does without
+                with contextlib.suppress(RendezvousError):
+                    first = store.compare_set(BLAME, "", self.node_id) == self.node_id.encode()
+                if first and self.world_size == 1:
+                    return Fact.WAS_ALONE
+                return Fact.WAS_FIRST if first else Fact.WAS_NOT_FIRST
+            case _:
+                assert act is Act.AWAIT_NEWS, "there is nothing else to be done"
+                with contextlib.suppress(RendezvousError):  # it may hasten the news, and nothing else
+                    self._handler.suspect(f"{type(error).__name__}: {error}")
+                self._release()  # not before: others, who fail because of that, would be the first to write
+                self._over.wait(self._news_within)
+                return self.life.news
+
     def _release(self) -> None:
         """Let go of what `begin` has made ready, at the round's end; perhaps twice."""
 
     def _ended(self, ending: Ending) -> None:
         """Wake who waits, in the round's store, too: nobody is left who would end that; from the node's thread."""
         self._over.set()
-        if others_have_gone(ending):
+        if ending.others_have_gone:
             self.store.end_waits()
 
     # ------------------------------------------------------------------------------------------ for the body
@@ -205,8 +224,8 @@ class Round(MemberOfRound):
         self._check_not_over()
 
     def _check_not_over(self) -> None:
-        if self._watcher.ending is not None:
-            raise RoundChanged(f"{self!r} is over: {self._watcher.ending.reason}")
+        if self.life.ending is not None:
+            raise RoundChanged(f"{self!r} is over: {self.life.ending.reason}")
 
     def _until_decided(self) -> None:
         """Wait until the members have agreed, or the round has ended."""
@@ -216,7 +235,7 @@ class Round(MemberOfRound):
         finally:
             self.gate.on_decision(None)
             self._over.clear()
-            if self._watcher.ending is not None:  # perhaps while that was cleared
+            if self.life.ending is not None:  # perhaps while that was cleared
                 self._over.set()
         self._check_not_over()
 
@@ -235,33 +254,3 @@ class Round(MemberOfRound):
     def participants(self) -> list[Participant]:
         """All members, by rank, with what each brought. This reads something of every member."""
         return self._info.participants()
-
-    # ------------------------------------------------------------------------------------------ at its end
-
-    def _finish(self) -> None:
-        """Wait for the others to finish; the last one closes the run."""
-        self._membership.beats.finish()
-        self.gate.finish()
-        with contextlib.suppress(RoundSupersededError):
-            if self.store.add(DONE, 1) == self.world_size:
-                self._handler.set_closed(FINISHED)
-            self._watcher.has_finished()
-            self._over.wait()
-
-    def _others_have_gone(self, error: BaseException | None) -> bool:
-        """Find out whether an error of the body is somebody else's; see the async twin."""
-        first = False
-        store = self.store.clone()
-        store.set_timeout(ASK_WITHIN)  # without an answer, one does without
-        with contextlib.suppress(RendezvousError):
-            first = store.compare_set(BLAME, "", self.node_id) == self.node_id.encode()
-        if not first:
-            self._watcher.end(failed_with_others(error))
-            return True
-        if self.world_size == 1:
-            return False
-        with contextlib.suppress(RendezvousError):  # it may hasten the news, and nothing else
-            self._handler.suspect(f"{type(error).__name__}: {error}")
-        self._release()  # not before: others, who fail because of that, would be the first to write
-        self._over.wait(self._handler.settings.disconnect_ttl + NEWS_OF_A_LOSS)
-        return others_have_gone(self._watcher.ending)

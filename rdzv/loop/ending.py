@@ -8,22 +8,22 @@ theirs. An agreement is no news here: the member meets it at its next `check`, u
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from rdzv.core.absent import named
+from rdzv.core.round_life import Ending, EndKind, State
 from rdzv.core.state import Closed, Dropped, NodesLeft, NodesLost
 from rdzv.membership import changes_since
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rdzv.core.round_life import RoundLife
     from rdzv.core.stopping import StepGate
     from rdzv.membership import Membership
     from rdzv.node.node import Node
 
-__all__ = ["BLAME", "DONE", "EndKind", "EndWatcher", "Ending", "names_of"]
+__all__ = ["BLAME", "DONE", "EndWatcher", "names_of"]
 
 BLAME: Final = "rdzv.rounds/ended_by"
 """Key in the round's shared store: who has ended it first, by an error of its own."""
@@ -32,54 +32,31 @@ DONE: Final = "rdzv.rounds/done"
 """Key in the round's shared store: how many members have come to the end of their body."""
 
 
-class EndKind(Enum):
-    """How a round has ended for a member."""
-
-    LOST = "lost"  # a member has died
-    LEFT = "left"  # a member has left elsewhere than where all had agreed to
-    FAILED = "failed"  # others have failed as this member has; who has gone is not known yet
-    DROPPED = "dropped"  # this member was dropped from it
-    CLOSED = "closed"  # the run is closed
-    AGREED = "agreed"  # all leave before the same step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """Why a round is over for a member.
-
-    Attributes:
-        kind: See `EndKind`.
-        reason: In words.
-        node_ids: Who has gone, as far as they are named.
-    """
-
-    kind: EndKind
-    reason: str
-    node_ids: tuple[str, ...] = ()
-
-
 class EndWatcher:
     """Notices the end of a round.
 
     Args:
         node: Who is a member of it.
         membership: Of which round.
+        life: Is told of the end.
         on_end: Called once, in the node's thread, or here if it has ended by now.
         lets_newcomers_wait: A body that begins no step is not interrupted by nodes that wait to come in.
-
-    Attributes:
-        ending: Why it has ended; None while it goes on.
     """
 
     def __init__(
-        self, node: Node, membership: Membership, on_end: Callable[[Ending], None], *, lets_newcomers_wait: bool
+        self,
+        node: Node,
+        membership: Membership,
+        life: RoundLife,
+        on_end: Callable[[Ending], None],
+        *,
+        lets_newcomers_wait: bool,
     ) -> None:
         self._node = node
         self._membership = membership
+        self._life = life
         self._on_end = on_end
         self._lets_newcomers_wait = lets_newcomers_wait
-        self.ending: Ending | None = None
-        self._has_finished = False
 
     @property
     def gate(self) -> StepGate:
@@ -97,24 +74,14 @@ class EndWatcher:
 
     def changed(self) -> None:
         """Look whether it has ended; from any thread."""
-        if self.ending is None:
+        if self._life.ending is None:
             ending = self._look()
             if ending is not None:
                 self.end(ending)
 
-    def has_finished(self) -> None:
-        """The body has come to its end, and waits for the others, perhaps after an agreement on where to stop.
-
-        It does not come to that step any more. So either all come to their ends, and the run is closed, or the others
-        stop there, and it goes on with them.
-        """
-        self._has_finished = True
-        self.changed()
-
     def end(self, ending: Ending) -> None:
         """It has ended; the first reason counts."""
-        if self.ending is None:
-            self.ending = ending
+        if self._life.ends(ending):
             self._on_end(ending)
 
     def _look(self) -> Ending | None:
@@ -136,7 +103,9 @@ class EndWatcher:
             # All leave at once, since nobody has begun a step; or since the run is closed, and not all have: then who
             # has begun its first may wait in it for somebody who has gone.
             return Ending(kind=EndKind.AGREED if gate.begun is None else EndKind.CLOSED, reason=gate.why)
-        if self._has_finished and gate.decided and self._others_stop():
+        if self._is_at_end and gate.decided and self._others_stop():
+            # It does not come to that step any more: either all come to their ends, and the run is closed, or the
+            # others stop there, and it goes on with them.
             return Ending(kind=EndKind.AGREED, reason=gate.why)
         return None
 
@@ -145,9 +114,13 @@ class EndWatcher:
         progress, round = self._node.head.progress, self._membership.round
         return progress is not None and progress.round == round.number and progress.live < round.size
 
+    @property
+    def _is_at_end(self) -> bool:
+        return self._life.state is State.AT_END
+
     def _stops_nowhere(self, gate: StepGate) -> bool:
         """Whether the body comes to no step where all may stop: it has begun none, or is at its end."""
-        return self._has_finished or (gate.begun is None and gate.stop is None)
+        return self._is_at_end or (gate.begun is None and gate.stop is None)
 
     @property
     def _left_early(self) -> bool:

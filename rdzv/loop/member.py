@@ -1,30 +1,26 @@
 """What a round offers to a member's body, awaited or blocking: who it is, what has changed, and how the body ends.
 
 Both twins of the loop share all that neither awaits nor blocks: `SoFar` is where a node stands between two rounds, and
-`judge` draws the consequence of a body's end.
+what follows from the end of a body is `RoundLife`'s to say.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from rdzv.config.config_errors import shown
+from rdzv.core.round_life import Ending, RoundLife, news_within
 from rdzv.core.stopping import step_of
 from rdzv.core.stuck.tally import Tally
 from rdzv.errors import (
-    GiveUp,
-    MembersLostError,
     RendezvousClosedError,
     RendezvousGracefulExitError,
     RendezvousSettingsError,
     RendezvousStateError,
-    RoundChanged,
-    RoundSupersededError,
     RunGivenUpError,
 )
-from rdzv.loop.ending import Ending, EndKind, EndWatcher
+from rdzv.loop.ending import EndWatcher
 from rdzv.membership import Membership, Previous
 
 if TYPE_CHECKING:
@@ -35,20 +31,14 @@ if TYPE_CHECKING:
     from rdzv.node.node import Node
 
 __all__ = [
-    "ASK_WITHIN",
     "FINISHED",
-    "NEWS_OF_A_LOSS",
-    "Consequence",
     "MemberOfRound",
     "OnWaiting",
     "SoFar",
     "change_nothing",
     "check_no_progress",
     "check_on_waiting",
-    "failed_with_others",
     "finished_of",
-    "judge",
-    "others_have_gone",
 ]
 
 OnWaiting = Literal["now", "wait"]
@@ -57,9 +47,7 @@ OnWaiting = Literal["now", "wait"]
 FINISHED: Final = "every member has come to the end of its body"
 """Why a run is closed that has done what it was for."""
 
-NEWS_OF_A_LOSS: Final = 1.0  # seconds after disconnect_ttl in which a member's death is known to the others
 NO_PROGRESS_STATUS: Final = 93  # as `--give-up-status` of `rdzv run`, which it is for
-ASK_WITHIN: Final = 2.0  # seconds for a word with the shared store, before one does without
 
 
 def check_on_waiting(on_waiting: str) -> None:
@@ -162,7 +150,7 @@ class SoFar:
         """What the run has counted, with the round that this member has just left."""
         last = self._last
         assert last is not None, "it has left one"
-        return Tally.of(tally).after(last.number, failed=last.has_failed, achieved=self._has_got_on).pack()
+        return Tally.of(tally).after(last.number, failed=last.life.has_failed, achieved=self._has_got_on).pack()
 
     def check(self, tally: bytes) -> RunGivenUpError | None:
         """What this loop ends with, if the run has had as many rounds without a step as it may.
@@ -218,7 +206,7 @@ class MemberOfRound:
         lags: Whether this member has finished steps, but fewer than the newest.
         gate: What this member passes at each step.
         use: Whether the round was entered.
-        failed_with_others: An error of the body was found to be the fault of members that had gone.
+        life: What is to follow from what happens.
     """
 
     number: int
@@ -246,20 +234,13 @@ class MemberOfRound:
         self._node = node
         self._membership = membership
         self.use: Use = Use()
-        self.failed_with_others: bool = False
-        self._watcher = EndWatcher(node, membership, self._ended, lets_newcomers_wait=on_waiting == "wait")
+        self.life: RoundLife = RoundLife()
+        self._watcher = EndWatcher(node, membership, self.life, self._ended, lets_newcomers_wait=on_waiting == "wait")
 
     @property
     def ending(self) -> Ending | None:
         """Why the round has ended for this member; None while it goes on."""
-        return self._watcher.ending
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether it has ended by a failure or a loss, and not by anything that was announced."""
-        ending = self.ending
-        gone = ending is not None and ending.kind in (EndKind.LOST, EndKind.LEFT, EndKind.FAILED, EndKind.DROPPED)
-        return gone or self.failed_with_others
+        return self.life.ending
 
     @property
     def has_got_on(self) -> bool:
@@ -285,55 +266,27 @@ class MemberOfRound:
         """Get the body out of the round; from the node's thread."""
         raise NotImplementedError
 
+    def _come_to_the_end(self) -> None:
+        """The body begins no step any more, and holds up nobody who stops."""
+        self._membership.beats.finish()
+        self.gate.finish()
+        self._watcher.changed()
+
+    @property
+    def _news_within(self) -> float:
+        """For how long the first that fails waits for news of a loss."""
+        settings = self._node.settings
+        return news_within(disconnect_ttl=settings.disconnect_ttl, ttl=settings.ttl, back_for=self._node.back_for)
+
     def _closing_word(self, error: BaseException | None) -> str:
         """What the log says of the end of the body."""
-        ending = self._watcher.ending
+        ending = self.ending
         why = ending.reason if ending is not None else error or "this member has finished"
-        return f"{self!r} is over: {why}"
+        whose = f"; {error!r} has come of that" if self.life.blames_others else ""
+        return f"{self!r} is over: {why}{whose}"
 
     def __repr__(self) -> str:
         return f"<round {self.number} of run {self.run_id}: rank {self.rank} of {self.world_size}>"
-
-
-class Consequence(Enum):
-    """What follows from the end of a body."""
-
-    FINISHED = "finished"  # wait for the others to finish, too
-    GIVEN_UP = "given up"  # close the run, and raise it
-    MEET_AGAIN = "meet again"  # the round has ended, and with it whatever the body has raised
-    FIND_OUT = "find out"  # somebody's error, perhaps one's own: see who else has gone, and when
-    RAISE = "raise"  # it is the caller's own business
-
-
-def judge(error: BaseException | None, ending: Ending | None) -> Consequence:
-    """What follows from the end of a body.
-
-    Args:
-        error: What it has raised, if anything.
-        ending: Why the round has ended, if it has.
-    """
-    match error:
-        case None:
-            return Consequence.FINISHED if ending is None else Consequence.MEET_AGAIN
-        case GiveUp():
-            return Consequence.GIVEN_UP
-        case RoundChanged() | MembersLostError() | RoundSupersededError():
-            return Consequence.MEET_AGAIN
-        case Exception():
-            # After a loss, whatever fails has failed for that.
-            return Consequence.MEET_AGAIN if others_have_gone(ending) else Consequence.FIND_OUT
-        case _:
-            return Consequence.RAISE
-
-
-def others_have_gone(ending: Ending | None) -> bool:
-    """Whether the round has ended since somebody has gone; after an agreement, nobody has left anybody."""
-    return ending is not None and ending.kind is not EndKind.AGREED
-
-
-def failed_with_others(error: BaseException | None) -> Ending:
-    """How a round ends for a member that fails as others have before."""
-    return Ending(kind=EndKind.FAILED, reason=f"others have failed before, as this member has: {error!r}")
 
 
 def finished_of(gate: StepGate, before: int | None) -> int | None:

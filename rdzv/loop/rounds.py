@@ -16,9 +16,7 @@ Each round comes once. Its body ends in one of these ways, and the loop goes on,
                                           have gone, the error is theirs, and the next round follows
     the run is closed                     the loop ends
 
-**Whose error it is.** When a member dies, the others fail, too: their peer has hung up, and mostly sooner than anybody
-is told of the death. So who fails waits a moment for such news, and writes its name into the round's shared store
-before: of several that fail, the first one is to blame, and the others meet again.
+Whose an error is, and what follows from it, is decided by `rdzv.core.round_life`.
 """
 
 from __future__ import annotations
@@ -31,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 import anyio
 
 from rdzv.backends.builtin import create_handler
+from rdzv.core.round_life import ASK_WITHIN, Act, Ending, EndKind, Fact, State
 from rdzv.errors import (
     GiveUp,
     RendezvousClosedError,
@@ -39,27 +38,21 @@ from rdzv.errors import (
     RendezvousSettingsError,
     RoundSupersededError,
 )
-from rdzv.loop.ending import BLAME, DONE, Ending, EndKind
+from rdzv.loop.ending import BLAME, DONE
 from rdzv.loop.member import (
-    ASK_WITHIN,
     FINISHED,
-    NEWS_OF_A_LOSS,
-    Consequence,
     MemberOfRound,
     OnWaiting,
     SoFar,
     change_nothing,
     check_no_progress,
     check_on_waiting,
-    failed_with_others,
-    judge,
-    others_have_gone,
 )
 from rdzv.node.handler import Handler
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
     from types import TracebackType
     from typing import SupportsIndex
 
@@ -208,22 +201,14 @@ class Round(MemberOfRound):
     async def _conclude(self, error: BaseException | None) -> bool:
         """Draw the consequence of the body's end; whether its error goes no further."""
         try:
-            match judge(error, self._watcher.ending):
-                case Consequence.FINISHED:
-                    await self._finish()
-                case Consequence.GIVEN_UP:
-                    assert isinstance(error, GiveUp)
-                    await self._handler.set_closed(error.reason, given_up=True, status=error.status)
-                    return False
-                case Consequence.FIND_OUT:
-                    if not await self._others_have_gone(error):
-                        return False
-                    self.failed_with_others = True
-                    log.info("%r: %r, because others have gone; meeting again", self, error)
-                case Consequence.RAISE:
-                    return False
-                case Consequence.MEET_AGAIN:
-                    pass
+            act = self.life.comes_out(error)
+            while self.life.state is not State.OVER:
+                act = self.life.happens(await self._do(act, error), failure=error)
+            if act is Act.GIVE_UP:
+                assert isinstance(error, GiveUp)
+                await self._handler.set_closed(error.reason, given_up=True, status=error.status)
+            if act is not Act.MEET_AGAIN:
+                return False
         finally:
             try:
                 await self._release()
@@ -231,6 +216,48 @@ class Round(MemberOfRound):
                 self._watcher.stop()
         log.info("%s", self._closing_word(error))
         return True
+
+    async def _do(self, act: Act, error: BaseException | None) -> Fact:
+        """Do what is to be done at the body's end; what has come of it."""
+        match act:
+            case Act.COUNT_IN:
+                self._come_to_the_end()
+                last: list[bool] = []
+                if self.ending is None:
+                    await self._until_over(self._count_in(last))
+                return Fact.ENDED if not last else Fact.WAS_LAST if last[0] else Fact.WAS_NOT_LAST
+            case Act.CLOSE:
+                await self._until_over(self._handler.set_closed(FINISHED))
+                return Fact.CLOSED
+            case Act.AWAIT_END:  # until the run is closed, or a change ends the wait, and all goes on
+                await self._until_over()
+                return Fact.ENDED
+            case Act.ASK_WHO_WAS_FIRST:
+                first = False
+                with anyio.move_on_after(ASK_WITHIN), contextlib.suppress(RendezvousError):
+                    first = await self.store.compare_set(BLAME, "", self.node_id) == self.node_id.encode()
+                if first and self.world_size == 1:
+                    return Fact.WAS_ALONE
+                return Fact.WAS_FIRST if first else Fact.WAS_NOT_FIRST
+            case _:
+                assert act is Act.AWAIT_NEWS, "there is nothing else to be done"
+                with contextlib.suppress(RendezvousError):  # it may hasten the news, and nothing else
+                    await self._handler.suspect(f"{type(error).__name__}: {error}")
+                await self._release()  # not before: others, who fail because of that, would be the first to write
+                with anyio.move_on_after(self._news_within):
+                    await self._until_over()
+                return self.life.news
+
+    async def _count_in(self, last: list[bool]) -> None:
+        with contextlib.suppress(RoundSupersededError):
+            last.append(await self.store.add(DONE, 1) == self.world_size)
+
+    async def _until_over(self, work: Awaitable[object] | None = None) -> None:
+        """Do some work, or wait, for as long as the round has not ended."""
+        with anyio.CancelScope() as self._scope:  # which `_ended` cancels
+            if self.ending is not None:
+                self._scope.cancel()
+            await (work or anyio.sleep_forever())
 
     async def _release(self) -> None:
         """Let go of what `begin` has made ready, at the round's end, be it cancelled or not; perhaps twice."""
@@ -296,41 +323,3 @@ class Round(MemberOfRound):
     async def participants(self) -> list[Participant]:
         """All members, by rank, with what each brought. This reads something of every member."""
         return await self._info.participants()
-
-    # ------------------------------------------------------------------------------------------ at its end
-
-    async def _finish(self) -> None:
-        """Wait for the others to finish; the last one closes the run. A change ends the wait, and all goes on."""
-        self._membership.beats.finish()
-        self.gate.finish()
-        with anyio.CancelScope() as scope:
-            self._scope = scope
-            self._watcher.has_finished()
-            if self._watcher.ending is not None:
-                return
-            try:
-                if await self.store.add(DONE, 1) == self.world_size:
-                    await self._handler.set_closed(FINISHED)
-                await anyio.sleep_forever()  # until the run is closed, or something else ends the round
-            except RoundSupersededError:
-                pass
-
-    async def _others_have_gone(self, error: BaseException | None) -> bool:
-        """Find out whether an error of the body is somebody else's: a member's that has gone, or has failed before."""
-        first = False
-        with anyio.move_on_after(ASK_WITHIN), contextlib.suppress(RendezvousError):
-            first = await self.store.compare_set(BLAME, "", self.node_id) == self.node_id.encode()
-        if not first:
-            self._watcher.end(failed_with_others(error))
-            return True
-        if self.world_size == 1:
-            return False
-        with contextlib.suppress(RendezvousError):  # it may hasten the news, and nothing else
-            await self._handler.suspect(f"{type(error).__name__}: {error}")
-        await self._release()  # not before: others, who fail because of that, would be the first to write
-        news_within = self._handler.settings.disconnect_ttl + NEWS_OF_A_LOSS
-        self._scope = anyio.CancelScope(deadline=anyio.current_time() + news_within)
-        with self._scope:
-            if self._watcher.ending is None:
-                await anyio.sleep_forever()
-        return others_have_gone(self._watcher.ending)

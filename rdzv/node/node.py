@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import random
 import secrets
@@ -231,6 +232,12 @@ class Node:
     def in_reach(self) -> bool:
         """Whether the store is in reach, as far as is known."""
         return self._link is not None and self._link.in_reach
+
+    @property
+    def back_for(self) -> float:
+        """Seconds for which the store has been in reach again; infinite, if it always was. From any thread."""
+        back_at = None if self._link is None else self._link.back_at
+        return math.inf if back_at is None else self.time() - back_at
 
     # ------------------------------------------------------------------------------------------ joining and leaving
 

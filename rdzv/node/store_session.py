@@ -96,6 +96,7 @@ class Link:
         self._asking: asyncio.TimerHandle | None = None
         self._telling: asyncio.Task[None] | None = None  # while the store is away
         self._silent = False  # what was asked has had no answer for a while
+        self.back_at: float | None = None  # when the connection was made that stands, if there was one before
         self._closed = False
         store.on_connection(self._note_connection)
         self.keeper.tell_silence(self._note_silence)
@@ -160,7 +161,9 @@ class Link:
     def _note_connection(self, connected: bool) -> None:
         """The connection was lost, or is back; or the client is of no more use."""
         self._connection_changed.set()
-        if not connected:
+        if connected:
+            self.back_at = self.store.time()
+        else:
             self._begin_telling(self.store.time(), SAY_AWAY_AFTER)
 
     def _note_silence(self, since: float | None) -> None:

@@ -41,10 +41,11 @@ import anyio
 
 import rdzv.sync
 from rdzv.config.config_errors import shown
+from rdzv.core.round_life import State
 from rdzv.errors import RendezvousError, RendezvousSettingsError, RendezvousStateError
 from rdzv.loop import blocking
 from rdzv.loop import rounds as awaited
-from rdzv.loop.member import check_no_progress, check_on_waiting, others_have_gone
+from rdzv.loop.member import check_no_progress, check_on_waiting
 from rdzv.node.front.blocking import blocking_share
 from rdzv.torch.group import RoundGroup
 from rdzv.torch.pytorch import dist, same_device
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Sequence
     from typing import SupportsIndex
 
-    from rdzv.loop.ending import Ending
+    from rdzv.core.round_life import Ending
     from rdzv.loop.member import OnWaiting
     from rdzv.node.handler import Handler
     from rdzv.shared_store.store import BlockingSharedStore
@@ -211,7 +212,7 @@ class TorchRound(_GroupOfRound, blocking.Round):
     def _ended(self, ending: Ending) -> None:
         """Let no collective wait for who has gone; from the node's thread. Who leaves by agreement is in none."""
         super()._ended(ending)
-        if others_have_gone(ending):
+        if ending.others_have_gone:
             self.group.abort()
 
     def _release(self) -> None:
@@ -251,7 +252,6 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         super().__init__(handler, *of_round, **more)
         self._shared, self._client = blocking_share(handler, self._membership)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"rdzv round {self.number}")
-        self._finishing = False
         self._released = False
         self._prepare(self._shared, backend=backend, timeout=timeout)
 
@@ -271,16 +271,12 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
 
     def _ended(self, ending: Ending) -> None:
         """Let no collective wait for who has gone, and cancel the body; from the node's thread."""
-        if others_have_gone(ending):
+        if ending.others_have_gone:
             self._shared.end_waits()
             self.group.abort()
-        elif not self._finishing:
+        elif self.life.state is State.AT_WORK:
             return  # it leaves at its next `check`, as all do; until then it may be in a collective
         super()._ended(ending)
-
-    async def _finish(self) -> None:
-        self._finishing = True
-        await super()._finish()
 
     async def _release(self) -> None:
         if not self._released:

@@ -20,7 +20,7 @@ from typing import Any
 
 import rdzv
 import rdzv.sync
-from rdzv.loop.ending import EndKind
+from rdzv.core.round_life import EndKind
 from tests.chaos.node import say
 
 STEPS_EVERY = 0.01  # seconds between two steps

@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from rdzv import GiveUp, RendezvousClosedError, RunGivenUpError
-from rdzv.loop.ending import EndKind
+from rdzv.core.round_life import EndKind
 from rdzv.loop.rounds import Round, rounds_of
 from tests.support.runs import VirtualRun
 
@@ -569,3 +569,32 @@ async def test_r21_who_has_come_to_the_end_of_its_body_is_the_newest() -> None:
         await until(lambda: len(done.played) == 2 and len(slow.played) == 2)
         assert done.rounds[1].newest == (done.rounds[1].rank, 19)
         assert slow.rounds[1].newest == done.rounds[1].newest
+
+
+async def test_r21_who_fails_after_the_store_has_come_back_waits_until_a_death_would_be_known() -> None:
+    """Also R22. A survivor ended with a dead peer's error: the store had given the dead one its whole ttl anew."""
+    async with a_run(durable=True, ttl=5) as run:
+        sizes: list[int] = []
+        hung_up = asyncio.Event()
+
+        async def train() -> None:
+            async for round in rounds_of(run.handler("a")):
+                sizes.append(round.world_size)
+                async with round:
+                    await hung_up.wait()
+                    if round.world_size > 1:
+                        raise ConnectionError("connection closed by peer")
+                    raise GiveUp("that will do")
+
+        surviving = run.start(train())
+        begin(run, "b")
+        await until(lambda: 2 in sizes)
+        run.kill_store()
+        await asyncio.sleep(1)
+        run.crash("b")
+        run.restart_store()
+        await until(lambda: run.clients["a"].connected)
+        hung_up.set()
+        with pytest.raises(GiveUp):
+            await surviving
+        assert sizes[-1] == 1

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rdzv import Draining, Dropped, NodesLost, NodesWaiting, Resized
+from rdzv.core.round_life import EndKind
 from rdzv.core.stopping import Stop
 from rdzv.errors import (
     RendezvousClosedError,
@@ -21,7 +22,6 @@ from rdzv.errors import (
     RendezvousStateError,
     RunGivenUpError,
 )
-from rdzv.loop.ending import EndKind
 from rdzv.loop.rounds import rounds_of
 from tests.guarantees.test_r21_one_loop import Trainer, a_run, until
 from tests.support.runs import VirtualRun, connected, listen

@@ -19,9 +19,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rdzv.config.resizing import sizes_of
+from rdzv.core.round_life import EndKind
 from rdzv.core.state import NodeRecord, unpack_settings
 from rdzv.core.stopping import Stop
-from rdzv.loop.ending import EndKind
 from store.messages import Delete, Transact
 from tests.sim.full_node import DISCONNECT_TTL, KEYS, Fuse
 from tests.sim.full_story import LOOK_EVERY, PATIENCE, PUSHED_WITHIN, FullOutcome, FullStory

@@ -1,11 +1,7 @@
 """Shell: one round of `rdzv run`: starts the processes, waits for what ends the round, and stops them.
 
-**Who is to blame.** When one node goes, the commands of the others fail, too, because their peer has hung up, and
-mostly sooner than anybody is told that the node has gone. So whoever is about to end a round (its process has failed,
-it has been told of a change, it was asked to stop) first writes its name into the round's shared store, and the first
-one wins. A failure counts where that name is one's own. As a node that was killed writes nothing, a failing node that
-shares its round with others also waits for news of a loss; if there is any, nothing counts. As a rule that comes after
-`gone_ttl`; where many seem to have died at once, `disconnect_ttl` decides, and so it waits a second longer than that.
+**Who is to blame** for a failure is decided by `rdzv.core.round_life`. Here not only who fails writes its name into the
+round's shared store, but whoever is about to end a round: it has been told of a change, or was asked to stop.
 
 **Who is told.** Beside its name, a node whose process has failed writes how. All others listen to that, and stop theirs
 at once: these may not notice, or hang in a collective.
@@ -33,6 +29,7 @@ import anyio
 
 from rdzv.cli.launcher.job import OnChange, environment_of, place_of
 from rdzv.cli.launcher.processes import Process
+from rdzv.core.round_life import ASK_WITHIN, Act, Fact, RoundLife, news_within
 from rdzv.core.state import NAMED_MOST, Change, Closed, Draining, Dropped, NodesLeft, NodesLost, NodesWaiting
 from rdzv.core.stopping import Resized
 from rdzv.errors import RendezvousError, RoundSupersededError
@@ -59,8 +56,6 @@ BLAME, COUNT = "rdzv.run/ended_by", "rdzv.run/succeeded"  # keys in the round's 
 LISTENS_FOR: Final = 1e9  # seconds: for as long as the round lasts
 LISTENS_AGAIN: Final = 1.0  # seconds after the store was out of reach
 
-NEWS_OF_A_LOSS: Final = 1.0  # seconds after disconnect_ttl: a lease goes within 0.1, a coordinator is replaced in less
-ASK_WITHIN: Final = 2.0  # seconds for a word with the shared store, before one does without
 NO_STACKS: Final = "they are not to be had: this launcher runs with --no-stacks"
 KILL_WITHIN: Final = 5.0  # seconds in which killed processes have ended, unless the kernel itself hangs
 
@@ -313,18 +308,27 @@ class JobRound:
     async def _end_of_failure(self, failed: Process) -> End:
         """Find out whether a failure counts: it does unless somebody else began, or died."""
         assert failed.status is not None
-        counts = await is_to_blame(self._info, how=f"rank {failed.rank} {describe(failed.status)}")
-        if counts and self._info.world_size > 1:
+        life, how = RoundLife(), f"rank {failed.rank} {describe(failed.status)}"
+        life.happens(Fact.FAILED)
+        first = await is_to_blame(self._info, how=how)
+        was = Fact.WAS_NOT_FIRST if not first else Fact.WAS_FIRST if self._info.world_size > 1 else Fact.WAS_ALONE
+        act = life.happens(was, failure=how)
+        if act is Act.AWAIT_NEWS:
             for process in self._processes:
                 process.ask_to_end(signal.SIGTERM)
-            with anyio.move_on_after(self._handler.settings.disconnect_ttl + NEWS_OF_A_LOSS):
-                while counts and not self._others_live():
+            settings, news = self._handler.settings, Fact.NO_NEWS
+            back_for = self._handler.node.back_for
+            with anyio.move_on_after(
+                news_within(disconnect_ttl=settings.disconnect_ttl, ttl=settings.ttl, back_for=back_for)
+            ):
+                while news is Fact.NO_NEWS and not self._others_live():
                     match await self._heard.get():
                         case Closed() as closed:
                             return closed
                         case NodesLost() | NodesLeft() | Dropped():
-                            counts = False
-        return Failed(rank=failed.rank, status=failed.status, counts=counts, achieved=self._achieved)
+                            news = Fact.ENDED
+            act = life.happens(news)
+        return Failed(rank=failed.rank, status=failed.status, counts=act is Act.RAISE, achieved=self._achieved)
 
     def _others_live(self) -> bool:
         """Whether all other members have come for the next round: then none of them has died."""

@@ -9,16 +9,12 @@ import pytest
 import rdzv
 import rdzv.sync
 from rdzv.errors import (
-    GiveUp,
-    MembersLostError,
     RendezvousClosedError,
     RendezvousGracefulExitError,
     RendezvousSettingsError,
-    RoundChanged,
     RunGivenUpError,
 )
-from rdzv.loop.ending import Ending, EndKind
-from rdzv.loop.member import Consequence, SoFar, judge, others_have_gone
+from rdzv.loop.member import SoFar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,31 +70,3 @@ def test_a_verdict_not_to_go_on_is_raised_with_its_reason_and_its_status(was_ope
     with pytest.raises(RunGivenUpError, match="closed by b") as raised:
         so_far(was_open=was_open).end(closed)
     assert (raised.value.reason, raised.value.given_up, raised.value.status) == ("loss is NaN", True, 93)
-
-
-LOST = Ending(kind=EndKind.LOST, reason="lost: b", node_ids=("b",))
-AGREED = Ending(kind=EndKind.AGREED, reason="1 waits to come in")
-
-
-def test_after_an_agreement_nobody_has_gone() -> None:
-    assert [others_have_gone(ending) for ending in (None, AGREED, LOST)] == [False, False, True]
-
-
-@pytest.mark.parametrize(
-    ("error", "ending", "consequence"),
-    [
-        (None, None, Consequence.FINISHED),
-        (None, LOST, Consequence.MEET_AGAIN),
-        (GiveUp("no"), LOST, Consequence.GIVEN_UP),
-        (RoundChanged("over"), AGREED, Consequence.MEET_AGAIN),
-        (MembersLostError("b"), None, Consequence.MEET_AGAIN),
-        (OSError("peer has hung up"), LOST, Consequence.MEET_AGAIN),
-        (OSError("peer has hung up"), AGREED, Consequence.FIND_OUT),
-        (OSError("peer has hung up"), None, Consequence.FIND_OUT),
-        (KeyboardInterrupt(), LOST, Consequence.RAISE),
-    ],
-)
-def test_what_follows_from_the_end_of_a_body(
-    error: BaseException | None, ending: Ending | None, consequence: Consequence
-) -> None:
-    assert judge(error, ending) is consequence

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import rdzv
-from rdzv.loop.ending import EndKind
+from rdzv.core.round_life import EndKind
 from rdzv.node.front import verbs
 from rdzv.testing import cluster
 
