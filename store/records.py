@@ -29,13 +29,14 @@ from __future__ import annotations
 import itertools
 import types
 from collections import namedtuple
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from enum import IntEnum, StrEnum
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
     ClassVar,
+    Generic,
     Literal,
     TypeVar,
     Union,
@@ -46,7 +47,7 @@ from typing import (
     get_type_hints,
 )
 
-__all__ = ["CHECKED_AT_ONCE", "Record", "Steps", "Unfit", "UnknownWord", "shown"]
+__all__ = ["CHECKED_AT_ONCE", "AnyOf", "Record", "Steps", "Unfit", "UnknownWord", "shown"]
 
 CHECKED_AT_ONCE = 1024  # elements of an array: about a millisecond
 
@@ -63,7 +64,7 @@ class Unfit(ValueError):
 
 
 class UnknownWord(Unfit):
-    """It is a number of an operation, or of a kind of condition, that only later releases know."""
+    """It is a number of a request, or of a kind of condition, that only later releases know."""
 
 
 class _NotOf(Exception):
@@ -90,6 +91,8 @@ class RecordType(type):
         made: Any = super().__new__(cls, name, bases, {"__slots__": (), **body})
         fields = tuple(made.__annotations__)
         made.fields, made.code = fields, code
+        if "read" not in body:
+            made.read = Record.__dict__["read"]  # its own, which becomes the reader of its own fields
         type.__setattr__(made, "__match_args__", fields)
         made.defaults = {each: body[each] for each in fields if each in body}
         for place, each in enumerate(fields, start=code is not None):
@@ -310,7 +313,7 @@ def _either(of: tuple[Any, ...]) -> _Kind:
         if type(code) is not int:
             raise _NotOf
         if code not in by_code:
-            raise UnknownWord(f"operation {code}")
+            raise UnknownWord(f"request {code}")
         return by_code[code]
 
     def check(value: Any) -> Any:
@@ -331,6 +334,28 @@ def _either(of: tuple[Any, ...]) -> _Kind:
         return (yield from kind_of(value).read_in_steps(value))
 
     return _Kind(check, plain, in_steps if by_code else None)
+
+
+class AnyOf(Generic[R]):
+    """What reads records of several kinds, by their codes."""
+
+    def __init__(self, kinds: Iterable[type[R]]) -> None:
+        self._kind = _either(tuple(kinds))
+
+    def read(self, values: Any) -> Any:
+        """Make a record of the kind that the code says."""
+        try:
+            return self._kind.check(values)
+        except _NotOf:
+            raise Unfit(f"{shown(values)} does not begin with a code") from None
+
+    def read_in_steps(self, values: Any) -> Steps[Any]:
+        """Do what `read` does, and pause in between."""
+        assert self._kind.in_steps is not None
+        try:
+            return (yield from self._kind.in_steps(values))
+        except _NotOf:
+            raise Unfit(f"{shown(values)} does not begin with a code") from None
 
 
 class _Shape:

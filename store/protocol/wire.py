@@ -44,7 +44,7 @@ from store.messages import REQUESTS, RESPONSES, Event, EventKind, Excessive, Req
 from store.printable import printable
 from store.protocol.element_budget import check_all_there, count_elements, elements_claimed
 from store.protocol.frames import FrameReader, check_frame, frame
-from store.records import Record, Unfit, UnknownWord, shown
+from store.records import AnyOf, Record, Unfit, UnknownWord, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -128,6 +128,7 @@ def _bytes_of(value: object) -> bytes:
 
 
 _pack = _packer()
+_asked: AnyOf[Request[Any]] = AnyOf(REQUESTS.values())
 _unpack: Callable[..., Any] = msgpack.unpackb
 
 
@@ -374,9 +375,9 @@ def decode_request(body: memoryview | bytes, elements_max: int = 2**32) -> tuple
         return _excessive(body, elements_max)
     if fields[0] == BYE:
         return _bye(fields)
-    kind = _kind_of_request(fields)
+    _check_numbers(fields)
     try:
-        return fields[0], fields[1], Unknown(f"request {fields[2][0]}") if kind is None else kind.read(fields[2])
+        return fields[0], fields[1], _asked.read(fields[2])
     except UnknownWord as error:
         return fields[0], fields[1], Unknown(str(error))
     except Unfit as error:
@@ -397,24 +398,13 @@ def decode_request_in_steps(
     yield
     if fields[0] == BYE:
         return _bye(fields)
-    kind = _kind_of_request(fields)
+    _check_numbers(fields)
     try:
-        if kind is None:
-            return fields[0], fields[1], Unknown(f"request {fields[2][0]}")
-        return fields[0], fields[1], (yield from kind.read_in_steps(fields[2]))
+        return fields[0], fields[1], (yield from _asked.read_in_steps(fields[2]))
     except UnknownWord as error:
         return fields[0], fields[1], Unknown(str(error))
     except Unfit as error:
         raise ProtocolError(str(error)) from None
-
-
-def _kind_of_request(fields: tuple[Any, ...]) -> type[Request[Any]] | None:
-    """What a client asks; None if only later releases know it."""
-    _check_numbers(fields)
-    request = fields[2] if len(fields) > 2 else None
-    if type(request) is not tuple or not request or type(request[0]) is not int:
-        raise ProtocolError("a request does not begin with its code")
-    return REQUESTS.get(request[0])
 
 
 def _excessive(body: memoryview | bytes, elements_max: int) -> tuple[int, int, Request[Any]]:
@@ -423,8 +413,8 @@ def _excessive(body: memoryview | bytes, elements_max: int) -> tuple[int, int, R
 
 
 def _check_numbers(fields: Sequence[Any]) -> None:
-    """Refuse a request that does not begin with its id, and what it acknowledges."""
-    if type(fields[0]) is not int or type(fields[1]) is not int or fields[0] < 1:
+    """Refuse a request that does not begin with its id, and what it acknowledges, before what it asks."""
+    if len(fields) < 3 or type(fields[0]) is not int or type(fields[1]) is not int or fields[0] < 1:
         raise ProtocolError("a request does not begin with its id and what it acknowledges")
     if fields[0] > NUMBER_MAX or fields[1] > NUMBER_MAX:
         raise ProtocolError(f"request {fields[0]} acknowledges {fields[1]}; no number of a request passes {NUMBER_MAX}")
@@ -438,7 +428,7 @@ def _numbers_of(body: memoryview | bytes) -> tuple[int, int]:
     try:
         start.read_array_header()
         numbers = [start.unpack() for _ in range(2)]
-        _check_numbers(numbers)
+        _check_numbers((*numbers, None))
     except ProtocolError:
         raise
     except Exception as error:  # what msgpack raises for garbage, or because 64 bytes did not hold them

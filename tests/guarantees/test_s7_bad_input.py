@@ -299,7 +299,7 @@ def test_s7_a_reader_of_frames_holds_no_more_than_one(pieces: list[bytes], bytes
     for piece in pieces:
         received += len(piece)
         try:
-            bodies = reader.feed(piece)
+            bodies = list(reader.feed(piece))
         except ProtocolError:
             return
         assert all(len(body) <= bytes_max for body in bodies)

@@ -138,10 +138,22 @@ def test_what_a_later_release_adds_is_left_out_and_what_an_earlier_one_lacks_has
 def test_words_of_a_later_release_are_told_from_what_is_wrong() -> None:
     with pytest.raises(UnknownWord, match="colour 2"):
         Leaf.read(("oak", 2))
-    with pytest.raises(UnknownWord, match="operation 9"):
+    with pytest.raises(UnknownWord, match="request 9"):
         Plan.read((3, (), ((9, "x"),)))
     assert repr(Leaf.read(("oak", 0, "newer")).word) == "'newer'"
     assert Plan.read((3, (), (), None, 0, {}, 7)).fate is Fate.OTHER
+
+
+def test_each_kind_reads_its_own_fields_also_if_it_is_made_of_one_that_was_read_before() -> None:
+    class Base(Record):
+        name: str
+
+    class Derived(Base):
+        name: str
+        size: int = 0
+
+    assert repr(Base.read(("oak",))) == "Base(name='oak')"
+    assert repr(Derived.read(("oak", 3))) == "Derived(name='oak', size=3)"
 
 
 def test_long_arrays_are_read_in_steps() -> None:

@@ -413,7 +413,7 @@ def test_deep_nesting_is_no_more_than_a_protocol_error(depth: int) -> None:
         (List(prefix="a", keys_only=1), "List cannot have keys_only=1"),  # type: ignore[arg-type]
         (Transact(when=(False,), then=()), "Transact cannot have when=[False]"),  # type: ignore[arg-type]
         (Transact(when=(), then=(Put("a", "text"),)), "Put cannot have value='text'"),  # type: ignore[arg-type]
-        (Transact(when=(), then=(List(prefix=""),)), "operation 7"),  # type: ignore[arg-type]
+        (Transact(when=(), then=(List(prefix=""),)), "request 7"),  # type: ignore[arg-type]
         (
             Guarded(when=(Condition(key="a", target=Target.VALUE, expected="x"),), request=Get("a")),  # type: ignore[arg-type]
             "Condition cannot have expected='x'",
@@ -426,7 +426,7 @@ def test_deep_nesting_is_no_more_than_a_protocol_error(depth: int) -> None:
             Guarded(when=(Condition(key=5, target=Target.EXISTS, expected=True),), request=Get("a")),  # type: ignore[arg-type]
             "Condition cannot have key=5",
         ),
-        (Guarded(when=(), request=Ping()), "operation 20"),
+        (Guarded(when=(), request=Ping()), "request 20"),
         (Guarded(when=(), request=Put("a", "text")), "Put cannot have value='text'"),  # type: ignore[arg-type]
         ("put", "'put' is no request"),
     ],
