@@ -96,6 +96,12 @@ def _inside(kind: type[Stored]) -> list[tuple[int, str, object]]:
     return [(place, name, kind.defaults.get(name, fields)) for place, name in fields if name not in kind.outside]
 
 
+@functools.cache
+def _outside(kind: type[Stored]) -> list[tuple[int, str]]:
+    """Which ones do not, upwards."""
+    return [(place, name) for place, name in enumerate(kind.fields) if name in kind.outside]
+
+
 def _plain_of(noun: Stored) -> object:
     row: Any = noun.check()
     if not noun.by_place:
@@ -104,10 +110,16 @@ def _plain_of(noun: Stored) -> object:
 
 
 def _row_of(kind: type[Stored], plain: Any, outside: dict[str, object]) -> object:
-    if type(plain) is not dict:
+    if type(plain) is list:
+        inside = _inside(kind)
         if not outside:
             return plain
-        plain = {name: value for (_, name, _), value in zip(_inside(kind), plain, strict=False)}
+        if len(plain) >= len(inside):
+            del plain[len(inside) :]  # of a later release
+            for place, name in _outside(kind):
+                plain.insert(place, outside[name])
+            return plain
+        plain = {name: one for (_, name, _), one in zip(inside, plain, strict=False)}  # of an earlier one
     plain.update(outside)
     return [plain[name] if name in plain else kind.defaults[name] for name in kind.fields]
 
