@@ -1,4 +1,4 @@
-"""Shell: coming back to a store that was met before: short attempts, a few at a time, until one of them is greeted.
+"""Pure: which attempts to come back to a store there are at a time; for callers who await and for callers who block.
 
 An attempt that nobody answers is given up after half a second: after a cut the next one passes at once, while the
 system would repeat its first packet only after seconds. One that was taken by the other side's system is kept while
@@ -8,104 +8,75 @@ never get his turn, and keep the server busy with taking and losing connections.
 
 from __future__ import annotations
 
-import asyncio
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import anyio
-
-from store.client.link import Link
-from store.net.dialing import describe, use_small_packets
-from store.net.tasks import cancel_and_wait
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from store.client.link import Owner
     from store.client.patience import Patience
-    from store.net.dialing import Dial
 
-__all__ = ["greeted_link"]
+__all__ = ["KEPT_MOST", "Attempts", "Move"]
 
 KEPT_MOST = 4  # attempts that were taken and have heard nothing; beyond, the oldest makes room
+SOON = 0.001  # seconds by which a timer may be early
 
 
-class _Attempt:
-    """One attempt: its task ends once the server has spoken, with whether it has."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """What is to be done now.
 
-    def __init__(self, dial: Dial, owner: Owner, patience: Patience) -> None:
-        self._owner = owner
-        self.link: Link | None = None
-        self.task = asyncio.create_task(self._run(dial, patience), name="reconnect to a store")
+    Attributes:
+        begin: The number of an attempt to begin, if it is time for one.
+        small_packets: Whether that one is to do without large packets.
+        give_up: Attempts to be given up.
+        until: When to look again, unless an attempt has come further before.
+    """
 
-    def _make_link(self) -> Link:
-        """Called once the other side's system has answered, before any TLS."""
-        self.link = Link(self._owner)
-        return self.link
-
-    async def _run(self, dial: Dial, patience: Patience) -> bool:
-        began = asyncio.get_running_loop().time()
-        await dial(self._make_link)
-        patience.connected(asyncio.get_running_loop().time() - began)
-        assert self.link is not None, "dialing has made it"
-        return await self.link.hear()
+    begin: int | None = None
+    small_packets: bool = False
+    give_up: tuple[int, ...] = ()
+    until: float
 
 
-async def _close(attempts: list[_Attempt]) -> None:
-    for one in attempts:
-        if one.link is not None:
-            one.link.abort()
-    await cancel_and_wait(*[one.task for one in attempts])
-
-
-async def greeted_link(dial: Dial, owner: Owner, patience: Patience, on_problem: Callable[[str], None]) -> Link:
-    """Connect until a server speaks; the connection on which it did.
+class Attempts:
+    """The attempts to come back, by number; whoever makes them says how far each has come.
 
     Args:
-        dial: How to connect.
-        owner: The client that the connection is for.
         patience: How long to wait for what.
-        on_problem: Told of each attempt that has failed, in words.
-
-    Raises:
-        TypeError: Or whatever else a defect in `dial` raises; errors of the network are problems to try again after.
     """
-    attempts: list[_Attempt] = []
-    winner: _Attempt | None = None
-    failed = 0
-    try:
-        while True:
-            use_small_packets(dial, patience.large_packets_seem_lost(len(attempts)))
-            newest = _Attempt(dial, owner, patience)
-            attempts.append(newest)
-            within = patience.attempt(len(attempts) - 1)
-            await asyncio.wait([one.task for one in attempts], timeout=within, return_when=asyncio.FIRST_COMPLETED)
-            for one in [one for one in attempts if one.task.done()]:
-                problem = _problem_of(one)
-                if not problem:
-                    winner = one
-                    assert winner.link is not None
-                    return winner.link
-                on_problem(problem)
-                attempts.remove(one)
-                await _close([one])
-            if newest.task.done():
-                await anyio.sleep(patience.pause(failed))  # it was refused: at once would be too soon
-                failed += 1
-            elif newest.link is None:  # no answer, not even from a system: the next may pass
-                on_problem(describe(TimeoutError()))
-                attempts.remove(newest)
-                await _close([newest])
-            elif len(attempts) > KEPT_MOST:
-                await _close([attempts.pop(0)])
-    finally:
-        await _close([one for one in attempts if one is not winner])
 
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._taken: dict[int, bool] = {}  # those under way, in order: whether the other side's system has answered
+        self._newest = 0
+        self._failed = 0
+        self._next_at = -math.inf
 
-def _problem_of(attempt: _Attempt) -> str:
-    """Why an attempt that has ended has failed; empty if it has not."""
-    try:
-        heard = attempt.task.result()
-    except (OSError, UnicodeError) as error:
-        return describe(error)
-    assert attempt.link is not None, "it was dialed"
-    return "" if heard else attempt.link.reason()
+    def was_taken(self, number: int) -> bool:
+        """The other side's system has answered it; whether that is news."""
+        before, self._taken[number] = self._taken[number], True
+        return not before
+
+    def has_failed(self, number: int, now: float) -> None:
+        """It has failed, or was hung up on without a word."""
+        del self._taken[number]
+        if number == self._newest:
+            self._next_at = now + self._patience.pause(self._failed)  # it was refused: at once would be too soon
+            self._failed += 1
+
+    def look(self, now: float) -> Move:
+        """Say what is to be done now."""
+        if now + SOON < self._next_at:
+            return Move(until=self._next_at)
+        give_up = []
+        if self._taken.get(self._newest) is False:  # no answer, not even from a system: the next may pass
+            give_up.append(self._newest)
+        elif len(self._taken) > KEPT_MOST:
+            give_up.append(next(iter(self._taken)))
+        for number in give_up:
+            del self._taken[number]
+        small_packets = self._patience.large_packets_seem_lost(len(self._taken))
+        self._next_at = now + self._patience.attempt(len(self._taken))
+        self._newest += 1
+        self._taken[self._newest] = False
+        return Move(begin=self._newest, small_packets=small_packets, give_up=tuple(give_up), until=self._next_at)

@@ -1,12 +1,8 @@
 """Shell: one socket of a blocking caller and the conversation on it, used by one thread at a time.
 
 A call writes and reads on its own thread: no event loop, and no thread beside it that would notice silence. So a read
-looks up twice a second. Who has something to answer and has been silent for half of the channel's patience is asked
-once more, and after all of it a fresh connection is tried beside the old one (promise R8), which is kept: whichever
-speaks first is used. What was asked is then asked again, and the session answers what was applied already.
-
-After a cut an attempt to connect has half a second: the next one passes at once, while the system would repeat its
-first packet only after seconds.
+looks up twice a second, and has `Pulse` judge what it sees. A fresh connection is tried beside a silent one (promise
+R8). What was asked is then asked again, and the session answers what was applied already.
 """
 
 from __future__ import annotations
@@ -19,12 +15,13 @@ import socket
 import ssl
 import time
 from collections import deque
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
-from store.client.connecting import Connecting, Stage, can_be_read
+from store.client.connecting import Connecting, Stage, greeted
 from store.client.outcomes import out_of_time, with_doubt
-from store.client.patience import ATTEMPT_MOST, HEARTBEAT, LASTED, SILENCE, Patience, backoff
+from store.client.patience import HEARTBEAT, LASTED, SILENCE, Patience
+from store.client.pulse import Line, Pulse, Say
 from store.errors import (
     AuthenticationError,
     ConnectionLost,
@@ -52,7 +49,7 @@ from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from store.net.racing import Addresses
@@ -95,15 +92,6 @@ class Host(Protocol):
     def check_wait(self, request: Request[Any]) -> None:
         """Raise `WaitEnded` if this request waits, and none may any more."""
         ...
-
-
-@dataclass(slots=True)
-class _Silence:
-    """How long nothing has come while somebody reads."""
-
-    since: float
-    asked_at: float | None = None  # when the server was asked to say anything
-    unsent_bytes: int = 0  # at the last look
 
 
 class Channel:
@@ -162,7 +150,7 @@ class Channel:
     def _connect_for(self, item: InFlight, deadline: float | None) -> None:
         self._pause(deadline)
         self._client.check_usable()
-        self._connect(deadline)
+        self._connect(item, deadline)
         self._attempt, self._welcomed_at = 0, time.monotonic()
         if not self.connection.resumed and item in self.connection.lost_for_good():
             raise ConnectionLost(
@@ -174,34 +162,33 @@ class Channel:
         self._client.check_wait(item.request)
 
     def _pause(self, deadline: float | None) -> None:
-        """Before another attempt: up to twice as long as before the last, with full jitter."""
+        """Pause before another attempt."""
         now = time.monotonic()
         if deadline is not None and now >= deadline:  # an attempt without time would fail at once, and so the next
             raise _Expired
         # A server that welcomes us and hangs up each time is not to be asked without a pause, either.
         if (self._attempt or now - self._welcomed_at < LASTED) and self._fresh is None:
-            pause = self._client.rng.uniform(0, backoff(self._attempt))
+            pause = self._patience.pause(max(self._attempt - 1, 0))
             if deadline is not None and now + pause >= deadline:
                 time.sleep(deadline - now)
                 raise _Expired
             time.sleep(pause)
         self._attempt += 1
 
-    def _connect(self, deadline: float | None) -> Welcome:
+    def _connect(self, item: InFlight, deadline: float | None) -> Welcome:
         fresh, self._fresh = self._fresh, None
         try:
             if fresh is None:
-                fresh = self._dial(deadline)
+                check_blocking_caller(self._client.addresses.host, self._client.addresses.port)
+                fresh = self._dial(deadline) if self._client.store_id is None else self._dial_again(item, deadline)
             self._take(fresh)
             return self._begin(deadline)
         finally:
             self._close_previous()
 
     def _dial(self, deadline: float | None) -> Connecting:
-        """Make one attempt to connect. Where the store was met, it is a short one."""
-        host = self._client.addresses
-        check_blocking_caller(host.host, host.port)
-        fresh = Connecting(host, self._client.context)
+        """Make one attempt to connect to a store that was never met."""
+        fresh = Connecting(self._client.addresses, self._client.context)
         try:
             self._reach(fresh, Stage.TAKEN, self._patience.attempt(0), deadline)
             self._patience.connected(time.monotonic() - fresh.began)
@@ -221,6 +208,16 @@ class Channel:
         if not fresh.go_on(until if deadline is None else min(until, deadline), to=stage):
             self._attempt = 0  # it had its time: the next one may pass at once
             raise TimeoutError
+
+    def _dial_again(self, item: InFlight, deadline: float | None) -> Connecting:
+        def check() -> None:
+            self._client.check_usable()
+            self._client.check_wait(item.request)
+
+        fresh = self._come_back(math.inf if deadline is None else deadline, check)
+        if fresh is None:
+            raise _Expired
+        return fresh
 
     def _take(self, fresh: Connecting) -> None:
         """Converse on this connection from now on."""
@@ -318,7 +315,7 @@ class Channel:
             self._buffer[: len(early)] = early
             return len(early)
         now = time.monotonic()
-        silence: _Silence | None = None
+        pulse: Pulse | None = None  # as a rule the answer is there sooner
         while True:
             within = LOOK
             if deadline is not None and deadline - now < LOOK:
@@ -331,81 +328,69 @@ class Channel:
             try:
                 count = self.sock.recv_into(self._buffer)
             except (TimeoutError, BlockingIOError):
-                if silence is None:
-                    silence = _Silence(now)
+                if pulse is None:
+                    pulse = self._pulse(now)
                 now = time.monotonic()
                 if deadline is not None and now >= deadline:
                     raise _Expired from None
-                self._look_up(self.sock, silence, now, deadline)
+                self._look_up(self.sock, pulse, now, deadline)
                 now = time.monotonic()
             else:
                 if not count:
                     raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
+                if pulse is not None:
+                    pulse.heard(time.monotonic(), expecting=False)
                 return count
 
-    def _look_up(self, sock: socket.socket, silence: _Silence, now: float, deadline: float | None) -> None:
+    def _pulse(self, since: float) -> Pulse:
+        """Begin to take the pulse of this connection, on which somebody has been reading since then."""
+        greeted = self.connection.welcomed is not None
+        heartbeats = 2.0 ** min(max(self._attempt - 1, 0), 4)
+        pulse = Pulse(self._patience, since, heartbeats=heartbeats, probes=False)
+        expected = not greeted or any(not waits(item.request) for item in self.connection.in_flight.values())
+        if expected and self._client.store_id is not None:
+            pulse.expect(since)
+        return pulse
+
+    def _look_up(self, sock: socket.socket, pulse: Pulse, now: float, deadline: float | None) -> None:
         """Nothing has come for a moment: ask for a word, look for a fresh connection, or give this one up.
 
         Raises:
             ConnectionResetError: A fresh connection was found, or this one has been silent for too long.
         """
         under_way, held_back = queued_bytes(sock)
-        unsent, before = under_way + held_back, silence.unsent_bytes
-        silence.unsent_bytes = unsent
-        if unsent < before or (held_back and not under_way):
-            silence.since = now  # it takes what we send, which may be a large value over a slow network
-            return
-        silent, longest = now - silence.since, self._patience.silence()
+        unsent = under_way + held_back
         greeted = self.connection.welcomed is not None
-        expected = not greeted or any(not waits(item.request) for item in self.connection.in_flight.values())
-        # Silence counts only after a question: before it, it may be ours, if this process was stopped.
-        if greeted and silence.asked_at is None and silent >= (longest / 2 if expected else HEARTBEAT):
-            silence.asked_at = now
+        line = Line(
+            unsent_bytes=unsent,
+            held_back=held_back > 0 and not under_way,
+            acknowledged=SYSTEM_TELLS and not unsent and not holds_unreadable(sock),
+            greeted=greeted,
+        )
+        verdict = pulse.look(now, line)
+        if verdict.say is Say.PING:
             if not unsent:  # else that asks
                 self._tell(Ping())
-            return
-        if silent >= 2 * HEARTBEAT and (silence.asked_at is not None or not greeted):
-            raise ConnectionResetError(f"it has been silent for {silent:.0f} s")
-        counts_since = silence.since if expected else silence.asked_at
-        asked = silence.asked_at is not None or not greeted
-        # The other side's system has taken it, and nothing that came back was lost: the server is only busy.
-        if SYSTEM_TELLS and not unsent and not holds_unreadable(sock):
-            longest = max(longest, self._patience.silence(acknowledged=True))
-        if self._client.store_id is not None and asked and counts_since is not None and now - counts_since >= longest:
-            until = silence.since + 2 * HEARTBEAT
-            self._find_fresh(sock, until if deadline is None else min(until, deadline))
-
-    def _find_fresh(self, sock: socket.socket, until: float) -> None:
-        """Try fresh connections beside one that is silent, until that is heard again.
-
-        Raises:
-            ConnectionResetError: The server has spoken on a fresh one.
-        """
-        addresses, context = self._client.addresses, self._client.context
-        failed = 0
-        addresses.use_small_packets(self._patience.large_packets_seem_lost(0))
-        while (now := time.monotonic()) < until:
-            pause = 0.0
-            fresh = Connecting(addresses, context, addresses.resolved())
-            try:
-                taken = fresh.go_on(min(now + self._patience.attempt(0), until), to=Stage.TAKEN, beside=sock)
-                # One that was taken is kept: a busy server greets in the order of coming.
-                if taken and fresh.go_on(min(now + ATTEMPT_MOST, until), to=Stage.SPOKEN, beside=sock):
-                    self._fresh = fresh
-                    self._previous, self.sock = sock, None
-                    self._patience.changed_connection()
-                    raise ConnectionResetError("it was silent, and a fresh connection was not")
-            except OSError as error:
-                if self._fresh is fresh:
-                    raise
-                self._problem = dialing.describe(error)
-                pause = min(self._patience.pause(failed), max(until - time.monotonic(), 0.0))
-                failed += 1
-            finally:
-                if self._fresh is not fresh:
-                    fresh.close()
-            if can_be_read(sock, within=pause):
+            if self._client.store_id is not None:
+                pulse.expect(now)
+        elif verdict.say is Say.HANG_UP:
+            raise ConnectionResetError(f"it has been silent for {now - pulse.heard_at:.0f} s")
+        elif verdict.say is Say.SEEK:
+            until = now + HEARTBEAT
+            fresh = self._come_back(min(until, deadline or until), self._client.check_usable, beside=sock)
+            if fresh is None:
+                pulse.seeking = False
                 return
+            self._fresh, self._previous, self.sock = fresh, sock, None
+            self._patience.changed_connection()
+            raise ConnectionResetError("it was silent, and a fresh connection was not")
+
+    def _come_back(
+        self, until: float, check: Callable[[], None], beside: socket.socket | None = None
+    ) -> Connecting | None:
+        """Connect until the store, which was met before, speaks on a connection; see `greeted`."""
+        addresses, context, tell = self._client.addresses, self._client.context, partial(setattr, self, "_problem")
+        return greeted(addresses, context, self._patience, until=until, check=check, on_problem=tell, beside=beside)
 
     def _send(self, frame: bytes, deadline: float | None = None) -> None:
         """Send a frame within the caller's time, as long as the server takes some of it every now and then.

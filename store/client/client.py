@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 from store import interface, messages
-from store.client.attempts import greeted_link
+from store.client.coming_back import greeted_link, server_answers
 from store.client.link import Link
 from store.client.outcomes import no_room, out_of_time, settle, with_doubt
 from store.client.patience import LASTED, Patience
-from store.client.probe import server_answers
 from store.client.room import Room
-from store.client.silence import Heartbeat, Silence
+from store.client.silence import Silence
 from store.client.watch import Watch
 from store.errors import (
     AuthenticationError,
@@ -125,7 +124,6 @@ class Client(interface.Store):
         self.answered_in: float = 0.0
         self._came_at = self._hello_at = 0.0  # when we began to connect, and when we said hello
         self._silence: Silence | None = None  # of the connection on which we converse
-        self._heartbeat: Heartbeat | None = None  # likewise
         self._previous: Link | None = None  # kept until we are welcomed on the one in its place
         self._pid = os.getpid()
         self._welcomed: asyncio.Future[bool] | None = None  # or failed; while somebody waits for it
@@ -287,8 +285,7 @@ class Client(interface.Store):
             Whether it got as far as a welcome, and the fresh connection.
         """
         self._link, self._previous = link, previous
-        self._silence = silence = Silence(link, self._patience, self)
-        self._heartbeat = heartbeat = Heartbeat(link, self, heartbeats)
+        self._silence = silence = Silence(link, self._patience, self, heartbeats)
         self._connection.connected(nonce=secrets.token_bytes(16))
         if self.met:
             silence.expect_answer()  # the greeting may be here, the welcome is not
@@ -296,7 +293,7 @@ class Client(interface.Store):
             link.take_up()
             await link.over
         finally:
-            heartbeat.stop()
+            silence.stop()
             if silence.successor.done():
                 link.farewell = link.farewell or "it was silent, and a fresh connection was not"
             else:
@@ -337,7 +334,7 @@ class Client(interface.Store):
     def _disconnected(self, link: Link) -> None:
         if self._link is not link:
             return
-        self._link = self._silence = self._heartbeat = None
+        self._link = self._silence = None
         was_ready, self._ready = self._ready, False
         self._out.clear()
         self._writable = True
@@ -373,8 +370,6 @@ class Client(interface.Store):
         """Bytes have come; called by a connection."""
         if link is not self._link:
             return
-        assert self._heartbeat is not None, "we converse"
-        self._heartbeat.heard()
         try:
             for item in self._connection.receive(data):
                 match item:
@@ -399,7 +394,7 @@ class Client(interface.Store):
         except (AuthenticationError, ProtocolError, StoreReplaced) as error:
             self._refused(error, link)
         silence = self._silence
-        if silence is not None and silence.asked_at is not None:
+        if silence is not None:
             silence.heard(expecting=not self._ready or len(self._connection.in_flight) > len(self._parked))
 
     def _refused(self, error: StoreError, link: Link | None = None) -> None:
@@ -426,8 +421,8 @@ class Client(interface.Store):
         self._ready = True
         if not self.answered_in:  # a cut makes it long to connect, and the welcome waits for the disk: seldom both
             self.answered_in = min(self._hello_at - self._came_at, self.time() - self._hello_at)
-        assert self._heartbeat is not None, "we converse"
-        self._patience.was_silent(self.time() - self._heartbeat.began, now=self.time())
+        assert self._silence is not None, "we converse"
+        self._patience.was_silent(self.time() - self._silence.pulse.began, now=self.time())
         self.limits = dict(welcome.limits)
         self.operations_max: int = int(welcome.limits.get("operations_max", self.operations_max))
         self.writes_max: int = int(welcome.limits.get("writes_max", self.writes_max))
@@ -440,7 +435,7 @@ class Client(interface.Store):
                 settle(item, ConnectionLost(f"the connection to {self.name} {why}", maybe_applied=True))
         for item in self._connection.to_send_again():
             self._send(item)
-        if self._silence is not None and len(self._connection.in_flight) > len(self._parked):
+        if len(self._connection.in_flight) > len(self._parked):
             self._silence.expect_answer()  # to what went with the hello
         for watch in self._watching:
             watch.resume()
@@ -523,7 +518,7 @@ class Client(interface.Store):
             settle(item, error)
         else:
             silence = self._silence
-            if silence is not None and silence.asked_at is None and item.request_id not in self._parked:
+            if silence is not None and silence.pulse.asked_at is None and item.request_id not in self._parked:
                 silence.expect_answer()
             if not self._flushing:
                 self._flushing = True

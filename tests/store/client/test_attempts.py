@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from store.client.attempts import KEPT_MOST, greeted_link
+from store.client.attempts import KEPT_MOST
+from store.client.coming_back import greeted_link
 from store.client.patience import ATTEMPT, Patience
 
 if TYPE_CHECKING:

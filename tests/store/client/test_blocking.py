@@ -16,7 +16,7 @@ import pytest
 
 import store
 from store import sync
-from store.client import blocking
+from store.client import blocking, pulse
 from store.client import channel as rooms
 from store.errors import (
     ConnectionLost,
@@ -400,7 +400,7 @@ async def test_a_write_that_was_under_way_when_its_client_was_closed_is_in_doubt
 
 
 async def test_silence_is_asked_after_and_then_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "HEARTBEAT", 0.1)
+    monkeypatch.setattr(pulse, "HEARTBEAT", 0.1)
     monkeypatch.setattr(rooms, "LOOK", 0.05)
     async with through_proxy() as (server, proxy, client):
         waiting = in_thread(lambda: client.wait(["later"]))
@@ -523,7 +523,7 @@ async def test_a_reset_is_told_even_if_the_attempt_that_knew_of_it_failed() -> N
 
 
 async def test_a_quiet_watch_hears_how_far_the_store_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(pulse, "HEARTBEAT", 0.05)
     monkeypatch.setattr(rooms, "LOOK", 0.025)
     limits = Limits(history_bytes_max=2000)
     async with through_proxy(limits) as (server, proxy, client), store.connect(server.url) as other:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import ssl
 import threading
@@ -13,7 +14,7 @@ import pytest
 
 import store
 from store.client import channel, patience
-from store.client.connecting import Connecting, Stage, can_be_read
+from store.client.connecting import Connecting, Stage
 from store.net.address import Address
 from store.net.racing import Addresses
 from store.net.sockets import have_calls_wait
@@ -34,6 +35,10 @@ def listener() -> Iterator[socket.socket]:
 
 def to(listener: socket.socket, tls: ssl.SSLContext | None = None) -> Connecting:
     return Connecting(Addresses(*listener.getsockname()), tls)
+
+
+def can_be_read(sock: socket.socket, *, within: float) -> bool:
+    return bool(select.select([sock], [], [], within)[0])
 
 
 def soon() -> float:
@@ -108,6 +113,22 @@ async def test_a_blocking_client_leaves_a_connection_that_stays_silent_for_a_fre
         with pytest.raises(store.StoreTimeoutError):
             await asyncio.to_thread(client.wait, ["later"], timeout=0.3)
         assert proxy.connections == 2, "who waits for what comes later is not answered, and none the worse for it"
+        await asyncio.to_thread(client.close)
+
+
+async def test_a_blocking_client_comes_back_by_another_attempt_while_one_hears_nothing() -> None:
+    """It waited on the first that was taken; those who await made others, and kept that one beside them."""
+    async with store.serve() as server, Proxy("127.0.0.1", server.port) as proxy:
+        client = store.sync.Client(Address(host="127.0.0.1", port=proxy.port), timeout=LONG)
+        assert await asyncio.to_thread(client.add, "count", 1) == 1
+        proxy.swallow()
+        proxy.cut()
+        adding = asyncio.create_task(asyncio.to_thread(client.add, "count", 1))
+        await proxy.until(lambda: proxy.connections == 2, timeout=LONG)
+        proxy.pass_new()
+        assert await adding == 2
+        assert proxy.connections == 3
+        assert server.figures()["sessions"] == 1
         await asyncio.to_thread(client.close)
 
 

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 import store
+from store.client.coming_back import server_answers
 from store.client.patience import Patience
-from store.client.probe import server_answers
 from tests.support.proxy import Proxy
 
 TOKEN = b"a token of good length"

@@ -19,7 +19,8 @@ from store.client.patience import (
     WATCHES_HEAR_EVERY,
     Patience,
 )
-from store.client.silence import Heartbeat, Silence
+from store.client.pulse import Line
+from store.client.silence import Silence
 
 if TYPE_CHECKING:
     from store.client.link import Link
@@ -27,29 +28,34 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.virtual_time
 
 
-class FakeLink:
-    """A connection on which nothing is heard."""
-
-    def __init__(self, *, acknowledged: bool) -> None:
-        self.acknowledged = acknowledged
-
-    def queue(self) -> tuple[int, bool]:
-        """Nothing waits to be sent."""
-        return 0, False
-
-
 class Watched:
-    """One silence, and when a fresh connection was looked for."""
+    """A client and its connection, on which nothing is heard, as far as silence looks at them."""
 
-    def __init__(self, *, acknowledged: bool, answers_others: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        acknowledged: bool = False,
+        answers_others: bool = False,
+        connected: bool = True,
+        heartbeats: float = 1.0,
+    ) -> None:
         patience = Patience(random.Random(0))
         patience.connected(0.001)
-        link = cast("Link", FakeLink(acknowledged=acknowledged))
+        self.connected, self.acknowledged = connected, acknowledged
+        self.met = self.has_watches = self.aborted = self.mute = False
+        self.farewell = ""
+        self.held = 0
         self.pings = 0
         self.probes = 0
         self.looked_at: float | None = None
         self._answers_others = answers_others
-        self.silence = Silence(link, patience, self)
+        self.silence = Silence(cast("Link", self), patience, self, heartbeats)
+
+    def queue(self) -> tuple[int, bool]:
+        return self.held, False
+
+    def abort(self) -> None:
+        self.aborted = True
 
     async def probe(self) -> None:
         self.probes += 1
@@ -95,7 +101,9 @@ async def test_a_server_that_was_slow_lately_is_given_more_time_before_others_as
     await asyncio.sleep(2 * 4 * SILENCE)
     assert watched.probes == 1
     watched.silence.heard(expecting=False)
-    await asyncio.sleep(10 * SLOW_FOR)
+    for _ in range(int(10 * SLOW_FOR / HEARTBEAT)):
+        await asyncio.sleep(HEARTBEAT)
+        watched.silence.heard(expecting=False)
     watched.silence.expect_answer()
     await asyncio.sleep(2 * SILENCE)
     assert watched.probes == 2, "that was long ago"
@@ -156,30 +164,8 @@ async def test_a_server_is_not_asked_again_before_what_it_said_meanwhile_was_rea
 # ---------------------------------------------------------------------------------------------- the heartbeat
 
 
-class Conversation:
-    """A client and its connection, as far as a heartbeat looks at them."""
-
-    def __init__(self, *, connected: bool = True, acknowledged: bool = False, heartbeats: float = 1.0) -> None:
-        self.connected, self.acknowledged = connected, acknowledged
-        self.met = self.has_watches = self.aborted = self.mute = False
-        self.farewell = ""
-        self.transport = self
-        self.held = 0
-        self.pings = 0
-        self.heartbeat = Heartbeat(cast("Link", self), self, heartbeats)
-
-    def ask_ping(self) -> None:
-        self.pings += 1
-
-    def abort(self) -> None:
-        self.aborted = True
-
-    def get_write_buffer_size(self) -> int:
-        return self.held
-
-
 async def test_a_silent_server_is_asked_and_then_given_up() -> None:
-    broken, busy = Conversation(), Conversation(acknowledged=True)
+    broken, busy = Watched(), Watched(acknowledged=True)
     await asyncio.sleep(HEARTBEAT * 1.5)
     assert (broken.pings, broken.aborted) == (1, False)
     await asyncio.sleep(HEARTBEAT)
@@ -191,33 +177,34 @@ async def test_a_silent_server_is_asked_and_then_given_up() -> None:
 
 
 async def test_one_that_answers_is_asked_again_and_one_that_takes_what_we_send_is_there() -> None:
-    answering, taking = Conversation(), Conversation()
+    answering, taking = Watched(), Watched()
     taking.held = 100
+    taking.silence.pulse.look(taking.silence.pulse.began, Line(unsent_bytes=101))
     for beat, asked in enumerate((1, 1, 2)):
         await asyncio.sleep(HEARTBEAT + 0.1)
         assert answering.pings == asked
         if beat == 0:
-            answering.heartbeat.heard()
+            answering.silence.heard(expecting=False)
         taking.held -= 1
     assert (taking.pings, taking.aborted, answering.aborted) == (0, False, False)
     for one in (answering, taking):
-        one.heartbeat.stop()
+        one.silence.stop()
 
 
 async def test_watches_hear_how_far_the_store_has_come_also_on_a_connection_that_is_busy() -> None:
-    busy = Conversation()
+    busy = Watched()
     busy.has_watches = True
     for _ in range(int(WATCHES_HEAR_EVERY) + int(HEARTBEAT)):
-        busy.heartbeat.heard()
+        busy.silence.heard(expecting=False)
         await asyncio.sleep(1)
     assert busy.pings == 1
-    busy.heartbeat.stop()
+    busy.silence.stop()
     await asyncio.sleep(100)
     assert (busy.pings, busy.aborted) == (1, False)
 
 
 async def test_who_greets_nobody_is_given_so_many_heartbeats_and_the_error_says_what_it_may_be() -> None:
-    mute = Conversation(connected=False, heartbeats=2.0)
+    mute = Watched(connected=False, heartbeats=2.0)
     mute.mute = True
     await asyncio.sleep(HEARTBEAT * 3.5)
     assert (mute.pings, mute.aborted) == (0, False)
