@@ -41,17 +41,17 @@ def connect(
 ) -> Iterator[Client]:
     """Connect to a store, retrying within `timeout`; the blocking twin of `store.connect`."""
     check_credentials(url, token=token, user=user, password=password)
+    client: Client
     if is_etcd(url):
         from store.etcd import blocking as etcd_sync
         from store.etcd.codec import Cluster
 
-        with etcd_sync.connect(
-            Cluster.parse(url), tls=tls, user=user, password=password, timeout=timeout
-        ) as etcd_client:
-            yield cast("Client", etcd_client)  # as in `store.connect`
-        return
-    secret = token.encode() if isinstance(token, str) else token
-    with Client(Address.parse(url), token=secret, tls=tls, timeout=timeout) as client:
+        etcd_client = etcd_sync.Client(Cluster.parse(url), tls=tls, user=user, password=password, timeout=timeout)
+        client = cast("Client", etcd_client)  # as in `store.connect`
+    else:
+        secret = token.encode() if isinstance(token, str) else token
+        client = Client(Address.parse(url), token=secret, tls=tls, timeout=timeout)
+    with client:
         client.call(Ping())
         yield client
 

@@ -17,17 +17,20 @@ _NO_HASH = "unhashable: `==` makes a condition of it and does not compare, so it
 _NO_NE = "a condition says what is, not what is not: use ==, exists or missing"
 
 
-class _Revision:
-    """A revision of a key, waiting to be compared."""
+class _Term:
+    """A revision of a key, or its value, waiting to be compared."""
 
-    __slots__ = ("_key", "_target")
+    __slots__ = ("_key", "_kind", "_target")
 
-    def __init__(self, key: str, target: Target) -> None:
-        self._key, self._target = key, target
+    def __init__(self, key: str, target: Target, kind: type[int | bytes]) -> None:
+        self._key, self._target, self._kind = key, target, kind
 
     def __eq__(self, other: object) -> Condition:  # type: ignore[override]
-        if not isinstance(other, int) or isinstance(other, bool):
-            raise TypeError(f"a revision of {self._key!r} is compared with {other!r}; revisions are int")
+        if not isinstance(other, self._kind) or isinstance(other, bool):
+            what = self._target.name.lower()
+            raise TypeError(
+                f"the {what} of {self._key!r} is compared with {other!r}, which is no {self._kind.__name__}"
+            )
         return Condition(key=self._key, target=self._target, expected=other)
 
     def __ne__(self, other: object) -> NoReturn:
@@ -37,44 +40,24 @@ class _Revision:
         raise TypeError(_NO_HASH)
 
 
-class _Value:
-    """The value of a key, waiting to be compared."""
-
-    __slots__ = ("_key", "_target")
-
-    def __init__(self, key: str, target: Target) -> None:
-        self._key, self._target = key, target
-
-    def __eq__(self, other: object) -> Condition:  # type: ignore[override]
-        if not isinstance(other, bytes):
-            raise TypeError(f"the value of {self._key!r} is compared with {other!r}; values are bytes")
-        return Condition(key=self._key, target=self._target, expected=other)
-
-    def __ne__(self, other: object) -> NoReturn:
-        raise TypeError(_NO_NE)
-
-    def __hash__(self) -> NoReturn:
-        raise TypeError(_NO_HASH)
-
-
-def mod_revision(key: str) -> _Revision:
+def mod_revision(key: str) -> _Term:
     """Return a term for the revision at which `key` was last changed; 0 if it does not exist."""
-    return _Revision(key, Target.MOD_REVISION)
+    return _Term(key, Target.MOD_REVISION, int)
 
 
-def create_revision(key: str) -> _Revision:
+def create_revision(key: str) -> _Term:
     """Return a term for the revision at which `key` was made; 0 if it does not exist."""
-    return _Revision(key, Target.CREATE_REVISION)
+    return _Term(key, Target.CREATE_REVISION, int)
 
 
-def value(key: str) -> _Value:
+def value(key: str) -> _Term:
     """Return a term for the value of `key`; a key that does not exist equals no value."""
-    return _Value(key, Target.VALUE)
+    return _Term(key, Target.VALUE, bytes)
 
 
-def value_if_any(key: str) -> _Value:
+def value_if_any(key: str) -> _Term:
     """Return a term for the value of `key`; a key that does not exist equals any value."""
-    return _Value(key, Target.VALUE_IF_ANY)
+    return _Term(key, Target.VALUE_IF_ANY, bytes)
 
 
 def exists(key: str) -> Condition:

@@ -23,11 +23,10 @@ from store import interface
 from store.errors import ConnectionLost, StoreError, UsedAfterFork, WaitEnded, unsent
 from store.etcd import client as etcd
 from store.interface import DEFAULT_TIMEOUT
-from store.messages import Ping, Request, Response, waits
+from store.messages import Request, Response, waits
 from store.net.threads import LoopThread
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable, Coroutine, Iterator
     from types import TracebackType
     from typing import Self
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from store.messages import Event
     from store.net.threads import Call
 
-__all__ = ["Client", "Watch", "connect"]
+__all__ = ["Client", "Watch"]
 
 R = TypeVar("R", bound=Response)
 T = TypeVar("T")
@@ -198,18 +197,3 @@ def _close_all() -> None:
     """Hang up before the interpreter goes: the threads are daemons, and would be stopped in mid-sentence."""
     for client in list(_open):
         client.close()
-
-
-@contextlib.contextmanager
-def connect(
-    cluster: Cluster,
-    *,
-    tls: ssl.SSLContext | None = None,
-    user: str | None = None,
-    password: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-) -> Iterator[Client]:
-    """Connect to an etcd cluster, retrying within `timeout`."""
-    with Client(cluster, tls=tls, user=user, password=password, timeout=timeout) as client:
-        client.call(Ping())
-        yield client

@@ -19,13 +19,13 @@ def test_each_sentence_makes_its_condition() -> None:
 @pytest.mark.parametrize("term", [when.mod_revision("a"), when.create_revision("a")])
 @pytest.mark.parametrize("other", [None, "7", 7.0, b"7", True])
 def test_a_revision_is_compared_with_an_int(term: object, other: object) -> None:
-    with pytest.raises(TypeError, match="a revision of 'a' is compared with"):
+    with pytest.raises(TypeError):
         _ = term == other
 
 
 @pytest.mark.parametrize("other", [None, "x", 7])
 def test_a_value_is_compared_with_bytes(other: object) -> None:
-    with pytest.raises(TypeError, match="the value of 'a' is compared with"):
+    with pytest.raises(TypeError):
         _ = when.value("a") == other
 
 
