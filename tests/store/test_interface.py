@@ -1,4 +1,8 @@
-"""The named calls, over a fake `call`: what each asks, what it makes of the answer, and that both twins are alike."""
+"""The named calls, over a fake `call`: what each asks, and what it makes of the answer.
+
+Those who await are asked: the calls that block are made of theirs (`tests/test_blocking.py`), and both are tried on
+each kind of store in `test_conformance`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from store import when
-from store.errors import StoreError, StoreUsageError
+from store.errors import StoreUsageError
 from store.interface import BlockingLease, BlockingStore, BlockingWatch, Lease, Store, Watch
 from store.messages import (
     GONE_TTL,
@@ -81,36 +85,6 @@ class Fake(Store):
         return self.clock
 
 
-class BlockingFake(BlockingStore):
-    """The same, blocking."""
-
-    def __init__(self, answer: Response) -> None:
-        self.answer = answer
-        self.asked: Any = None
-        self.timeout: float | None = None
-        self.closed = False
-        self.clock = 10.0
-
-    def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
-        self.asked, self.timeout = request, timeout
-        return self.answer
-
-    def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> BlockingWatch:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        self.closed = True
-
-    def end_waits(self) -> None:
-        raise NotImplementedError
-
-    def interrupt(self, error: StoreError) -> None:
-        raise error
-
-    def time(self) -> float:
-        return self.clock
-
-
 Call = tuple[str, tuple[Any, ...], dict[str, Any], Request[Any], Response, Any]
 CONDITIONS = (when.exists("x"),)
 
@@ -172,32 +146,12 @@ def again(call: Call) -> Call:
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0])
 async def test_a_call_asks_what_it_says_and_gives_what_was_answered(call: Call) -> None:
-    name, args, kwargs, request, answer, result = again(call)
-    fake = Fake(answer)
-    assert await getattr(fake, name)(*args, **kwargs) == result
-    assert fake.asked == request
-    assert fake.timeout is None
-
-
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0])
-def test_the_blocking_twin_does_the_same(call: Call) -> None:
-    name, args, kwargs, request, answer, result = again(call)
-    fake = BlockingFake(answer)
-    assert getattr(fake, name)(*args, **kwargs) == result
-    assert fake.asked == request
-    assert fake.timeout is None
-
-
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0])
-async def test_every_call_takes_a_timeout(call: Call) -> None:
-    name, args, kwargs, _, answer, _ = again(call)
-    fake = Fake(answer)
-    await getattr(fake, name)(*args, **kwargs, timeout=7.0)
-    assert fake.timeout == 7.0
-    name, args, kwargs, _, answer, _ = again(call)
-    blocking = BlockingFake(answer)
-    getattr(blocking, name)(*args, **kwargs, timeout=7.0)
-    assert blocking.timeout == 7.0
+    for timeout in ({}, {"timeout": 7.0}):
+        name, args, kwargs, request, answer, result = again(call)
+        fake = Fake(answer)
+        assert await getattr(fake, name)(*args, **kwargs, **timeout) == result
+        assert fake.asked == request
+        assert fake.timeout == timeout.get("timeout")
 
 
 @pytest.mark.parametrize("call", [call for call in CALLS if call[0] in GUARDED], ids=lambda call: call[0])
@@ -206,37 +160,23 @@ async def test_a_write_or_a_wait_can_be_guarded(call: Call) -> None:
     fake = Fake(answer)
     await getattr(fake, name)(*args, **kwargs, when=list(CONDITIONS))
     assert fake.asked == Guarded(when=CONDITIONS, request=request)
-    name, args, kwargs, request, answer, _ = again(call)
-    blocking = BlockingFake(answer)
-    getattr(blocking, name)(*args, **kwargs, when=list(CONDITIONS))
-    assert blocking.asked == Guarded(when=CONDITIONS, request=request)
 
 
-@pytest.mark.parametrize(
-    ("expected", "complaint"), [({}, "not neither"), ({"expected_revision": 0, "expected_value": b""}, "not both")]
-)
-async def test_a_compare_and_set_without_exactly_one_expectation_is_a_value_error(
-    expected: dict[str, Any], complaint: str
-) -> None:
-    fake, blocking = Fake(Done()), BlockingFake(Done())
-    with pytest.raises(ValueError, match=complaint):
+@pytest.mark.parametrize("expected", [{}, {"expected_revision": 0, "expected_value": b""}])
+async def test_a_compare_and_set_without_exactly_one_expectation_is_a_value_error(expected: dict[str, Any]) -> None:
+    fake = Fake(Done())
+    with pytest.raises(StoreUsageError) as caught:
         await fake.compare_and_set("a", b"", **expected)
-    with pytest.raises(StoreUsageError, match=complaint):
-        blocking.compare_and_set("a", b"", **expected)
-    assert fake.asked is blocking.asked is None
+    assert isinstance(caught.value, ValueError)
+    assert fake.asked is None
 
 
 async def test_one_string_is_not_taken_for_several_keys() -> None:
-    fake, blocking = Fake(Done()), BlockingFake(Done())
-    with pytest.raises(StoreUsageError, match=r"'key' is one key where several are taken: write \['key'\]"):
-        await fake.wait("key")
-    with pytest.raises(StoreUsageError):
-        await fake.get_many("key")
-    with pytest.raises(StoreUsageError):
-        blocking.wait("key")
-    with pytest.raises(StoreUsageError):
-        blocking.get_many("key")
-    assert fake.asked is blocking.asked is None
+    fake = Fake(Done())
+    for call in (fake.wait, fake.get_many):
+        with pytest.raises(StoreUsageError):
+            await call("key")
+    assert fake.asked is None
 
 
 async def test_a_lease_knows_what_was_granted_and_can_be_put_on() -> None:
@@ -257,33 +197,12 @@ async def test_a_lease_knows_what_was_granted_and_can_be_put_on() -> None:
     assert fake.asked == Put("a", b"", lease=7)
 
 
-def test_a_blocking_lease_does_the_same() -> None:
-    fake = BlockingFake(Granted(lease=7, ttl=2.0))
-    lease = fake.grant(1.5, disconnect_ttl=1.0)
-    assert fake.asked == Grant(ttl=1.5, disconnect_ttl=1.0, gone_ttl=GONE_TTL)
-    assert (lease.id, lease.ttl) == (7, 2.0)
-    lease.keep_alive(timeout=3.0)
-    assert (fake.asked, fake.timeout) == (KeepAlive(lease=7), 3.0)
-    fake.answer = Done()
-    lease.revoke(timeout=4.0)
-    assert (fake.asked, fake.timeout) == (Revoke(lease=7), 4.0)
-    fake.answer = LeaseState(remaining=1.25, ttl=2.0, keys=())
-    assert lease.time_to_live(timeout=5.0) == 1.25
-    assert (fake.asked, fake.timeout) == (TimeToLive(lease=7), 5.0)
-    fake.answer = Written(revision=1)
-    fake.put("a", b"", lease=lease)
-    assert fake.asked == Put("a", b"", lease=7)
-
-
 async def test_leaving_the_context_hangs_up() -> None:
     seen = []
     async with Fake(Done()) as fake:
         seen.append(fake.closed)
     seen.append(fake.closed)
-    with BlockingFake(Done()) as blocking:
-        seen.append(blocking.closed)
-    seen.append(blocking.closed)
-    assert seen == [False, True, False, True]
+    assert seen == [False, True]
 
 
 BATCHES = [
