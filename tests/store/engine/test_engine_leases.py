@@ -21,7 +21,6 @@ from store.messages import (
     FailureKind,
     Get,
     Grant,
-    Granted,
     KeepAlive,
     LeaseState,
     Put,
@@ -66,17 +65,6 @@ def test_leases_lapse_each_at_a_revision_of_its_own() -> None:
     assert desk.engine.next_tick_in() is None
 
 
-def test_an_entry_names_its_lease_and_a_plain_put_takes_it_off() -> None:
-    desk = Desk()
-    lease = grant(desk, 1.0)
-    desk.ask(Put("a", b"", lease=lease))
-    assert desk.ask(Get("a")).entry.lease == lease
-    desk.ask(Put("a", b""))
-    assert desk.ask(Get("a")).entry.lease is None
-    desk.pass_time(2.0)
-    assert desk.keys() == ["a"]
-
-
 def test_a_put_moves_a_key_from_one_lease_to_another() -> None:
     desk = Desk()
     short, long = grant(desk, 1.0), grant(desk, 10.0)
@@ -85,27 +73,6 @@ def test_a_put_moves_a_key_from_one_lease_to_another() -> None:
     desk.pass_time(2.0)
     assert desk.keys() == ["a"]
     assert desk.ask(TimeToLive(lease=long)).keys == ("a",)
-
-
-def test_adding_and_appending_leave_a_key_on_its_lease() -> None:
-    desk = Desk()
-    lease = grant(desk, 1.0)
-    desk.ask(Put("n", b"1", lease=lease))
-    desk.ask(Put("s", b"1", lease=lease))
-    desk.ask(Add("n", 1))
-    desk.ask(Append("s", b"1"))
-    desk.pass_time(2.0)
-    assert desk.keys() == []
-
-
-def test_revoking_a_lease_deletes_its_keys_now() -> None:
-    desk = Desk()
-    lease = grant(desk, 1.0)
-    desk.ask(Put("a", b"", lease=lease))
-    desk.ask(Watch(prefix="a"), request_id=10)
-    assert desk.ask(Revoke(lease=lease)) == Done()
-    assert desk.told[1, 10] == [(Event(kind="delete", revision=2, key="a"),)]
-    assert desk.fails(Revoke(lease=lease)).kind is LEASE
 
 
 @pytest.mark.parametrize(
@@ -140,27 +107,6 @@ def test_a_ttl_is_above_zero(ttl: float) -> None:
         refused = Desk().fails(request)
         assert refused.kind is USAGE
         assert "must be above 0" in refused.message
-
-
-def test_keeping_a_lease_alive_answers_with_its_ttl_and_begins_it_again() -> None:
-    desk = Desk()
-    lease = grant(desk, 1.0)
-    desk.pass_time(0.75)
-    assert desk.ask(KeepAlive(lease=lease)) == Granted(lease=lease, ttl=1.0)
-    desk.pass_time(0.75)
-    assert desk.ask(TimeToLive(lease=lease)).remaining == pytest.approx(0.25)
-
-
-def test_a_put_with_ttl_simply_expires() -> None:
-    desk = Desk()
-    desk.ask(Put("a", b"", ttl=1.0))
-    desk.pass_time(0.9)
-    assert desk.keys() == ["a"]
-    desk.ask(CompareAndSet(key="a", value=b"", expected_revision=1, ttl=1.0))
-    desk.pass_time(0.9)
-    assert desk.keys() == ["a"]
-    desk.pass_time(0.2)
-    assert desk.keys() == []
 
 
 @pytest.mark.parametrize("request_", [Delete("a"), Put("a", b""), Put("a", b"", ttl=50.0), DeletePrefix(prefix="")])

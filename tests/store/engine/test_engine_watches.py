@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from store import when
-from store.engine.snapshots import PART_BYTES
 from store.messages import (
     Cancel,
     Delete,
     Done,
-    Event,
     Failed,
     FailureKind,
     Guarded,
@@ -22,74 +20,12 @@ from store.messages import (
     Watch,
     Watching,
 )
-from tests.support.by_hand import Desk, entry, grant
+from tests.support.by_hand import Desk, entry
 
 USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN, *_ = FailureKind
 
 
 # ---------------------------------------------------------------------------------------------------------- watches
-
-
-def test_a_watch_hears_of_every_later_change_under_its_prefix() -> None:
-    desk = Desk()
-    desk.ask(Put("a/1", b"before"))
-    assert desk.ask(Watch(prefix="a/"), request_id=5) == Watching(revision=1)
-    desk.ask(Put("a/1", b"after"))
-    desk.ask(Put("b", b""))
-    desk.ask(Delete("a/1"))
-    assert desk.told[1, 5] == [
-        (Event(kind="put", revision=2, key="a/1", value=b"after", create_revision=1),),
-        (Event(kind="delete", revision=4, key="a/1"),),
-    ]
-
-
-def test_a_watch_from_a_revision_on_is_told_the_past_first() -> None:
-    desk = Desk()
-    lease = grant(desk, 5.0)
-    for value in (b"1", b"2", b"3"):
-        desk.ask(Put("a", value, lease=lease))
-    assert desk.ask(Watch(prefix="a", start_revision=2), request_id=5) == Watching(revision=3)
-    desk.ask(Put("a", b"4"))
-    (second,), _, (fourth,) = desk.told[1, 5]
-    assert second == Event(kind="put", revision=2, key="a", value=b"2", create_revision=1, lease=lease)
-    assert (fourth.revision, fourth.lease) == (4, None)
-
-
-def test_a_watch_from_zero_on_begins_at_the_beginning() -> None:
-    desk = Desk()
-    assert desk.ask(Watch(prefix="", start_revision=0), request_id=5) == Watching(revision=0)
-    desk.ask(Put("a", b""))
-    assert desk.ask(Watch(prefix="", start_revision=0), request_id=8) == Watching(revision=1)
-    assert desk.told[1, 5] == desk.told[1, 8]
-
-
-def test_a_watch_may_start_with_the_next_revision_but_no_later() -> None:
-    desk = Desk()
-    desk.ask(Put("a", b""))
-    assert desk.ask(Watch(prefix="", start_revision=2)) == Watching(revision=1)
-    refused = desk.fails(Watch(prefix="", start_revision=3))
-    assert refused == Failed(kind=USAGE, message="a watch cannot start at revision 3: the store is at 1")
-
-
-def test_a_watch_with_a_snapshot_is_told_what_is_there_then_that_this_was_all() -> None:
-    desk = Desk()
-    for key in ("a/2", "a/1", "b"):
-        desk.ask(Put(key, b""))
-    assert desk.ask(Watch(prefix="a/", snapshot=True), request_id=5) == Watching(revision=3)
-    (snapshot,) = desk.told[1, 5]
-    assert [(event.kind, event.key, event.revision) for event in snapshot] == [
-        ("put", "a/1", 2),
-        ("put", "a/2", 1),
-        ("synced", "", 3),
-    ]
-
-
-def test_a_large_snapshot_comes_in_pieces_of_which_the_last_ends_in_synced() -> None:
-    desk = Desk()
-    for key in "abc":
-        desk.ask(Put(key, bytes(PART_BYTES)))
-    desk.ask(Watch(prefix="", snapshot=True), request_id=5)
-    assert [[event.kind for event in piece] for piece in desk.told[1, 5]] == [["put"], ["put"], ["put", "synced"]]
 
 
 def test_a_snapshot_and_a_start_revision_contradict_each_other() -> None:
@@ -195,33 +131,12 @@ def test_a_wait_can_be_cancelled() -> None:
     assert desk.answers == {}
 
 
-def test_a_guarded_wait_ends_when_its_condition_ceases_to_hold() -> None:
-    desk = Desk()
-    desk.ask(Put("round", b"1"))
-    guarded = Guarded(when=(when.mod_revision("round") == 1,), request=Wait(keys=("a", "b")))
-    assert desk.ask(guarded, request_id=5) is None
-    desk.ask(Put("a", b""))
-    desk.ask(Put("round", b"2"))
-    assert desk.answers == {(1, 5): Failed(kind=CONDITION, message="mod_revision of 'round' is no longer 1")}
-    assert desk.fails(guarded).kind is CONDITION
-
-
 def test_a_guarded_wait_ends_when_a_key_it_depends_on_goes() -> None:
     desk = Desk()
     desk.ask(Put("alive", b""))
     desk.ask(Guarded(when=(when.exists("alive"),), request=Wait(keys=("a",))), request_id=5)
     desk.ask(Delete("alive"))
     assert desk.answers == {(1, 5): Failed(kind=CONDITION, message="exists of 'alive' is no longer True")}
-
-
-def test_a_closed_connection_waits_for_nothing_more() -> None:
-    desk = Desk()
-    desk.ask(Wait(keys=("a",)))
-    desk.ask(Wait(keys=("a", "b")))
-    desk.disconnect(1)
-    desk.ask(Put("a", b""), peer=2)
-    assert desk.answers == {}
-    assert desk.ask(Stats(), peer=2).figures["waits"] == 0
 
 
 def test_a_guarded_wait_that_ends_and_is_fulfilled_at_once_has_ended() -> None:
