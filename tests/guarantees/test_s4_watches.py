@@ -246,7 +246,7 @@ async def test_s4_without_a_snapshot_lost_history_ends_the_watch_with_an_error()
                 await writer.put("a", b"2")
             assert [event.value for event in await taken(watch, 1)] == [b"1"], "what had come is still given out"
             for _ in range(2):
-                with pytest.raises(WatchCompacted, match="no longer kept"):
+                with pytest.raises(WatchCompacted):
                     await anext(watch.batches())
         with pytest.raises(WatchCompacted):
             await watcher.watch("", start_revision=1).__aenter__()
