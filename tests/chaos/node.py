@@ -31,8 +31,7 @@ import rdzv.sync
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rdzv.core.round import Participant
-    from rdzv.core.state import Change
+    from rdzv import Change, Participant
 
 WRITES_EVERY = 0.02  # seconds; often, so that whoever wakes up from a pause is about to write
 STOOD_STILL = 0.5  # seconds between two writes that are worth a line of their own

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import store
-from rdzv.errors import RoundSupersededError
+from rdzv import RoundSupersededError
 from store import when
 from tests.support.twins import TWINS, open_shared_store, until_waits
 

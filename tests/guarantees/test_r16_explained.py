@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rdzv import NodesLost
 from rdzv.core.decision import Parked
-from rdzv.core.state import NodesLost
 from tests.support.hand_fed import HandFed
 from tests.support.runs import VirtualRun, listen
 

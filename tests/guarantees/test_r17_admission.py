@@ -13,8 +13,8 @@ import pytest
 
 import rdzv
 import store
+from rdzv import Dropped, NodesLeft, NodesLost
 from rdzv.core.report import report
-from rdzv.core.state import Dropped, NodesLeft, NodesLost
 from tests.support.runs import VirtualRun, assert_one_round, listen
 
 if TYPE_CHECKING:

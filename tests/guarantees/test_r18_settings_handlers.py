@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rdzv.errors import RendezvousSettingsError
+from rdzv import RendezvousSettingsError
 from store.messages import List, Request
 from tests.support.runs import VirtualRun, assert_one_round, connected
 

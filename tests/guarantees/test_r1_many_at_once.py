@@ -7,8 +7,9 @@ nothing but round trips, of 1 to 4 ms, and timers takes any time; a timer that s
 from __future__ import annotations
 
 from benchmarks.simulated import measure
+from rdzv import Phase
 from rdzv.core.absent import Absent, Missing
-from rdzv.core.state import Phase, Progress
+from rdzv.core.state import Progress
 
 ROUND_TRIP_MOST = 0.004
 ROUND_TRIPS_OF_FIRST = (

@@ -16,9 +16,10 @@ import rdzv
 import store
 from rdzv.testing.machines import process_id_of
 from rdzv.testing.network import MemoryNetwork
+from store import Grant, Put
 from store.client.keepalive import TaskKeeper
 from store.engine.engine import Engine
-from store.messages import Grant, Granted, Put
+from store.messages import Granted
 from tests.support.processes import start_python
 from tests.support.runs import VirtualRun, listen
 from tests.support.stores import connect_in_memory, introduce, serve_in_memory
@@ -26,7 +27,7 @@ from tests.support.stores import connect_in_memory, introduce, serve_in_memory
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from store.client.client import Client
+    from store import Client
     from store.interface import Watch
 
 virtual_time = pytest.mark.virtual_time

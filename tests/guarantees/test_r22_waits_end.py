@@ -13,10 +13,9 @@ import pytest
 
 import rdzv
 import store
+from rdzv import NodesLost, SharedStoreTimeoutError
 from rdzv.backends.builtin import tcp_handler
 from rdzv.config.settings import parse
-from rdzv.core.state import NodesLost
-from rdzv.errors import SharedStoreTimeoutError
 from rdzv.testing import cluster
 from tests.support.processes import start_python
 from tests.support.runs import VirtualRun, listen
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from rdzv.shared_store.store import SharedStore
+    from rdzv import SharedStore
     from rdzv.testing import Cluster, ClusterNode
 
 virtual_time = pytest.mark.virtual_time

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 import rdzv
-from rdzv.core.state import NodesLeft, NodesLost
+from rdzv import NodesLeft, NodesLost
 from tests.support.runs import VirtualRun, assert_one_round
 
 if TYPE_CHECKING:
-    from rdzv.node.handler import Handler, RendezvousInfo
+    from rdzv import RendezvousInfo
+    from rdzv.node.handler import Handler
 
 pytestmark = pytest.mark.virtual_time
 

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from rdzv.core.state import Closed
-from rdzv.errors import RendezvousClosedError, RendezvousGracefulExitError
+from rdzv import Closed, RendezvousClosedError, RendezvousGracefulExitError
 from tests.support.runs import VirtualRun, listen
 
 pytestmark = pytest.mark.virtual_time

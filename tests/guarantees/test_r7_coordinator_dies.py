@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rdzv.core.state import NodesLeft, NodesLost, NodesWaiting
-from store.messages import Put, Request, Transact
+from rdzv import NodesLeft, NodesLost, NodesWaiting
+from store import Put
+from store.messages import Request, Transact
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 
 if TYPE_CHECKING:
-    from rdzv.node.handler import Handler, RendezvousInfo
+    from rdzv import RendezvousInfo
+    from rdzv.node.handler import Handler
     from store.messages import Request
 
 pytestmark = pytest.mark.virtual_time

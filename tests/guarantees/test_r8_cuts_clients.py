@@ -14,7 +14,7 @@ import pytest
 
 import store
 from rdzv.testing.network import MemoryNetwork
-from store.client.client import Client
+from store import Client
 from store.client.keepalive import TaskKeeper
 from tests.support.proxy import Proxy
 from tests.support.stores import connect_in_memory, serve_in_memory

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rdzv.core.state import Change, Dropped, NodesLeft, NodesLost, NodesWaiting
-from rdzv.errors import RendezvousTimeoutError, RoundSupersededError
+from rdzv import Change, Dropped, NodesLeft, NodesLost, NodesWaiting, RendezvousTimeoutError, RoundSupersededError
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from rdzv.node.handler import Handler, RendezvousInfo
+    from rdzv import RendezvousInfo
+    from rdzv.node.handler import Handler
     from store.messages import Request
 
 pytestmark = pytest.mark.virtual_time

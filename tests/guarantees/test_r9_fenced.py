@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rdzv.core.state import Dropped, NodesLost, NodesWaiting
-from rdzv.errors import RoundSupersededError
-from store import ConditionFailed
-from store.messages import Put, Transact, TransactionResult
+from rdzv import Dropped, NodesLost, NodesWaiting, RoundSupersededError
+from store import ConditionFailed, Put, TransactionResult
+from store.messages import Transact
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from rdzv.node.handler import RendezvousInfo
-    from rdzv.shared_store.store import SharedStore
+    from rdzv import RendezvousInfo, SharedStore
     from store.messages import Request
 
 pytestmark = pytest.mark.virtual_time

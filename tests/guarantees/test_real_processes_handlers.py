@@ -9,7 +9,7 @@ from typing import Any
 
 import rdzv
 import store
-from rdzv.core.state import NodesLost, NodesWaiting
+from rdzv import NodesLost, NodesWaiting
 from tests.support.processes import Child, start_python
 
 PAUSED = """

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
 import pytest
 
-from rdzv.core.state import Closed, NodeRecord, NodesLeft, NodesLost, NodesWaiting
-from rdzv.errors import RendezvousTimeoutError
+from rdzv import Closed, NodesLeft, NodesLost, NodesWaiting, RendezvousTimeoutError
 from store import Limits
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
+
+if TYPE_CHECKING:
+    from rdzv.core.state import NodeRecord
 
 pytestmark = pytest.mark.virtual_time
 

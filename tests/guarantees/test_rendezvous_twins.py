@@ -14,13 +14,13 @@ import pytest
 
 import rdzv
 import rdzv.sync
-from rdzv.core.state import Closed, Dropped, NodesLeft, NodesLost, NodesWaiting, Phase
+from rdzv import Closed, Dropped, NodesLeft, NodesLost, NodesWaiting, Phase
 from tests.support.twins import KINDS, Backing, BlockingNode, Meeting, open_store, told
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from rdzv.config.overrides import Overrides
+    from rdzv import Overrides
 
 T = TypeVar("T")
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import store
+from store import Add, Get, StoreReplaced
 from store.client.keepalive import TaskKeeper
 from store.engine.engine import Engine
-from store.errors import StoreReplaced
-from store.messages import Add, Get, Ping, Request, Watch
+from store.messages import Ping, Request, Watch
 from store.net.address import Address
 from tests.support.by_hand import Post, Town
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from store.server.server import Server
+    from store import Server
 
 
 def test_s10_a_store_whose_welcome_never_came_was_not_met() -> None:

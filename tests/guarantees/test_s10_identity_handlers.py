@@ -10,8 +10,7 @@ import asyncio
 
 import pytest
 
-from rdzv.core.state import Dropped, NodesWaiting
-from rdzv.errors import RendezvousTimeoutError, RoundSupersededError
+from rdzv import Dropped, NodesWaiting, RendezvousTimeoutError, RoundSupersededError
 from tests.support.runs import VirtualRun, assert_one_round, listen
 
 pytestmark = pytest.mark.virtual_time

@@ -17,25 +17,19 @@ import pytest
 
 import store
 from rdzv.testing.network import MemoryNetwork
-from store import when
+from store import Add, Append, Delete, Get, Grant, Limits, Put, Server, when
 from store.engine.applied import Delivery
 from store.engine.engine import WAITS_AT_ONCE, Engine
 from store.engine.processes import Closing
 from store.engine.requests import LOOKS_A_STEP, LOOKS_OF_A_WAIT
 from store.engine.snapshots import STEP_KEYS
-from store.limits import Limits
 from store.messages import (
-    Add,
-    Append,
     Cancel,
     Count,
     Counted,
-    Delete,
     DeletePrefix,
     Failed,
-    Get,
     GetMany,
-    Grant,
     Guarded,
     KeepAlive,
     List,
@@ -43,7 +37,6 @@ from store.messages import (
     ListingPart,
     Ping,
     Pong,
-    Put,
     Revoke,
     Transact,
     Wait,
@@ -51,7 +44,6 @@ from store.messages import (
 )
 from store.protocol import wire
 from store.protocol.wire import Events, Reply
-from store.server.server import Server
 from store.server.turns import AT_ONCE, PASS, TURN
 from tests.support.by_hand import Desk
 from tests.support.stores import Peer, introduce

@@ -21,8 +21,7 @@ import pytest
 
 import store
 from rdzv.testing.network import MemoryNetwork
-from store import sync
-from store.errors import ProtocolError
+from store import ProtocolError, sync
 from store.messages import FailureKind
 from store.protocol import wire
 from store.protocol.wire import Events, Reply
@@ -32,7 +31,7 @@ from tests.support.stores import introduce, serve_in_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from store.client.client import Client
+    from store import Client
 
 ROOT = Path(__file__).parents[2]
 

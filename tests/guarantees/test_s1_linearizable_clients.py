@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import store
-from store.errors import ConnectionLost, StoreTimeoutError
+from store import ConnectionLost, StoreTimeoutError
 from tests.support.linearizability import (
     Add,
     CompareAndSet,

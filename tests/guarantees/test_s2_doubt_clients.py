@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from rdzv.testing.network import MemoryNetwork
-from store.client.client import Client
-from store.errors import AuthenticationError, ConnectionLost, ProtocolError, StoreError, StoreReplaced
-from store.messages import Put
+from store import AuthenticationError, Client, ConnectionLost, ProtocolError, Put, StoreError, StoreReplaced
 from store.protocol import wire
 from store.protocol.wire import Greeting, Sorry
 from tests.support.stores import connect_in_memory, serve_in_memory

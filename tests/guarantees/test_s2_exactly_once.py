@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import store
-from store.errors import ConnectionLost
-from store.messages import Added, Append, Get
+from store import Append, ConnectionLost, Get
+from store.messages import Added
 from store.net.address import Address
 from tests.support.by_hand import Post, Town
 from tests.support.proxy import Proxy

@@ -24,23 +24,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 import store
+from store import ConnectionLost, Get, Grant, LeaseNotFound, LimitExceeded, Put, StoreUsageError, TransactionResult
 from store.disk.directory import FILE
-from store.errors import ConnectionLost, LeaseNotFound, LimitExceeded, StoreUsageError
 from store.messages import (
     CHOSEN_LEASE_LEAST,
     Found,
-    Get,
-    Grant,
     Granted,
     KeepAlive,
     List,
     Ping,
     Pong,
-    Put,
     Revoke,
     TimeToLive,
     Transact,
-    TransactionResult,
     Watch,
     Watching,
     Written,

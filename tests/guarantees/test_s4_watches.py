@@ -16,9 +16,8 @@ import pytest
 
 import store
 from rdzv.testing.network import MemoryNetwork
+from store import Limits, WatchCompacted
 from store.client import watch as watch_room
-from store.errors import WatchCompacted
-from store.limits import Limits
 from store.net.address import Address
 from tests.support.proxy import Proxy
 from tests.support.seeds import FRESH
@@ -27,8 +26,8 @@ from tests.support.stores import connect_in_memory, serve_in_memory
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from store import Event
     from store.interface import BlockingWatch, Watch
-    from store.messages import Event
 
 virtual_time = pytest.mark.virtual_time
 

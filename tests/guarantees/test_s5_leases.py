@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 import store
 from rdzv.testing.network import MemoryNetwork
+from store import Grant, Limits, Put, Server
 from store.engine.engine import Engine
 from store.engine.leases import LOOK_AGAIN_AFTER
-from store.limits import Limits
-from store.messages import Count, Grant, Granted, KeepAlive, List, Listing, Put, Revoke, TimeToLive
+from store.messages import Count, Granted, KeepAlive, List, Listing, Revoke, TimeToLive
 from store.net.address import Address
-from store.server.server import Server
 from tests.support.by_hand import LOOK_EVERY, Desk
 from tests.support.journals import OnTheLoopsClock
 from tests.support.processes import start_python

@@ -16,27 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import store
-from store import when
+from store import Add, Append, ConnectionLost, Delete, Get, Grant, LimitExceeded, Limits, Put, when
 from store.engine.keyspace import ENTRY_OVERHEAD
 from store.engine.waits import WAIT_OVERHEAD
 from store.engine.watches import WATCH_OVERHEAD
-from store.errors import ConnectionLost, LimitExceeded
-from store.limits import Limits
 from store.messages import (
-    Add,
-    Append,
     Cancel,
     CompareAndSet,
-    Delete,
     DeletePrefix,
     Failed,
     FailureKind,
     Found,
-    Get,
     GetMany,
-    Grant,
     Guarded,
-    Put,
     Request,
     TimeToLive,
     Transact,

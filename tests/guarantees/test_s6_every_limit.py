@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import store
-from store import when
-from store.errors import ConnectionLost, LimitExceeded, WatchCompacted
-from store.limits import Limits
-from store.messages import Add, Append, CompareAndSet, Failed, Get, GetMany, Ping, Put, Request, Wait, Watch, Written
+from store import Add, Append, ConnectionLost, Get, LimitExceeded, Limits, Put, WatchCompacted, when
+from store.messages import CompareAndSet, Failed, GetMany, Ping, Request, Wait, Watch, Written
 from store.protocol import wire
 from tests.support.journals import a_peer, held_back
 from tests.support.stores import Peer
@@ -26,7 +24,7 @@ from tests.support.stores import Peer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from store.server.server import Server
+    from store import Server
 
 MIB = 2**20
 

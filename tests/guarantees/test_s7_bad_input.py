@@ -21,33 +21,38 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import store
-from store.errors import AuthenticationError, LimitExceeded, ProtocolError, StoreReplaced
-from store.limits import Limits
-from store.messages import (
-    REQUESTS,
-    RESPONSES,
+from store import (
     Add,
     Append,
-    CompareAndSet,
+    AuthenticationError,
     Condition,
     Delete,
     Entry,
     Event,
+    Get,
+    Grant,
+    LimitExceeded,
+    Limits,
+    ProtocolError,
+    Put,
+    StoreReplaced,
+    TransactionResult,
+)
+from store.messages import (
+    REQUESTS,
+    RESPONSES,
+    CompareAndSet,
     Failed,
     FailureKind,
     Figures,
-    Get,
     GetMany,
-    Grant,
     Guarded,
     Listing,
     Ping,
-    Put,
     Request,
     Response,
     Target,
     Transact,
-    TransactionResult,
     Wait,
     Watch,
     Written,
@@ -60,7 +65,7 @@ from tests.support.seeds import FRESH
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from store.server.server import Server
+    from store import Server
 
 INPUTS = int(os.environ.get("RDZV_FUZZ_INPUTS", "4000"))
 SEED = int(os.environ.get("RDZV_FUZZ_SEED", str(FRESH)))

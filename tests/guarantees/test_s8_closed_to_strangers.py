@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.errors import AuthenticationError
-from store.limits import Limits
+from store import AuthenticationError, Limits
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, ServerConnection
 from store.protocol.wire import VERSION, FrameReader, Hello, Welcome

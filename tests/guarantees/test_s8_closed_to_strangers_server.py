@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 import store
-from store.errors import AuthenticationError, ConnectionLost, StoreUsageError
+from store import AuthenticationError, ConnectionLost, StoreUsageError
 from store.protocol.connection import ServerConnection
 from store.server import server as server_room
 from store.server.entry.strangers import LATE_ANSWER
@@ -27,8 +27,8 @@ from tests.support.proxy import Proxy
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
+    from store import Server
     from store.protocol.wire import Hello
-    from store.server.server import Server
 
 TOKEN = "correct horse battery staple"
 IMPOSTORS_TOKEN = b"something else altogether"

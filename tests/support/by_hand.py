@@ -11,18 +11,21 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from store.engine.engine import Answer, Delivery, Engine, Overtaken
-from store.engine.processes import Closing
-from store.errors import (
+from store import (
     AuthenticationError,
     ConnectionLost,
+    Entry,
+    Event,
+    Grant,
     LimitExceeded,
+    Limits,
     ProtocolError,
     StoreError,
     StoreReplaced,
 )
-from store.limits import Limits
-from store.messages import Entry, Event, Failed, Grant, Granted, Listing, ListingPart, Request, Response
+from store.engine.engine import Answer, Delivery, Engine, Overtaken
+from store.engine.processes import Closing
+from store.messages import Failed, Granted, Listing, ListingPart, Request, Response
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, ServerConnection, error_of
 from store.protocol.wire import Bye, Events, Hello, Lagged, Reply, Sorry, Welcome

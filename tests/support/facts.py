@@ -6,8 +6,9 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
+from store import Event
 from store.engine.changeset import Facts, KeptReply, Saved, SavedLease, SavedSession
-from store.messages import Event, Written
+from store.messages import Written
 from store.server.journal import Journal
 
 if TYPE_CHECKING:

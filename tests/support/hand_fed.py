@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rdzv import Closed
 from rdzv.core.decision import Complete, Decision, JoinClock, Me, Rules, decide, follow
 from rdzv.core.ranks import survivors_first
 from rdzv.core.round import Member, Round
-from rdzv.core.state import Closed, Coordinator, Head, NodeRecord, Progress
+from rdzv.core.state import Coordinator, Head, NodeRecord, Progress
 from rdzv.core.view import View
-from store.messages import Event
+from store import Event
 
 if TYPE_CHECKING:
     from rdzv.core.decision import Parked, Refused, RoundToCheck

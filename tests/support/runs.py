@@ -23,22 +23,21 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import store
 from rdzv.backends.builtin import tcp_handler
 from rdzv.config.settings import parse
-from rdzv.node.handler import Handler, RendezvousInfo
+from rdzv.node.handler import Handler
 from rdzv.node.loops import LoopAtHand
 from rdzv.node.node import Node
 from rdzv.testing.machines import process_id_of
 from rdzv.testing.network import MemoryNetwork
-from store.client.client import Client
+from store import Client, Server
 from store.engine.engine import Engine
 from store.messages import KeepAlive, Ping, Request, Response
-from store.server.server import Server
 from tests.support.journals import OnTheLoopsClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from types import TracebackType
 
-    from rdzv.core.state import Change
+    from rdzv import Change, RendezvousInfo
     from rdzv.node.store_session import Link
 
 R = TypeVar("R", bound=Response)

@@ -15,17 +15,16 @@ import secrets
 from typing import TYPE_CHECKING, Any, cast
 
 from rdzv.testing.machines import process_id_of
-from store.client.client import Client
+from store import Client, Server
 from store.engine.engine import Engine
 from store.protocol.connection import ClientConnection
 from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
-from store.server.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from rdzv.testing.network import MemoryNetwork
-    from store.limits import Limits
+    from store import Limits
     from store.messages import Request, Response
 
 Said = Welcome | Reply | Events | Lagged | Bye

@@ -27,8 +27,9 @@ import rdzv
 import rdzv.sync
 import store
 import store.sync
-from rdzv.shared_store.store import BlockingSharedStore, SharedStore
-from store.errors import ConnectionLost
+from rdzv import SharedStore
+from rdzv.shared_store.store import BlockingSharedStore
+from store import ConnectionLost
 from tests.support.etcd import serve_etcd
 from tests.support.proxy import Proxy
 
@@ -36,9 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from types import TracebackType
 
-    from rdzv.core.round import Participant
-    from rdzv.core.state import Change
-    from store.server.server import Server
+    from rdzv import Change, Participant
+    from store import Server
     from tests.support.etcd import Etcd
 
 TWINS = ("awaited", "blocking")
