@@ -27,7 +27,8 @@ from rdzv.errors import (
     RoundChanged,
     RoundSupersededError,
 )
-from rdzv.loop.ending import BLAME, DONE
+from rdzv.loop.blame import BLAME, said_by
+from rdzv.loop.ending import DONE
 from rdzv.loop.member import (
     FINISHED,
     MemberOfRound,
@@ -181,7 +182,7 @@ class Round(MemberOfRound):
                 store = self.store.clone()
                 store.set_timeout(ASK_WITHIN)  # without an answer, one does without
                 with contextlib.suppress(RendezvousError):
-                    first = store.compare_set(BLAME, "", self.node_id) == self.node_id.encode()
+                    first = store.compare_set(BLAME, b"", said_by(self.node_id)) == said_by(self.node_id)
                 if first and self.world_size == 1:
                     return Fact.WAS_ALONE
                 return Fact.WAS_FIRST if first else Fact.WAS_NOT_FIRST

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from rdzv.membership import Membership
     from rdzv.node.node import Node
 
-__all__ = ["BLAME", "DONE", "EndWatcher", "names_of"]
-
-BLAME: Final = "rdzv.rounds/ended_by"
-"""Key in the round's shared store: who has ended it first, by an error of its own."""
+__all__ = ["DONE", "EndWatcher", "names_of"]
 
 DONE: Final = "rdzv.rounds/done"
 """Key in the round's shared store: how many members have come to the end of their body."""

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 import anyio
 
 from rdzv.backends.builtin import create_handler
-from rdzv.core.round_life import ASK_WITHIN, Act, Ending, EndKind, Fact, State
+from rdzv.core.round_life import Act, Ending, EndKind, Fact, State
 from rdzv.errors import (
     GiveUp,
     RendezvousClosedError,
@@ -38,7 +38,8 @@ from rdzv.errors import (
     RendezvousSettingsError,
     RoundSupersededError,
 )
-from rdzv.loop.ending import BLAME, DONE
+from rdzv.loop.blame import be_first
+from rdzv.loop.ending import DONE
 from rdzv.loop.member import (
     FINISHED,
     MemberOfRound,
@@ -233,9 +234,7 @@ class Round(MemberOfRound):
                 await self._until_over()
                 return Fact.ENDED
             case Act.ASK_WHO_WAS_FIRST:
-                first = False
-                with anyio.move_on_after(ASK_WITHIN), contextlib.suppress(RendezvousError):
-                    first = await self.store.compare_set(BLAME, "", self.node_id) == self.node_id.encode()
+                first = await be_first(self.store, self.node_id)
                 if first and self.world_size == 1:
                     return Fact.WAS_ALONE
                 return Fact.WAS_FIRST if first else Fact.WAS_NOT_FIRST

@@ -18,7 +18,6 @@ writing a file, but no longer than the grace. A loss ends the round at once all 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -29,10 +28,11 @@ import anyio
 
 from rdzv.cli.launcher.job import OnChange, environment_of, place_of
 from rdzv.cli.launcher.processes import Process
-from rdzv.core.round_life import ASK_WITHIN, Act, Fact, RoundLife, news_within
-from rdzv.core.state import NAMED_MOST, Change, Closed, Draining, Dropped, NodesLeft, NodesLost, NodesWaiting
+from rdzv.core.round_life import Act, Fact, RoundLife, news_within
+from rdzv.core.state import Change, Closed, Draining, Dropped, NodesLeft, NodesLost, NodesWaiting
 from rdzv.core.stopping import Resized
-from rdzv.errors import RendezvousError, RoundSupersededError
+from rdzv.errors import RoundSupersededError
+from rdzv.loop.blame import be_first, who_failed_first
 from rdzv.loop.ending import names_of
 from rdzv.node.stuck.folder import BEAT_DIR, forget_beats, look_at_beats, start_to_follow
 from store import StoreError
@@ -48,13 +48,11 @@ if TYPE_CHECKING:
     from rdzv.membership import RendezvousInfo
     from rdzv.node.handler import Handler
 
-__all__ = ["Changed", "End", "Failed", "JobRound", "NoProgress", "Succeeded", "describe", "is_to_blame"]
+__all__ = ["Changed", "End", "Failed", "JobRound", "NoProgress", "Succeeded", "describe"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
-BLAME, COUNT = "rdzv.run/ended_by", "rdzv.run/succeeded"  # keys in the round's shared store
-LISTENS_FOR: Final = 1e9  # seconds: for as long as the round lasts
-LISTENS_AGAIN: Final = 1.0  # seconds after the store was out of reach
+COUNT: Final = "rdzv.run/succeeded"  # key in the round's shared store
 
 NO_STACKS: Final = "they are not to be had: this launcher runs with --no-stacks"
 KILL_WITHIN: Final = 5.0  # seconds in which killed processes have ended, unless the kernel itself hangs
@@ -93,7 +91,7 @@ class Changed:
     achieved: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class FailedElsewhere:
     """A process of another node has, as that says."""
 
@@ -133,7 +131,6 @@ class JobRound:
         self._beats = beats
         self._membership = handler.node.membership
         self._processes: list[Process] = []
-        self._members: frozenset[str] = frozenset()
         self._running = 0
         self._heard: asyncio.Queue[Change | Process | FailedElsewhere] = asyncio.Queue()
         self._passed_on: set[int] = set()
@@ -164,7 +161,6 @@ class JobRound:
             place = place_of(info.rank, participants, job.nproc)
         except RoundSupersededError:
             return Changed(why="the round is over before it began")
-        self._members = frozenset(one.node_id for one in participants)
         log.info(
             "run %s, round %d: ranks %d to %d of %d, to meet at %s:%d",
             info.run_id,
@@ -219,19 +215,9 @@ class JobRound:
         self._heard.put_nowait(process)
 
     async def _hear_of_failure_elsewhere(self) -> None:
-        store = self._info.store.listening()
-        while True:
-            try:
-                await store.wait([BLAME], LISTENS_FOR)
-                by, _, how = (await store.get(BLAME)).decode().partition("\n")
-            except RoundSupersededError:
-                return  # which everybody is told
-            except (RendezvousError, StoreError):
-                await anyio.sleep(LISTENS_AGAIN)
-                continue
-            if how and by != self._info.node_id:
-                self._heard.put_nowait(FailedElsewhere(node_id=by, how=how))
-            return
+        told = await who_failed_first(self._info.store)
+        if told is not None and told[1] and told[0] != self._info.node_id:
+            self._heard.put_nowait(FailedElsewhere(*told))
 
     # -------------------------------------------------------------------------------------- what ends a round
 
@@ -271,7 +257,7 @@ class JobRound:
                     return None
                 if self._running == 0 and await self._count(0):
                     return Succeeded()
-                await is_to_blame(self._info)
+                await be_first(self._info.store, self._info.node_id)
                 return self._changed(change, why)
 
     def _ends_round(self, change: Change) -> str | None:
@@ -283,8 +269,6 @@ class JobRound:
                 return f"{count} left: {names_of(left)}"
             case NodesWaiting(count=count):
                 return f"{count} waiting to come in" if count else None
-            case Draining(node_ids=ids) if self._members.isdisjoint(ids) and len(ids) < NAMED_MOST:
-                return None  # they are in no round, and leave by themselves
             case Draining(node_ids=ids, reason=reason):
                 return f"{', '.join(ids)} to leave{f': {reason}' if reason else ''}"
             case Resized(max_nodes=most, reason=reason):
@@ -310,7 +294,7 @@ class JobRound:
         assert failed.status is not None
         life, how = RoundLife(), f"rank {failed.rank} {describe(failed.status)}"
         life.happens(Fact.FAILED)
-        first = await is_to_blame(self._info, how=how)
+        first = await be_first(self._info.store, self._info.node_id, how)
         was = Fact.WAS_NOT_FIRST if not first else Fact.WAS_FIRST if self._info.world_size > 1 else Fact.WAS_ALONE
         act = life.happens(was, failure=how)
         if act is Act.AWAIT_NEWS:
@@ -352,7 +336,7 @@ class JobRound:
         tells = self._job.on_change is OnChange.USR1
         before = self._checkpoint()
         if tells:
-            await is_to_blame(self._info)  # others may fail as soon as processes here have ended
+            await be_first(self._info.store, self._info.node_id)  # others may fail as soon as processes here have ended
             for process in self._processes:
                 process.tell(signal.SIGUSR1)
         until = anyio.current_time() + within
@@ -443,17 +427,6 @@ class JobRound:
             await process.release()
         if self._stacks is not None:
             self._stacks.forget_ended()
-
-
-async def is_to_blame(info: RendezvousInfo, *, how: str = "") -> bool:
-    """Say that this node ends the round, and how, if its process has failed; whether it is the first that does.
-
-    A node that cannot say so is cut off, or is in the round no more: it has that against it, not its command.
-    """
-    with anyio.move_on_after(ASK_WITHIN), contextlib.suppress(RoundSupersededError, StoreError):
-        said = f"{info.node_id}\n{how}".encode()
-        return await info.store.compare_set(BLAME, b"", said) == said
-    return False
 
 
 def describe(status: int) -> str:

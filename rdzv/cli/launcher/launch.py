@@ -41,7 +41,7 @@ import anyio
 
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.cli.launcher.job import NPROC
-from rdzv.cli.launcher.job_round import Changed, Failed, JobRound, NoProgress, Succeeded, describe, is_to_blame
+from rdzv.cli.launcher.job_round import Changed, Failed, JobRound, NoProgress, Succeeded, describe
 from rdzv.cli.launcher.preload import Preloading
 from rdzv.cli.launcher.stacks import WorkerStacks
 from rdzv.cli.top import cost_of
@@ -55,6 +55,7 @@ from rdzv.errors import (
     RendezvousGracefulExitError,
     RendezvousSettingsError,
 )
+from rdzv.loop.blame import be_first
 from rdzv.node.admission import BAN_AFTER
 from rdzv.node.handler import Handler
 from store.net.tasks import cancel_and_wait
@@ -298,7 +299,7 @@ class _Launcher:
             with anyio.CancelScope(shield=True):
                 if end is None or isinstance(end, signal.Signals):
                     # A signal; or a defect, and then, too, others had better not be blamed.
-                    await is_to_blame(info)
+                    await be_first(info.store, info.node_id)
                 await self._round.stop(self._signal or signal.SIGTERM)
                 self._round = None
         assert not isinstance(end, signal.Signals)

@@ -20,9 +20,8 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import anyio
-
-from rdzv.errors import RendezvousError, RoundSupersededError
+from rdzv.errors import RendezvousError
+from rdzv.loop.blame import be_first, who_failed_first
 from rdzv.node.front.sharing import shared_store
 from rdzv.torch.pytorch import how_ended, stops_workers
 from store import StoreError
@@ -37,17 +36,8 @@ __all__ = ["WorkerEnds", "hear_of_failure", "tell_of_failure"]
 
 log: logging.Logger = logging.getLogger("rdzv.torch")
 
-FAILED: Final = "rdzv/torch/failed"
-"""The key of a round's store: which agent's worker was the first to fail, and in a second line how."""
-
 LOOKS_EVERY: Final = 20
 """In milliseconds, until the agent has started all workers of a round: it does so as soon as it has the round."""
-
-LISTENS_FOR: Final = 1e9
-"""In seconds: for as long as the round lasts."""
-
-LISTENS_AGAIN: Final = 1.0
-"""In seconds: after the store was out of reach."""
 
 
 class WorkerEnds:
@@ -125,8 +115,7 @@ async def tell_of_failure(node: Node, membership: Membership, how: str) -> None:
     """Tell all members of a round how a worker of this node has failed, if no other has told of one; in its loop."""
     with contextlib.suppress(RendezvousError, StoreError):  # then the next round's line says it
         link = await node.connect()
-        said = f"{node.node_id}\n{how}".encode()
-        await shared_store(node, membership, link.store).listening().compare_set(FAILED, b"", said)
+        await be_first(shared_store(node, membership, link.store).listening(), node.node_id, how)
 
 
 async def hear_of_failure(node: Node, membership: Membership, on_failure: Callable[[str, str], None]) -> None:
@@ -137,18 +126,10 @@ async def hear_of_failure(node: Node, membership: Membership, on_failure: Callab
         membership: Of the round.
         on_failure: Called with its name, and how, in a thread of its own: whatever it writes to may hold it up.
     """
-    while membership.over is None:
-        try:
-            link = await node.connect()
-            shared = shared_store(node, membership, link.store).listening()
-            membership.call_when_over(shared.supersede)
-            await shared.wait([FAILED], LISTENS_FOR)
-            name, _, how = (await shared.get(FAILED)).decode().partition("\n")
-        except RoundSupersededError:
-            return
-        except (RendezvousError, StoreError):
-            await anyio.sleep(LISTENS_AGAIN)
-            continue
-        if name != node.node_id:
-            await node.loop.apart(partial(on_failure, name, how))
-        return
+    with contextlib.suppress(RendezvousError):  # the node is being closed
+        link = await node.connect()
+        shared = shared_store(node, membership, link.store)
+        membership.call_when_over(shared.supersede)
+        told = await who_failed_first(shared)
+        if told is not None and told[0] != node.node_id:
+            await node.loop.apart(partial(on_failure, *told))

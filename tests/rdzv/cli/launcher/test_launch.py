@@ -102,7 +102,7 @@ async def test_who_fails_after_another_has_failed_is_not_to_blame(server: str) -
         first, second = await started(a), await started(b)
         tell(first, FAIL)
         async for event in watch:
-            if event.key.endswith("rdzv.run/ended_by"):
+            if event.key.endswith("rdzv/ended_by"):
                 assert event.value.decode() == f"a\nrank {first['RANK']} exited with status 3"
                 break
         tell(second, FAIL)
