@@ -79,7 +79,12 @@ class Settings:
 
     # When a round is complete.
     min_nodes: int | None = parameter(
-        None, whole_number(1), "2", "the fewest nodes a round may have; needed to join", aliases=("min_workers",)
+        None,
+        whole_number(1),
+        "2",
+        "the fewest nodes a round may have; needed to join",
+        aliases=("min_workers",),
+        default_text="an observer",
     )
     max_nodes: int | None = parameter(
         None,
@@ -87,7 +92,7 @@ class Settings:
         "4",
         "the most nodes a round may have; more stay as spares",
         aliases=("max_workers",),
-        default_text="min_nodes",
+        default_text="`min_nodes`",
         derive=lambda it: it.min_nodes,
     )
     node_unit: int = parameter(1, whole_number(1), "1", "the world size is a multiple of this")
@@ -95,13 +100,19 @@ class Settings:
         None,
         kinds.TEXT,
         "rack",
-        "an attribute whose value a unit of node_unit nodes never straddles",
-        default_text="none",
+        "an attribute whose value a unit of `node_unit` nodes never straddles; ranks of a unit are adjacent, and "
+        "who does not fill one waits as a spare",
     )
     join_timeout: float = parameter(
-        600.0, duration(), "600", "seconds after which joining fails if too few nodes came", aliases=("timeout",)
+        600.0,
+        duration(),
+        "600",
+        "seconds for the whole of `next_rendezvous`; they stand still during a last call, and for spares",
+        aliases=("timeout",),
     )
-    last_call_timeout: float = parameter(30.0, duration(), "30", "seconds to wait for more nodes once min_nodes are in")
+    last_call_timeout: float = parameter(
+        30.0, duration(), "30", "seconds to wait for more nodes once `min_nodes` are in"
+    )
     early_last_call: bool = parameter(
         True, kinds.FLAG, "true", "end the last call once nobody else is known to be coming"
     )
@@ -109,19 +120,27 @@ class Settings:
         None,
         kinds.NAMES,
         "gpu-001,gpu-002",
-        "names of nodes that are missed by name until they have come",
-        default_text="none",
+        "names of nodes that are missed by name until they have come; give them to every node",
         derive=lambda _: (),
     )
     expected_file: str | None = parameter(
         None, kinds.PATH, "/etc/rdzv/nodes", "a file with more of them, one a line; what follows a # is a comment"
     )
     waits_end_on_loss: bool = parameter(
-        True, kinds.FLAG, "false", "whether waits in the round's shared store end when a member is lost"
+        True,
+        kinds.FLAG,
+        "false",
+        "whether what waits in the round's store ends with `MembersLostError` when a member is lost, or waits on, "
+        "as PyTorch does",
     )
 
     # When a node or a run is over.
-    close_timeout: float = parameter(30.0, duration(), "30", "seconds that leaving and closing may take")
+    close_timeout: float = parameter(
+        30.0,
+        duration(),
+        "30",
+        "seconds that leaving and closing may take, and for which a store lingers for the others",
+    )
     closed_ttl: float = parameter(
         86400.0,
         duration(1.0, because=", long enough for every node to see it"),
@@ -132,41 +151,44 @@ class Settings:
         10.0,
         duration(TTL_MIN, because=", below which a short pause would pass for a death"),
         "10",
-        "seconds for which a silent node counts as alive; also keep_alive_interval x keep_alive_max_attempt",
+        "seconds for which a silent node counts as alive; also `keep_alive_interval` x `keep_alive_max_attempt`",
     )
     disconnect_ttl: float = parameter(
         None,
         duration(GONE_TTL_MIN, because=", which a connection that was cut needs to come back"),
         "1",
-        "seconds for which a disconnected node counts as alive; at most ttl",
-        default_text=f"{DISCONNECT_TTL:g}, or ttl if that is less",
+        "seconds for which a node counts as alive whose connection has closed; at most `ttl`",
+        default_text=f"{DISCONNECT_TTL:g} s, or `ttl` if that is less",
         derive=lambda it: min(DISCONNECT_TTL, it.ttl),
     )
     gone_ttl: float = parameter(
         GONE_TTL,
         duration(GONE_TTL_MIN, because=", which a living process needs to come back"),
         f"{GONE_TTL:g}",
-        "seconds for which a process counts as alive whose connections have all closed",
+        "seconds for which a process counts as alive whose connections have all closed without a goodbye; at least "
+        "three round trips",
     )
     stall_timeout: float | None = parameter(
         None,
         duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take"),
         "5m",
-        "seconds without a step after which a member is lost, if others get on",
+        "so long without a step while others get on, a member is lost though it is alive; the same for all nodes "
+        "of a run ([failures.md](failures.md#alive-but-stuck))",
         default_text="off",
     )
     first_step_timeout: float | None = parameter(
         None,
         duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take"),
         "30m",
-        "the same for the first step of a round, which compiles and loads",
+        "the same for the first step of a round, which compiles and loads; without it, that takes as long as it likes",
         default_text="off",
     )
     ban_after: str | None = parameter(
         None,
         kinds.FAILURES,
         "3/1h",
-        "a node that fails so often within so long is banned for as long",
+        "`3/1h`: a node that fails three times within an hour is banned for an hour; the same for all nodes of a "
+        "run ([failures.md](failures.md#a-node-that-keeps-failing))",
         default_text="off",
     )
 
@@ -175,7 +197,7 @@ class Settings:
         None,
         kinds.PREFIX,
         "/rdzv",
-        "where in the store runs are kept",
+        "where in the store the keys of runs lie",
         aliases=("etcd_prefix",),
         default_text=f"{SCHEMES['tcp'].prefix} (etcd: {SCHEMES['etcd'].prefix})",
         derive=lambda it: it.endpoint.info.prefix,
@@ -199,7 +221,8 @@ class Settings:
         None,
         kinds.LIMITS,
         "keys_max:100000,memory_bytes_max:1000000000",
-        "what clients may ask of the store started here",
+        "what clients may ask of the store started here: a `store.Limits`, or "
+        "`keys_max:5000,memory_bytes_max:1000000000` ([limits.md](limits.md))",
         default_text="those of `rdzv serve`",
         family="tcp",
     )
@@ -207,16 +230,16 @@ class Settings:
         None,
         kinds.HTTP_PORT,
         "29401",
-        "where the store started here also serves its page, JSON and metrics over HTTP",
-        default_text="none",
+        "where the store started here also serves its [page, JSON and "
+        "metrics](operating.md#http-health-metrics-and-a-page); needs the extra `http`",
         family="tcp",
     )
     metrics_port: int | None = parameter(
         None,
         kinds.HTTP_PORT,
         "29402",
-        "where this node's own process serves its metrics over HTTP",
-        default_text="none",
+        "where this node's own process serves [its metrics](operating.md#http-health-metrics-and-a-page), whatever "
+        "the store is; needs the extra `http`",
     )
     token: str | bytes | None = parameter(
         None,
@@ -262,15 +285,17 @@ class Settings:
         None,
         kinds.PORTS,
         "29500-29599",
-        "the port at which the members meet at rank 0, or the range it is taken from",
+        "the port at which the members meet at rank 0, or the range it is taken from "
+        "([networking.md](networking.md#ports))",
         default_text="any free one",
     )
     bootstrap_check: bool | None = parameter(
         None,
         kinds.FLAG,
         "true",
-        "whether a round is given up if not all its members reach rank 0 within 5 seconds",
-        default_text="true under torchrun and rdzv run",
+        "give a round up if not all its members reach rank 0 within 5 s; leave those out of the next that do not, "
+        "or let another node be rank 0",
+        default_text="true under torchrun and `rdzv run`, else false",
     )
     payload: Any = parameter(None, kinds.PAYLOAD, "8xH100", "anything small that every member may read")
     attributes: Mapping[str, str] = parameter(
@@ -278,24 +303,30 @@ class Settings:
         kinds.ATTRIBUTES,
         "rack:r1,zone:z2",
         "what an order by topology goes by",
-        default_text="none",
         derive=lambda _: MappingProxyType({}),
     )
     rank_order: str | Callable[..., Any] = parameter(
-        "survivors", kinds.RANK_ORDER, "topology:rack", "who gets which rank"
+        "survivors",
+        kinds.RANK_ORDER,
+        "topology:rack",
+        "who gets which rank; or `survivors_then_name` (the default under torchrun), `in_place`, `arrival`, "
+        "`name`, `requested`, `topology:ATTRIBUTE`",
     )
-    requested_rank: int | None = parameter(None, whole_number(0), "0", "the rank to ask for, with rank_order=requested")
+    requested_rank: int | None = parameter(
+        None, whole_number(0), "0", "the rank to ask for, with `rank_order=requested`"
+    )
     torch_store: str = parameter(
         "rdzv",
         kinds.TORCH_STORE,
         "tcp",
-        "which store PyTorch gets with a round: this one (rdzv), or a TCPStore that rank 0 hosts (tcp)",
+        "which store PyTorch gets with a round: ours, or `tcp`, a TCPStore that rank 0 hosts "
+        "([operating.md](operating.md#pytorch))",
     )
     health_check: Callable[..., Any] | None = parameter(
         None,
         kinds.FUNCTION,
         "check_gpus",
-        "is called before joining; a node that fails it stays out",
+        "a function, called before joining; raising or returning a reason keeps the node out",
         sources=_KEYWORD_ONLY,
     )
 
