@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Admission", "shown", "sum_of"]
 
 ADD_MAX = 2**63 - 1  # what torch.distributed.Store counts in
+RAISE_IT = "start the server with a higher limit"
 SMALL_REPLY_BYTES = 64 * 1024  # what one reply may take though all of them together take too much
 
 
@@ -65,11 +66,12 @@ class Admission:
         """Refuse what would take more memory than all of it together may."""
         held = self.memory_bytes + max(self.held_elsewhere(), self._limits.memory_kept_back)
         if held + more > self._limits.memory_bytes_max:
-            raise LimitExceeded(
-                f"the server would hold {held + more} bytes in all, with what it keeps free for its connections; "
-                f"memory_bytes_max is {self._limits.memory_bytes_max}: delete some, end watches and waits, or start "
-                f"the server with a higher limit"
-            )
+            what = f"the server would hold {held + more} bytes in all, with what it keeps free for its connections"
+            raise self._past("memory_bytes_max", what, f"delete some, end watches and waits, or {RAISE_IT}")
+
+    def _past(self, limit: str, what: str, remedy: str) -> LimitExceeded:
+        """The error of what passes a limit: what was too much, the limit, and what to do."""
+        return LimitExceeded(f"{what}; {limit} is {getattr(self._limits, limit)}: {remedy}")
 
     def check_operations(self, operations: tuple[Operation, ...]) -> None:
         """Refuse a branch as a whole, before its first write."""
@@ -224,10 +226,8 @@ class Admission:
             others += joining.get(lease, 0)
             joining[lease] = joining.get(lease, 0) + 1
         if others >= self._limits.lease_keys_max:
-            raise LimitExceeded(
-                f"lease {lease} has {others} keys, all that it may have; lease_keys_max is "
-                f"{self._limits.lease_keys_max}: put {shown(key)} on another lease"
-            )
+            what = f"lease {lease} has {others} keys, all that it may have"
+            raise self._past("lease_keys_max", what, f"put {shown(key)} on another lease")
 
     def check_key(self, key: str) -> None:
         """Refuse a key that is empty or too long."""
@@ -240,9 +240,8 @@ class Admission:
         """Refuse a key that is too long; also as a prefix, since a longer one starts no key and only takes memory."""
         most = self._limits.key_bytes_max
         if len(key) * 4 > most and len(key.encode()) > most:
-            raise LimitExceeded(
-                f"the {what} {shown(key)} has {len(key.encode())} bytes; key_bytes_max is {most}: use a shorter one"
-            )
+            size = len(key.encode())
+            raise self._past("key_bytes_max", f"the {what} {shown(key)} has {size} bytes", "use a shorter one")
 
     def check_note(self, note: bytes) -> None:
         """Refuse a note that is too long: each lease keeps one."""
@@ -254,10 +253,8 @@ class Admission:
     def check_value(self, key: str, size: int) -> None:
         """Refuse a value that is too long."""
         if size > self._limits.value_bytes_max:
-            raise LimitExceeded(
-                f"the value for {shown(key)} has {size} bytes; value_bytes_max is {self._limits.value_bytes_max}: "
-                f"store a reference to it instead, or start the server with a higher limit"
-            )
+            what, remedy = f"the value for {shown(key)} has {size} bytes", "store a reference to it instead"
+            raise self._past("value_bytes_max", what, f"{remedy}, or {RAISE_IT}")
 
     def check_room_for(self, key: str, size: int) -> None:
         """Refuse a write that the store has no room for; `size` is that of its value."""
@@ -285,13 +282,9 @@ class Admission:
                 growth[0] += more
                 growth[1] += added
         if keys > self._limits.keys_max and keys > len(self._keys):
-            raise LimitExceeded(
-                f"the store holds {len(self._keys)} keys; keys_max is {self._limits.keys_max}: delete some"
-            )
+            raise self._past("keys_max", f"the store holds {len(self._keys)} keys", "delete some")
         if size > self._limits.stored_bytes_max and size > self._keys.bytes:
-            raise LimitExceeded(
-                f"the store would hold {size} bytes; stored_bytes_max is {self._limits.stored_bytes_max}: delete some"
-            )
+            raise self._past("stored_bytes_max", f"the store would hold {size} bytes", "delete some")
         for name, (more, added) in grown.items():
             self._check_group(name, more, added)
         if size > self._keys.bytes:
@@ -301,37 +294,28 @@ class Admission:
         """Refuse what would let one group of keys take the room of the others."""
         group = self._keys.groups.get(name)
         keys, size = (group.keys, group.bytes) if group is not None else (0, 0)
+        whose = f"the group {shown(name)} (group_parts is {self._limits.group_parts})"
+        remedy = f"delete some, or {RAISE_IT}"
         if more > 0 and keys + more > self._limits.group_keys_max:
-            raise LimitExceeded(
-                f"the group {shown(name)} (group_parts is {self._limits.group_parts}) holds {keys} keys; "
-                f"group_keys_max is {self._limits.group_keys_max}: delete some, or start the server with a higher limit"
-            )
+            raise self._past("group_keys_max", f"{whose} holds {keys} keys", remedy)
         if added > 0 and size + added > self._limits.group_bytes_max:
-            raise LimitExceeded(
-                f"the group {shown(name)} (group_parts is {self._limits.group_parts}) would hold {size + added} bytes; "
-                f"group_bytes_max is {self._limits.group_bytes_max}: delete some, or start the server with a higher "
-                f"limit"
-            )
+            raise self._past("group_bytes_max", f"{whose} would hold {size + added} bytes", remedy)
 
     def check_branches(self, count: int) -> None:
         """Refuse a transaction of more operations, in both branches together, than others can wait for (S11)."""
         if count > self._limits.writes_max:
-            raise LimitExceeded(
-                f"the transaction names {count} operations; writes_max is {self._limits.writes_max}: split it"
-            )
+            raise self._past("writes_max", f"the transaction names {count} operations", "split it")
 
     def check_writes(self, count: int) -> None:
         """Refuse to change more keys at once than others can wait for (promise S11)."""
         if count > self._limits.writes_max:
-            raise LimitExceeded(f"the request changes {count} keys; writes_max is {self._limits.writes_max}: split it")
+            raise self._past("writes_max", f"the request changes {count} keys", "split it")
 
     def check_revision(self, size: int) -> None:
         """Refuse to change more at once than a disk takes in one piece, and than watchers take in one message."""
         if size > self._limits.revision_bytes_max:
-            raise LimitExceeded(
-                f"the transaction would write values of {size} bytes; revision_bytes_max is "
-                f"{self._limits.revision_bytes_max}: write fewer keys at once (an append writes the whole value again)"
-            )
+            remedy = "write fewer keys at once (an append writes the whole value again)"
+            raise self._past("revision_bytes_max", f"the transaction would write values of {size} bytes", remedy)
 
     def check_ttl(self, ttl: float, *, name: str = "ttl") -> None:
         """Refuse a lease that is too long, or none."""
@@ -345,42 +329,30 @@ class Admission:
     def check_lease_room(self, leases: int = 1) -> None:
         """Refuse so many more leases."""
         if len(self._leases) + leases > self._limits.leases_max:
-            raise LimitExceeded(
-                f"the store has {len(self._leases)} leases; leases_max is {self._limits.leases_max}: revoke some, or "
-                f"start the server with a higher limit"
-            )
+            raise self._past("leases_max", f"the store has {len(self._leases)} leases", f"revoke some, or {RAISE_IT}")
 
     def check_open(self, peer: int, cost: int) -> None:
         """Refuse one more watch or wait of a peer, which would take `cost` bytes."""
         count = self._watches.of(peer) + self._waits.of(peer)
         if count >= self._limits.watches_max:
-            raise LimitExceeded(
-                f"this connection has {count} watches and waits; watches_max is {self._limits.watches_max}: end some"
-            )
+            raise self._past("watches_max", f"this connection has {count} watches and waits", "end some")
         size = self._watches.bytes + self._waits.bytes + cost
         if size > self._limits.parked_bytes_max:
-            raise LimitExceeded(
-                f"the watches and waits of all connections would take {size} bytes; parked_bytes_max is "
-                f"{self._limits.parked_bytes_max}: end some, or wait for fewer keys at once"
-            )
+            what = f"the watches and waits of all connections would take {size} bytes"
+            raise self._past("parked_bytes_max", what, "end some, or wait for fewer keys at once")
         self.check_memory(cost)
 
     def check_waits(self, peer: int, cost: int) -> None:
         """Refuse a wait for too many keys at once."""
         size = self._waits.bytes_of(peer) + cost
         if size > self._limits.waits_bytes_max:
-            raise LimitExceeded(
-                f"the waits of this connection would take {size} bytes; waits_bytes_max is "
-                f"{self._limits.waits_bytes_max}: wait for fewer keys at once"
-            )
+            what = f"the waits of this connection would take {size} bytes"
+            raise self._past("waits_bytes_max", what, "wait for fewer keys at once")
 
     def check_answer(self, size: int) -> None:
         """Refuse to answer with more than a message may have: one key may be asked for thousands of times."""
         if size > self._limits.frame_bytes_max:
-            raise LimitExceeded(
-                f"the answer would take {size} bytes; frame_bytes_max is {self._limits.frame_bytes_max}: ask for fewer "
-                f"keys at once"
-            )
+            raise self._past("frame_bytes_max", f"the answer would take {size} bytes", "ask for fewer keys at once")
 
     def lease(self, id: int) -> LeaseRecord:
         """The lease of this id.
@@ -403,9 +375,7 @@ class Admission:
     def check_count(self, count: int, what: str) -> None:
         """Refuse a request that names too many things."""
         if count > self._limits.operations_max:
-            raise LimitExceeded(
-                f"the request names {count} {what}; operations_max is {self._limits.operations_max}: split it"
-            )
+            raise self._past("operations_max", f"the request names {count} {what}", "split it")
 
 
 def shown(value: object) -> str:
