@@ -14,7 +14,7 @@ import contextlib
 import logging
 import math
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from store.calls.awaited import Calls, Lease
+    from store.calls.blocking import BlockingCalls
+
     NoteOf = Callable[[bool], bytes]
 
 __all__ = ["RELEASE_WITHIN", "RENEWALS_PER_TTL", "BlockingKeptLease", "Keeping", "KeptLease", "renewed_if_old"]
@@ -40,60 +43,6 @@ UNANSWERED = 1.7  # seconds without an answer to any keep-alive, after which who
 RELEASE_WITHIN = 2.0  # seconds to revoke a lease whose holder is leaving; else it lapses by itself
 
 
-class AwaitedLease(Protocol):
-    """A lease as `Store.grant` gives it."""
-
-    id: int
-    ttl: float
-
-    async def keep_alive(self, *, note: bytes = b"", timeout: float | None = None) -> None:
-        """Give it its full TTL again."""
-
-    async def revoke(self, *, timeout: float | None = None) -> None:
-        """End it."""
-
-
-class GrantsLeases(Protocol):
-    """As much of a `Store` as is needed here."""
-
-    async def grant(
-        self, ttl: float, *, disconnect_ttl: float | None = None, gone_ttl: float | None = GONE_TTL
-    ) -> AwaitedLease:
-        """Grant a lease."""
-        ...
-
-    def time(self) -> float:
-        """Return seconds on the client's clock."""
-        ...
-
-
-class BlockedLease(Protocol):
-    """A lease as `BlockingStore.grant` gives it."""
-
-    id: int
-    ttl: float
-
-    def keep_alive(self, *, timeout: float | None = None) -> None:
-        """Give it its full TTL again."""
-
-    def revoke(self, *, timeout: float | None = None) -> None:
-        """End it."""
-
-
-class GrantsBlockedLeases(Protocol):
-    """As much of a `BlockingStore` as is needed here."""
-
-    def grant(
-        self, ttl: float, *, disconnect_ttl: float | None = None, gone_ttl: float | None = GONE_TTL
-    ) -> BlockedLease:
-        """Grant a lease."""
-        ...
-
-    def time(self) -> float:
-        """Return seconds on the client's clock."""
-        ...
-
-
 class Keeping:
     """The leases kept over one store client, in the loop that client lives in.
 
@@ -102,11 +51,11 @@ class Keeping:
             and with None once there is an answer, or nothing is asked any more.
     """
 
-    def __init__(self, store: GrantsLeases) -> None:
+    def __init__(self, store: Calls) -> None:
         self._store = store
         self.on_silence: Callable[[float | None], None] | None = None
         self._silence: asyncio.TimerHandle | None = None  # while a keep-alive has no answer
-        self._tasks: dict[int, tuple[AwaitedLease, asyncio.Task[None]]] = {}
+        self._tasks: dict[int, tuple[Lease, asyncio.Task[None]]] = {}
         self._ours_until: dict[int, float] = {}  # by lease: when we may no longer believe in it
         self._wanted = 0  # how often renewals were asked for
         self._sleeping: set[asyncio.Future[None]] = set()  # the leases that wait until they are to be renewed
@@ -144,7 +93,7 @@ class Keeping:
         gone_ttl: float | None,
         on_lapse: Callable[[str], None],
         note: NoteOf | None = None,
-    ) -> AwaitedLease:
+    ) -> Lease:
         """Grant a lease and keep it until it is released; `on_lapse` is told once why it must be taken for lost.
 
         `note` says what goes with a keep-alive, given whether the store was out of reach until then.
@@ -155,16 +104,14 @@ class Keeping:
         self.adopt(lease, sent_at, on_lapse, note)
         return lease
 
-    def adopt(
-        self, lease: AwaitedLease, sent_at: float, on_lapse: Callable[[str], None], note: NoteOf | None = None
-    ) -> None:
+    def adopt(self, lease: Lease, sent_at: float, on_lapse: Callable[[str], None], note: NoteOf | None = None) -> None:
         """Keep a lease from now on that was granted by what was sent at `sent_at`, as `hold` does."""
         self._heard()
         self._ours_until[lease.id] = sent_at + lease.ttl
         task = asyncio.create_task(self._keep(lease, on_lapse, note), name=f"keep lease {lease.id}")
         self._tasks[lease.id] = lease, task
 
-    async def _keep(self, lease: AwaitedLease, on_lapse: Callable[[str], None], note: NoteOf | None) -> None:
+    async def _keep(self, lease: Lease, on_lapse: Callable[[str], None], note: NoteOf | None) -> None:
         """Renew until it is lost."""
         reason = ""
         ours_until = self._ours_until[lease.id]
@@ -221,7 +168,7 @@ class Keeping:
             timer.cancel()
             self._sleeping.discard(sleeping)
 
-    def _drop(self, lease_id: int) -> tuple[AwaitedLease | None, asyncio.Task[None] | None]:
+    def _drop(self, lease_id: int) -> tuple[Lease | None, asyncio.Task[None] | None]:
         """Keep a lease no more."""
         self._ours_until.pop(lease_id, None)
         dropped = self._tasks.pop(lease_id, (None, None))
@@ -244,7 +191,7 @@ class Keeping:
         await asyncio.gather(*map(self.release, list(self._tasks)))
 
 
-async def renewed_if_old(lease: AwaitedLease, sent_at: float, time: Callable[[], float]) -> float:
+async def renewed_if_old(lease: Lease, sent_at: float, time: Callable[[], float]) -> float:
     """Renew a lease whose grant was long under way; when was sent what it is now known by.
 
     So it is after an outage, in which the request waited: by our clock the lease may have lapsed before we heard of it.
@@ -342,7 +289,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
     id: int
     ttl: float
 
-    def __init__(self, store: GrantsBlockedLeases, ttl: float, disconnect_ttl: float | None) -> None:
+    def __init__(self, store: BlockingCalls, ttl: float, disconnect_ttl: float | None) -> None:
         self._store = store
         self.ttl = ttl
         self._disconnect_ttl = disconnect_ttl

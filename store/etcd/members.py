@@ -24,7 +24,6 @@ import math
 import random
 import ssl
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import anyio
 
@@ -61,20 +60,7 @@ ATTEMPT_ALONE = 2.0  # seconds for the first attempt, where there is only one me
 ATTEMPT_LEAST = 0.05  # seconds; less than this is no attempt
 IDLE = 5.0  # seconds of silence after which the member is asked whether it is still there, if anybody watches
 BALANCE_AFTER = 300.0  # seconds after which another member may be chosen; between half and one and a half times this
-CONNECTING_AT_ONCE = 16  # clients of one loop: a handshake takes milliseconds, and each has a time limit of its own
 AT_ONCE = 64  # requests under way, those about leases aside: etcd may allow as few as 100 streams for one connection
-
-
-_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-
-
-def _turn() -> asyncio.Semaphore:
-    """Let few of the clients that live in this loop connect at the same moment.
-
-    Where hundreds of them begin together, their handshakes keep the processor for seconds. All of them would be given
-    up in the middle, and begun again, until none ever came to its end.
-    """
-    return _turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(CONNECTING_AT_ONCE))
 
 
 class RetryState:
@@ -332,8 +318,7 @@ class Members:
         place = self.choice.choose()
         limit = min(self.attempt_limit(self.choice.misses), most)
         try:
-            async with _turn():
-                connection = await self._connected_to(place, limit)
+            connection = await self._connected_to(place, limit)
         except Failure as failure:
             self._missed(place, failure)
             if self.identity.cluster_id is None:

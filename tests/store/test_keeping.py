@@ -12,6 +12,7 @@ import store
 import store.sync
 from rdzv.testing.network import MemoryNetwork
 from store.errors import LeaseNotFound
+from store.interface import Lease
 from store.keeping import renewed_if_old
 from tests.support.stores import connect_in_memory, serve_in_memory
 
@@ -111,7 +112,7 @@ def test_a_blocking_caller_knows_by_its_clock_that_the_store_is_out_of_reach() -
             lease._ours_until = client.time() + 60.0
 
 
-class OldLease:
+class OldLease(Lease):
     """Granted by what was sent long ago, and perhaps over."""
 
     id = 7

@@ -18,7 +18,6 @@ from store.etcd.choice import Choice
 from store.etcd.codec import Cluster, Failure, FailureKind, range_of
 from store.etcd.members import Members, RetryState
 from store.etcd.rpc import etcd_pb2 as pb
-from store.etcd.rpc import watch_stream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -163,32 +162,6 @@ async def test_a_member_in_trouble_is_left_for_another_and_stays_left() -> None:
         assert members.connected
 
 
-async def test_of_many_clients_in_one_loop_few_connect_at_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 300 over TLS, on a busy machine, each was given up in the middle of its handshake, and began again."""
-    monkeypatch.setattr(members_room, "CONNECTING_AT_ONCE", 2)
-    now, most, waiting = 0, 0, asyncio.Event()
-
-    async def probed(context: Any) -> Any:
-        nonlocal now, most
-        now, most = now + 1, max(most, now + 1)
-        if now == 2:
-            waiting.set()
-        await waiting.wait()  # for a second one: so two do connect together
-        await asyncio.sleep(0.05)  # for the others, if they were let
-        now -= 1
-        return await says()(context)
-
-    async with AsyncExitStack() as stack:
-        member = Member(says(), probed=probed)
-        first = await stack.enter_async_context(members_of(member))
-        host = first.hosts[0]
-        others = [Members(Cluster(hosts=(host,)), probe=range_of("probe"), rng=First()) for _ in range(5)]
-        for one in others:
-            stack.push_async_callback(one.aclose)
-        await asyncio.gather(*(one.start(soon()) for one in (first, *others)))
-    assert (most, member.probes) == (2, 6)
-
-
 async def test_a_member_without_a_leader_is_asked_nothing() -> None:
     bad, good = Member(says(), probed=NO_LEADER), Member(says())
     async with members_of(bad, good) as members:
@@ -330,16 +303,6 @@ async def test_a_token_that_is_refused_is_fetched_anew_and_one_that_always_is_en
             await ask(members)
 
 
-async def test_a_password_that_is_refused_is_read_again_before_that_is_said() -> None:
-    wrong = refuses(grpc.StatusCode.INVALID_ARGUMENT, "etcdserver: authentication failed, invalid user ID or password")
-    passwords = iter(["old", "new"])
-    async with members_of(Member(wrong, token("t"), says()), user="me", password=lambda: next(passwords)) as members:
-        await ask(members)
-    async with members_of(Member(wrong), user="me", password=lambda: "the same") as members:
-        with pytest.raises(AuthenticationError, match="refused the user or the password"):
-            await ask(members)
-
-
 async def test_a_revision_that_went_back_is_another_store_and_one_of_a_member_that_lags_is_not() -> None:
     older = pb.ResponseHeader(cluster_id=7, revision=4)
     lagging, gone = pb.StatusResponse(header=older), pb.RangeResponse(header=older)
@@ -405,22 +368,6 @@ async def test_a_watch_overtaken_by_compaction_says_so() -> None:
         with pytest.raises(Failure) as caught:
             await stream.read()
         assert caught.value.trouble is FailureKind.COMPACTED
-
-
-async def test_a_reader_that_falls_behind_loses_its_watch_and_no_other_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_stream, "HELD_BYTES_MAX", 1000)
-    member = Member(says())
-    async with members_of(member) as members, asyncio.timeout(30):
-        slow = await members.stream([range_of("a")], deadline=soon())
-        fast = await members.stream([range_of("b")], deadline=soon())
-        for _ in range(4):
-            member.to_tell.put_nowait(told(1, b"a" * 400))
-        member.to_tell.put_nowait(told(2, b"b"))
-        assert (await fast.read())[0].events[0].kv.key == b"b"
-        assert len(await slow.read()) == 2, "what is held is read"
-        with pytest.raises(Failure, match="fallen behind") as caught:
-            await slow.read()
-        assert caught.value.trouble is FailureKind.REOPEN
 
 
 async def test_a_silent_member_is_left_when_it_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
