@@ -22,6 +22,7 @@ from rdzv.config.endpoint import split_url
 from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
 from rdzv.core.round import Round
+from rdzv.display.history import long_duration
 from rdzv.errors import RendezvousStateError
 from rdzv.node.status import count_keys, read_account
 from store.messages import Revoke
@@ -135,18 +136,7 @@ def _table(runs: list[Usage]) -> list[str]:
 def _age(run: Usage) -> str:
     if run.age is None:
         return "unknown"
-    return (">" if run.at_least else "") + _duration(run.age)
-
-
-def _duration(seconds: float) -> str:
-    """Show a duration to its largest unit or two."""
-    whole = int(seconds)
-    days, hours, minutes = whole // 86_400, whole // 3600 % 24, whole // 60 % 60
-    if days:
-        return f"{days}d{hours}h"
-    if hours:
-        return f"{hours}h{minutes}m"
-    return f"{minutes}m{whole % 60}s" if minutes else f"{whole}s"
+    return (">" if run.at_least else "") + long_duration(run.age)
 
 
 # ------------------------------------------------------------------------------------------------ forget

@@ -12,9 +12,10 @@ from rdzv.core.absent import named
 from rdzv.core.history import Spent, seconds_between, spent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from rdzv.core.history import Chapter, History, Incident
+    from store.records import Record
 
 __all__ = [
     "Account",
@@ -213,33 +214,20 @@ def as_json(run_id: str, history: History, cost: Account) -> dict[str, Any]:
         "cost": cost.plain(),
         "forgotten": {"rounds": history.past.rounds, "since": history.past.since},
         "rounds": [
-            {
-                "number": chapter.number,
-                "at": chapter.at,
-                "after": chapter.after,
-                "size": chapter.size,
+            _fields(chapter, without=("node_ids", "reached_at"))
+            | {
                 "members": list(chapter.node_ids),
-                "addresses": dict(chapter.addresses),
-                "joined": chapter.joined,
-                "joined_ids": list(chapter.joined_ids),
-                "met": chapter.met,
-                "stopped": chapter.stopped,
-                "short": chapter.short,
-                "incidents": [
-                    {
-                        "kind": one.kind,
-                        "at": one.at,
-                        "after": one.after,
-                        "count": one.count,
-                        "node_ids": list(one.node_ids),
-                        "reason": one.reason,
-                    }
-                    for one in chapter.incidents
-                ],
+                "addresses": chapter.addresses,
+                "incidents": [_fields(one) for one in chapter.incidents],
             }
             for chapter in history.chapters
         ],
     }
+
+
+def _fields(noun: Record, *, without: Collection[str] = ()) -> dict[str, Any]:
+    values = {name: getattr(noun, name) for name in noun.fields if name not in without}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 # ------------------------------------------------------------------------------------------------ as a timeline

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 
-import pytest
-
 import rdzv
 import store
-from rdzv.cli.runs import _duration
 from rdzv.node.status import count_by_run
 from tests.rdzv.cli.test_main import run
 
@@ -120,10 +117,3 @@ async def test_stats_shows_what_is_used_of_each_limit_and_which_run_holds_most()
         assert output[-1].startswith("run job holds most: 4 keys")
         status, output = await run("stats", server.url, "--json")
         assert json.loads(output[0])["keys_max"] == 10
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"), [(0, "0s"), (61, "1m1s"), (3 * 3600 + 120, "3h2m"), (86_400 * 400 + 3600, "400d1h")]
-)
-def test_ages_are_short(seconds: float, shown: str) -> None:
-    assert _duration(seconds) == shown
