@@ -66,7 +66,8 @@ class Silence:
         self._loop = asyncio.get_running_loop()
         self._link, self._patience, self._client = link, patience, client
         self.pulse: Pulse = Pulse(patience, self._loop.time(), heartbeats=heartbeats)
-        self._timer: asyncio.TimerHandle | None = None  # for the next look
+        self._timer: asyncio.TimerHandle | None = None  # for the next look ...
+        self._look_due = 0.0  # ... at this time; a handle of uvloop's does not say so of what is due at once
         self._finding: asyncio.Task[None] | None = None
         self._ended: set[asyncio.Task[None]] = set()  # searches that were cancelled and have not quite ended
         self.successor: asyncio.Future[Link] = self._loop.create_future()
@@ -114,16 +115,16 @@ class Silence:
             self._look_at(self._loop.time() + self.pulse.first_look_in())
 
     def _look_at(self, at: float) -> None:
-        if self._stopped or (self._timer is not None and self._timer.when() <= at):
+        if self._stopped or (self._timer is not None and self._look_due <= at):
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._look)
+        self._look_due, self._timer = at, self._loop.call_at(at, self._look)
 
     def _look(self) -> None:
         link, client, now = self._link, self._client, self._loop.time()
         assert self._timer is not None, "this look was due"
-        late, self._timer, self._looks_soon = now - self._timer.when(), None, False
+        late, self._timer, self._looks_soon = now - self._look_due, None, False
         unsent_bytes, held_back = link.queue()
         verdict = self.pulse.look(
             now,
