@@ -21,6 +21,7 @@ from store.client.patience import (
 )
 from store.client.pulse import Line
 from store.client.silence import Silence
+from tests.support.processes import require
 
 if TYPE_CHECKING:
     from store.client.link import Link
@@ -211,3 +212,19 @@ async def test_who_greets_nobody_is_given_so_many_heartbeats_and_the_error_says_
     await asyncio.sleep(HEARTBEAT)
     assert (mute.pings, mute.aborted) == (0, True)
     assert mute.farewell == "it has been silent for 20 s; if it speaks TLS, write tcps://"
+
+
+def test_on_uvloop_a_look_that_is_due_at_once_is_one_that_can_be_hastened() -> None:
+    """uvloop makes of it a handle that does not say when it is due, and the first request after it failed."""
+    require("uvloop")
+    import uvloop
+
+    async def ask() -> None:
+        watched = Watched()
+        watched.silence._look_at(asyncio.get_running_loop().time() - 1.0)
+        watched.silence.expect_answer()
+        await asyncio.sleep(0)
+        await watched.silence.aclose()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(ask())
