@@ -25,8 +25,9 @@ from urllib.parse import quote
 
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import split_url
+from rdzv.config.parameters import Parameter
 from rdzv.config.settings import PARAMETERS
-from rdzv.config.value_types import WORDS_FOR_FALSE, WORDS_FOR_TRUE
+from rdzv.config.value_types import FLAG
 from rdzv.errors import RendezvousSettingsError
 from rdzv.interface import RendezvousHandler
 
@@ -146,12 +147,7 @@ class RendezvousParameters:
             RendezvousSettingsError: It is neither.
         """
         value = self.get(key, default)
-        if value is None:
-            return None
-        word = str(value).lower()
-        if word not in WORDS_FOR_TRUE | WORDS_FOR_FALSE:
-            refuse(f"{key}={shown(value)} must be true or false; write for example {key}=true")
-        return word in WORDS_FOR_TRUE
+        return None if value is None else bool(Parameter(key, FLAG, "true", "").read(value))
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
         """Return what `config` holds for the key as a whole number, or the default.

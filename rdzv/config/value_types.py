@@ -48,8 +48,6 @@ __all__ = [
     "TLS",
     "TORCH_STORE",
     "TORCH_STORES",
-    "WORDS_FOR_FALSE",
-    "WORDS_FOR_TRUE",
     "Kind",
     "Unfit",
     "duration",

@@ -134,14 +134,8 @@ def report(status: RunStatus) -> dict[str, Any]:
         "waited": status.waited,
         "since": dict(status.since),
         "addresses": dict(status.addresses),
-        "banned": [
-            {"node_id": node_id, "reason": ban.reason, "by": ban.by, "at_once": ban.now, "ends_in": ban.left}
-            for node_id, ban in status.bans.items()
-        ],
-        "banned_where": [
-            {"where": where, "reason": ban.reason, "by": ban.by, "at_once": ban.now, "ends_in": ban.left}
-            for where, ban in status.bans_where.items()
-        ],
+        "banned": [{"node_id": node_id, **_ban(ban)} for node_id, ban in status.bans.items()],
+        "banned_where": [{"where": where, **_ban(ban)} for where, ban in status.bans_where.items()],
         "unfit": [
             {"node_id": node_id, "reason": reason}
             for node_id, reason in status.refused.items()
@@ -154,15 +148,14 @@ def report(status: RunStatus) -> dict[str, Any]:
         ],
         "resized": None
         if resized is None
-        else {
-            "min_nodes": resized.min_nodes,
-            "max_nodes": resized.max_nodes,
-            "reason": resized.reason,
-            "by": resized.by,
-        },
+        else {name: getattr(resized, name) for name in ("min_nodes", "max_nodes", "reason", "by")},
         "releases": dict(status.releases),
         "settings": {name: _plain(value) for name, value in status.settings.items()},
     }
+
+
+def _ban(ban: Ban) -> dict[str, Any]:
+    return {"reason": ban.reason, "by": ban.by, "at_once": ban.now, "ends_in": ban.left}
 
 
 def _member(member: Participant, steps: StepOf | None) -> dict[str, Any]:

@@ -328,8 +328,8 @@ class NodesWaiting:
 
 
 @dataclass(frozen=True, slots=True)
-class NodesLost:
-    """So many members of the round have died since it completed; the first of them by name, at most 64.
+class NodesGone:
+    """So many members have gone since the round completed; the first of them by name, at most 64.
 
     `addresses` says where each of these was, and `reasons` why it is not here any more, as far as that is known.
     """
@@ -340,14 +340,16 @@ class NodesLost:
     reasons: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class NodesLeft:
-    """So many members have left the round since it completed; the first of them by name, at most 64."""
+class NodesLost(NodesGone):
+    """So many members have died."""
 
-    count: int
-    node_ids: tuple[str, ...] = ()
-    addresses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
-    reasons: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
+    __slots__ = ()
+
+
+class NodesLeft(NodesGone):
+    """So many members have left."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
