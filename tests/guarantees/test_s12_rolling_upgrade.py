@@ -28,13 +28,16 @@ LATER_RDZV = {
     "rdzv/core/state.py": [
         ('LAST_CALL = "last call"', 'LAST_CALL = "final call"'),
         ("return pack(dict(sorted(shared.items())))", 'return pack(dict(sorted({**shared, "a_new_setting": 7}.items())))'),
-        ('            plain["release"] = self.release\n', '            plain["release"] = self.release\n        plain["mood"] = "fine"\n'),
+        ("    arrival: int = 0\n", '    mood: str = "fine"\n    arrival: int = 0\n'),
+        ("    draining: tuple[str, ...] = ()\n", '    draining: tuple[str, ...] = ()\n    mood: str = "fine"\n'),
     ],
     "rdzv/core/round.py": [
-        ("member.rank, member.arrival) for member", 'member.rank, member.arrival, "new") for member'),
-        ("dict(one.attributes)) for one in", 'dict(one.attributes), "new") for one in'),
+        ("    arrival: int\n", '    arrival: int\n    mood: str = "new"\n'),
+        ("    attributes: Mapping[str, str] = MappingProxyType({})\n",
+         '    attributes: Mapping[str, str] = MappingProxyType({})\n    mood: str = "new"\n'),
+        ("    revision: int = 0\n", '    mood: str = "new"\n    revision: int = 0\n'),
     ],
-    "rdzv/core/history.py": [("one.reason, one.at]", 'one.reason, one.at, "new"]')],
+    "rdzv/core/history.py": [("    at: float | None = None\n", '    at: float | None = None\n    mood: str = "new"\n')],
 }  # fmt: skip
 
 NODE = """
