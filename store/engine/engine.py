@@ -191,10 +191,12 @@ class Engine:
         """The connection of `peer` has closed."""
         self._leases.advance(now)
         work = self._works.pop(peer, None)
-        if work is not None and work.snapshot is not None:
-            self._snapshots.end(work.snapshot)
+        snapshot = None if work is None else work.snapshot
+        if snapshot is not None:
+            self._snapshots.end(snapshot)
         leases = self._leases.peer_closed(peer, how)
-        end = chain(leases, self._watches.peer_closed(peer), self._waits.peer_closed(peer))
+        unread = () if snapshot is None else snapshot.let_go()
+        end = chain(leases, self._watches.peer_closed(peer), self._waits.peer_closed(peer), unread)
         if self._ends or next(end, ENDED) is not ENDED:  # thousands of connections may end together, too
             self._ends.append(end)
         session = self._session_of.pop(peer, None)

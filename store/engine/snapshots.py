@@ -15,7 +15,7 @@ from store.engine.keyspace import ENTRY_OVERHEAD, Chunk, answer_bytes
 from store.messages import key_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from store.engine.keyspace import Keyspace
     from store.messages import Entry
@@ -88,6 +88,12 @@ class Snapshot:
                 self._chunks.popleft()
                 self._place = 0
         return part
+
+    def let_go(self) -> Iterator[None]:
+        """Hold on to nothing any more, in steps: what has been overwritten since may be all that there was."""
+        while self._chunks:
+            self._chunks.popleft()
+            yield
 
 
 class Snapshots:

@@ -491,6 +491,16 @@ def many_waits() -> tuple[Desk, Any]:
     return parked_by(lambda number: Wait(keys=(f"k/{number % 100}",)))
 
 
+def unread_listing() -> tuple[Desk, Any]:
+    """Who has a long listing unread, of which nothing is left in the store, goes."""
+    desk = filled(200 * K)
+    desk.connect(1)
+    assert desk.engine.apply(List(prefix="k/"), 1, 1, 0, desk.now).work is not None
+    while desk.keys():
+        desk.ask(DeletePrefix(prefix="k/", at_most=len(WRITES)), peer=2)
+    return desk, lambda: desk.engine.disconnect(1, now=desk.now, how=Closing.DROPPED)
+
+
 def parked_by(request: Callable[[int], Any], *, peers: int = 16) -> tuple[Desk, Any]:
     desk = Desk()
     for peer in range(peers):
@@ -527,7 +537,7 @@ def many_sessions() -> tuple[Desk, Any]:
     return desk, lambda: desk.connect(99 * K)
 
 
-@pytest.mark.parametrize("scene", [many_leases, many_watches, many_waits, one_for_many, many_sessions])
+@pytest.mark.parametrize("scene", [many_leases, many_watches, many_waits, one_for_many, many_sessions, unread_listing])
 def test_s11_the_end_of_many_things_at_once_is_done_in_steps(scene: Callable[[], tuple[Desk, Any]]) -> None:
     """A process with 199,000 leases that died held everybody up for half a second; the others for 150 to 250 ms."""
     desk, end = scene()
