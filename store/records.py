@@ -50,6 +50,7 @@ from typing import (
 __all__ = ["CHECKED_AT_ONCE", "AnyOf", "Record", "Steps", "Unfit", "UnknownWord", "shown"]
 
 CHECKED_AT_ONCE = 1024  # elements of an array: about a millisecond
+TYPES_NOTED_MOST = 64  # of the fields of one kind of record; whoever sends others has them looked at anew
 
 T = TypeVar("T")
 R = TypeVar("R", bound="Record")
@@ -370,6 +371,8 @@ class _Shape:
             (name, frozenset(kind.plain), kind.check, kind.in_steps)
             for name, kind in zip(self._names, kinds, strict=True)
         ]
+        self._checks = [kind.check for kind in kinds]
+        self._in_need: dict[tuple[type, ...], tuple[int, ...]] = {}  # of a check: which fields, by the types of all
         # To compare the types of all fields at once is what the hot path can afford.
         self._plain = frozenset(itertools.product(*(kind.plain for kind in kinds)))
         self._unfit = None if record.unfit is Record.unfit else record.unfit
@@ -378,16 +381,28 @@ class _Shape:
         """Make a record of an array, or look at one that there is."""
         if not isinstance(values, _ARRAYS):
             raise Unfit(f"{shown(values)} stands where {self._record.__name__} belongs")
-        if tuple(map(type, values)) in self._plain:
+        types_ = tuple(map(type, values))
+        if types_ in self._plain:
             made = values if type(values) is self._record else _new(self._record, values)
             return made if self._unfit is None else self._whole(made)
-        checked = []
-        for (name, plain, check, _), value in zip(self._fields, values, strict=False):
+        places = self._in_need.get(types_)
+        if places is None:
+            places = self._note(types_)
+        checked = list(values)
+        for place in places:
             try:
-                checked.append(value if type(value) in plain else check(value))
+                checked[place] = self._checks[place](checked[place])
             except _NotOf:
-                raise self._cannot_have(name, value) from None
+                raise self._cannot_have(self._names[place], checked[place]) from None
         return self._filled(checked)
+
+    def _note(self, types_: tuple[type, ...]) -> tuple[int, ...]:
+        """Which fields are to be looked at where they have these types."""
+        needs = zip(types_, self._fields, strict=False)
+        places = tuple(place for place, (type_, (_, plain, *_)) in enumerate(needs) if type_ not in plain)
+        if len(self._in_need) < TYPES_NOTED_MOST:
+            self._in_need[types_] = places
+        return places
 
     def read_in_steps(self, values: Any) -> Steps[Any]:
         """Do what `read` does, and pause in between."""
@@ -400,13 +415,13 @@ class _Shape:
         return self._filled(checked)
 
     def _filled(self, values: list[Any]) -> Any:
-        """The record of these values, and of the defaults of those that are not given."""
+        """The record of these values, without those that later releases have added, and with the defaults of others."""
         if len(values) < len(self._names):
             missing = self._names[len(values) :]
             if any(name not in self._record.defaults for name in missing):
                 raise Unfit(f"{self._record.__name__} has {len(self._names)} fields, not {len(values)}")
             values += [self._record.defaults[name] for name in missing]
-        made = _new(self._record, values)
+        made = _new(self._record, values[: len(self._names)])
         return made if self._unfit is None else self._whole(made)
 
     def _whole(self, made: Any) -> Any:
