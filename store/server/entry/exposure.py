@@ -16,8 +16,10 @@ def check_exposure(host: str, *, token: bytes | None, tls: ssl.SSLContext | None
     """Refuse to listen to strangers.
 
     Raises:
-        StoreUsageError: Anybody could come in, or could guess at the token.
+        StoreUsageError: Anybody could come in, or could guess at the token; or nobody could, with such a context.
     """
+    if tls is not None and tls.protocol is ssl.PROTOCOL_TLS_CLIENT:
+        raise StoreUsageError("tls is a client's context, and answers nobody: a server's is PROTOCOL_TLS_SERVER")
     if token is not None and len(token) < TOKEN_BYTES_LEAST and not insecure:
         raise StoreUsageError(
             f"the token has {len(token)} bytes, and anybody who reaches {host or 'an interface'} may guess at it: "

@@ -32,6 +32,7 @@ log: logging.Logger = logging.getLogger(__name__)
 TLS_BYTES: Final = 24 * 1024  # what a connection takes more than one without TLS, nearly all of it OpenSSL's
 HANDSHAKE: Final = 0x16  # the content type of a client's first record: RFC 8446, B.1
 HEADER_BYTES: Final = 5  # of a record: its type, two bytes of a version, and two that say how long it is
+RECORD_BYTES: Final = 16 * 1024  # the most that a record carries before it is encrypted: RFC 8446, 5.1
 # Seconds in which a client with TLS has begun to speak, if it is in good health; one that is not will come again.
 SILENCE: Final = 3.0
 HUNG_UP: Final = "it hung up in mid-handshake; it may not trust this server's certificate"
@@ -82,6 +83,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls: ssl.SSLObject | None = None
         self._agreed = self._ending = self._paused = False
+        self._error: ssl.SSLError | None = None  # why we end it ourselves
 
     # the socket's transport calls these
 
@@ -125,9 +127,9 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         if self._agreed:
             self._incoming.write_eof()
             self._decrypt()
-        elif self._hello or self._tls is not None:  # else it has said nothing wrong: a port is looked at by many
-            self._turn_away(HUNG_UP)
-        return False
+        else:
+            self._hung_up()
+        return self._paused and not self.is_closing()  # with what has come before it still to be heard
 
     def pause_writing(self) -> None:
         """The system takes no more for now."""
@@ -144,9 +146,9 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         forget(self)
         self._table.went(self)
         if self._agreed:
-            self._inner.connection_lost(error)
-        elif error is not None and not self._ending:
-            self._turn_away(HUNG_UP)
+            self._inner.connection_lost(error or self._error)
+        elif error is not None:
+            self._hung_up()
         # It goes now, with what OpenSSL holds for it, and not when Python's collector finds the circle.
         self._inner, self._tls, self._agreed = asyncio.BaseProtocol(), None, False
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -164,7 +166,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             return
         is_record = len(self._hello) < 2 or self._hello[1] == 3  # the same in all versions
         size = int.from_bytes(self._hello[3:HEADER_BYTES], "big") if len(self._hello) >= HEADER_BYTES else 0
-        if is_record and len(self._hello) < HEADER_BYTES + size:
+        if is_record and size <= RECORD_BYTES and len(self._hello) < HEADER_BYTES + size:
             return
         self._tls = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._incoming.write(self._hello)
@@ -194,6 +196,10 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
 
     def _is_late(self) -> None:
         self._turn_away(f"no handshake within {self._within:g} s")
+
+    def _hung_up(self) -> None:
+        if self._hello or self._tls is not None:  # else it has said nothing wrong: a port is looked at by many
+            self._turn_away(HUNG_UP)
 
     def _turn_away(self, why: str, farewell: bytes = b"") -> None:
         if self._ending:
@@ -233,7 +239,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
                 cast("asyncio.Protocol", inner).data_received(bytes(plain[:size]))
             if ended is not None:
                 more = False
-                self._has_ended(well=isinstance(ended, ssl.SSLEOFError))
+                self._has_ended(None if isinstance(ended, ssl.SSLEOFError) else ended)
         if self._tls is not None:
             self._send()  # an answer of TLS's own, if there is any
 
@@ -242,12 +248,25 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         assert self._tls is not None, "it is decrypted what was agreed on"
         return cast("int", self._tls.read(len(room), room))  # into a buffer it gives a number, and not bytes
 
-    def _has_ended(self, *, well: bool) -> None:
-        """The client says no more, or nothing that makes sense."""
-        if not well:
+    def _go_on(self) -> None:
+        """Decrypt what has come before; nobody hears a connection that has failed at it again."""
+        try:
+            self._decrypt()
+        except BaseException:
             self.abort()
+            raise
+
+    def _has_ended(self, error: ssl.SSLError | None) -> None:
+        """The client says no more, or nothing that makes sense."""
+        if error is not None:
+            self._fail(error)
         elif not cast("asyncio.Protocol", self._inner).eof_received():
             self.close()
+
+    def _fail(self, error: ssl.SSLError) -> None:
+        """End what makes no sense any more; whether the client lives is not said by that."""
+        self._error = error
+        self.abort()
 
     def _send(self) -> None:
         data = self._outgoing.read()
@@ -270,14 +289,15 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         """Encrypt and send it."""
         if self._tls is None or self.is_closing():
             return
-        rest = memoryview(data)
+        rest, encrypted = memoryview(data), []
         try:
-            while rest:
-                rest = rest[self._tls.write(rest) :]
-        except ssl.SSLError:  # the connection makes no sense any more
-            self.abort()
+            while rest:  # one record at a time: OpenSSL keeps, for good, room for the most that it has once held
+                rest = rest[self._tls.write(rest[:RECORD_BYTES]) :]
+                encrypted.append(self._outgoing.read())
+        except ssl.SSLError as error:
+            self._fail(error)
             return
-        self._send()
+        self._raw.write(b"".join(encrypted))
 
     def close(self) -> None:
         """Say goodbye, and close once what is written has been sent."""
@@ -308,7 +328,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         """Go on, beginning with what has come already; not before the caller is done with what it does."""
         if self._paused and not self.is_closing():
             self._paused = False
-            asyncio.get_running_loop().call_soon(self._decrypt)
+            asyncio.get_running_loop().call_soon(self._go_on)
             self._raw.resume_reading()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:

@@ -44,3 +44,8 @@ def test_an_empty_token_is_a_mistake() -> None:
         with pytest.raises(StoreUsageError, match="the token is empty"):
             token_bytes(empty)
     assert (token_bytes(None), token_bytes("é"), token_bytes(b"x")) == (None, "é".encode(), b"x")
+
+
+def test_a_clients_context_is_refused_as_nobody_could_come_in() -> None:
+    with pytest.raises(StoreUsageError, match="client's context"):
+        check_exposure("127.0.0.1", token=None, tls=ssl.create_default_context(), insecure=True)

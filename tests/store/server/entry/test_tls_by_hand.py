@@ -1,0 +1,225 @@
+"""What TLS does with the bytes of one connection, record by record: a client's OpenSSL, and no socket in between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import struct
+from typing import TYPE_CHECKING, Any
+
+import store
+from store.server.entry.table import Table
+from store.server.entry.tls import RECORD_BYTES, TlsLayer
+from tests.support.processes import require
+
+if TYPE_CHECKING:
+    import pytest
+
+
+class Line(asyncio.Transport):
+    """What a layer takes for its socket; what it sends is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = bytearray()
+        self.aborted = self.closing = False
+
+    def write(self, data: Any) -> None:
+        self.sent += data
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def abort(self) -> None:
+        self.closing = self.aborted = True
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+class Inside(asyncio.Protocol):
+    """Who converses through a layer."""
+
+    def __init__(self) -> None:
+        self.heard = bytearray()
+        self.ends: list[Exception | None] = []
+        self.eofs = 0
+        self.pauses = self.fails = False
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport: TlsLayer = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.heard += data
+        if self.pauses:
+            self.transport.pause_reading()
+        if self.fails:
+            raise RuntimeError("it has failed")
+
+    def eof_received(self) -> None:
+        self.eofs += 1
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.ends.append(error)
+
+
+class Watched(ssl.SSLContext):
+    """A context that sees how much OpenSSL has held that was to be sent."""
+
+    most_held = 0
+
+    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **more: Any) -> ssl.SSLObject:
+        context = self
+
+        class Seen(ssl.SSLObject):
+            def write(self, data: Any) -> int:
+                written = super().write(data)
+                context.most_held = max(context.most_held, outgoing.pending)
+                return written
+
+        self.sslobject_class = Seen
+        return super().wrap_bio(incoming, outgoing, *args, **more)
+
+
+class Conversation:
+    """A client and a layer that have agreed."""
+
+    def __init__(self) -> None:
+        require("trustme")
+        import trustme
+
+        authority, self.server = trustme.CA(), Watched(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("127.0.0.1").configure_cert(self.server)
+        trusting = ssl.create_default_context()
+        authority.configure_trust(trusting)
+        clock = asyncio.get_running_loop().time
+        self.table = Table(most=10, per_address_max=10, within=9.0, clock=clock, turned_away=lambda: False)
+        self.line, self.inside = Line(), Inside()
+        self.layer = TlsLayer(self.inside, self.server, self.table, within=9.0, farewell=b"")
+        self.layer.connection_made(self.line)
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.client = trusting.wrap_bio(self._in, self._out, server_hostname="127.0.0.1")
+        for _ in range(3):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                self.client.do_handshake()
+            self.pass_on()
+            self.fetch()
+
+    def pass_on(self) -> None:
+        """Hand the layer what the client has to send."""
+        self.feed(self._out.read())
+
+    def feed(self, data: bytes) -> None:
+        """Hand the layer these bytes."""
+        while data:
+            part, data = data[: len(self.table.raw)], data[len(self.table.raw) :]
+            self.layer.get_buffer(-1)[: len(part)] = part
+            self.layer.buffer_updated(len(part))
+
+    def fetch(self) -> None:
+        """Hand the client what the layer has sent."""
+        self._in.write(self.line.sent)
+        self.line.sent.clear()
+
+    def says(self, data: bytes) -> bytes:
+        """What the client would send for this."""
+        self.client.write(data)
+        return self._out.read()
+
+
+async def test_openssl_holds_one_record_of_what_is_written_however_much_that_is() -> None:
+    """It keeps room for the most that it has held: each connection took 340 KiB for good after one large answer."""
+    conversation = Conversation()
+    value = bytes(range(256)) * 1024
+    conversation.inside.transport.write(value)
+    conversation.fetch()
+    read = b""
+    while len(read) < len(value):
+        read += conversation.client.read(len(value))
+    assert read == value
+    assert 0 < conversation.server.most_held < RECORD_BYTES + 1024
+
+
+async def test_a_record_that_makes_no_sense_ends_a_connection_without_a_word_on_whether_its_client_lives() -> None:
+    """It was told as if the client had hung up, and who hangs up is dead."""
+    conversation = Conversation()
+    record = bytearray(conversation.says(b"a request"))
+    record[-1] ^= 1
+    conversation.feed(bytes(record))
+    assert conversation.line.aborted
+    conversation.layer.connection_lost(None)
+    (error,) = conversation.inside.ends
+    assert isinstance(error, ssl.SSLError)
+    assert not isinstance(error, ssl.SSLEOFError)
+
+
+async def test_what_came_before_an_end_is_heard_by_who_has_paused() -> None:
+    conversation = Conversation()
+    conversation.inside.pauses = True
+    said = bytes(200_000)
+    conversation.feed(conversation.says(said))
+    assert 0 < len(conversation.inside.heard) < len(said)
+    assert conversation.layer.eof_received(), "the socket stays open"
+    assert conversation.inside.eofs == 0
+    while not conversation.line.closing:
+        conversation.inside.transport.resume_reading()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert conversation.inside.heard == said
+    assert conversation.inside.eofs == 1
+
+
+async def test_who_fails_at_what_it_hears_late_is_hung_up_on_as_one_who_fails_at_once() -> None:
+    conversation = Conversation()
+    loop, failed = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, context: failed.append(context["exception"]))
+    try:
+        conversation.inside.transport.pause_reading()
+        conversation.feed(conversation.says(b"a request"))
+        conversation.inside.fails = True
+        conversation.inside.transport.resume_reading()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    finally:
+        loop.set_exception_handler(None)
+    assert [str(error) for error in failed] == ["it has failed"]
+    assert conversation.line.aborted
+
+
+async def test_a_first_record_that_is_too_long_is_not_waited_for() -> None:
+    """What has come of it was kept until its time was over: 64 KiB for each who claims so much."""
+    clock = asyncio.get_running_loop().time
+    table = Table(most=10, per_address_max=10, within=9.0, clock=clock, turned_away=lambda: False)
+    line = Line()
+    layer = TlsLayer(Inside(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), table, within=9.0, farewell=b"")
+    layer.connection_made(line)
+    hello = b"\x16\x03\x01\xff\xff\x01\x00\xff\xfb"
+    layer.get_buffer(-1)[: len(hello)] = hello
+    layer.buffer_updated(len(hello))
+    assert line.closing
+
+
+async def test_who_looks_at_a_port_and_resets_the_connection_has_said_nothing_wrong(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Balancers look so; each look was a line in the log."""
+    caplog.set_level(logging.WARNING)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    async with store.serve(tls=context) as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as sock:
+            while not server.figures()["strangers"]:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.01)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        while server.figures()["strangers"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert server.figures()["connections_refused"] == 0
+    assert caplog.records == []
