@@ -125,6 +125,18 @@ class Record(_Base, metaclass=RecordType):
         defaults: ClassVar[dict[str, Any]]
         code: ClassVar[int | None]
 
+    else:
+
+        @property
+        def count(self) -> None:
+            """Hide tuple's own: who asks whether a record has a count means a field of it."""
+            raise AttributeError("count")
+
+        @property
+        def index(self) -> None:
+            """Hide tuple's own, likewise."""
+            raise AttributeError("index")
+
     @classmethod
     def read(cls: type[R], values: object) -> R:
         """Make a record of what was received: a tuple, the first of which is the code, if there is one.

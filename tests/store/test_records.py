@@ -166,3 +166,17 @@ def test_long_arrays_are_read_in_steps() -> None:
 
     assert len(list(reading())) == 3
     assert found == [many]
+
+
+def test_a_record_has_no_attributes_but_its_own() -> None:
+    """Whoever looked for a `count` of a closing found that of tuples, and told it to others."""
+
+    class Counted(Record):
+        count: int
+
+    class Plain(Record):
+        name: str
+
+    assert Counted(count=3).count == 3
+    assert getattr(Plain(name="a"), "count", None) is None
+    assert getattr(Plain(name="a"), "index", None) is None
