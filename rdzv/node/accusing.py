@@ -45,7 +45,7 @@ async def put_accusation(store: Store, keys: Keys, membership: Membership, *, by
     record = await store.get(keys.node(by))
     if record is None:
         return False
-    said = Accusation(round=membership.round.number, accused=accused, by=by, why=str(why)[:WHY_MOST])
+    said = Accusation(round=membership.round.number, accused=accused, by=by, why=why[:WHY_MOST])
     result = await store.transact(
         when=(
             when.mod_revision(keys.round) == membership.round.revision,

@@ -40,7 +40,7 @@ from rdzv.node.part.noticing import Noticing
 from rdzv.node.part.state import Part
 from rdzv.node.store_session import Link, StoreEndingError
 from rdzv.node.wakeup import Listeners
-from store import ConnectionLost, StoreError, StoreReplaced
+from store import ConnectionLost, StoreError, StoreReplaced, StoreUsageError
 from store.printable import escaping
 
 if TYPE_CHECKING:
@@ -384,5 +384,7 @@ class Node:
         link = await self.connect()
         try:
             return await work(link.store)
+        except StoreUsageError as error:
+            raise RendezvousSettingsError(f"run {self.run_id}, node {self.node_id}: {error}") from error
         except StoreError as error:
             raise self.connection_error(error) from error

@@ -22,7 +22,7 @@ from rdzv.core.asking import ANSWER_TTL, pack_answer
 from rdzv.core.state import Ban, Closed, ban_name
 from rdzv.core.stopping import Drain
 from rdzv.core.stuck.accusing import SOMEBODY
-from rdzv.errors import RendezvousStateError, RoundSupersededError
+from rdzv.errors import RendezvousSettingsError, RendezvousStateError, RoundSupersededError
 from rdzv.membership import too_large
 from rdzv.node.accusing import put_accusation
 from rdzv.node.admission import (
@@ -190,14 +190,22 @@ async def keep(node: Node, key: str, data: bytes) -> None:
 
     Raises:
         RoundSupersededError: This node is in no round.
+        RendezvousSettingsError: The key is no text, or the data no bytes.
     """
+    _check_text("key", key)
     link, membership = await node.connect(), node.membership
     if membership is None or not await node.ask_the_store(lambda _: link.keep(membership, key, data)):
         raise RoundSupersededError(f"node {node.node_id} is in no round of run {node.run_id}; nothing was kept")
 
 
+def _check_text(name: str, given: object) -> None:
+    if not isinstance(given, str):
+        raise RendezvousSettingsError(f"{name}={given!r:.80} must be text")
+
+
 async def restore(node: Node, key: str) -> bytes | None:
     """Return what any member has kept last under a name; None if nobody has."""
+    _check_text("key", key)
     entry = await node.ask_the_store(lambda store: store.get(node.keys.kept(key)))
     return None if entry is None else entry.value
 
@@ -212,7 +220,11 @@ async def accuse(node: Node, rank: int, why: str) -> None:
     Raises:
         RoundSupersededError: This node is in no round, or no longer in it.
         RendezvousStateError: The round has no such rank, or it is this node's own.
+        RendezvousSettingsError: The rank is no whole number, or the reason no text.
     """
+    _check_text("why", why)
+    if not hasattr(rank, "__index__"):
+        raise RendezvousSettingsError(f"rank={rank!r:.80} must be a whole number")
     await node.connect()
     membership = node.membership
     over = f"node {node.node_id} is in no round of run {node.run_id} any more, and accuses nobody"

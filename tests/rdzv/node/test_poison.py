@@ -33,6 +33,13 @@ CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
     "set_closed(status=1.5)": lambda it: it.set_closed("done", given_up=True, status=1.5),  # type: ignore[arg-type]
     "ban(reason=None)": lambda it: it.ban("z", None),  # type: ignore[arg-type]
     "ban(now=1)": lambda it: it.ban("z", now=1),  # type: ignore[arg-type]
+    "keep(data=text)": lambda it: it.keep("k", "text"),  # type: ignore[arg-type]
+    "keep(key=3)": lambda it: it.keep(3, b""),  # type: ignore[arg-type]
+    "keep(key=surrogate)": lambda it: it.keep("\ud800", b""),
+    "restore(3)": lambda it: it.restore(3),  # type: ignore[arg-type]
+    "accuse(1.0)": lambda it: it.accuse(1.0, "x"),  # type: ignore[arg-type]
+    "accuse(why=None)": lambda it: it.accuse(1, None),  # type: ignore[arg-type]
+    "accuse(why=bytes)": lambda it: it.accuse(1, b"x"),  # type: ignore[arg-type]
     "ban_where(reason=7)": lambda it: it.ban_where("rack", "r1", 7),  # type: ignore[arg-type]
 }
 
