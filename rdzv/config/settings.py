@@ -537,10 +537,10 @@ def _read(given: Mapping[str, Any], source: Source) -> dict[str, Any]:
     for written, raw in given.items():
         parameter = _look_up(written, source)
         value = parameter.read(raw, source=source, written=written)
-        if values.setdefault(parameter.name, value) != value:
-            first = written_as[parameter.name]
+        first = written_as.get(parameter.name)
+        if first is not None and values[parameter.name] != value:
             _contradiction(f"{first}={shown(given[first])} and {written}={shown(raw)}", source)
-        written_as[parameter.name] = written
+        values[parameter.name], written_as[parameter.name] = value, written
     if "ttl" in values and values.keys() & KEEP_ALIVE.keys():
         product = _keep_alive_ttl(values)
         if values["ttl"] != product:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 from dataclasses import FrozenInstanceError, fields, replace
 from functools import partial
@@ -411,3 +412,8 @@ def test_defaults_are_in_their_one_true_form_since_settings_do_not_read_them() -
         if parameter.default is not None:
             read = parameter.read(parameter.default)
             assert (read, type(read)) == (parameter.default, type(parameter.default))
+
+
+def test_a_payload_that_is_not_equal_to_itself_contradicts_nothing() -> None:
+    given = parse("tcp://host/job", {"min_nodes": 1, "payload": math.nan}, {}).payload
+    assert math.isnan(given)
