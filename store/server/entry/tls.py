@@ -25,7 +25,7 @@ from store.net.sockets import forget, let_go_in_children
 if TYPE_CHECKING:
     from store.server.entry.table import Table
 
-__all__ = ["TLS_BYTES", "TlsLayer"]
+__all__ = ["HANDSHAKE", "HANDSHAKE_BYTES", "RECORD_BYTES", "TLS_BYTES", "TlsLayer"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ TLS_BYTES: Final = 24 * 1024  # what a connection takes more than one without TL
 HANDSHAKE: Final = 0x16  # the content type of a client's first record: RFC 8446, B.1
 HEADER_BYTES: Final = 5  # of a record: its type, two bytes of a version, and two that say how long it is
 RECORD_BYTES: Final = 16 * 1024  # the most that a record carries before it is encrypted: RFC 8446, 5.1
+HANDSHAKE_BYTES: Final = 64 * 1024  # with so many and no agreement, its certificates included, a client is turned away
 # Seconds in which a client with TLS has begun to speak, if it is in good health; one that is not will come again.
 SILENCE: Final = 3.0
 HUNG_UP: Final = "it hung up in mid-handshake; it may not trust this server's certificate"
@@ -80,6 +81,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._name = "a client"
         self._came_at = 0.0
         self._hello = bytearray()  # the first record, until it is whole
+        self._said = 0  # bytes that have come and have led to no agreement
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls: ssl.SSLObject | None = None
         self._agreed = self._ending = self._paused = False
@@ -115,12 +117,16 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         data = self._table.raw[:nbytes]
         if self._tls is None:
             self._hear_hello(data)
-            return
-        self._incoming.write(data)
-        if self._agreed:
-            self._decrypt()
         else:
+            self._incoming.write(data)
+            if self._agreed:
+                self._decrypt()
+                return
             self._shake_hands()
+        # Afterwards: behind the client's last word of the handshake its first request may have come, however large.
+        self._said += nbytes
+        if not self._agreed and self._said > HANDSHAKE_BYTES:  # OpenSSL would hold all of a hello that has no end
+            self._turn_away(f"it has agreed on nothing with {self._said} bytes")
 
     def eof_received(self) -> bool:
         """The client has stopped sending."""

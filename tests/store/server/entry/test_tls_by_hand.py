@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import store
 from store.server.entry.table import Table
-from store.server.entry.tls import RECORD_BYTES, TlsLayer
+from store.server.entry.tls import HANDSHAKE, HANDSHAKE_BYTES, RECORD_BYTES, TlsLayer
 from tests.support.processes import require
 
 if TYPE_CHECKING:
@@ -91,9 +91,9 @@ class Watched(ssl.SSLContext):
 
 
 class Conversation:
-    """A client and a layer that have agreed."""
+    """A client and a layer that have agreed; the client may have said something at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_once: bytes = b"") -> None:
         require("trustme")
         import trustme
 
@@ -111,6 +111,8 @@ class Conversation:
         for _ in range(3):
             with contextlib.suppress(ssl.SSLWantReadError):
                 self.client.do_handshake()
+                self.client.write(at_once)
+                at_once = b""
             self.pass_on()
             self.fetch()
 
@@ -223,3 +225,24 @@ async def test_who_looks_at_a_port_and_resets_the_connection_has_said_nothing_wr
             await asyncio.sleep(0.01)
         assert server.figures()["connections_refused"] == 0
     assert caplog.records == []
+
+
+async def test_a_hello_that_has_no_end_is_not_heard_out() -> None:
+    """OpenSSL held 131 kB of it for each stranger, until the time for the handshake was over."""
+    conversation = Conversation()
+    layer, line = TlsLayer(Inside(), conversation.server, conversation.table, within=9.0, farewell=b""), Line()
+    layer.connection_made(line)
+    conversation.layer, fed = layer, 0
+    record = bytes([HANDSHAKE, 3, 1]) + RECORD_BYTES.to_bytes(2, "big")
+    first = record + b"\x01" + (131_000).to_bytes(3, "big") + b"\x03\x03" + bytes(RECORD_BYTES - 6)
+    while not line.is_closing() and fed < 8 * RECORD_BYTES:
+        conversation.feed(first if not fed else record + bytes(RECORD_BYTES))
+        fed += RECORD_BYTES
+    assert line.is_closing()
+    assert HANDSHAKE_BYTES <= fed <= HANDSHAKE_BYTES + RECORD_BYTES
+
+
+async def test_a_large_request_right_behind_the_handshake_is_heard() -> None:
+    """It comes together with the client's last word of the handshake, and is no hello without an end."""
+    value = bytes(2 * HANDSHAKE_BYTES)
+    assert Conversation(at_once=value).inside.heard == value
