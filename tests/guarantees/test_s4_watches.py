@@ -312,7 +312,7 @@ async def test_s4_a_blocking_watch_across_cuts_sees_every_revision_once_and_in_o
                 proxy.cut()
         events = await asyncio.wait_for(reading, 10.0)
         assert [event.revision for event in events] == written
-        assert proxy.connections > 3
+        assert proxy.connections > 1  # how many of the cuts it has met depends on how soon it comes back
         watch.__exit__(None, None, None)
 
 

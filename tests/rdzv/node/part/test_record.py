@@ -33,6 +33,9 @@ class AwayStore:
     def __init__(self) -> None:
         self.callbacks: list[Any] = []
 
+    def time(self) -> float:
+        return asyncio.get_running_loop().time()
+
     def on_connection(self, callback: Any) -> None:
         self.callbacks.append(callback)
 
