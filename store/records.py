@@ -90,7 +90,7 @@ class RecordType(type):
     ) -> RecordType:
         """Make the class. `kw_only=True` is for type checkers alone."""
         made: Any = super().__new__(cls, name, bases, {"__slots__": (), **body})
-        fields = tuple(made.__annotations__)
+        fields = tuple(each for each, said in made.__annotations__.items() if not str(said).startswith("ClassVar"))
         made.fields, made.code = fields, code
         if "read" not in body:
             made.read = Record.__dict__["read"]  # its own, which becomes the reader of its own fields

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from store.messages import CHOSEN_LEASE_LEAST
 
@@ -35,30 +36,34 @@ class Keys:
     head: str = field(init=False, repr=False, compare=False)
 
     # Keys.
-    lease = _Name("lease")  # which lease is the run's own: the one that this key is on
-    settings = _Name("settings")  # what all its nodes must agree on
-    marker = _Name("nodes//marker")  # what a coordinator writes to see its own watch come up to date
-    coordinator = _Name("head/coordinator")  # who decides now; its create_revision is the *term*
-    round = _Name("head/round")  # the last round that completed
-    closed = _Name("head/closed")  # that, and why, the run is over
-    progress = _Name("head/progress")  # how far the next round is, and who has gone from the last one
-    stop = _Name("head/stop")  # where the members are asked, and told, at which step all leave
-    resized = _Name("head/resized")  # that the run has got other numbers of nodes
-    tally = _Name("tally")  # what the nodes count together
-    history = _Name("history")  # what happened in its last rounds
+    lease: ClassVar[_Name] = _Name("lease")  # which lease is the run's own: the one that this key is on
+    settings: ClassVar[_Name] = _Name("settings")  # what all its nodes must agree on
+    marker: ClassVar[_Name] = _Name("nodes//marker")  # what a coordinator writes to see its own watch come up to date
+    coordinator: ClassVar[_Name] = _Name("head/coordinator")  # who decides now; its create_revision is the *term*
+    round: ClassVar[_Name] = _Name("head/round")  # the last round that completed
+    closed: ClassVar[_Name] = _Name("head/closed")  # that, and why, the run is over
+    progress: ClassVar[_Name] = _Name("head/progress")  # how far the next round is, and who has gone from the last one
+    stop: ClassVar[_Name] = _Name("head/stop")  # where the members are asked, and told, at which step all leave
+    resized: ClassVar[_Name] = _Name("head/resized")  # that the run has got other numbers of nodes
+    tally: ClassVar[_Name] = _Name("tally")  # what the nodes count together
+    history: ClassVar[_Name] = _Name("history")  # what happened in its last rounds
 
     # Prefixes of keys: of nodes by their names, which hold no slash ...
-    nodes = _Name("nodes/")  # who a node is, and which arrival of it this is
-    accusations = _Name("nodes//accused/")  # among the nodes, and like none of them
-    begun = _Name("begun/")  # which step a member has begun, when all are to stop
-    drains = _Name("head/draining/")  # that a node is to leave
-    bans = _Name("head/banned/")  # that a node may not join, or none with an attribute: see `ban_names`
-    unfits = _Name("unfit/")  # why a node that wanted to join failed its health check
-    failures = _Name("failed/")  # that a node has failed, in a round
+    nodes: ClassVar[_Name] = _Name("nodes/")  # who a node is, and which arrival of it this is
+    accusations: ClassVar[_Name] = _Name("nodes//accused/")  # among the nodes, and like none of them
+    begun: ClassVar[_Name] = _Name("begun/")  # which step a member has begun, when all are to stop
+    drains: ClassVar[_Name] = _Name("head/draining/")  # that a node is to leave
+    bans: ClassVar[_Name] = _Name(
+        "head/banned/"
+    )  # that a node may not join, or none with an attribute: see `ban_names`
+    unfits: ClassVar[_Name] = _Name("unfit/")  # why a node that wanted to join failed its health check
+    failures: ClassVar[_Name] = _Name("failed/")  # that a node has failed, in a round
     # ... and of others.
-    questions = _Name("head/asked/")  # what an operator asks of nodes
-    rounds = _Name("rounds/")  # who is in a round
-    stores = _Name("store/")  # what the members of all rounds share; apart, since nobody lists what users write
+    questions: ClassVar[_Name] = _Name("head/asked/")  # what an operator asks of nodes
+    rounds: ClassVar[_Name] = _Name("rounds/")  # who is in a round
+    stores: ClassVar[_Name] = _Name(
+        "store/"
+    )  # what the members of all rounds share; apart, since nobody lists what users write
 
     def __post_init__(self) -> None:
         # Not made anew at each use: every name begins with them.

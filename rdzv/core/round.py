@@ -11,7 +11,7 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rdzv.core.stored import Stored
 from store.records import Record
@@ -205,7 +205,7 @@ class Round(Stored, kw_only=True):
 
     called = "the round"
     by_place = True
-    outside = ("revision",)
+    outside: ClassVar[tuple[str, ...]] = ("revision",)
 
     number: int
     term: int

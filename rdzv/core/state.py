@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rdzv.core.absent import NAMED_OF_MANY, Absent
 from rdzv.core.stopping import Resized
@@ -88,7 +88,7 @@ class NodeRecord(Stored, kw_only=True):
 
     called = "the record of a node"
     by_place = True
-    outside = ("node_id", "arrival")
+    outside: ClassVar[tuple[str, ...]] = ("node_id", "arrival")
 
     node_id: str
     incarnation: str
@@ -190,7 +190,7 @@ class Ban(Stored, kw_only=True):
     """
 
     called = "a ban"
-    outside = ("left",)
+    outside: ClassVar[tuple[str, ...]] = ("left",)
 
     reason: str
     by: str = ""

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from rdzv.core.stored import Stored
 from rdzv.errors import RendezvousSettingsError
@@ -54,7 +54,7 @@ class Stop(Stored, kw_only=True):
     """
 
     called = "the step to stop at"
-    outside = ("revision",)
+    outside: ClassVar[tuple[str, ...]] = ("revision",)
 
     round: int
     decided: bool = False
@@ -90,7 +90,7 @@ class Resized(Stored, kw_only=True):
     """
 
     called = "a resize"
-    outside = ("revision",)
+    outside: ClassVar[tuple[str, ...]] = ("revision",)
 
     min_nodes: int
     max_nodes: int
