@@ -43,6 +43,7 @@ __all__ = [
     "entry_of",
     "events_of",
     "key_of",
+    "put_event",
     "range_of",
     "span_of",
     "spans",
@@ -188,7 +189,11 @@ def _event(change: pb.Event) -> Event:
     kv = change.kv
     if change.type == DELETED:
         return Event(kind="delete", revision=kv.mod_revision, key=key_of(kv.key))
-    entry = entry_of(kv)
+    return put_event(entry_of(kv))
+
+
+def put_event(entry: Entry) -> Event:
+    """The change that left this entry behind."""
     return Event(
         kind="put",
         revision=entry.mod_revision,

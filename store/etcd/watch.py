@@ -18,8 +18,8 @@ import anyio
 
 from store import interface, messages
 from store.errors import StoreUsageError, WatchCompacted
-from store.etcd.codec import Failure, FailureKind, events_of, range_of, span_of, spans, watch_requests
-from store.messages import Count, Entry, Event
+from store.etcd.codec import Failure, FailureKind, events_of, put_event, range_of, span_of, spans, watch_requests
+from store.messages import Count, Event
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -131,7 +131,7 @@ class Watch(interface.Watch):
         elif request.snapshot:
             revision = 0
             async for entries, revision in self._reads.pages(self._prefix, (), deadline):  # noqa: B007  the last one counts
-                batches.append(list(map(_put_event, entries)))
+                batches.append(list(map(put_event, entries)))
             self._population = sum(map(len, batches))
             batches[-1].append(Event(kind="synced", revision=revision))
             start = revision + 1
@@ -182,17 +182,6 @@ class Watch(interface.Watch):
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
-
-
-def _put_event(entry: Entry) -> Event:
-    return Event(
-        kind="put",
-        revision=entry.mod_revision,
-        key=entry.key,
-        value=entry.value,
-        create_revision=entry.create_revision,
-        lease=entry.lease,
-    )
 
 
 def _growth(event: Event) -> int:
