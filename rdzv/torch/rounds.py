@@ -231,7 +231,8 @@ class TorchRound(_GroupOfRound, blocking.Round):
         has its own.
 
         Args:
-            model: A `torch.nn.Module`; its parameters and buffers are written in place.
+            model: A `torch.nn.Module`; its parameters and buffers are written in place, those too that are not in its
+                `state_dict`, and what its modules' `get_extra_state` gives is brought.
             optimizer: A `torch.optim.Optimizer`, or whatever has `state_dict` and `load_state_dict`.
             extra: Anything that pickles: the step, the state of a scheduler, of a generator of random numbers.
 
@@ -240,7 +241,8 @@ class TorchRound(_GroupOfRound, blocking.Round):
 
         Raises:
             ValueError: This member's model has other tensors than that one's; the first that differs is named, with
-                both shapes. The others meet again without this member.
+                both shapes. The others meet again without this member. Or the model is sharded (`fully_shard`): what
+                was on a member that is lost, nobody has.
         """
         return self._synchronized(self.lags, model, optimizer, extra)
 

@@ -1,11 +1,16 @@
 """Shell: bring the state of all members of a process group to that of one: model, optimizer, and whatever else.
 
 First the source tells, as one pickled object, how its state looks: a skeleton with a place for each tensor. Every
-member compares the model's part with its own. Only when all agree, the tensors follow, each by a broadcast into the
-place where it is to be; a model's in place, an optimizer's into new ones, since a newcomer's optimizer has none yet.
+member compares the model's part with its own. Only when all agree, the tensors follow, each by a broadcast of its
+bytes into the place where it is to be: gloo knows few types of numbers, but bytes it knows. A model's parameters and
+buffers are written in place, those that are not in its `state_dict` too. What a module keeps beside its tensors
+(`get_extra_state`) and an optimizer's state are made anew: a newcomer has none yet, or of another shape.
 
 A member that lags has a state of its own, which is worth something if the source dies meanwhile: half of one state and
 half of another is none. So it receives the model's tensors into new ones, too, and takes them over when all are there.
+
+A model of which each member has a part (a `DTensor`, as `fully_shard` makes them) is refused: what a member had that is
+lost, no other has.
 
 The pickle is PyTorch's (`broadcast_object_list`), among the members of one group; it never enters a store of ours.
 """
@@ -13,22 +18,26 @@ The pickle is PyTorch's (`broadcast_object_list`), among the members of one grou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from rdzv.errors import RoundChanged
 from rdzv.torch.pytorch import dist, torch
 
 __all__ = ["synchronize"]
 
+REMEDY: Final = "build the same model on all members"
+SHARDED: Final = "is sharded (a DTensor): the part of a member that is lost is gone with it; read it from a checkpoint"
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor goes."""
+    """Where a tensor goes; of one that is sharded it is only known that it is."""
 
     index: int
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: str
+    sharded: bool = False
 
     def __str__(self) -> str:
         return f"{tuple(self.shape)} of {self.dtype}"
@@ -37,37 +46,53 @@ class _Place:
 def synchronize(source: int, *, rank: int, lags: bool, model: Any, optimizer: Any, extra: Any) -> Any:
     """Bring all members to the state of `source`, and return its `extra`; see `TorchRound.sync_state`."""
     tensors: list[torch.Tensor] = []
-    own = dict(model.state_dict(keep_vars=True)) if model is not None else {}
+    own, own_rest = _parts(model)
     told: list[Any] = [None]
     if rank == source:
-        places = {name: _take(value, tensors) for name, value in own.items()}
-        told = [(places, _take(optimizer.state_dict() if optimizer is not None else None, tensors), extra)]
+        rest = (own_rest, optimizer.state_dict() if optimizer is not None else None)
+        told = [(_take(own, tensors), _take(rest, tensors), extra)]
     dist.broadcast_object_list(told, src=source)
-    places, optimizer_state, extra = told[0]
-    _agree(_difference(places, own))
+    places, rest, extra = told[0]
+    _agree(_difference(places, _take(own, [])))
     with torch.no_grad():
-        received: dict[int, torch.Tensor] = {}
         later: list[tuple[torch.Tensor, torch.Tensor]] = []
         for name, place in places.items():
-            if isinstance(place, _Place):
-                target = own[name].detach()
-                into = tensors[place.index] if rank == source else torch.empty_like(target) if lags else target
-                sent = _broadcast(into, source)
-                if rank != source and sent.data_ptr() != target.data_ptr():
-                    later.append((target, sent))
-        optimizer_state = _fill(optimizer_state, source, rank, tensors, received)
+            target = own[name].detach()
+            into = tensors[place.index] if rank == source else torch.empty_like(target) if lags else target
+            sent = _broadcast(into, source)
+            if rank != source and sent.data_ptr() != target.data_ptr():
+                later.append((target, sent))
+        more, optimizer_state = _fill(rest, source, rank, tensors, {})
         for target, sent in later:
             target.copy_(sent)
-    if optimizer is not None and rank != source:
+    if rank != source and more:
+        model.load_state_dict(more, strict=False)  # which hands each module its own
+    if rank != source and optimizer is not None:
         optimizer.load_state_dict(optimizer_state)
     return extra
+
+
+def _parts(model: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """A model's tensors by their names, and whatever else is in its `state_dict`."""
+    state = model.state_dict(keep_vars=True) if model is not None else {}
+    rest = {name: value for name, value in state.items() if _is_extra(name, value)}
+    tensors = {name: value for name, value in state.items() if name not in rest}
+    if model is not None:
+        tensors.update((name, value) for name, value in model.named_buffers() if name not in state)
+    return tensors, rest
+
+
+def _is_extra(name: str, value: Any) -> bool:
+    """Whether it is what `get_extra_state` has given: PyTorch's documentation says what its name ends with."""
+    return not isinstance(value, torch.Tensor) or name.rpartition(".")[2] == "_extra_state"
 
 
 def _take(value: Any, tensors: list[torch.Tensor]) -> Any:
     """The same structure, with a place for each tensor, which is put into the list."""
     if isinstance(value, torch.Tensor):
+        sharded = hasattr(value, "device_mesh")
         tensors.append(value.detach())
-        return _Place(len(tensors) - 1, tuple(value.shape), value.dtype, value.device.type)
+        return _Place(len(tensors) - 1, tuple(value.shape), value.dtype, value.device.type, sharded)
     if isinstance(value, dict):
         return {key: _take(inner, tensors) for key, inner in value.items()}
     if type(value) in (list, tuple):
@@ -78,6 +103,8 @@ def _take(value: Any, tensors: list[torch.Tensor]) -> Any:
 def _fill(value: Any, source: int, rank: int, tensors: list[torch.Tensor], received: dict[int, torch.Tensor]) -> Any:
     """The structure with its tensors; every member walks it in the same order."""
     if isinstance(value, _Place):
+        if value.sharded:
+            raise ValueError(f"the optimizer's state {SHARDED}")
         if value.index not in received:
             whole = tensors[value.index] if rank == source else torch.empty(value.shape, dtype=value.dtype)
             received[value.index] = _broadcast(whole, source)
@@ -94,20 +121,19 @@ def _broadcast(tensor: torch.Tensor, source: int) -> torch.Tensor:
     sent = tensor.contiguous()
     if dist.get_backend() == "nccl" and sent.device.type != "cuda":
         sent = sent.cuda()
-    dist.broadcast(sent, src=source)
+    dist.broadcast(sent.reshape(-1).view(torch.uint8), src=source)
     return sent
 
 
-def _difference(places: dict[str, Any], own: dict[str, Any]) -> str | None:
+def _difference(there: dict[str, _Place], here: dict[str, _Place]) -> str | None:
     """The first thing in which a model differs from the source's, in words."""
-    for name in dict.fromkeys([*places, *own]):
-        if name not in own or name not in places:
-            return f"{name} is missing {'here' if name not in own else 'at the newest'}"
-        there, here = places[name], own[name]
-        if isinstance(there, _Place):
-            shape = tuple(here.shape) if isinstance(here, torch.Tensor) else None
-            if shape != there.shape or here.dtype != there.dtype:
-                return f"{name} is {shape} of {getattr(here, 'dtype', type(here))} here, and {there} at the newest"
+    for name in dict.fromkeys([*there, *here]):
+        if name not in here or name not in there:
+            return f"{name} is missing {'here' if name not in here else 'at the newest'}; {REMEDY}"
+        if there[name].sharded or here[name].sharded:
+            return f"{name} {SHARDED}"
+        if (there[name].shape, there[name].dtype) != (here[name].shape, here[name].dtype):
+            return f"{name} is {here[name]} here, and {there[name]} at the newest; {REMEDY}"
     return None
 
 
@@ -121,7 +147,7 @@ def _agree(difference: str | None) -> None:
     found: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(found, difference)
     if difference is not None:
-        raise ValueError(f"this member's model is not the others': {difference}; build the same model on all")
+        raise ValueError(f"this member cannot take over the newest state: {difference}")
     first = next(((rank, what) for rank, what in enumerate(found) if what is not None), None)
     if first is not None:
-        raise RoundChanged(f"rank {first[0]} leaves, since its model is not the others': {first[1]}")
+        raise RoundChanged(f"rank {first[0]} leaves, since it cannot take over the newest state: {first[1]}")

@@ -20,6 +20,7 @@ from torch.distributed import rpc
 
 import rdzv.torch
 from rdzv.torch.pytorch import RELEASE, destroy_process_groups
+from rdzv.torch.state import synchronize
 
 
 def over_a_store(url: str, rank: int, size: int) -> None:
@@ -38,7 +39,43 @@ def over_a_store(url: str, rank: int, size: int) -> None:
         dist.all_reduce(total, group=odd)
         assert int(total) == sum(range(1, size, 2))
     dist.monitored_barrier()
+    state_of_all_kinds(rank, size)
     destroy_process_groups()
+
+
+class AllKinds(torch.nn.Module):  # type: ignore[misc]  # PyTorch is read without its types
+    """A model whose tensors are of types that gloo does not know, or are not in its state, or are none."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+        torch.nn.init.constant_(self.linear.weight, number)
+        for dtype in (torch.int16, torch.uint16, torch.float8_e4m3fn, torch.bool, torch.complex64):
+            self.register_buffer(str(dtype).rpartition(".")[2], torch.full((3,), number % 2).to(dtype))
+        self.register_buffer("not_in_state", torch.full((), number), persistent=False)
+        self.register_buffer("images", torch.full((1, 2, 3, 3), number).to(memory_format=torch.channels_last))
+        self.extra: Any = {"calls": number, "sizes": torch.full((number + 1,), number)}
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state
+
+    def same_as(self, other: AllKinds) -> bool:
+        """Whether all is equal but the bias, which each process draws for itself."""
+        mine, its = ([*one.buffers(), one.linear.weight, one.extra["sizes"]] for one in (self, other))
+        equal = all(torch.equal(a.double().real, b.double().real) for a, b in zip(mine, its, strict=True))
+        return equal and self.extra["calls"] == other.extra["calls"]
+
+
+def state_of_all_kinds(rank: int, size: int) -> None:
+    """Bring all to the state of the last rank, whose numbers are others."""
+    model, newest = AllKinds(rank), AllKinds(size - 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    for lags in (False, rank == 0):
+        assert synchronize(size - 1, rank=rank, lags=lags, model=model, optimizer=optimizer, extra=rank) == size - 1
+    assert model.same_as(newest)
 
 
 def counted(store: rdzv.torch.TorchStore) -> Counter[str]:
