@@ -44,7 +44,6 @@ from rdzv.core.round import (
     Participant,
     Round,
     bucket_of,
-    place,
 )
 from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.view import View
@@ -128,7 +127,6 @@ class Term:
         self._said = ""
         self._failed_with: str | None = None
         self._run_lease = run_lease
-        self._incarnations: dict[str, str] = {}  # of the members of the last round, once this term has completed one
         self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * part.settings.ttl))
         self._chronicle = Chronicle()
         run = self._store, self._keys, self._view
@@ -390,9 +388,6 @@ class Term:
         agreed = when.value(self._keys.settings) == self._agreed.value
         conditions = [*unchanged, agreed, when.missing(self._keys.closed), *standing]
         exact = len(conditions) <= self._store.operations_max
-        incarnations = {record.node_id: record.incarnation for record in decision.members}
-        same = {node_id for node_id, _ in incarnations.items() & self._incarnations.items()}
-        kept, arrivals = place(members, last if exact else None, self._view.members, same)
         round = Round(
             number=decision.number,
             term=self._term,
@@ -405,8 +400,6 @@ class Term:
             in_steps=any(record.progress is not None for record in decision.members),
             since=_since(self._view, members),
             checked=len(members) > 1 and all(record.checks for record in decision.members),
-            kept=kept,
-            arrivals=arrivals,
         )
         self._shared.used = True  # from now on: the answer to the commit may be lost
         now, nodes = self._store.time(), {record.node_id: record.address for record in decision.members}
@@ -451,7 +444,6 @@ class Term:
         )
         now = self._store.time()
         self._view.completed(committed, members, now=now)
-        self._incarnations = incarnations
         self._chronicle.written(history, now=now)
         if progress is not None:
             self._reported, self._reported_at = progress, now

@@ -70,17 +70,12 @@ class Link:
         node_id: What this node is called.
         closed_ttl: How long the run's keys outlive its last node, if this node is the first to write any.
         rng: Spreads over time what many nodes do now and then.
-
-    Attributes:
-        placed: The revision of the last round that this node was a member of, and its rank there: of a round in this
-            very store, since another one counts its revisions anew.
     """
 
     def __init__(self, store: Store, keys: Keys, *, node_id: str, closed_ttl: float, rng: random.Random) -> None:
         self.store = store
         self.keeper: TaskKeeper = TaskKeeper(store)
         self.follower: Follower = Follower(store, keys, node_id=node_id)
-        self.placed: tuple[int, int] | None = None
         self._keys = keys
         self._run_id = keys.run_id
         self._node_id = node_id

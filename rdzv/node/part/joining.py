@@ -201,13 +201,10 @@ class Joining:
                 now = link.store.time()
                 match follow(me, link.follower.head, now=now):
                     case RoundToCheck(round=round):
-                        rank = round.rank_of(me.arrival, last=link.placed)
-                        if rank is None and not round.names_all(last=link.placed):
-                            rank = await self._read_rank(link, round, me)
+                        rank = await self._read_rank(link, round, me)
                         if not part.arrival.stands(me.arrival):
                             continue  # the lease was lost while we read: we were in it, perhaps, and are not any more
                         if rank is not None:
-                            link.placed = round.revision, rank
                             return part.become_member(round, rank, me, time=loop.time), me
                         me = replace(me, passed_over=round.revision, known_round=round.number, was_member=False)
                         part.known_round = max(part.known_round, round.number)

@@ -14,7 +14,7 @@ from rdzv.bootstrap_check import Verdict
 from rdzv.core.absent import Absent, Missing
 from rdzv.core.asking import Question
 from rdzv.core.history import Chapter, History, Incident, Past, Spent
-from rdzv.core.round import Arrivals, Kept, Member, Participant, Round
+from rdzv.core.round import Member, Participant, Round
 from rdzv.core.state import Ban, Closed, NodeRecord, Phase, Progress, pack_settings, unpack_settings
 from rdzv.core.stopping import Begun, Drain, Resized, Stop
 from rdzv.core.stored import Stored
@@ -59,7 +59,6 @@ def values_of(type_: Any) -> st.SearchStrategy[Any]:
     plain: dict[Any, st.SearchStrategy[Any]] = {
         Any: payloads,
         bool: st.booleans(),
-        bytes: st.binary(max_size=8).map(lambda half: half + half),  # an even number of them: see `Arrivals`
         float: st.floats(allow_nan=False),
         int: st.integers(-(2**63), 2**64 - 1),
         str: text,
@@ -179,7 +178,7 @@ def test_nouns_inside_of_others_are_checked_and_may_have_more_columns() -> None:
         Progress.unpack(msgpack.packb(plain))
     with pytest.raises(RendezvousSettingsError):
         Progress(phase=Phase.GATHERING, absent=Absent(waited="long")).pack()  # type: ignore[arg-type]
-    for kind in (Arrivals, Chapter, Incident, Kept, Past, Spent):
+    for kind in (Chapter, Incident, Past, Spent):
         assert not issubclass(kind, Stored), "they stand in no key of their own"
 
 

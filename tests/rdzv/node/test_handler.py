@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from rdzv.core.round import Arrivals, Member
 from rdzv.core.state import Closed, Dropped, NodeRecord, NodesLeft, NodesLost, NodesWaiting
 from rdzv.errors import (
     RendezvousClosedError,
@@ -19,13 +18,13 @@ from rdzv.errors import (
     RendezvousTimeoutError,
     RoundSupersededError,
 )
-from rdzv.node import coordinator as room_of_coordinator
 from rdzv.node.part import joining as room_of_joining
 from rdzv.node.status import find_member
 from store.messages import KeepAlive, Request, Revoke, Transact
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 
 if TYPE_CHECKING:
+    from rdzv.core.round import Member
     from rdzv.node.handler import Handler
     from rdzv.node.store_session import Link
 
@@ -344,9 +343,6 @@ async def test_a_lease_lost_while_the_rank_is_read_makes_the_node_join_the_next_
             return member
 
         monkeypatch.setattr(room_of_joining, "find_member", slowly)
-        monkeypatch.setattr(
-            room_of_coordinator, "place", lambda *_: (None, Arrivals())
-        )  # as in a round of many members
         heard = await listen(run, b)
         joins = await run.join(a)
         first = await b.next_rendezvous()
@@ -358,7 +354,7 @@ async def test_a_lease_lost_while_the_rank_is_read_makes_the_node_join_the_next_
 
 
 async def test_a_member_whose_name_another_process_has_taken_meanwhile_takes_no_rank_of_it() -> None:
-    """Members know their rank by the one they had: so did one that had been dropped unawares, and replaced."""
+    """Members knew their rank by the one they had: so did one that had been dropped unawares, and replaced."""
     async with VirtualRun(min_nodes=2, last_call_timeout=0, ttl=30, disconnect_ttl=30, join_timeout=20) as run:
         a, b = run.handler("a"), run.handler("b")
         assert_one_round(await run.meet(a, b))
