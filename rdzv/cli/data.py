@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rdzv.cli.command import DONE, FAILED, argument, command, flag
+from rdzv.cli.command import DONE, FAILED, argument, command
 from store import StoreUsageError
 from store.net.threads import in_thread
 
@@ -52,14 +52,13 @@ async def _back_up(options: argparse.Namespace) -> int:
     "make a store of such a copy, under a new identity",
     argument("file", metavar="FILE", type=Path, help="a copy made by rdzv backup, or a store.sqlite3"),
     argument("directory", metavar="DIR", type=Path, help="a directory without a store; made if not there"),
-    flag("--damaged", "FILE is a damaged store: take what can still be read, and say what not"),
 )
 async def _restore(options: argparse.Namespace) -> int:
     from store.disk import copies
 
     return await _carry_out(
         "restore",
-        lambda: copies.restore(options.file, options.directory, new_id=secrets.token_hex(8), damaged=options.damaged),
+        lambda: copies.restore(options.file, options.directory, new_id=secrets.token_hex(8)),
         f"is in {options.directory}, as a new store: clients of the old one are told that it was replaced",
     )
 
@@ -70,13 +69,12 @@ async def _carry_out(name: str, work: Callable[[], Report], done: str) -> int:
     except StoreUsageError as error:
         sys.stderr.write(f"rdzv {name}: {error}\n")
         return FAILED
-    for what in report.passed_over:
-        sys.stderr.write(f"rdzv {name}: {what}\n")
     served = f"; process {report.served_by} serves it" if report.served_by else ""
+    saved = report.saved
     print(
-        f"store {report.store_id} {done}: format {report.format}, revision {report.revision}, {report.keys} keys with "
-        f"{report.value_bytes} bytes, {report.leases} leases, {report.sessions} sessions, {report.changes} past "
-        f"changes; {report.file_bytes} bytes on the disk{served}"
+        f"store {saved.store_id} {done}: revision {saved.revision}, {len(saved.entries)} keys with "
+        f"{sum(len(entry.value) for entry in saved.entries)} bytes, {len(saved.leases)} leases, {len(saved.sessions)} "
+        f"sessions, {len(saved.history)} past changes; {report.file_bytes} bytes on the disk{served}"
     )
     return DONE
 

@@ -8,64 +8,41 @@ otherwise go on as if what was written since the copy were still there, and two 
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from store.disk import migrations, rows
+from store.disk import rows
 from store.disk.directory import FILE, UNFINISHED, holder, make_file, put_in_place, release_lock, take_lock
-from store.disk.verification import open_to_read, reporting, verify
+from store.disk.verification import carry_over, check_format, open_to_read, reporting, verify
 from store.errors import StoreUsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from store.engine.changeset import Facts, Saved
+    from store.engine.changeset import Saved
 
 __all__ = ["Report", "back_up", "check", "found", "restore"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What is in a whole store.
+    """A whole store, all of which was read; what its files take on the disk, and the process that serves it now."""
 
-    Attributes:
-        store_id: Its identity.
-        format: Of its database.
-        revision: Of its last change.
-        keys: How many there are.
-        value_bytes: What their values take.
-        leases: How many there are.
-        sessions: Clients that are remembered.
-        changes: How many past changes are kept for watches.
-        file_bytes: What its files take on the disk.
-        served_by: The process of the server that has it now.
-        passed_over: What of a damaged store could not be read, in words.
-    """
-
-    store_id: str
-    format: int
-    revision: int
-    keys: int
-    value_bytes: int
-    leases: int
-    sessions: int
-    changes: int
+    saved: Saved
     file_bytes: int
     served_by: str | None = None
-    passed_over: tuple[str, ...] = ()
 
 
-def found(path: Path, store_id: str, facts: Facts | None = None) -> None:
-    """Make a store under another name, and let it appear whole; empty, but for these facts."""
+def found(path: Path, store_id: str) -> None:
+    """Make an empty store under another name, and let it appear whole."""
     partial = _unfinished(path)
     make_file(partial)
     with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as database:
         database.execute("PRAGMA auto_vacuum=INCREMENTAL")  # before the first table, or it does nothing
         database.executescript(f"PRAGMA fullfsync=ON; BEGIN; {rows.SCHEMA} PRAGMA user_version={rows.FORMAT};")
         database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.seal("store_id", store_id))
-        if facts is not None:
-            rows.write(database, [facts], number=1)
         database.execute("COMMIT")
         database.execute("PRAGMA journal_mode=WAL")
     put_in_place(partial, path)
@@ -89,10 +66,9 @@ def check(directory: Path) -> Report:
         version = verify(directory, served=process is not None)
         if version != rows.FORMAT:
             raise StoreUsageError(f"{path} is whole, of format {version}: the next start of a server carries it over")
-        with contextlib.closing(open_to_read(path)) as database:
-            saved = _load(database)
+        report = _read(path, served_by=process)
     files = [file.stat().st_size for file in directory.iterdir() if file.name.startswith(FILE)]
-    return _report(saved, served_by=process, file_bytes=sum(files))
+    return replace(report, file_bytes=sum(files))
 
 
 def back_up(directory: Path, target: Path) -> Report:
@@ -107,21 +83,20 @@ def back_up(directory: Path, target: Path) -> Report:
     with holder(directory) as process, reporting(path):
         verify(directory, served=process is not None)
         try:
-            migrations.copy(path, target)
+            _copy(path, target)
         except OSError as error:
             raise StoreUsageError(f"{target} cannot be written: {error.strerror or error}") from error
-    try:
-        return _read_copy(target, served_by=process)
-    except BaseException:
-        target.unlink()
-        raise
+        try:
+            return _read(target, served_by=process)
+        except BaseException:
+            target.unlink()
+            raise
 
 
-def restore(source: Path, directory: Path, *, new_id: str, damaged: bool = False) -> Report:
+def restore(source: Path, directory: Path, *, new_id: str) -> Report:
     """Make a store of a copy, in a directory without one, and under a new identity.
 
-    Sessions are left behind: their clients knew the store by its old identity. Leases get their full TTL again. Of one
-    that is `damaged`, what can still be read is taken, and the report says what cannot.
+    Sessions are left behind: their clients knew the store by its old identity. Leases get their full TTL again.
 
     Raises:
         StoreUsageError: The copy is damaged, or there is a store in the directory.
@@ -133,28 +108,50 @@ def restore(source: Path, directory: Path, *, new_id: str, damaged: bool = False
         path = directory / FILE
         if path.exists():
             raise StoreUsageError(f"{directory} holds a store: restore into another directory, or move {path} away")
-        with reporting(source), contextlib.closing(open_to_read(source)) as database:
-            (version,) = database.execute("PRAGMA user_version").fetchone()
-            migrations.check_format(version, source)
-            if damaged:
-                facts, passed_over = rows.what_is_left(database)
-                found(path, new_id, facts)
-                return replace(_read_copy(path), passed_over=tuple(passed_over))
-            if version == rows.FORMAT:
-                _load(database)  # before anything is made of it
-            partial = _unfinished(path)
-            migrations.copy(source, partial)
-        with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as database:
-            database.execute("BEGIN IMMEDIATE")
-            database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", rows.seal("store_id", new_id))
-            database.execute("DELETE FROM sessions")
-            database.execute("DELETE FROM replies")
-            database.execute("COMMIT")
-        report = _read_copy(partial)
+        partial = _unfinished(path)
+        with reporting(source):
+            _copy(source, partial)
+            with contextlib.closing(open_to_read(partial)) as database:
+                (version,) = database.execute("PRAGMA user_version").fetchone()
+            check_format(version, source)
+            if version != rows.FORMAT:
+                carry_over(partial, version)
+            with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as database:
+                _load(database)  # before its seals are made anew
+                database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", rows.seal("store_id", new_id))
+                database.execute("DELETE FROM sessions")
+                database.execute("DELETE FROM replies")
+                database.execute("COMMIT")
+            report = _read(partial)
         put_in_place(partial, path)
     finally:
         release_lock(lock)
     return report
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a store as it is at one moment, also while a server writes to it; the copy appears whole, and durable."""
+    partial = target.with_name(f"{target.name}.new")
+    partial.unlink(missing_ok=True)
+    try:
+        make_file(partial)
+        with (
+            contextlib.closing(open_to_read(source)) as whole,
+            contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as taken,
+        ):
+            whole.backup(taken)  # in one piece: its lock keeps nobody from writing
+            taken.execute("PRAGMA journal_mode=DELETE")  # all of it is in the one file
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        put_in_place(partial, target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _read(path: Path, *, served_by: str | None = None) -> Report:
+    with contextlib.closing(open_to_read(path)) as database:
+        return Report(saved=_load(database), file_bytes=path.stat().st_size, served_by=served_by)
 
 
 def _store_in(directory: Path) -> Path:
@@ -164,30 +161,10 @@ def _store_in(directory: Path) -> Path:
     return path
 
 
-def _read_copy(path: Path, *, served_by: str | None = None) -> Report:
-    with reporting(path), contextlib.closing(open_to_read(path)) as database:
-        return _report(_load(database), served_by=served_by, file_bytes=path.stat().st_size)
-
-
 def _load(database: sqlite3.Connection) -> Saved:
-    """All of a store, with SQLite's own structure looked through, too."""
+    """All of a store, with SQLite's own structure looked through, too, in a transaction that stays open."""
     database.execute("BEGIN")  # at one moment, beside a server that writes
     (health,) = database.execute("PRAGMA integrity_check(1)").fetchone()
     if health != "ok":
         raise sqlite3.DatabaseError(health)
     return rows.load(database)
-
-
-def _report(saved: Saved, *, served_by: str | None, file_bytes: int) -> Report:
-    return Report(
-        store_id=saved.store_id,
-        format=rows.FORMAT,
-        revision=saved.revision,
-        keys=len(saved.entries),
-        value_bytes=sum(len(entry.value) for entry in saved.entries),
-        leases=len(saved.leases),
-        sessions=len(saved.sessions),
-        changes=len(saved.history),
-        file_bytes=file_bytes,
-        served_by=served_by,
-    )

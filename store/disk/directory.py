@@ -4,7 +4,6 @@
     lock                     held by the one server that has the directory
     durable                  which group of changes was on the disk last; see `Mark`
     reserve                  room kept back for deletes; see `Reserve`
-    store.sqlite3.format-1   what a newer release found, until its first clean stop
     store.sqlite3-wal.left-1 the log of a file that somebody has moved away, when a new one came in its place
 
 What is in a store is its members' own affair, so the directory is made for its owner alone (0700), and so are the files

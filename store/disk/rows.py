@@ -5,23 +5,26 @@ CRC-32 of the others, which tells damage, and is no proof against malice.
 
 `FORMAT` stands for all that is written here: the tables, and the bytes in them, of events and of answers, which are
 those of the wire. A test holds a digest of every layout beside the number, so that neither changes without the other.
+A release that changes a layout raises the number, and adds a function to `MIGRATIONS`; those of all formats that were
+ever released stay. Nothing has been released yet, so there is none.
 """
 
 from __future__ import annotations
 
-import sqlite3
 import zlib
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from store.engine.changeset import Facts, KeptReply, Saved, SavedLease, SavedSession
-from store.messages import CHOSEN_LEASE_LEAST, Entry, Event, Failed, FailureKind
+from store.engine.changeset import Facts, Saved, SavedLease, SavedSession
+from store.messages import Entry, Event, Failed, FailureKind
 from store.protocol import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    import sqlite3
+    from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["FORMAT", "SCHEMA", "last_group", "load", "refusal_of", "seal", "what_is_left", "write"]
+__all__ = ["FORMAT", "MIGRATIONS", "SCHEMA", "last_group", "load", "refusal_of", "seal", "write"]
 
 FORMAT = 4  # of the tables below, and of what is in their rows; PRAGMA user_version
 
@@ -45,7 +48,8 @@ CREATE TABLE replies (
 PART_BYTES = 8 * 1024 * 1024
 PARTS = 1 << 12
 
-UNKNOWN_TTL = 3600.0  # seconds, of a lease that a damaged store has lost: time to look at its keys
+MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
+"""By the format that is there, what turns it into the next one; within a transaction, and without ending it."""
 
 
 def seal(*fields: Any) -> tuple[Any, ...]:
@@ -96,6 +100,11 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
         if event.kind == "put"
     ]
     deleted = [(event.key,) for event in changed.values() if event.kind == "delete"]
+    granted = [
+        seal(lease.id, float(lease.ttl), *map(_real, (lease.disconnect_ttl, lease.gone_ttl)), int(lease.anonymous))
+        for lease in leases.values()
+        if lease is not None
+    ]
     kept = [
         seal(session_id, request_id, wire.encode_response(request_id, response))
         for session_id, of_session in replies.items()
@@ -114,7 +123,7 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
     many("DELETE FROM entries WHERE key = ?", deleted)
     many("INSERT INTO history VALUES (?, ?, ?)", history)
     many("DELETE FROM leases WHERE id = ?", [(id,) for id in leases])
-    many("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?)", [_lease_row(lease) for lease in leases.values() if lease])
+    many("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?)", granted)
     many("DELETE FROM replies WHERE session = ?", [(id,) for id in sessions])
     many("DELETE FROM sessions WHERE id = ?", [(id,) for id in sessions])
     many(
@@ -130,9 +139,8 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
         database.execute("DELETE FROM history WHERE place < ?", ((compacted + 1) * PARTS,))
 
 
-def _lease_row(lease: SavedLease) -> tuple[Any, ...]:
-    sooner = [None if ttl is None else float(ttl) for ttl in (lease.disconnect_ttl, lease.gone_ttl)]
-    return seal(lease.id, float(lease.ttl), *sooner, int(lease.anonymous))
+def _real(ttl: float | None) -> float | None:
+    return None if ttl is None else float(ttl)
 
 
 def _history_rows(revision: int, events: tuple[Event, ...]) -> Iterator[tuple[Any, ...]]:
@@ -150,19 +158,8 @@ def refusal_of(facts: Facts, why: str) -> Facts:
     """What is kept of facts that cannot be written: to whoever asked for them, that it was refused, and why."""
     message = f"the disk cannot take it, and nothing was done: {why}; ask for less"
     answer = Failed(kind=FailureKind.LIMIT, message=message)
-    return Facts(
-        sessions=dict(facts.sessions),
-        last_session=facts.last_session,
-        replies=[
-            KeptReply(
-                session_id=reply.session_id,
-                acknowledged=reply.acknowledged,
-                request_id=reply.request_id,
-                response=answer,
-            )
-            for reply in facts.replies
-        ],
-    )
+    replies = [replace(reply, response=answer) for reply in facts.replies]
+    return Facts(sessions=dict(facts.sessions), last_session=facts.last_session, replies=replies)
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -178,7 +175,10 @@ def load(database: sqlite3.Connection) -> Saved:
     """A whole store, read and found consistent; `ValueError`, or whatever else, if not."""
 
     def rows(table: str, which: str = "") -> Iterator[tuple[Any, ...]]:
-        return _whole(table, database.execute(f"SELECT * FROM {table} {which}"))  # noqa: S608 - our own names
+        for row in database.execute(f"SELECT * FROM {table} {which}"):  # noqa: S608 - our own names
+            if row != seal(*row[:-1]):
+                raise ValueError(f"a row of {table!r} is not as it was written")
+            yield row[:-1]
 
     meta = dict(rows("meta", "WHERE name != 'probe'"))
     numbers: dict[bytes, int] = dict(rows("sessions"))
@@ -195,7 +195,10 @@ def load(database: sqlite3.Connection) -> Saved:
             Entry(key=key, value=value, create_revision=created, mod_revision=changed, lease=lease)
             for key, value, created, changed, lease in rows("entries")
         ),
-        leases=tuple(_lease_from(row) for row in rows("leases")),
+        leases=tuple(
+            SavedLease(id=id, ttl=ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl, anonymous=bool(anonymous))
+            for id, ttl, disconnect_ttl, gone_ttl, anonymous in rows("leases")
+        ),
         sessions=tuple(SavedSession(id=id, number=numbers[id], replies=tuple(kept)) for id, kept in replies.items()),
         history=tuple(_history(rows("history", "ORDER BY place"))),
     )
@@ -208,75 +211,14 @@ def load(database: sqlite3.Connection) -> Saved:
     return saved
 
 
-def what_is_left(database: sqlite3.Connection) -> tuple[Facts, list[str]]:
-    """The keys and leases that can still be read of a damaged store; and in words, what cannot.
-
-    History and sessions are left behind. A key whose lease cannot be read gets one of `UNKNOWN_TTL`, so that it neither
-    goes before it was looked at nor stays for ever.
-    """
-    passed_over: list[str] = []
-    database.text_factory = lambda text: text.decode(errors="replace")  # as it was not written, then
-
-    def rows(table: str) -> Iterator[tuple[Any, ...]]:
-        damaged = 0
-        try:
-            for row in database.execute(f"SELECT * FROM {table}"):  # noqa: S608 - our own names
-                if row == seal(*row[:-1]):
-                    yield row[:-1]
-                else:
-                    damaged += 1
-        except sqlite3.DatabaseError as error:
-            passed_over.append(f"not all of {table!r} can be reached: {error}")
-        if damaged:
-            passed_over.append(f"{damaged} rows of {table!r} are not as they were written")
-
-    leases: dict[int, SavedLease | None] = {row[0]: _lease_from(row) for row in rows("leases")}
-    entries = [
-        Event(kind="put", revision=changed, key=key, value=value, create_revision=created, lease=lease)
-        for key, value, created, changed, lease in rows("entries")
-    ]
-    lost = {event.lease for event in entries if event.lease is not None} - leases.keys()
-    if lost:
-        keys = sum(event.lease in lost for event in entries)
-        passed_over.append(f"{len(lost)} leases are lost: their {keys} keys go in {UNKNOWN_TTL:g} s, if not renewed")
-    leases.update((id, SavedLease(id=id, ttl=UNKNOWN_TTL)) for id in lost)
-    entries.sort(key=lambda event: event.revision)
-    facts = Facts(
-        revisions=[tuple(events) for _, events in groupby(entries, key=lambda event: event.revision)],
-        compacted=max((event.revision for event in entries), default=0),
-        leases=leases,
-        last_lease=max((id for id in leases if id < CHOSEN_LEASE_LEAST), default=0),
-    )
-    return facts, passed_over
-
-
-def _whole(table: str, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """The rows of a table without their checksums, as far as these are right."""
-    for row in rows:
-        if row != seal(*row[:-1]):
-            raise ValueError(f"a row of {table!r} is not as it was written")
-        yield row[:-1]
-
-
-def _lease_from(row: tuple[Any, ...]) -> SavedLease:
-    id, ttl, disconnect_ttl, gone_ttl, anonymous = row
-    return SavedLease(id=id, ttl=ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl, anonymous=bool(anonymous))
-
-
-def _history(rows: Iterable[tuple[int, bytes]]) -> Iterator[tuple[Event, ...]]:
+def _history(rows: Iterator[tuple[int, bytes]]) -> Iterator[tuple[Event, ...]]:
     """The events of each revision, put together from its parts."""
-    revision, events = -1, list[Event]()
-    parts = 0
-    for place, part in rows:
-        if place // PARTS != revision:
-            if events:
-                yield tuple(events)
-            revision, events, parts = place // PARTS, [], 0
-        if place % PARTS != parts:
-            raise ValueError(f"a part of the change {revision} is not there")
-        events.extend(wire.decode_events(part))
-        parts += 1
-    if events:
+    for revision, parts in groupby(rows, key=lambda row: row[0] // PARTS):
+        events: list[Event] = []
+        for number, (place, part) in enumerate(parts):
+            if place != revision * PARTS + number:
+                raise ValueError(f"a part of the change {revision} is not there")
+            events.extend(wire.decode_events(part))
         yield tuple(events)
 
 

@@ -1,12 +1,17 @@
-"""Shell: whether a data directory holds a whole store, and one that has lost nothing."""
+"""Shell: whether a data directory holds a whole store of a format that is ours, and one that has lost nothing.
+
+A store of an older format is carried over (promise S12), in one transaction: after a crash it is as it was. Who wants
+to go back to the older release takes a backup before.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import sqlite3
 from typing import TYPE_CHECKING
 
-from store.disk import migrations, rows, wal
+from store.disk import rows, wal
 from store.disk.directory import FILE, Mark
 from store.errors import StoreUsageError
 
@@ -14,7 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["open_to_read", "reporting", "verify"]
+__all__ = ["carry_over", "check_format", "open_to_read", "reporting", "verify"]
+
+log: logging.Logger = logging.getLogger(__name__)
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
@@ -32,8 +39,7 @@ def reporting(path: Path) -> Iterator[None]:
     except Exception as error:
         raise StoreUsageError(
             f"{path} is damaged or cannot be used ({error}); nothing in it was changed: restore it from a backup, or "
-            f"restore what can still be read of it (rdzv restore --damaged {path} NEWDIR), or move it away, with what "
-            f"lies beside it, to begin with an empty store"
+            f"move it away, with what lies beside it, to begin with an empty store"
         ) from error
 
 
@@ -52,14 +58,14 @@ def verify(directory: Path, *, served: bool = False) -> int:
         if not database.execute("SELECT 1 FROM sqlite_schema").fetchone():
             raise sqlite3.DatabaseError("it is empty")
         if not served and _log_is_damaged(path):
-            raise _lost(directory, "a change in its log is not as it was written, and others come after it")
-        migrations.check_format(version, path)
+            raise _lost(path, "a change in its log is not as it was written, and others come after it")
+        check_format(version, path)
         (health,) = database.execute("PRAGMA quick_check(1)").fetchone()
         if health != "ok":
             raise sqlite3.DatabaseError(health)
         store_id, group = rows.last_group(database)
     if marked is not None and marked[0] == store_id and marked[1] > group:
-        raise _lost(directory, f"it ends with write {group}, and write {marked[1]} was on the disk")
+        raise _lost(path, f"it ends with write {group}, and write {marked[1]} was on the disk")
     return int(version)
 
 
@@ -75,9 +81,38 @@ def _log_is_damaged(path: Path) -> bool:
         return wal.is_damaged(file, size=written.stat().st_size, frames_read=frames)
 
 
-def _lost(directory: Path, what: str) -> StoreUsageError:
-    path = directory / FILE
+def _lost(path: Path, what: str) -> StoreUsageError:
     return StoreUsageError(
         f"{path} has lost changes that were acknowledged: {what}; nothing in it was changed: restore a backup (rdzv "
         f"restore FILE DIR), or go on with what is left under a new identity (rdzv restore {path} NEWDIR)"
     )
+
+
+def check_format(found: int, path: Path) -> None:
+    """Refuse a format that this release neither reads nor carries over.
+
+    Raises:
+        StoreUsageError: It is of a newer release, or of one before the first; the message says which side is older.
+    """
+    if found > rows.FORMAT:
+        raise StoreUsageError(
+            f"{path} has format {found}, and this release, which is older than the one that wrote it, reads formats up "
+            f"to {rows.FORMAT}: use that release, or another data_dir"
+        )
+    if not all(step in rows.MIGRATIONS for step in range(found, rows.FORMAT)):
+        raise StoreUsageError(
+            f"{path} has format {found}, of a time before the first release; this release reads format {rows.FORMAT}: "
+            f"use another data_dir"
+        )
+
+
+def carry_over(path: Path, found: int) -> None:
+    """Turn a store of an older format into one of ours."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.executescript("PRAGMA synchronous=FULL; PRAGMA fullfsync=ON; BEGIN EXCLUSIVE;")
+        for step in range(found, rows.FORMAT):
+            rows.MIGRATIONS[step](database)
+        rows.load(database)  # what came of it must be whole before it counts; else closing it rolls all of it back
+        database.execute(f"PRAGMA user_version={rows.FORMAT}")
+        database.execute("COMMIT")
+    log.warning("%s was carried over from format %d to %d", path, found, rows.FORMAT)

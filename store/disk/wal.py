@@ -14,7 +14,6 @@ left over from a transaction that was rolled back.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,19 +35,6 @@ def frames_read(index: bytes) -> int | None:
     return int(frames)
 
 
-@dataclass(frozen=True, slots=True)
-class _Log:
-    """The head of a log."""
-
-    order: str
-    page_size: int
-    salts: tuple[int, int]
-
-    @property
-    def frame_bytes(self) -> int:
-        return FRAME.size + self.page_size
-
-
 def is_damaged(file: IO[bytes], *, size: int, frames_read: int) -> bool:
     """Whether there is proof beyond the frames that SQLite reads of changes that were durable.
 
@@ -60,36 +46,26 @@ def is_damaged(file: IO[bytes], *, size: int, frames_read: int) -> bool:
     head = file.read(HEADER.size)
     if len(head) < HEADER.size or not any(head):
         return False  # nothing has been written to it
-    log = _log_from(head)
-    if log is None:
+    magic, _, page_size, _, *salts, check1, check2 = HEADER.unpack(head)
+    order = ">" if magic & 1 else "<"
+    if magic & ~1 != MAGIC or _checksum(head[: HEADER.size - 8], order, (0, 0)) != (check1, check2):
         return size > HEADER.size  # the head is synced before the first frame is written
-    for index in range(frames_read, (size - HEADER.size) // log.frame_bytes - 1):
-        file.seek(HEADER.size + index * log.frame_bytes)
-        _, committed, *salts, check1, check2 = FRAME.unpack(file.read(FRAME.size))
-        if committed and (*salts,) == log.salts:
-            file.seek(HEADER.size + (index + 1) * log.frame_bytes)
-            if _follows(file.read(log.frame_bytes), log, (check1, check2)):
+    frame_bytes = FRAME.size + page_size
+    for index in range(frames_read, (size - HEADER.size) // frame_bytes - 1):
+        file.seek(HEADER.size + index * frame_bytes)
+        _, committed, *its_salts, check1, check2 = FRAME.unpack(file.read(FRAME.size))
+        if committed and its_salts == salts:
+            file.seek(HEADER.size + (index + 1) * frame_bytes)
+            if _follows(file.read(frame_bytes), salts, order, (check1, check2)):
                 return True
     return False
 
 
-def _log_from(head: bytes) -> _Log | None:
-    magic, _, page_size, _, salt1, salt2, *checksum = HEADER.unpack(head)
-    if magic & ~1 != MAGIC:
-        return None
-    order = ">" if magic & 1 else "<"
-    if _checksum(head[: HEADER.size - 8], order, (0, 0)) != (*checksum,):
-        return None
-    return _Log(order, page_size, (salt1, salt2))
-
-
-def _follows(frame: bytes, log: _Log, checksum: tuple[int, int]) -> bool:
+def _follows(frame: bytes, salts: list[int], order: str, checksum: tuple[int, int]) -> bool:
     """Whether a frame was written after one of this checksum."""
-    _, _, *salts, check1, check2 = FRAME.unpack_from(frame)
-    if (*salts,) != log.salts:
-        return False
-    checksum = _checksum(frame[:8], log.order, checksum)
-    return _checksum(frame[FRAME.size :], log.order, checksum) == (check1, check2)
+    _, _, *its_salts, check1, check2 = FRAME.unpack_from(frame)
+    checksum = _checksum(frame[:8], order, checksum)
+    return its_salts == salts and _checksum(frame[FRAME.size :], order, checksum) == (check1, check2)
 
 
 def _checksum(data: bytes, order: str, start: tuple[int, int]) -> tuple[int, int]:

@@ -41,7 +41,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from store.disk import migrations, rows
+from store.disk import rows
 from store.disk.copies import found
 from store.disk.directory import (
     FILE,
@@ -51,7 +51,7 @@ from store.disk.directory import (
     take_lock,
     warn_if_open_to_others,
 )
-from store.disk.verification import open_to_read, reporting, verify
+from store.disk.verification import carry_over, open_to_read, reporting, verify
 from store.net.sockets import let_go_in_children
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Journal:
                 warn_if_open_to_others(self._directory)
                 version = verify(self._directory)
                 if version != rows.FORMAT:
-                    migrations.carry_over(self._directory, version)
+                    carry_over(self._path, version)
         except BaseException:
             self._lock_file.close()
             raise
@@ -262,7 +262,6 @@ class Journal:
         self._mark.close()
         if self._database is not None:
             self._database.close()
-            migrations.forget_older_formats(self._directory)
         release_lock(self._lock_file)
         self._probing.release()
 

@@ -96,7 +96,7 @@ def test_the_format_number_stands_for_every_layout_in_a_row() -> None:
     assert found == LAYOUTS[rows.FORMAT], (
         f"something in the rows of the database is laid out in another way, and existing stores are taken for damaged: "
         f"raise FORMAT in store/disk/rows.py to {rows.FORMAT + 1}, note {rows.FORMAT + 1}: {found!r} here, and, if "
-        f"format {rows.FORMAT} was ever released, add its migration to store/disk/migrations.py"
+        f"format {rows.FORMAT} was ever released, add its migration to MIGRATIONS there"
     )
 
 
