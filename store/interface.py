@@ -29,13 +29,11 @@ import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from store.calls.arguments import LeaseLike
-from store.calls.awaited import Calls, Lease
-from store.calls.blocking import BlockingCalls, BlockingLease
+from store.calls import BlockingCalls, BlockingLease, Calls, Lease, LeaseLike
 from store.keeping import BlockingKeptLease, Keeping, KeptLease
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Iterator
     from types import TracebackType
     from typing import Self
 
@@ -116,14 +114,6 @@ class Store(Calls):
     def server(self) -> str:
         """Which of the store's servers `ends` leads to, where it has several."""
         return ""
-
-    @property
-    def failure(self) -> StoreError | None:
-        """Why this client is of no more use, if so."""
-        return None
-
-    def on_connection(self, callback: Callable[[bool], None]) -> None:
-        """Call back with True after each welcome, with False after each loss, and when the client is of no more use."""
 
     def fail(self, error: StoreError) -> None:
         """End whatever waits for the store with this error: somebody knows that it will not come back."""

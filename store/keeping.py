@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from store.calls.awaited import Calls, Lease
-    from store.calls.blocking import BlockingCalls
+    from store.calls import BlockingCalls, Calls, Lease
 
     NoteOf = Callable[[bool], bytes]
 
@@ -59,22 +58,12 @@ class Keeping:
         self._ours_until: dict[int, float] = {}  # by lease: when we may no longer believe in it
         self._wanted = 0  # how often renewals were asked for
         self._sleeping: set[asyncio.Future[None]] = set()  # the leases that wait until they are to be renewed
-        on_connection = getattr(store, "on_connection", None)
-        if on_connection is not None:
-            on_connection(self._connection_changed)
-        bound_pauses = getattr(store, "bound_pauses", None)
-        if bound_pauses is not None:
-            bound_pauses(self._remaining)
+        store.on_connection(self._connection_changed)
+        store.bound_pauses(self._remaining)
 
     def _connection_changed(self, connected: bool) -> None:
-        if connected or self._failure is not None:
+        if connected or self._store.failure is not None:
             self.renew_now()
-
-    @property
-    def _failure(self) -> StoreError | None:
-        """Why the store is lost to this client for good, if so."""
-        failure: StoreError | None = getattr(self._store, "failure", None)
-        return failure
 
     def _remaining(self) -> float:
         """Seconds until the first lease may lapse; infinity if there is none."""
@@ -139,7 +128,7 @@ class Keeping:
                 except StoreError as error:
                     log.debug("lease %d was not renewed: %s", lease.id, error)
                     pause = retry_pause(lease.ttl)  # and again, still listening for a new connection
-                    reason = "" if self._failure is None else str(self._failure)
+                    reason = "" if self._store.failure is None else str(self._store.failure)
             if not reason and self._store.time() >= ours_until:
                 reason = not_renewed(lease.ttl)
         self._drop(lease.id)

@@ -32,7 +32,6 @@ PURE_ROOMS_ELSEWHERE = (
     "store.messages",
     "store.printable",
     "store.records",
-    "store.recipes.steps",
     "store.watch_cursor",
     "store.server.log_lines",
     "store.server.outbox",
@@ -488,7 +487,7 @@ def untyped(tree: ast.Module) -> Iterator[ast.stmt]:
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             name = statement.targets[0].id
-            if name.islower() and not name.startswith("_"):
+            if name.islower() and not name.startswith("_") and not _makes_a_twin(statement.value):
                 yield statement
         if not isinstance(statement, ast.ClassDef) or statement.name.startswith("_"):
             continue
@@ -497,6 +496,11 @@ def untyped(tree: ast.Module) -> Iterator[ast.stmt]:
         for method in statement.body:
             if isinstance(method, ast.FunctionDef) and method.name == "__init__":
                 yield from (each for each in ast.walk(method) if _makes_untyped(each, declared))
+
+
+def _makes_a_twin(value: ast.expr) -> bool:
+    """Whether this makes of what awaits what blocks: it keeps the signature that stands there."""
+    return isinstance(value, ast.Call) and ast.unparse(value.func) == "_block"
 
 
 def _makes_untyped(node: ast.AST, declared: set[str]) -> TypeGuard[ast.Assign]:

@@ -21,8 +21,6 @@ __all__ = ["HALVES", "made_from", "ruff"]
 ROOT: Final = Path(__file__).parents[1]
 
 HALVES: Final = {
-    "store/calls/awaited.py": "store/calls/blocking.py",
-    "store/recipes/awaited.py": "store/recipes/blocking.py",
     "rdzv/shared_store/calls.py": "rdzv/shared_store/blocking_calls.py",
 }
 """The half that is written, and the one that is made from it."""

@@ -11,8 +11,18 @@ conditions of each write that must not come late. For other systems there is `to
 higher than all before it.
 """
 
-from store.recipes.awaited import Queue, double_barrier, leader, leaders, leadership, lock, read_lock, write_lock
-from store.recipes.steps import Held, Item
+from store.recipes.awaited import (
+    Held,
+    Item,
+    Queue,
+    double_barrier,
+    leader,
+    leaders,
+    leadership,
+    lock,
+    read_lock,
+    write_lock,
+)
 
 __all__ = [
     "Held",

@@ -1,186 +1,69 @@
-# Made from store/recipes/awaited.py by tools/blocking.py: change that file, and run `python -m tools.blocking`.
-"""Shell: the recipes for those who block; see `store.recipes`.
+"""Shell: the recipes for those who block; see `store.recipes`. Each is made of the one for those who await.
 
-The half that blocks is made from the one that awaits, by `tools/blocking.py`. What blocks cannot be cancelled from
-outside. So a block of it that lost its lock goes on to its end, and only then learns of it by `LeaseNotFound`: what it
-writes must be fenced by `held.fence`.
+What blocks cannot be cancelled from outside. So a block that lost its lock goes on to its end, and only then learns of
+it by `LeaseNotFound`: what it writes must be fenced by `held.fence`.
 """
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, TypeVar
+import functools
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from store.errors import StoreError, StoreTimeoutError
-from store.recipes import steps
+from store.calls import AtOnce, Block, blocking, finished
+from store.recipes import awaited
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
-    from store.interface import BlockingStore
-    from store.messages import Entry
-    from store.recipes.steps import Held, Item, Steps
+    from store.calls import BlockingCalls, Calls
+    from store.recipes.awaited import Item
 
 __all__ = ["Queue", "double_barrier", "leader", "leaders", "leadership", "lock", "read_lock", "write_lock"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
-TTL = 10.0  # seconds for which a holder that has died is still taken for one
+
+def _block(
+    recipe: Callable[Concatenate[Calls, P], AbstractAsyncContextManager[T]],
+) -> Callable[Concatenate[BlockingCalls, P], AbstractContextManager[T]]:
+    @functools.wraps(recipe)
+    def block(store: BlockingCalls, /, *arguments: P.args, **keywords: P.kwargs) -> Block[T]:
+        return Block(recipe(AtOnce(store), *arguments, **keywords))
+
+    return block
 
 
-def _carry_out(store: BlockingStore, recipe: Steps[T], what: str = "", timeout: float | None = None) -> T:
-    """Ask the store what a recipe wants to know, until it is done."""
-    deadline = None if timeout is None else store.time() + timeout
-    try:
-        request = next(recipe)
-        while True:
-            remaining = None if deadline is None else max(deadline - store.time(), 0.001)
-            try:
-                response = store.call(request, timeout=remaining)
-            except StoreTimeoutError:
-                if deadline is None or store.time() < deadline:
-                    raise
-                raise StoreTimeoutError(f"{what} within {timeout:g} s") from None
-            except StoreError as error:
-                request = recipe.throw(error)
-            else:
-                request = recipe.send(response)
-    except StopIteration as done:
-        result: T = done.value
-        return result
+lock = _block(awaited.lock)
+write_lock = _block(awaited.write_lock)
+read_lock = _block(awaited.read_lock)
+leadership = _block(awaited.leadership)
+double_barrier = _block(awaited.double_barrier)
 
 
-@contextlib.contextmanager
-def lock(
-    store: BlockingStore, name: str, *, ttl: float = TTL, value: bytes = b"", timeout: float | None = None
-) -> Iterator[Held]:
-    """Hold a lock for the length of a block, one holder at a time, in the order in which they came.
-
-    Args:
-        store: The client.
-        name: The lock's name: the keys it uses start with it.
-        ttl: Seconds after which a holder that has died, or is cut off, counts as gone.
-        value: What others may read of the holder, under its key.
-        timeout: Seconds to wait for it at most.
-
-    Raises:
-        StoreTimeoutError: It was not free in time.
-        LeaseNotFound: The lock was lost; who awaits is cancelled for it.
-    """
-    with store.kept_lease(ttl) as lease:
-        wanted = steps.hold_lock(name, lease.id, value)
-        yield _carry_out(store, wanted, f"the lock {name!r} was not free", timeout)
-
-
-def write_lock(
-    store: BlockingStore, name: str, *, ttl: float = TTL, value: bytes = b"", timeout: float | None = None
-) -> contextlib.AbstractContextManager[Held]:
-    """Hold a read-write lock alone: once all readers and writers who came earlier have gone; see `lock`."""
-    return lock(store, name, ttl=ttl, value=value, timeout=timeout)
-
-
-@contextlib.contextmanager
-def read_lock(
-    store: BlockingStore, name: str, *, ttl: float = TTL, value: bytes = b"", timeout: float | None = None
-) -> Iterator[Held]:
-    """Hold a read-write lock together with other readers, once the writers who came earlier have gone; see `lock`."""
-    with store.kept_lease(ttl) as lease:
-        wanted = steps.hold_read_lock(name, lease.id, value)
-        yield _carry_out(store, wanted, f"the lock {name!r} was not free of writers", timeout)
-
-
-@contextlib.contextmanager
-def leadership(
-    store: BlockingStore, name: str, candidate: bytes, *, ttl: float = TTL, timeout: float | None = None
-) -> Iterator[Held]:
-    """Lead for the length of a block, once all earlier candidates have gone; its end resigns.
-
-    Args:
-        store: The client.
-        name: The election's name: the keys it uses start with it.
-        candidate: What `leader` tells of this one: an address, say.
-        ttl: Seconds after which a leader that has died, or is cut off, counts as gone.
-        timeout: Seconds to wait for it at most.
-    """
-    with store.kept_lease(ttl) as lease:
-        wanted = steps.lead(name, lease.id, candidate)
-        yield _carry_out(store, wanted, f"another led in {name!r}: this one was not elected", timeout)
-
-
-def leader(store: BlockingStore, name: str) -> bytes | None:
+def leader(store: BlockingCalls, name: str) -> bytes | None:
     """Return what the leader of an election gave as its value, or None if nobody leads."""
-    entry = _carry_out(store, steps.first_in_line(name))
-    return entry.value if entry is not None else None
+    return finished(awaited.leader(AtOnce(store), name))
 
 
-def leaders(store: BlockingStore, name: str) -> Iterator[bytes | None]:
+def leaders(store: BlockingCalls, name: str) -> Iterator[bytes | None]:
     """Yield the leader's value, or None while nobody leads, and again at each change; quick ones may be missed."""
-    current: Entry | None = _carry_out(store, steps.first_in_line(name))
+    told = awaited.leaders(AtOnce(store), name)
     while True:
-        yield current.value if current is not None else None
-        current = _carry_out(store, steps.leader_changed(name, current))
-
-
-@contextlib.contextmanager
-def double_barrier(
-    store: BlockingStore, name: str, count: int, *, ttl: float = TTL, timeout: float | None = None
-) -> Iterator[Held]:
-    """Begin a block once `count` are there, and end it once all have ended theirs.
-
-    One that dies in its block counts as having ended it, after its TTL. A block that fails waits for nobody. The next
-    meeting under the name begins when all have left the last one.
-
-    Args:
-        store: The client.
-        name: The barrier's name: the keys it uses start with it.
-        count: How many at least.
-        ttl: Seconds after which one that has died, or is cut off, counts as gone.
-        timeout: Seconds to wait for the others at most, at each end.
-    """
-    with store.kept_lease(ttl) as lease:
-        wanted = steps.enter_barrier(name, count, lease.id)
-        held, ready = _carry_out(store, wanted, f"fewer than {count} came to the barrier {name!r}", timeout)
-        yield held
-        leaving = steps.leave_barrier(name, held, ready)
-        _carry_out(store, leaving, f"others have not left the barrier {name!r}", timeout)
+        yield finished(anext(told))
 
 
 class Queue:
-    """A queue of values, first in, first out; made for up to some thousand items, since each look lists their keys.
+    """The blocking twin of `store.recipes.Queue`."""
 
-    Args:
-        store: The client.
-        name: The queue's name: the keys it uses start with it.
-    """
+    def __init__(self, store: BlockingCalls, name: str) -> None:
+        self._awaited = awaited.Queue(AtOnce(store), name)
 
-    def __init__(self, store: BlockingStore, name: str) -> None:
-        self._store = store
-        self._name = name
+    put = blocking(awaited.Queue.put)
+    get = blocking(awaited.Queue.get)
+    count = blocking(awaited.Queue.count)
 
-    def put(self, value: bytes) -> int:
-        """Put a value at the end; its number."""
-        return _carry_out(self._store, steps.put_item(self._name, value))
-
-    def get(self, *, timeout: float | None = None) -> bytes:
-        """Wait for the first value and take it out, for exactly one caller: who dies after that takes it along."""
-        return _carry_out(self._store, steps.take_item(self._name), self._nothing, timeout)
-
-    @contextlib.contextmanager
-    def take(self, *, ttl: float = TTL, timeout: float | None = None) -> Iterator[Item]:
-        """Have the first item for the length of a block. It goes if the block ends well, else it is another's.
-
-        Raises:
-            LeaseNotFound: The claim was lost; who awaits is cancelled for it.
-        """
-        with self._store.kept_lease(ttl) as lease:
-            item = _carry_out(self._store, steps.claim_item(self._name, lease.id), self._nothing, timeout)
-            yield item
-            _carry_out(self._store, steps.finish_item(self._name, item))
-
-    def count(self) -> int:
-        """Count the items that are there, claimed ones included."""
-        return _carry_out(self._store, steps.count_items(self._name))
-
-    @property
-    def _nothing(self) -> str:
-        return f"nothing came in the queue {self._name!r}"
+    def take(self, *, ttl: float = awaited.TTL, timeout: float | None = None) -> AbstractContextManager[Item]:
+        """Have the first item for the length of a block. It goes if the block ends well, else it is another's."""
+        return Block(self._awaited.take(ttl=ttl, timeout=timeout))

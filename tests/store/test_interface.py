@@ -1,7 +1,7 @@
 """The named calls, over a fake `call`: what each asks, and what it makes of the answer.
 
-Those who await are asked: the calls that block are made of theirs (`tests/test_blocking.py`), and both are tried on
-each kind of store in `test_conformance`.
+Those who await are asked: the calls that block are made of theirs, and both are tried on each kind of store in
+`test_conformance`.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def named_calls(kind: type) -> dict[str, Callable[..., Any]]:
         for name, method in inspect.getmembers(kind, callable)
         if not name.startswith("_")
         and name not in ("aclose", "close", "end_waits", "interrupt", "register")  # a task is cancelled instead
-        and name not in ("fail", "on_connection")  # who blocks is in a call, and hears it there
+        and name not in ("bound_pauses", "fail", "on_connection")  # who blocks is in a call, and hears it there
     }
 
 

@@ -1,20 +1,23 @@
-"""What any store can do: every named call, said once over one `call`.
+"""What any store can do: every named call, said once over one `call`, for those who await.
 
-The half that blocks is made from the one that awaits, by `tools/blocking.py`.
+For those who block each of these calls is made of the same coroutine: over a blocking store nothing in it has to wait
+(`AtOnce`), so that it runs to its end in one step (`finished`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from abc import ABC, abstractmethod
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
-from store.calls.arguments import compare_and_set, entries_of, guarded, id_of, keys_of
-from store.errors import LimitExceeded
+from store.errors import LimitExceeded, StoreUsageError
 from store.messages import (
     GONE_TTL,
     Add,
     Append,
+    CompareAndSet,
     CompareAndSetResult,
     Count,
     Delete,
@@ -22,6 +25,7 @@ from store.messages import (
     Get,
     GetMany,
     Grant,
+    Guarded,
     KeepAlive,
     List,
     ListGroups,
@@ -39,18 +43,69 @@ from store.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from types import TracebackType
     from typing import Self
 
-    from store.calls.arguments import Entries, KeyGroups, Keys, LeaseLike, MaybeEntries, Notes
+    from store.errors import StoreError
     from store.messages import Condition, Entry, KeyGroup, Note, Operation
 
-__all__ = ["Calls", "Lease"]
+__all__ = [
+    "AtOnce",
+    "Block",
+    "BlockingCalls",
+    "BlockingLease",
+    "Calls",
+    "Lease",
+    "LeaseLike",
+    "blocking",
+    "finished",
+]
 
 DELETED_AT_ONCE = 4096  # keys, by `delete_prefix`; a server that takes fewer deletes fewer
 
 R = TypeVar("R", bound=Response)
+T = TypeVar("T")
+A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
+P = ParamSpec("P")
+
+Keys: TypeAlias = "Iterable[str]"
+Entries: TypeAlias = "list[Entry]"  # inside the classes below, `list` is a method
+KeyGroups: TypeAlias = "list[KeyGroup]"
+Notes: TypeAlias = "list[Note]"
+MaybeEntries: TypeAlias = "list[Entry | None]"
+
+
+class LeaseLike(Protocol):
+    """Anything that knows the id of a lease."""
+
+    @property
+    def id(self) -> int:
+        """The id that the store gave it."""
+        ...
+
+
+def _id_of(lease: LeaseLike | int | None) -> int | None:
+    return lease if lease is None or isinstance(lease, int) else lease.id
+
+
+def _guarded(request: Request[R], when: Iterable[Condition]) -> Request[R]:
+    conditions = tuple(when)
+    return Guarded(when=conditions, request=request) if conditions else request
+
+
+def _several(keys: Iterable[str]) -> tuple[str, ...]:
+    """Return several keys; refuse one string, which would be taken for its letters."""
+    if isinstance(keys, str):
+        raise StoreUsageError(f"{keys!r} is one key where several are taken: write [{keys!r}]")
+    return tuple(keys)
+
+
+def _there(entries: Iterable[Entry | None]) -> list[Entry]:
+    """Return the entries of a listing in which none can be missing."""
+    return [entry for entry in entries if entry is not None]
 
 
 class Calls(ABC):
@@ -81,8 +136,8 @@ class Calls(ABC):
         timeout: float | None = None,
     ) -> int:
         """Write a key and give the revision; with `ttl` it expires, with `lease` it goes when that lapses."""
-        request = Put(key, value, ttl, id_of(lease))
-        return (await self.call(guarded(request, when), timeout=timeout)).revision
+        request = Put(key, value, ttl, _id_of(lease))
+        return (await self.call(_guarded(request, when), timeout=timeout)).revision
 
     async def get(self, key: str, *, timeout: float | None = None) -> Entry | None:
         """Return what a key holds, or None."""
@@ -90,11 +145,11 @@ class Calls(ABC):
 
     async def get_many(self, keys: Keys, *, timeout: float | None = None) -> MaybeEntries:
         """Return what several keys hold at one revision, in the order asked."""
-        return list((await self.call(GetMany(keys=keys_of(keys)), timeout=timeout)).entries)
+        return list((await self.call(GetMany(keys=_several(keys)), timeout=timeout)).entries)
 
     async def list(self, prefix: str, *, keys_only: bool = False, timeout: float | None = None) -> Entries:
         """Return all entries whose keys start with `prefix`, sorted by key; with `keys_only` their values are empty."""
-        return entries_of((await self.call(List(prefix=prefix, keys_only=keys_only), timeout=timeout)).entries)
+        return _there((await self.call(List(prefix=prefix, keys_only=keys_only), timeout=timeout)).entries)
 
     async def count(self, prefix: str, *, timeout: float | None = None) -> int:
         """Count the keys that start with `prefix`."""
@@ -102,7 +157,7 @@ class Calls(ABC):
 
     async def delete(self, key: str, *, when: Iterable[Condition] = (), timeout: float | None = None) -> bool:
         """Delete a key; False if it was not there."""
-        return (await self.call(guarded(Delete(key), when), timeout=timeout)).count > 0
+        return (await self.call(_guarded(Delete(key), when), timeout=timeout)).count > 0
 
     async def delete_prefix(self, prefix: str, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
         """Delete all keys that start with `prefix`; how many there were.
@@ -113,7 +168,7 @@ class Calls(ABC):
         while True:
             request = DeletePrefix(prefix=prefix, at_most=at_most)
             try:
-                count = (await self.call(guarded(request, when), timeout=timeout)).count
+                count = (await self.call(_guarded(request, when), timeout=timeout)).count
             except LimitExceeded:
                 if at_most is not None:
                     raise
@@ -142,18 +197,30 @@ class Calls(ABC):
         Raises:
             StoreUsageError: Not exactly one expectation was given (it is a `ValueError`, too).
         """
-        request = compare_and_set(key, value, expected_revision, expected_value, ttl, lease)
-        return await self.call(guarded(request, when), timeout=timeout)
+        if (expected_revision is None) == (expected_value is None):
+            raise StoreUsageError(
+                f"compare_and_set of {key!r} takes exactly one of expected_revision and expected_value, "
+                f"not {'both' if expected_value is not None else 'neither'}"
+            )
+        request = CompareAndSet(
+            key=key,
+            value=value,
+            expected_revision=expected_revision,
+            expected_value=expected_value,
+            ttl=ttl,
+            lease=_id_of(lease),
+        )
+        return await self.call(_guarded(request, when), timeout=timeout)
 
     async def add(self, key: str, amount: int, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
         """Add to the number a key holds as decimal ASCII, a missing key counting from 0; the sum."""
-        return (await self.call(guarded(Add(key, amount, None), when), timeout=timeout)).value
+        return (await self.call(_guarded(Add(key, amount, None), when), timeout=timeout)).value
 
     async def append(
         self, key: str, value: bytes, *, when: Iterable[Condition] = (), timeout: float | None = None
     ) -> int:
         """Append to what a key holds, a missing key counting as empty; the new length in bytes."""
-        return (await self.call(guarded(Append(key, value), when), timeout=timeout)).value
+        return (await self.call(_guarded(Append(key, value), when), timeout=timeout)).value
 
     async def transact(
         self,
@@ -183,7 +250,7 @@ class Calls(ABC):
         Raises:
             ConditionFailed: One of `when` ceased to hold.
         """
-        return entries_of((await self.call(guarded(Wait(keys=keys_of(keys)), when), timeout=timeout)).entries)
+        return _there((await self.call(_guarded(Wait(keys=_several(keys)), when), timeout=timeout)).entries)
 
     async def grant(
         self,
@@ -238,6 +305,21 @@ class Calls(ABC):
     def time(self) -> float:
         """Return seconds on this client's clock."""
 
+    @abstractmethod
+    def kept_lease(self, ttl: float, *, disconnect_ttl: float | None = None) -> AbstractAsyncContextManager[LeaseLike]:
+        """Return a lease that keeps itself for as long as `async with` lasts."""
+
+    @property
+    def failure(self) -> StoreError | None:
+        """Why this client is of no more use, if so."""
+        return None
+
+    def on_connection(self, callback: Callable[[bool], None]) -> None:  # noqa: B027  not all stores know
+        """Call back with True after each welcome, with False after each loss, and when the client is of no more use."""
+
+    def bound_pauses(self, remaining: Callable[[], float]) -> None:  # noqa: B027  likewise
+        """Have no pause between attempts to connect outlast what `remaining` says is left of a lease, in seconds."""
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -276,3 +358,149 @@ class Lease:
     async def time_to_live(self, *, timeout: float | None = None) -> float:
         """Return how many seconds it has left."""
         return (await self._store.call(TimeToLive(lease=self.id), timeout=timeout)).remaining
+
+
+# ------------------------------------------------------------------------------------------------ for those who block
+
+
+def finished(work: Awaitable[T]) -> T:
+    """Run what awaits, but never has to wait, to its end."""
+    try:
+        next(work.__await__())
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    raise AssertionError("what blocks never gives way to an event loop")
+
+
+class _HasAwaited(Protocol[A_co]):
+    @property
+    def _awaited(self) -> A_co: ...
+
+
+def blocking(
+    call: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[_HasAwaited[A], P], T]:
+    """Make of a call for those who await the method of the blocking twin, of the same name, arguments and words."""
+
+    @functools.wraps(call)
+    def method(self: _HasAwaited[A], /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        return finished(call(self._awaited, *arguments, **keywords))
+
+    return method
+
+
+class Block(contextlib.AbstractContextManager[T]):
+    """A context for those who block, made of one for those who await in which nothing has to wait."""
+
+    def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
+        self._context = context
+
+    def __enter__(self) -> T:
+        return finished(self._context.__aenter__())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return finished(self._context.__aexit__(kind, error, trace))
+
+
+class AtOnce(Calls):
+    """A blocking store for code that awaits it: each call is over before there is anything to wait for."""
+
+    def __init__(self, store: BlockingCalls) -> None:
+        self.blocking = store
+
+    async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
+        """Make the request, blocking."""
+        return self.blocking.call(request, timeout=timeout)
+
+    async def aclose(self) -> None:
+        """Hang up."""
+        self.blocking.close()
+
+    def time(self) -> float:
+        """Return seconds on the blocking client's clock."""
+        return self.blocking.time()
+
+    @contextlib.asynccontextmanager
+    async def kept_lease(self, ttl: float, *, disconnect_ttl: float | None = None) -> AsyncIterator[LeaseLike]:
+        """Hold a lease that a thread keeps."""
+        with self.blocking.kept_lease(ttl, disconnect_ttl=disconnect_ttl) as lease:
+            yield lease
+
+
+class BlockingCalls(ABC):
+    """The blocking twin of `Calls`."""
+
+    @abstractmethod
+    def call(self, request: Request[R], *, timeout: float | None = None) -> R:
+        """Make one request and give its response, as `Calls.call` does."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Hang up. Leases that this client kept lapse as agreed."""
+
+    @abstractmethod
+    def time(self) -> float:
+        """Return seconds on this client's clock."""
+
+    @abstractmethod
+    def kept_lease(self, ttl: float, *, disconnect_ttl: float | None = None) -> AbstractContextManager[LeaseLike]:
+        """Return a lease that a thread keeps for as long as `with` lasts."""
+
+    @property
+    def _awaited(self) -> Calls:
+        return AtOnce(self)
+
+    put = blocking(Calls.put)
+    get = blocking(Calls.get)
+    get_many = blocking(Calls.get_many)
+    list = blocking(Calls.list)
+    count = blocking(Calls.count)
+    delete = blocking(Calls.delete)
+    delete_prefix = blocking(Calls.delete_prefix)
+    compare_and_set = blocking(Calls.compare_and_set)
+    add = blocking(Calls.add)
+    append = blocking(Calls.append)
+    transact = blocking(Calls.transact)
+    wait = blocking(Calls.wait)
+    ping = blocking(Calls.ping)
+    stats = blocking(Calls.stats)
+    groups = blocking(Calls.groups)
+    notes = blocking(Calls.notes)
+
+    def grant(
+        self,
+        ttl: float,
+        *,
+        disconnect_ttl: float | None = None,
+        gone_ttl: float | None = GONE_TTL,
+        timeout: float | None = None,
+    ) -> BlockingLease:
+        """Grant a lease of `ttl` seconds, as `Calls.grant` does."""
+        granted = finished(self._awaited.grant(ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl, timeout=timeout))
+        return BlockingLease(self, id=granted.id, ttl=granted.ttl)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class BlockingLease:
+    """The blocking twin of `Lease`."""
+
+    __slots__ = ("_awaited", "id", "ttl")
+
+    def __init__(self, store: BlockingCalls, *, id: int, ttl: float) -> None:
+        self._awaited = Lease(AtOnce(store), id=id, ttl=ttl)
+        self.id: int = id
+        self.ttl: float = ttl  # as granted
+
+    keep_alive = blocking(Lease.keep_alive)
+    revoke = blocking(Lease.revoke)
+    time_to_live = blocking(Lease.time_to_live)
