@@ -199,7 +199,7 @@ class _WayToTcp:
             await self._host_if_called_for()
         client = self.client(self._settings.join_timeout, opening=self.node.keys.head, rng=self._rng)
         # Not before: the others may wait for the store that this node hosts.
-        async with self.node.loop.turn(newcomer=True):
+        async with self.node.loop.turn():
             self._of_node = await client.__aenter__()
         if self._hosting is not None:
             self._hosting.settle()

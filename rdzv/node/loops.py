@@ -18,15 +18,13 @@ import contextlib
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rdzv.errors import RendezvousStateError
 from store.net.threads import Call, LoopThread, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from types import TracebackType
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
 __all__ = ["LoopAtHand", "NodeLoop", "NodeThread"]
 
@@ -51,12 +49,8 @@ class NodeLoop(ABC):
     async def apart(self, work: Callable[[], T]) -> T:
         """Run somebody else's code, which may take its time, where it holds up no lease."""
 
-    def turn(self, *, newcomer: bool = False) -> contextlib.AbstractAsyncContextManager[None]:  # noqa: ARG002
-        """Let few of the nodes that live here do the block at the same moment; to be entered in the loop.
-
-        Args:
-            newcomer: Whether it only begins; whoever has begun goes first, and is the sooner done.
-        """
+    def turn(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Let few of the nodes that live here do the block at the same moment; to be entered in the loop."""
         return contextlib.nullcontext()
 
     @property
@@ -110,9 +104,27 @@ class NodeThread(NodeLoop):
         """Run it in a thread of its own."""
         return await in_thread(work)
 
-    def turn(self, *, newcomer: bool = False) -> contextlib.AbstractAsyncContextManager[None]:
-        """A turn among all nodes of this process."""
-        return Turn(_turns, newcomer=newcomer)
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """A turn among all nodes of this process, for what costs much: connecting, arriving, reading one's rank.
+
+        A process may carry thousands of nodes, all of which come at once. If all of them did each step together, the
+        loop would take seconds for each, and renew no lease meanwhile. A few after the other are as quick all together.
+        """
+        held = [_turns]
+        await held[0].acquire()
+
+        def give_back() -> None:
+            if held:
+                held.pop().release()
+
+        # Whoever waits for a store that is away holds up the others for a moment only.
+        over = asyncio.get_running_loop().call_later(TURN_MOST, give_back)
+        try:
+            yield
+        finally:
+            over.cancel()
+            give_back()
 
     @property
     def nodes(self) -> int:
@@ -126,72 +138,9 @@ class NodeThread(NodeLoop):
             _leave(self, thread)
 
 
-class Turns:
-    """How many nodes of one loop do at the same moment what costs much: connecting, arriving, reading their round.
-
-    A process may carry thousands of nodes, all of which come at once, or go on to the next round. If all of them did
-    each step together, the loop would take seconds for each, and renew no lease meanwhile: leases would lapse, nodes
-    come again, and none ever be done. A few after the other are as quick all together, and are done once they are.
-
-    Whoever waits for something that does not come, as a store which is away, holds up the others for a moment only.
-    """
-
-    def __init__(self) -> None:
-        self._free = TURNS
-        self._begun: deque[asyncio.Future[None]] = deque()
-        self._newcomers: deque[asyncio.Future[None]] = deque()
-
-    async def begin(self, *, newcomer: bool) -> None:
-        """Wait for a turn."""
-        if self._free:
-            self._free -= 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        (self._newcomers if newcomer else self._begun).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.end()  # it had been given already
-            raise
-
-    def end(self) -> None:
-        """Give the turn to the next one."""
-        while waiting := self._begun or self._newcomers:
-            turn = waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
-
-
-class Turn(contextlib.AbstractAsyncContextManager[None]):
-    """One turn, for as long as a block lasts, or `TURN_MOST`: the block may last longer, but others need not wait."""
-
-    def __init__(self, turns: Turns, *, newcomer: bool) -> None:
-        self._turns = turns
-        self._newcomer = newcomer
-        self._over: asyncio.TimerHandle | None = None
-
-    async def __aenter__(self) -> None:
-        await self._turns.begin(newcomer=self._newcomer)
-        self._over = asyncio.get_running_loop().call_later(TURN_MOST, self._end)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
-
-    def _end(self) -> None:
-        over, self._over = self._over, None
-        if over is not None:
-            over.cancel()
-            self._turns.end()
-
-
 _lock = threading.Lock()
 _thread: LoopThread | None = None
-_turns = Turns()  # of that thread
+_turns = asyncio.Semaphore(TURNS)  # of that thread
 _users: set[NodeThread] = set()
 
 
@@ -200,7 +149,7 @@ def _join(user: NodeThread) -> LoopThread:
     global _thread, _turns
     with _lock:
         if _thread is None:
-            _thread, _turns = LoopThread("rdzv node"), Turns()
+            _thread, _turns = LoopThread("rdzv node"), asyncio.Semaphore(TURNS)
         _users.add(user)
         return _thread
 
@@ -220,7 +169,7 @@ def _leave(user: NodeThread, thread: LoopThread) -> None:
 def _forget_in_child() -> None:
     """A forked child has no thread but the one that forked; it starts its own if it needs one."""
     global _thread, _users, _lock, _turns
-    _thread, _users, _lock, _turns = None, set(), threading.Lock(), Turns()
+    _thread, _users, _lock, _turns = None, set(), threading.Lock(), asyncio.Semaphore(TURNS)
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from rdzv.errors import RendezvousStateError
-from rdzv.node.loops import TURN_MOST, TURNS, LoopAtHand, NodeLoop, NodeThread, Turn, Turns
+from rdzv.node import loops
+from rdzv.node.loops import TURN_MOST, TURNS, LoopAtHand, NodeLoop, NodeThread
 
 
 async def where() -> threading.Thread:
@@ -89,54 +90,23 @@ async def test_a_loop_at_hand_is_the_callers_or_the_one_given(given: bool) -> No
 
 
 @pytest.mark.virtual_time
-async def test_few_nodes_have_their_turn_at_once_and_whoever_has_begun_goes_before_newcomers() -> None:
-    turns, at_once, order = Turns(), 0, []
+async def test_few_nodes_have_their_turn_at_once_and_one_that_waits_in_vain_keeps_the_others_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loops, "_turns", asyncio.Semaphore(TURNS))
+    loop, entered, began = NodeThread(), list[float](), asyncio.get_running_loop().time()
 
-    async def node(number: int, *, newcomer: bool) -> None:
-        nonlocal at_once
-        async with Turn(turns, newcomer=newcomer):
-            at_once += 1
-            assert at_once <= TURNS
-            order.append((newcomer, number))
-            await asyncio.sleep(1.0)
-            at_once -= 1
+    async def node(seconds: float) -> None:
+        async with loop.turn():
+            entered.append(asyncio.get_running_loop().time() - began)
+            await asyncio.sleep(seconds)
 
-    waiting = [node(number, newcomer=True) for number in range(2 * TURNS)]
-    waiting += [node(number, newcomer=False) for number in range(TURNS)]
-    await asyncio.gather(*waiting)
-    expected = [(newcomer, number) for newcomer in (True, False) for number in range(TURNS)]
-    assert order == [*expected, *((True, number) for number in range(TURNS, 2 * TURNS))]
-
-
-@pytest.mark.virtual_time
-async def test_whoever_waits_for_what_does_not_come_keeps_the_others_for_a_moment_only() -> None:
-    turns = Turns()
-
-    async def wait_for_a_store_that_is_away() -> None:
-        async with Turn(turns, newcomer=True):
-            await asyncio.sleep(3600)
-
-    stuck = [asyncio.create_task(wait_for_a_store_that_is_away()) for _ in range(TURNS)]
-    await asyncio.sleep(0)
-    began = asyncio.get_running_loop().time()
-    async with Turn(turns, newcomer=False):
-        assert asyncio.get_running_loop().time() - began == pytest.approx(TURN_MOST)
+    stuck = [asyncio.create_task(node(3600)) for _ in range(TURNS)]  # as at a store that is away
+    await asyncio.gather(*(node(1.0) for _ in range(2 * TURNS)))
+    assert entered == pytest.approx([0.0] * TURNS + [TURN_MOST] * TURNS + [TURN_MOST + 1.0] * TURNS)
     for task in stuck:
         task.cancel()
     await asyncio.wait(stuck)
-    await asyncio.gather(*(Turn(turns, newcomer=True).__aenter__() for _ in range(TURNS)))  # each was given back once
-
-
-@pytest.mark.virtual_time
-async def test_a_turn_that_was_given_to_a_node_that_gave_up_goes_to_the_next() -> None:
-    turns = Turns()
-    for _ in range(TURNS):
-        await turns.begin(newcomer=False)
-    gave_up = asyncio.create_task(turns.begin(newcomer=False))
-    waited = asyncio.create_task(turns.begin(newcomer=False))
-    await asyncio.sleep(0)
-    turns.end()
-    gave_up.cancel()
-    await asyncio.wait([gave_up])
-    async with asyncio.timeout(1):
-        await waited
+    entered.clear()
+    await asyncio.gather(*(node(1.0) for _ in range(2 * TURNS)))
+    assert entered[TURNS] > entered[TURNS - 1], "each turn was given back once"
