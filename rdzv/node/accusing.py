@@ -18,11 +18,9 @@ from store.messages import TimeToLive
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rdzv.core.keys import Keys
-    from rdzv.core.view import View
     from rdzv.membership import Membership
+    from rdzv.node.office import Office
     from store import Store
 
 __all__ = ["AccusationWatch", "put_accusation", "read_accusations"]
@@ -68,51 +66,33 @@ class AccusationWatch:
     since the process has hung up.
 
     Args:
-        store: The client.
-        keys: The run's keys.
-        view: Who is a live member, and the accusations.
-        expel: Has a member taken out of the round whose lease stands, and says why.
+        office: The coordinator's.
         gone_ttl: How long a member's lease outlives its process, as far as the store sees that this has ended.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        keys: Keys,
-        view: View,
-        *,
-        expel: Callable[[str, str], None],
-        gone_ttl: float,
-    ) -> None:
-        self._store = store
-        self._keys = keys
-        self._view = view
-        self._expel = expel
+    def __init__(self, office: Office, *, gone_ttl: float) -> None:
+        self._office = office
+        self._store = office.store
+        self._keys = office.keys
+        self._view = office.view
         self._gone_ttl = gone_ttl
         self._asked: set[tuple[int, str, str]] = set()  # the accusations of one, after which the store was asked
         self._news = asyncio.Event()
 
     def heed(self) -> None:
         """Have taken out of the round whom enough others accuse, and the store asked about whom only one does."""
-        view = self._view
-        if view.round is None:
-            return
-        believed = view.accusations.believed(round=view.round.number, live=view.live)
+        believed = self._view.accusations.believed(round=self._view.number, live=self._view.live)
         if believed is not None:
-            self._expel(*believed)
+            self._office.expel(*believed)
         elif self._new():
             self._news.set()
 
     def _new(self) -> list[tuple[int, str, str]]:
-        view = self._view
-        if view.round is None:
-            return []
-        number = view.round.number
+        view, number = self._view, self._view.number
         said = view.accusations.standing(round=number, live=view.live)
         if len(view.live) <= ASKED_ABOUT_MOST:
             said += view.accusations.of_somebody(round=number, live=view.live)
-        alone = ((number, one.accused, one.by) for one in said)
-        return [one for one in alone if one not in self._asked]
+        return [one for one in ((number, one.accused, one.by) for one in said) if one not in self._asked]
 
     async def run(self) -> None:
         """Ask the store about members whom one other accuses."""
@@ -126,7 +106,7 @@ class AccusationWatch:
                 for _, accused, by in new:
                     with contextlib.suppress(StoreError):  # then two accusers, or the end of the lease, will do
                         for node_id in await self._doubted(accused, by):
-                            self._expel(node_id, self._why(accused, by))
+                            self._office.expel(node_id, self._why(accused, by))
 
     def _why(self, accused: str, by: str) -> str:
         said = self._view.accusations.said(self._keys.accusation(accused, by))

@@ -47,13 +47,11 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.core.keys import Keys
     from rdzv.core.stopping import Drain
-    from rdzv.core.view import View
     from store import Condition, Store, TransactionResult
 
 __all__ = [
     "BAN_AFTER",
     "Agreed",
-    "LossCount",
     "OverruledError",
     "agree_on_settings",
     "attribute_ban",
@@ -532,38 +530,3 @@ async def note_failures(
                 await put_ban(store, keys, node_id, ban, keep=rule.within)
     except LimitExceeded as error:
         log.warning("run %s: failures are not counted, so nobody is banned for them: %s", keys.run_id, error)
-
-
-class LossCount:
-    """A coordinator's part in `ban_after`: it counts who is lost.
-
-    Args:
-        store: The store.
-        keys: The run's keys.
-        view: The coordinator's picture of its run.
-        in_office: The conditions of everything that it writes.
-    """
-
-    def __init__(self, store: Store, keys: Keys, view: View, *, in_office: tuple[Condition, ...]) -> None:
-        self._store = store
-        self._keys = keys
-        self._view = view
-        self._in_office = in_office
-        self._noted: set[tuple[int, str]] = set()  # in which round, who
-
-    async def attend(self, rule: FailureRule | None, bans: Mapping[str, Ban]) -> None:
-        """Note who has been lost since the last time; not whom somebody has put out."""
-        view, number = self._view, self._view.number
-        if rule is None:
-            return
-        self._noted = {one for one in self._noted if one[0] == number}
-        put_out = {str(ban) for ban in bans.values()}  # also of nodes that have an attribute
-        fresh = [
-            one
-            for one in view.lost
-            if (number, one) not in self._noted and one not in bans and view.why.get(one) not in put_out
-        ]
-        if fresh:
-            failed = {node_id: view.why.get(node_id, "") for node_id in fresh}
-            await note_failures(self._store, self._keys, rule, failed, round=number, in_office=self._in_office)
-            self._noted.update((number, node_id) for node_id in fresh)

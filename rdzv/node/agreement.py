@@ -16,24 +16,16 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-import anyio
-
 from rdzv.core.stopping import Begun, Stop, stop_of, unanswered
 from rdzv.errors import RendezvousStateError
 from store import Put, when
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rdzv.core.keys import Keys
-    from rdzv.core.state import Head, Leaving
-    from rdzv.core.view import View
     from rdzv.membership import Membership
-    from rdzv.node.store_session import Link
-    from rdzv.node.wakeup import Wakeup
-    from store import Condition, Event, Store
-    from store.client.keepalive import HeldLease
+    from rdzv.node.link import Link
+    from rdzv.node.office import Office
+    from rdzv.node.part.state import Part
 
 __all__ = ["Agreement", "Steps"]
 
@@ -44,35 +36,17 @@ class Agreement:
     """What the members of the current round are asked, and what they have answered.
 
     Args:
-        store: Where all of it stands.
-        keys: The run's keys.
-        view: The coordinator's picture of its run.
-        in_office: The conditions of everything that this coordinator writes.
-        put: Makes a write on the run's lease.
-        wakeup: Wakes the coordinator when an answer has come.
+        office: The coordinator's.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        keys: Keys,
-        view: View,
-        *,
-        in_office: tuple[Condition, ...],
-        put: Callable[[str, bytes], Put],
-        wakeup: Wakeup,
-    ) -> None:
-        self._store = store
-        self._keys = keys
-        self._view = view
-        self._in_office = in_office
-        self._put = put
-        self._wakeup = wakeup
-        self._answers: dict[str, int | None] = {}
-        self._asked: Stop | None = None  # in this round, and not decided yet
+    def __init__(self, office: Office) -> None:
+        self._office = office
+        self._keys = office.keys
+        self._view = office.view
+        self._answers: dict[str, Begun] = {}  # the last of each node, of whichever round
+        self._asked: Stop | None = None  # the last question
+        self._is_asking = asyncio.Event()
         self._synced = False
-        self._gathering: asyncio.Task[None] | None = None
-        self._failed: Exception | None = None
 
     async def attend(self, standing: Stop | None, *, why: str, for_newcomers: bool, closing: bool) -> None:
         """Ask, or decide, if it is time to.
@@ -87,8 +61,6 @@ class Agreement:
         round = self._view.round
         if round is None or not round.in_steps or not self._view.synced:
             return
-        if self._failed is not None:
-            raise self._failed
         seen = 0 if standing is None else standing.revision
         if standing is not None and standing.round != round.number:
             standing = None
@@ -97,117 +69,83 @@ class Agreement:
                 # Nobody had begun a step, and nobody begins one now: those who let newcomers wait stop at once, too.
                 await self._write(Stop(round=round.number, decided=True, why=why), over=seen)
             return
-        if self._asked is not None and self._asked.round != round.number:
-            await self._stop_gathering()
-        if self._asked is None:
-            if standing is None and not why:
-                return
-            question = standing
-            if question is None:
-                question = await self._write(Stop(round=round.number, why=why, for_newcomers=for_newcomers), over=seen)
-            if question is None:
-                return  # the watch is about to bring what stands there
-            self._asked = question
-            self._gathering = asyncio.create_task(self._gather(round.number), name=f"gather steps of {round.number}")
-        elif why and self._asked.for_newcomers and not for_newcomers:
-            self._asked = self._asked.replace(why=why, for_newcomers=False)  # a better reason has come up meanwhile
+        asked = self._asked
+        if asked is None or asked.round != round.number:
+            asked = standing
+            if asked is None and why:
+                asked = await self._write(Stop(round=round.number, why=why, for_newcomers=for_newcomers), over=seen)
+            if asked is None:
+                return  # there is nothing to ask; or the watch is about to bring what stands there
+            self._answers = {who: begun for who, begun in self._answers.items() if begun.round == round.number}
+            self._is_asking.set()
+        elif why and asked.for_newcomers and not for_newcomers:
+            asked = asked.replace(why=why, for_newcomers=False)  # a better reason has come up meanwhile
+        self._asked = asked
         if not self._synced:
             return
-        members = [node_id for node_id in self._view.live if self._view.record(node_id).progress is not None]
-        if unanswered(members, self._answers):
-            return
         # Also the answer of one who has left since counts: it may have begun that step with the others.
-        step, asked = stop_of(self._answers), self._asked
-        if closing and (None in self._answers.values() or self._view.departed_count or self._view.lost_count):
+        answers = {who: begun.step for who, begun in self._answers.items() if begun.round == round.number}
+        members = [node_id for node_id in self._view.live if self._view.record(node_id).progress is not None]
+        if unanswered(members, answers):
+            return
+        step = stop_of(answers)
+        if closing and (None in answers.values() or self._view.departed_count or self._view.lost_count):
             step = None
         decision = Stop(round=asked.round, decided=True, step=step, why=asked.why, for_newcomers=asked.for_newcomers)
-        if await self._write(decision, over=asked.revision) is None:
-            return
-        log.info(
-            "run %s, round %d: all leave %s: %s",
-            self._keys.run_id,
-            asked.round,
-            "at once" if step is None else f"before step {step}",
-            asked.why,
-        )
-
-    def stop(self) -> None:
-        """Gather no more; `aclose` waits until that is so."""
-        if self._gathering is not None:
-            self._gathering.cancel()
-
-    async def aclose(self) -> None:
-        """Gather no more, and wait until that is so."""
-        await self._stop_gathering()
+        if await self._write(decision, over=asked.revision) is not None:
+            log.info(
+                "run %s, round %d: all leave %s: %s",
+                self._keys.run_id,
+                asked.round,
+                "at once" if step is None else f"before step {step}",
+                asked.why,
+            )
 
     async def _write(self, stop: Stop, *, over: int) -> Stop | None:
         """Write the question or the decision; None if the round, or what stands there, is another one by now."""
         assert self._view.round is not None
-        unchanged = (
-            when.mod_revision(self._keys.round) == self._view.round.revision,
-            when.mod_revision(self._keys.stop) == over,
-        )
-        result = await self._store.transact(
-            when=(*self._in_office, *unchanged), then=(self._put(self._keys.stop, stop.pack()),)
+        result = await self._office.try_to_write(
+            self._office.put(self._keys.stop, stop.pack()),
+            also=(
+                when.mod_revision(self._keys.round) == self._view.round.revision,
+                when.mod_revision(self._keys.stop) == over,
+            ),
         )
         return stop.replace(revision=result.revision) if result.succeeded else None
 
-    async def _gather(self, number: int) -> None:
-        """Take in what the members answer."""
-        try:
-            async with self._store.watch(self._keys.begun, snapshot=True) as watch:
-                async for event in watch:
-                    self._take(event, number)
-                    self._wakeup.changed()
-        except Exception as error:  # noqa: BLE001  the coordinator must not wait for answers that will never come
-            self._failed = error
-            self._wakeup.changed()
-
-    def _take(self, event: Event, number: int) -> None:
-        if event.kind == "synced":
-            self._synced = True
-        elif event.kind == "put":
-            with contextlib.suppress(RendezvousStateError):  # no answer of ours
-                begun = Begun.unpack(event.value)
-                if begun.round == number:
-                    self._answers[event.key.removeprefix(self._keys.begun)] = begun.step
-
-    async def _stop_gathering(self) -> None:
-        task, self._gathering = self._gathering, None
-        self._asked, self._synced = None, False
-        self._answers.clear()
-        if task is not None:
-            task.cancel()
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait([task])
+    async def gather(self) -> None:
+        """Take in what the members answer, from the first question on."""
+        await self._is_asking.wait()
+        async with self._office.store.watch(self._keys.begun, snapshot=True) as watch:
+            async for event in watch:
+                if event.kind == "synced":
+                    self._synced = True
+                elif event.kind == "put":
+                    with contextlib.suppress(RendezvousStateError):  # no answer of ours
+                        self._answers[event.key.removeprefix(self._keys.begun)] = Begun.unpack(event.value)
+                self._office.wakeup.changed()
 
 
 class Steps:
     """What one node answers, and is told, of the step before which all leave.
 
     Args:
-        keys: The run's keys.
-        node_id: Which node.
-        leaving: What was announced of its leaving, if it is to leave.
+        part: What the node is in its run.
     """
 
-    def __init__(self, keys: Keys, node_id: str, *, leaving: Callable[[Head], Leaving | None]) -> None:
-        self._keys = keys
-        self._node_id = node_id
-        self._leaving = leaving
+    def __init__(self, part: Part) -> None:
+        self._part = part
         self._answered: Membership | None = None
 
-    async def heed(self, link: Link, membership: Membership, *, lease: HeldLease | None) -> float | None:
-        """Answer the question, or take the decision; when to look again, if nothing changes before.
+    async def heed(self, link: Link, membership: Membership) -> float | None:
+        """Answer the question, or take the decision; when this node is to leave, if it is.
 
         Raises:
             StoreError: The answer could not be given yet.
         """
-        if not membership.round.in_steps:
-            return self._next_drain(link)
-        head, gate = link.follower.head, membership.gate
-        stop = head.stop
-        if stop is not None and stop.round == membership.round.number:
+        part, head, gate = self._part, link.follower.head, membership.gate
+        stop, lease = head.stop, part.arrival.lease
+        if membership.round.in_steps and stop is not None and stop.round == membership.round.number:
             if stop.decided and (not gate.decided or (gate.for_newcomers and not stop.for_newcomers)):
                 gate.decide(stop.step, why=stop.why, for_newcomers=stop.for_newcomers)
                 link.follower.listeners.changed()
@@ -215,13 +153,9 @@ class Steps:
                 begun = Begun(round=membership.round.number, step=gate.ask())
                 # A record that has changed is no longer in the round, and its answer would be of another one.
                 await link.store.transact(
-                    when=(when.mod_revision(self._keys.node(self._node_id)) == membership.arrival,),
-                    then=(Put(self._keys.begun_by(self._node_id), begun.pack(), lease=lease.id),),
+                    when=(when.mod_revision(part.keys.node(part.node_id)) == membership.arrival,),
+                    then=(Put(part.keys.begun_by(part.node_id), begun.pack(), lease=lease.id),),
                 )
                 self._answered = membership
-        return self._next_drain(link)
-
-    def _next_drain(self, link: Link) -> float | None:
-        """When this node is to leave, if it is."""
-        leaving = self._leaving(link.follower.head)
-        return leaving.until if leaving is not None else None
+        leaving = part.drained(head)
+        return None if leaving is None else leaving.until

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from rdzv.core.decision import Decision
+    from rdzv.node.link import Link
     from rdzv.node.part.role import TakenRole
     from rdzv.node.part.state import Part
-    from rdzv.node.store_session import Link
 
 __all__ = ["Candidacy"]
 

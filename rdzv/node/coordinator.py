@@ -37,44 +37,25 @@ from rdzv.core.decision import (
 )
 from rdzv.core.history import Chronicle, History, pack_history
 from rdzv.core.ranks import newest_of
-from rdzv.core.round import (
-    BUCKET_SIZE,
-    SINCE_MOST,
-    Member,
-    Participant,
-    Round,
-    bucket_of,
-)
+from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, bucket_of
 from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.view import View
 from rdzv.node.accusing import AccusationWatch
-from rdzv.node.admission import LossCount, OverruledError, take_settings
+from rdzv.node.admission import OverruledError, note_failures, take_settings
 from rdzv.node.agreement import Agreement
-from rdzv.node.store_session import SharedLease, fit_together, portions
-from rdzv.node.stuck.others import StallWatch
-from rdzv.node.wakeup import Wakeup
-from store import (
-    ConditionFailed,
-    Delete,
-    Entry,
-    Get,
-    Lease,
-    LimitExceeded,
-    Put,
-    StoreError,
-    when,
-)
+from rdzv.node.office import Office, SharedLease
+from rdzv.node.stuck.others import look_for_stalls
+from store import ConditionFailed, Delete, Entry, Get, Lease, LimitExceeded, Put, StoreError, when
 from store.printable import escaping, without_durations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
 
     from rdzv.core.decision import Decision, Rules
-    from rdzv.core.keys import Keys
+    from rdzv.node.link import Link
     from rdzv.node.part.role import TakenRole
     from rdzv.node.part.state import Part
-    from rdzv.node.store_session import Link
-    from store import Condition, Event, Store
+    from store import Condition, Event
 
 __all__ = ["Term"]
 
@@ -85,6 +66,8 @@ MARKERS = 1  # operations of a commit that only some need
 SHARED_TTL_LEAST = 30.0  # seconds that what a round shares outlives the last coordinator ...
 SHARED_TTL_FACTOR = 3  # ... and at least so many TTLs of a member: by then no member is left to read it
 REFUSED_PAUSE = 0.2  # seconds; a refused commit is decided anew at the next event, or after this
+OVERHEAD_BYTES = 40  # of a condition or a write in a request, its key and value aside
+WRITE_BYTES_MOST = 1024 * 1024  # values written in one transaction; etcd takes 1.5 MiB in one request
 
 
 class Term:
@@ -110,34 +93,25 @@ class Term:
         self._store = link.store
         self._keys = part.keys
         self._agreed = part.agreed
+        self._settings = part.settings
         self._apart = apart
         self._follower = link.follower
-        self._node_id = part.node_id
-        self._term = role.term
         self._lease = role.lease  # of the role, and of nothing that should outlive it
-        self._in_office: tuple[Condition, ...] = (when.create_revision(self._keys.coordinator) == role.term,)
         rules, told = self._agreed.rules, self._store.tells_causes
         self._view = View(self._keys.nodes, needed=rules.needed, expected=rules.expected, tells_causes=told)
+        self._office = Office(self._store, self._keys, self._view, term=role.term, run_lease=run_lease)
+        self._wakeup = self._office.wakeup
         self._resized_at = 0  # the revision of the last resize that was heeded
         self._events: deque[Event] = deque()
-        self._wakeup = Wakeup()
-        self._watch_failed: Exception | None = None
         self._reported: Progress | None = None
         self._reported_at = 0.0
         self._said = ""
         self._failed_with: str | None = None
-        self._run_lease = run_lease
+        self._counted: tuple[int, set[str]] = -1, set()  # whose loss was noted for `ban_after`, and in which round
         self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * part.settings.ttl))
         self._chronicle = Chronicle()
-        run = self._store, self._keys, self._view
-        self._expelled: dict[str, str] = {}  # who is to be taken out of the round, and why
-        self._stall_watch = StallWatch(*run, part.settings, expel=self._have_expelled, wakeup=self._wakeup)
-        self._loss_count = LossCount(*run, in_office=self._in_office)
-        gone_ttl = max(part.settings.gone_ttl, link.reconnects_in)
-        self._accusations = AccusationWatch(*run, expel=self._have_expelled, gone_ttl=gone_ttl)
-        self._agreement = Agreement(
-            self._store, self._keys, self._view, in_office=self._in_office, put=self._put, wakeup=self._wakeup
-        )
+        self._accusations = AccusationWatch(self._office, gone_ttl=max(part.settings.gone_ttl, link.reconnects_in))
+        self._agreement = Agreement(self._office)
 
     async def lead(self, round_entry: Entry | None, progress_entry: Entry | None, history: Entry | None) -> None:
         """Decide, and do what was decided, until the role is lost (`ConditionFailed`) or this node leaves it.
@@ -150,27 +124,24 @@ class Term:
             history: What is remembered of the run.
         """
         round = Round.unpack(round_entry.value, revision=round_entry.mod_revision) if round_entry else None
-        beside = {
-            "look for who is stuck": self._stall_watch.run(),
-            "look into accusations": self._accusations.run(),
-            "watch the nodes": self._watch_nodes(),
-            "clear away what is left": _clear_away(
-                self._store, self._keys, round, term=self._term, in_office=self._in_office
-            ),
-            "keep what is shared": self._shared.keep(round),
-        }
-        tasks = [asyncio.create_task(work, name=f"{what} in run {self._keys.run_id}") for what, work in beside.items()]
+        begin = self._office.begin
+        tasks = [
+            begin(look_for_stalls(self._office, self._settings), "look for who is stuck"),
+            begin(self._accusations.run(), "look into accusations"),
+            begin(self._watch_nodes(), "watch the nodes"),
+            begin(self._agreement.gather(), "gather at which step to stop"),
+            begin(_clear_away(self._office, round), "clear away what is left"),
+            begin(self._shared.keep(round), "keep what is shared"),
+        ]
         try:
             with self._follower.listeners.listening(self._wakeup):
                 await self._take_over(round, progress_entry, history)
                 await self._decide_for_ever()
         finally:
-            self._agreement.stop()
             for task in tasks:
                 task.cancel()
             with anyio.CancelScope(shield=True):
                 await asyncio.wait(tasks)
-                await self._agreement.aclose()
                 await self._shared.give_back()
 
     async def _take_over(self, round: Round | None, progress_entry: Entry | None, history: Entry | None) -> None:
@@ -196,14 +167,10 @@ class Term:
 
     async def _watch_nodes(self) -> None:
         """Hand every event of the nodes to the deciding task."""
-        try:
-            async with self._store.watch(self._keys.nodes, snapshot=True) as watch:
-                async for events in watch.batches():
-                    self._events.extend(events)
-                    self._wakeup.changed()
-        except Exception as error:  # noqa: BLE001  the deciding task must not wait for events that will never come
-            self._watch_failed = error
-            self._wakeup.changed()
+        async with self._store.watch(self._keys.nodes, snapshot=True) as watch:
+            async for events in watch.batches():
+                self._events.extend(events)
+                self._wakeup.changed()
 
     async def _decide_for_ever(self) -> None:
         while True:
@@ -211,7 +178,7 @@ class Term:
             await self._take_in_until(0)
             self._accusations.heed()
             decision = await self._decide()
-            if self._expelled:
+            if self._office.expelled:
                 await self._expel(decision.progress)
                 continue
             self._chronicle.observe(decision.progress, now=self._store.time())
@@ -228,25 +195,19 @@ class Term:
                     await self._count_losses()  # who is banned thereby is not in the round: its record goes
                     await self._commit_if_there_is_room(decision)
 
-    def _have_expelled(self, node_id: str, why: str) -> None:
-        """Have a member taken out of the round whose lease stands. This task's turn comes before the next decision."""
-        self._expelled[node_id] = why
-        self._wakeup.changed()
-
     async def _expel(self, progress: Progress) -> None:
         """Take a member out of the round, and say so and why in the same transaction.
 
         So it is told itself as well, whatever becomes of this coordinator. Here, where reports are written, too: none
         of an earlier picture comes after.
         """
-        node_id, why = self._expelled.popitem()
+        node_id, why = self._office.expelled.popitem()
         if node_id not in self._view.live:
             return  # it has gone by itself
-        record, now = self._view.record(node_id), self._store.time()
+        record, now, key = self._view.record(node_id), self._store.time(), self._keys.node(node_id)
         progress = progress.once_expelled(node_id, address=record.address, why=why)
-        result = await self._store.transact(
-            when=(*self._in_office, when.mod_revision(self._keys.node(node_id)) == record.arrival),
-            then=(Delete(self._keys.node(node_id)), self._put(self._keys.progress, _said(progress, at=time.time()))),
+        result = await self._office.try_to_write(
+            Delete(key), self._put_progress(progress), also=(when.mod_revision(key) == record.arrival,)
         )
         if result.succeeded:
             log.warning("run %s: node %s is taken out of the round: %s", self._keys.run_id, node_id, why)
@@ -255,7 +216,22 @@ class Term:
             await self._take_in_until(result.revision)
 
     async def _count_losses(self) -> None:
-        await self._loss_count.attend(self._rules.ban_after, self._follower.head.bans)
+        """Note who has been lost since the last time, for `ban_after`; not whom somebody has put out."""
+        view, rule, bans = self._view, self._rules.ban_after, self._follower.head.bans
+        if rule is None:
+            return
+        if self._counted[0] != view.number:
+            self._counted = view.number, set()
+        put_out = {str(ban) for ban in bans.values()}  # also of nodes that have an attribute
+        failed = {
+            node_id: view.why.get(node_id, "")
+            for node_id in view.lost
+            if node_id not in bans and node_id not in self._counted[1] and view.why.get(node_id) not in put_out
+        }
+        if failed:
+            in_office = self._office.in_office
+            await note_failures(self._store, self._keys, rule, failed, round=view.number, in_office=in_office)
+            self._counted[1].update(failed)
 
     @property
     def _rules(self) -> Rules:
@@ -308,8 +284,8 @@ class Term:
                     last_call_timeout=self._rules.last_call,
                     bans=self._follower.head.bans,
                 )
-            if self._watch_failed is not None:
-                raise self._watch_failed
+            if self._office.failed is not None:
+                raise self._office.failed
             if self._view.synced and self._view.seen >= revision:
                 return
             await self._wakeup.sleep_until(None)
@@ -331,36 +307,21 @@ class Term:
         if due is None or due > now:
             return due
         self._say(explain(progress))
-        at, closed = time.time(), self._follower.head.closed
-        writes = [self._put(self._keys.progress, _said(progress, at=at))]
-        history = self._chronicle.continued(progress, closed, now=now, at=at, why=self._view.why)
+        writes = [self._put_progress(progress)]
+        closed = self._follower.head.closed
+        history = self._chronicle.continued(progress, closed, now=now, at=time.time(), why=self._view.why)
         if history is not None:
-            writes.append(self._put(self._keys.history, pack_history(history)))
-        await self._write(writes)
+            writes.append(self._office.put(self._keys.history, pack_history(history)))
+        await self._office.write(*writes)
         if history is not None:
             self._chronicle.written(history, now=now)
         self._reported, self._reported_at = progress, now
         return report_due(progress, now, progress, nodes=nodes, now=now)
 
-    async def _commit_if_there_is_room(self, decision: Complete) -> None:
-        """Commit. A store that is full is no reason to leave office, but one that everybody is told."""
-        try:
-            await self._commit(decision)
-        except LimitExceeded as error:
-            self._report_error(error)
-            await self._store.delete_prefix(self._keys.attempt(decision.number, self._term), when=self._in_office)
-            await self._report(hindered(decision.progress, f"the store does not take it: {error}"))
-            await self._wakeup.sleep_until(self._store.time() + TRY_AGAIN_AFTER)
-
-    def _put(self, key: str, value: bytes) -> Put:
-        """A write on the run's own lease: what it writes goes with the run."""
-        return Put(key, value, lease=self._run_lease.id)
-
-    async def _write(self, writes: list[Put]) -> None:
-        """Write all of it at one revision; `ConditionFailed` if this node is no longer in office."""
-        result = await self._store.transact(when=self._in_office, then=writes)
-        if not result.succeeded:
-            raise ConditionFailed(f"{self._node_id} is no longer the coordinator")
+    def _put_progress(self, progress: Progress) -> Put:
+        """A write of the progress, as said at this hour."""
+        said = progress.replace(absent=progress.absent.replace(said_at=time.time()))
+        return self._office.put(self._keys.progress, said.pack())
 
     def _report_error(self, error: Exception | None) -> None:
         """Log where an error comes from once, and not at every attempt; `progress` says in words that it holds."""
@@ -375,73 +336,79 @@ class Term:
             self._said = reason
             log.info("run %s: %s", self._keys.run_id, reason)
 
+    # ------------------------------------------------------------------------------------------ the commit
+
+    async def _commit_if_there_is_room(self, decision: Complete) -> None:
+        """Commit. A store that is full is no reason to leave office, but one that everybody is told."""
+        try:
+            await self._commit(decision)
+        except LimitExceeded as error:
+            self._report_error(error)
+            attempt = self._keys.attempt(decision.number, self._office.term)
+            await self._store.delete_prefix(attempt, when=self._office.in_office)
+            await self._report(hindered(decision.progress, f"the store does not take it: {error}"))
+            await self._wakeup.sleep_until(self._store.time() + TRY_AGAIN_AFTER)
+
     async def _commit(self, decision: Complete) -> None:
         """Write who has which rank, and then, at one moment and only if all still holds, that this is the round."""
+        office, keys, last = self._office, self._keys, self._view.round
         members = [
             Member(node_id=record.node_id, rank=rank, arrival=record.arrival)
             for rank, record in enumerate(decision.members)
         ]
-        first = decision.members[0]
-        last = self._view.round
-        unchanged = (*self._in_office, when.mod_revision(self._keys.round) == (last.revision if last else 0))
-        standing = [when.mod_revision(self._keys.node(member.node_id)) == member.arrival for member in members]
-        agreed = when.value(self._keys.settings) == self._agreed.value
-        conditions = [*unchanged, agreed, when.missing(self._keys.closed), *standing]
+        unchanged = (*office.in_office, when.mod_revision(keys.round) == (last.revision if last else 0))
+        conditions = [
+            *unchanged,
+            when.value(keys.settings) == self._agreed.value,
+            when.missing(keys.closed),
+            *(when.mod_revision(keys.node(member.node_id)) == member.arrival for member in members),
+        ]
         exact = len(conditions) <= self._store.operations_max
-        round = Round(
-            number=decision.number,
-            term=self._term,
-            size=len(members),
-            buckets=_buckets_of(members),
-            host=first.address,
-            port=first.port,
-            lease=await self._shared.take(),
-            newest=newest_of(decision.members),
-            in_steps=any(record.progress is not None for record in decision.members),
-            since=_since(self._view, members),
-            checked=len(members) > 1 and all(record.checks for record in decision.members),
-        )
-        self._shared.used = True  # from now on: the answer to the commit may be lost
-        now, nodes = self._store.time(), {record.node_id: record.address for record in decision.members}
+        round = await self._round_of(decision, members)
+        nodes = {record.node_id: record.address for record in decision.members}
         history = self._chronicle.completed(
-            round.number, nodes, known=self._view.members, now=now, at=time.time(), arrived=self._view.arrived_at
+            round.number,
+            nodes,
+            known=self._view.members,
+            now=self._store.time(),
+            at=time.time(),
+            arrived=self._view.arrived_at,
         )
-        ranks = _buckets(self._keys, decision.number, self._term, members, decision.members, self._put)
-        commit = [self._put(self._keys.round, round.pack()), self._put(self._keys.history, pack_history(history))]
+        commit: list[Put | Delete] = [
+            office.put(keys.round, round.pack()),
+            office.put(keys.history, pack_history(history)),
+        ]
         progress = decision.progress.once_committed(decision.number, size=len(members))
         if progress is not None:
-            commit.append(self._put(self._keys.progress, _said(progress, at=time.time())))
-        at_once = fit_together(conditions, [*ranks, *commit], count_most=self._store.writes_max - MARKERS)
-        writes: list[Put | Delete] = [*ranks, *commit] if at_once else [*commit]
-        if not at_once:
-            for portion in portions(ranks, self._store.writes_max):
-                await self._write(portion)
+            commit.append(self._put_progress(progress))
+        ranks = _buckets(office, round, members, decision.members)
+        at_once = _fit_together(conditions, [*ranks, *commit], count_most=self._store.writes_max - MARKERS)
+        if at_once:
+            commit = [*ranks, *commit]
+        else:
+            for portion in _portions(ranks, self._store.writes_max):
+                await office.write(*portion)
         stand = True
         if not exact:
             del conditions[self._store.operations_max :]
-            writes.append(Delete(self._keys.marker))
+            commit.append(Delete(keys.marker))
             await self._catch_up()
             stand = self._view.stand(members)
         result = (
-            await self._store.transact(when=conditions, then=writes, otherwise=(Get(self._keys.settings),))
-            if stand
-            else None
+            await self._store.transact(when=conditions, then=commit, otherwise=(Get(keys.settings),)) if stand else None
         )
         if result is None or not result.succeeded:
-            log.info("run %s: round %d was refused, something has just changed", self._keys.run_id, decision.number)
+            log.info("run %s: round %d was refused, something has just changed", keys.run_id, round.number)
             if not at_once:
                 # What was written for it must go: an attempt with fewer buckets would leave some of it beside its own.
-                await self._store.delete_prefix(self._keys.attempt(decision.number, self._term), when=unchanged)
+                await self._store.delete_prefix(keys.attempt(round.number, office.term), when=unchanged)
             if result is not None and take_settings(result, self._agreed):
                 self._view.resized(needed=self._rules.needed, now=self._store.time())
             await self._wakeup.sleep_until(self._store.time() + REFUSED_PAUSE)
             return
         committed = round.replace(revision=result.revision)
-        rank_0 = f"{first.node_id} at {round.host}:{round.port}"
-        log.info(
-            "run %s: round %d is complete with %d nodes, rank 0 is %s",
-            *(self._keys.run_id, round.number, round.size, rank_0),
-        )
+        rank_0 = f"rank 0 is {members[0].node_id} at {round.host}:{round.port}"
+        log.info("run %s: round %d is complete with %d nodes, %s", keys.run_id, round.number, round.size, rank_0)
         now = self._store.time()
         self._view.completed(committed, members, now=now)
         self._chronicle.written(history, now=now)
@@ -450,91 +417,101 @@ class Term:
             self._say(explain(progress))
         self._follower.take_round(committed)
         if last is not None:
-            await _forget(self._store, self._keys, last.number, last.term, in_office=self._in_office)
+            await office.forget(last.number, last.term)
+
+    async def _round_of(self, decision: Complete, members: list[Member]) -> Round:
+        """The round to commit."""
+        view, first = self._view, decision.members[0]
+        joined = itertools.islice((one.node_id for one in members if one.node_id not in view.members), SINCE_MOST)
+        is_first = view.round is None
+        since = tuple(view.lost[:SINCE_MOST]), tuple(view.departed[:SINCE_MOST]), tuple(joined)
+        round = Round(
+            number=decision.number,
+            term=self._office.term,
+            size=len(members),
+            buckets=-(-len(members) // BUCKET_SIZE),
+            host=first.address,
+            port=first.port,
+            lease=await self._shared.take(),
+            newest=newest_of(decision.members),
+            in_steps=any(record.progress is not None for record in decision.members),
+            since=((), (), ()) if is_first else since,
+            checked=len(members) > 1 and all(record.checks for record in decision.members),
+        )
+        self._shared.used = True  # from now on: the answer to the commit may be lost
+        return round
 
     async def _catch_up(self) -> None:
         """Know everything that had happened to the nodes when this was called."""
         marker = NodeRecord(node_id="", incarnation="", left=True)  # whoever reads the nodes passes over it
-        written = await self._store.put(self._keys.marker, marker.pack(), lease=self._lease, when=self._in_office)
+        in_office = self._office.in_office
+        written = await self._store.put(self._keys.marker, marker.pack(), lease=self._lease, when=in_office)
         await self._take_in_until(written)
 
 
-async def _clear_away(
-    store: Store, keys: Keys, round: Round | None, *, term: int, in_office: tuple[Condition, ...]
-) -> None:
+async def _clear_away(office: Office, round: Round | None) -> None:
     """Delete what older rounds, and coordinators that died before their commit, have left behind.
 
     What users write is not looked at: it may be very much. It goes with the ranks of the round that it was of.
     """
+    keys = office.keys
     attempts: dict[tuple[int, int], None] = {}
     try:
-        for entry in await store.list(keys.rounds, keys_only=True):
+        for entry in await office.store.list(keys.rounds, keys_only=True):
             number, _, rest = entry.key.removeprefix(keys.rounds).partition("/")
             term_of, slash, _ = rest.partition("/")
             if slash and number.isdecimal() and term_of.isdecimal():  # else it is no key of ours
                 attempts[int(number), int(term_of)] = None
         for attempt in attempts:
             # This node's own attempts come and go while this is under way.
-            if attempt[1] != term and (round is None or attempt != (round.number, round.term)):
-                await _forget(store, keys, *attempt, in_office=in_office)
+            if attempt[1] != office.term and (round is None or attempt != (round.number, round.term)):
+                await office.forget(*attempt)
     except ConditionFailed:
         pass  # another one is in office, and does this
     except StoreError as error:
         log.warning("run %s: what is left of older rounds is still there: %s", keys.run_id, error)
 
 
-async def _forget(store: Store, keys: Keys, number: int, term: int, *, in_office: tuple[Condition, ...]) -> None:
-    """Delete all of one round, or of an attempt at one; the ranks last, since by them the rest is found."""
-    await store.delete_prefix(keys.shared(number, term), when=in_office)
-    await store.delete_prefix(keys.attempt(number, term), when=in_office)
-
-
-def _buckets(
-    keys: Keys,
-    number: int,
-    term: int,
-    members: list[Member],
-    records: tuple[NodeRecord, ...],
-    put: Callable[[str, bytes], Put],
-) -> list[Put]:
+def _buckets(office: Office, round: Round, members: list[Member], records: Sequence[NodeRecord]) -> list[Put]:
     """The ranks by bucket of the node's id, and the roster by rank, under this term."""
-    buckets = _buckets_of(members)
-    by_bucket: list[list[Member]] = [[] for _ in range(buckets)]
+    keys, number, term = office.keys, round.number, round.term
+    by_bucket: list[list[Member]] = [[] for _ in range(round.buckets)]
     for member in members:
-        by_bucket[bucket_of(member.node_id, buckets)].append(member)
-    writes = [put(keys.ranks(number, term, index), Member.pack_all(bucket)) for index, bucket in enumerate(by_bucket)]
-    for index in range(buckets):
-        low = index * BUCKET_SIZE
-        roster = [
-            Participant(
-                node_id=record.node_id,
-                rank=low + offset,
-                address=record.address,
-                payload=record.payload,
-                attributes=record.attributes,
-            )
-            for offset, record in enumerate(records[low : low + BUCKET_SIZE])
-        ]
-        writes.append(put(keys.roster(number, term, index), Participant.pack_all(roster)))
+        by_bucket[bucket_of(member.node_id, round.buckets)].append(member)
+    roster = [
+        Participant(
+            node_id=record.node_id,
+            rank=rank,
+            address=record.address,
+            payload=record.payload,
+            attributes=record.attributes,
+        )
+        for rank, record in enumerate(records)
+    ]
+    writes = []
+    for index, bucket in enumerate(by_bucket):
+        in_order = roster[index * BUCKET_SIZE : (index + 1) * BUCKET_SIZE]
+        writes.append(office.put(keys.ranks(number, term, index), Member.pack_all(bucket)))
+        writes.append(office.put(keys.roster(number, term, index), Participant.pack_all(in_order)))
     return writes
 
 
-def _buckets_of(members: list[Member]) -> int:
-    return -(-len(members) // BUCKET_SIZE)
+def _fit_together(conditions: Sequence[Condition], writes: Sequence[Put | Delete], *, count_most: int) -> bool:
+    """Whether one transaction takes all of this: by the number of writes, and by its bytes."""
+    size = sum(len(condition.key) + OVERHEAD_BYTES for condition in conditions)
+    size += sum(len(write.key) + len(write.value) + OVERHEAD_BYTES for write in writes if isinstance(write, Put))
+    return len(writes) <= count_most and size <= WRITE_BYTES_MOST
 
 
-def _said(progress: Progress, *, at: float) -> bytes:
-    """Pack the progress as said at this hour."""
-    return progress.replace(absent=progress.absent.replace(said_at=at)).pack()
-
-
-def _since(view: View, members: list[Member]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Who was lost, has left and is new, compared to the last round; the first of each by name."""
-    if view.round is None:
-        return (), (), ()
-    joined = (member.node_id for member in members if member.node_id not in view.members)
-    return (
-        tuple(view.lost[:SINCE_MOST]),
-        tuple(view.departed[:SINCE_MOST]),
-        tuple(itertools.islice(joined, SINCE_MOST)),
-    )
+def _portions(writes: list[Put], count_most: int) -> Iterator[list[Put]]:
+    """Yield the same writes, in as few transactions as the store takes: by their number, and by their bytes."""
+    portion: list[Put] = []
+    size = 0
+    for write in writes:
+        if portion and (len(portion) == count_most or size + len(write.value) > WRITE_BYTES_MOST):
+            yield portion
+            portion, size = [], 0
+        portion.append(write)
+        size += len(write.value)
+    if portion:
+        yield portion

@@ -34,11 +34,11 @@ from rdzv.errors import (
     RendezvousSettingsError,
     RendezvousStateError,
 )
+from rdzv.node.link import Link, StoreEndingError
 from rdzv.node.part.joining import Joining
 from rdzv.node.part.leaving import Leaving
 from rdzv.node.part.noticing import Noticing
 from rdzv.node.part.state import Part
-from rdzv.node.store_session import Link, StoreEndingError
 from rdzv.node.wakeup import Listeners
 from store import ConnectionLost, StoreError, StoreReplaced, StoreUsageError
 from store.printable import escaping

@@ -271,4 +271,4 @@ def test_r22_whoever_waits_is_told_within_three_seconds_that_the_store_has_gone(
 
 def warnings(made: Cluster) -> int:
     """How often it was said that the store is not there."""
-    return sum("store_session: warning" in line for line in made.story)
+    return sum("link: warning" in line for line in made.story)

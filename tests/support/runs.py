@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rdzv import Change, RendezvousInfo
-    from rdzv.node.store_session import Link
+    from rdzv.node.link import Link
 
 R = TypeVar("R", bound=Response)
 

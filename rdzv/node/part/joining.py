@@ -26,10 +26,10 @@ from rdzv.core.round import Participant
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, RendezvousStateError
 from rdzv.node.admission import check_prefix, report_health
 from rdzv.node.candidacy import Candidacy
+from rdzv.node.link import is_away
 from rdzv.node.part.record import Recording
 from rdzv.node.part.state import NOT_WAITING
 from rdzv.node.status import find_member
-from rdzv.node.store_session import is_away
 from rdzv.node.wakeup import Wakeup
 from store import Put, StoreError, StoreReplaced, when
 from store.net.tasks import cancel_and_wait
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from rdzv.core.round import Round
     from rdzv.membership import Membership
+    from rdzv.node.link import Link
     from rdzv.node.loops import NodeLoop
     from rdzv.node.part.leaving import Leaving
     from rdzv.node.part.state import Part
-    from rdzv.node.store_session import Link
 
 __all__ = ["Joining"]
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rdzv.core.decision import Me
+    from rdzv.node.link import Link
     from rdzv.node.part.state import Part
-    from rdzv.node.store_session import Link
     from store import Condition, TransactionResult
 
 __all__ = ["Leaving"]

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from rdzv.core.state import Ban
     from rdzv.membership import Membership
+    from rdzv.node.link import Link
     from rdzv.node.part.state import Part
-    from rdzv.node.store_session import Link
 
 __all__ = ["Noticing"]
 
@@ -52,7 +52,7 @@ class Noticing(Reaction):
         self._follower.has_attributes(part.settings.attributes)
         self._resets, self._banned_at = self._follower.resets, 0
         self._seen = self._concerns_all
-        self._steps = Steps(part.keys, part.node_id, leaving=part.drained)
+        self._steps = Steps(part)
 
     def __enter__(self) -> Self:
         self._part.listeners.add(self)
@@ -93,7 +93,7 @@ class Noticing(Reaction):
             if part.membership is not None and part.membership.over is None:
                 await self._notice_own_loss(link, part.membership)
                 self._notice_as_member(link, part.membership)
-                again = await self._steps.heed(link, part.membership, lease=part.arrival.lease)
+                again = await self._steps.heed(link, part.membership)
                 again = earlier(again, part.own_beats.attend(link, part.membership))
                 await self._notice_end_of_drain(link, part.membership)
         except StoreError as error:

@@ -21,9 +21,9 @@ from rdzv.core.addresses import way_of
 from rdzv.core.decision import GIVEN_UP_MOST, JoinClock, Me
 from rdzv.core.state import Ban, NodeRecord, ban_names
 from rdzv.node.admission import agree_on_settings, grant_of_run, note_of_run, refusal_of
+from rdzv.node.link import StoreEndingError
 from rdzv.node.part.role import RoleGrant, busy_ttl, role_ttl
 from rdzv.node.part.stopwatch import Stopwatch
-from rdzv.node.store_session import StoreEndingError
 from rdzv.node.wakeup import Wakeup
 from store import Create, Delete, Entry, Get, Grant, Lease, LeaseNotFound, LimitExceeded, Put, StoreError, when
 from store.keeping import renewed_if_old
@@ -31,9 +31,9 @@ from store.net.process import loopback_id
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
+    from rdzv.node.link import Link
     from rdzv.node.part.role import TakenRole
     from rdzv.node.part.state import Part
-    from rdzv.node.store_session import Link
     from store import TransactionResult
     from store.client.keepalive import HeldLease
     from store.interface import Watch

@@ -14,7 +14,7 @@ from store import Grant
 from store.keeping import RENEWALS_PER_TTL
 
 if TYPE_CHECKING:
-    from rdzv.node.store_session import Link
+    from rdzv.node.link import Link
     from store.client.keepalive import HeldLease
 
 __all__ = ["ELECTION_MOST", "RoleGrant", "TakenRole", "busy_ttl", "election_pause", "role_ttl"]

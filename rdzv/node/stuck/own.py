@@ -12,8 +12,8 @@ from store.keeping import RENEWALS_PER_TTL
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.membership import Membership
+    from rdzv.node.link import Link
     from rdzv.node.loops import NodeLoop
-    from rdzv.node.store_session import Link
 
 __all__ = ["OwnBeats", "earlier"]
 

@@ -26,7 +26,7 @@ from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 if TYPE_CHECKING:
     from rdzv.core.round import Member
     from rdzv.node.handler import Handler
-    from rdzv.node.store_session import Link
+    from rdzv.node.link import Link
 
 pytestmark = pytest.mark.virtual_time
 

@@ -11,9 +11,9 @@ import pytest
 
 from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
+from rdzv.node.link import Link
 from rdzv.node.part.record import TTL_MOST, Recording, node_ttl
 from rdzv.node.part.state import Part
-from rdzv.node.store_session import Link
 from rdzv.node.wakeup import Listeners
 from store import Limits
 from tests.support.runs import VirtualRun

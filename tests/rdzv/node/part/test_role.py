@@ -10,7 +10,7 @@ import pytest
 from rdzv.node.part.role import ROLE_DISCONNECT_TTL, RoleGrant
 
 if TYPE_CHECKING:
-    from rdzv.node.store_session import Link
+    from rdzv.node.link import Link
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import anyio
 
 from rdzv.core.state import Closed
-from rdzv.node.admission import GIVE_BACK_WITHIN, take_run_lease
+from rdzv.node.admission import take_run_lease
 from rdzv.node.follower import Follower
 from store import ConnectionLost, Lease, LeaseNotFound, Put, StoreError, StoreTimeoutError, when
 from store.client.keepalive import TaskKeeper
@@ -25,14 +25,13 @@ from store.net.dialing import NOBODY_LISTENS
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Coroutine, Iterator, Sequence
+    from collections.abc import Callable, Coroutine
 
     from rdzv.core.keys import Keys
-    from rdzv.core.round import Round
     from rdzv.membership import Membership
-    from store import Condition, Store
+    from store import Store
 
-__all__ = ["Link", "SharedLease", "StoreEndingError", "fit_together", "is_away", "portions"]
+__all__ = ["Link", "StoreEndingError", "is_away"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -44,9 +43,6 @@ SAY_AWAY_AFTER = 2.9  # seconds for which the store is away before that is said,
 ASK_EVERY = 1.0  # seconds, while somebody waits: whether the store is still there must be known for that ...
 ASK_EVERY_PER_NODE = 0.01  # ... but it answers no more than 100 such questions a second, however many nodes there are
 RUN_RENEWALS_PER_TTL = 3  # of the run's lease, by each node
-SHARED_RENEWALS_PER_TTL = 4
-OVERHEAD_BYTES = 40  # of a condition or a write in a request, its key and value aside
-WRITE_BYTES_MOST = 1024 * 1024  # values written in one transaction; etcd takes 1.5 MiB in one request
 
 
 class StoreEndingError(StoreError):
@@ -348,79 +344,3 @@ def _report_defect(task: asyncio.Task[None]) -> None:
         error = task.exception()
         if error is not None and not isinstance(error, StoreError):
             log.error("%s has failed: %r", task.get_name(), error, exc_info=error)
-
-
-class SharedLease:
-    """The lease of what the members of a round share (promise R19).
-
-    It is the only thing of a run that is large, so that it does not stay as long as the run is remembered. Whoever
-    coordinates renews it; nobody does once the last member has gone, in whichever way. A successor goes on with the
-    same lease.
-
-    Attributes:
-        used: Whether a round goes with it, or may: its commit is under way.
-    """
-
-    def __init__(self, store: Store, *, ttl: float) -> None:
-        self._store = store
-        self._ttl = min(ttl, store.lease_ttl_max)
-        self._lease: Lease | None = None
-        self._known = asyncio.Event()  # whether that of the last round is still there
-        self.used: bool = False
-
-    async def take(self) -> int:
-        """The id of the lease, for a round that is about to be completed."""
-        await self._known.wait()
-        if self._lease is None:
-            self._lease, self.used = await self._store.grant(self._ttl), False
-        return self._lease.id
-
-    async def keep(self, round: Round | None) -> None:
-        """Renew it for as long as this node coordinates, beginning with that of the last round, if there is one."""
-        if round is not None and round.lease is not None:
-            self._lease, self.used = Lease(self._store, id=round.lease, ttl=self._ttl), True
-            await self._renew()
-        else:
-            # Now, so that no round waits for it once its last node has come. If it fails, `take` tries again.
-            with contextlib.suppress(StoreError):
-                self._lease = await self._store.grant(self._ttl)
-        self._known.set()
-        while True:
-            await anyio.sleep(self._ttl / SHARED_RENEWALS_PER_TTL)
-            await self._renew()
-
-    async def _renew(self) -> None:
-        try:
-            if self._lease is not None:
-                await self._lease.keep_alive()
-        except LeaseNotFound:  # nobody coordinated for so long: no member of the last round is left, either
-            self._lease = None
-        except StoreError:
-            pass  # there are more times before it matters
-
-    async def give_back(self) -> None:
-        """Revoke it if no round goes with it. It lapses if that cannot be done."""
-        if self._lease is not None and not self.used:
-            with anyio.move_on_after(GIVE_BACK_WITHIN), contextlib.suppress(StoreError):
-                await self._lease.revoke()
-
-
-def fit_together(conditions: Sequence[Condition], writes: Sequence[Put], *, count_most: int) -> bool:
-    """Whether one transaction takes all of this: by the number of writes, and by its bytes."""
-    size = sum(len(condition.key) + OVERHEAD_BYTES for condition in conditions)
-    size += sum(len(write.key) + len(write.value) + OVERHEAD_BYTES for write in writes)
-    return len(writes) <= count_most and size <= WRITE_BYTES_MOST
-
-
-def portions(writes: list[Put], count_most: int) -> Iterator[list[Put]]:
-    """Yield the same writes, in as few transactions as the store takes: by their number, and by their bytes."""
-    portion: list[Put] = []
-    size = 0
-    for write in writes:
-        if portion and (len(portion) == count_most or size + len(write.value) > WRITE_BYTES_MOST):
-            yield portion
-            portion, size = [], 0
-        portion.append(write)
-        size += len(write.value)
-    if portion:
-        yield portion

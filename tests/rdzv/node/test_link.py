@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from types import SimpleNamespace
 
-from rdzv.node.store_session import ANSWERS_KEPT, Link
+from rdzv.node.link import ANSWERS_KEPT, Link
 
 
 def test_one_answer_that_was_held_up_does_not_make_the_store_slow() -> None:
