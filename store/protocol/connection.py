@@ -43,22 +43,8 @@ __all__ = ["ClientConnection", "InFlight", "ServerConnection", "error_of"]
 
 FRAME_BYTES_AT_FIRST = Limits().frame_bytes_max  # that a client may send, until the first welcome tells
 
-LIMITS_TOLD = [
-    "frame_bytes_max",
-    "value_bytes_max",
-    "key_bytes_max",
-    "operations_max",
-    "writes_max",
-    "lease_keys_max",
-    "watches_max",
-    "waits_bytes_max",
-    "outbox_bytes_max",
-    "session_replies_max",
-    "session_replies_bytes_max",
-    "session_ttl",
-    "lease_ttl_max",
-]
-"""What of a server's limits a client can keep to, and is therefore told in the welcome."""
+LIMITS_TOLD = ("operations_max", "writes_max", "session_replies_max", "lease_ttl_max")
+"""What of a server's limits a client keeps to, and is therefore told in the welcome."""
 
 
 def _proof(token: bytes, role: str, greeting: Greeting, hello: Hello) -> bytes:
@@ -102,13 +88,8 @@ class ServerConnection:
         return self._hello is not None
 
     @property
-    def half_a_frame(self) -> bool:
-        """Whether the client is in the middle of a frame."""
-        return self._reader.half_a_frame
-
-    @property
     def held_bytes(self) -> int:
-        """How much of that frame has come."""
+        """How much has come of a frame that is not whole yet."""
         return self._reader.held_bytes
 
     def let_go(self) -> None:
@@ -117,7 +98,7 @@ class ServerConnection:
 
     def greeting(self) -> bytes:
         """What to send first."""
-        return wire.encode_greeting(self._greeting)
+        return wire.encode_opening(self._greeting)
 
     def only_request(self, data: memoryview) -> tuple[int, int, Request[Any]] | None:
         """The one request that these bytes are; None if they are anything else, and are to be given to `receive`.
@@ -130,10 +111,8 @@ class ServerConnection:
         if self._hello is None or len(data) > wire.STEP_BYTES:
             return None
         body = self._reader.only_frame(data)
-        if body is None:
-            return None
-        item = wire.decode_request(body, self._elements_max)
-        if isinstance(item, Bye):
+        item = None if body is None else wire.decode_request(body)
+        if item is None or isinstance(item, Bye):
             return None
         self._take_number(item[0])
         return item
@@ -149,14 +128,15 @@ class ServerConnection:
         """
         for body in self._reader.feed(data):
             if self._hello is None:
-                hello = wire.decode_hello(body)
+                hello = wire.decode_opening(body, Hello)
+                assert isinstance(hello, Hello), "only servers are sorry"
                 self._check_hello(hello)
                 self._hello = hello
                 self._reader.bytes_max = self._limits.frame_bytes_max
                 yield hello
                 continue
             if len(body) <= wire.STEP_BYTES:
-                item = wire.decode_request(body, self._elements_max)
+                item = wire.decode_request(body)
             else:
                 item = yield from wire.decode_request_in_steps(body, elements_max=self._elements_max)
             if not isinstance(item, Bye):
@@ -174,7 +154,7 @@ class ServerConnection:
         assert self._hello is not None, "a welcome answers a hello"
         proof = b"" if self._token is None else _proof(self._token, "server", self._greeting, self._hello)
         limits = {name: getattr(self._limits, name) for name in LIMITS_TOLD}
-        return wire.encode_welcome(Welcome(session, address, revision, self._limits.frame_bytes_max, proof, limits))
+        return wire.encode_opening(Welcome(session, address, revision, self._limits.frame_bytes_max, proof, limits))
 
     def _check_hello(self, hello: Hello) -> None:
         if not wire.VERSION_MIN <= hello.version <= wire.VERSION:
@@ -267,7 +247,7 @@ class ClientConnection:
         """
         for body in self._reader.feed(data):
             if self._greeting is None:
-                greeting = wire.decode_greeting(body)
+                greeting = wire.decode_opening(body, Greeting)
                 yield self._answer_greeting(greeting)
                 if isinstance(greeting, Greeting) and greeting.token_wanted and self._token is None:
                     # Said after a hello without proof, so that the server's log has a line that says the same.
@@ -275,7 +255,7 @@ class ClientConnection:
                         f"{self._name} wants a token, and none was given: pass token= or token_file="
                     )
             elif self.welcomed is None:
-                yield self._take_welcome(wire.decode_welcome(body))
+                yield self._take_welcome(wire.decode_opening(body, Welcome))
             else:
                 item = wire.decode_server_frame(body)
                 if isinstance(item, Sorry):
@@ -348,7 +328,7 @@ class ClientConnection:
         if self._token is not None:
             hello = hello.replace(proof=_proof(self._token, "client", greeting, hello))
         self._greeting, self._hello = greeting, hello
-        return wire.encode_hello(hello)
+        return wire.encode_opening(hello)
 
     def _take_welcome(self, welcome: Welcome | Sorry) -> Welcome:
         if isinstance(welcome, Sorry):
@@ -378,7 +358,9 @@ class ClientConnection:
         self._session = welcome.session
         self.store_id = self._greeting.store_id
         self._frame_bytes_max = welcome.frame_bytes_max
-        self.limits = welcome.limits
+        known = {name: most for name, most in welcome.limits.items() if type(most) in (int, float)}
+        welcome = welcome.replace(limits=known)
+        self.limits = known
         self._reader.bytes_max = wire.RESPONSE_BYTES_MAX
         self.welcomed = welcome
         return welcome
@@ -408,9 +390,6 @@ class ClientConnection:
         except StoreError:
             self._forget(item)
             raise
-        except (TypeError, ValueError, OverflowError, BufferError) as error:  # an int of 65 bits, half a surrogate pair
-            self._forget(item)
-            raise StoreUsageError(f"{type(item.request).__name__} cannot be sent: {error}") from None
         item.sent = True
         return frame
 
@@ -429,10 +408,9 @@ class ClientConnection:
                 break
             try:
                 frame = wire.encode_request(item.request_id, item.request_id - 1, item.request)
-            except (StoreError, TypeError, ValueError, OverflowError, BufferError):
+                wire.check_frame(frame, wire.HANDSHAKE_BYTES_MAX)
+            except StoreError:
                 break  # its caller is told once it is its turn
-            if len(frame) > wire.HANDSHAKE_BYTES_MAX:
-                break
             frames += frame
             item.sent = True
             self._asked_early = item.request_id

@@ -2,14 +2,11 @@
 
 A byte on the wire can cost seventy in memory: an empty array is one byte there, and a list of 56 bytes and a pointer to
 it here. An array that only claims to be long costs too, since msgpack makes room for what is claimed: a thousand of
-them inside each other are five kilobytes on the wire. So `wire` has a body counted that is larger than a few hundred
-small fields, and refuses it if it claims more than any message may hold.
+them inside each other are five kilobytes on the wire. So `wire` has a body counted that is larger than a few
+kilobytes, and refuses it if it claims more than any message may hold.
 
 Empty arrays and maps are counted by themselves: they are what makes the most of a byte, and no message has more than a
 few, where there are no conditions, no operations, or no keys.
-
-Where a body has fewer bytes than a message may hold elements, there is nothing to count: each element takes a byte. It
-is only skipped through, in C, to see that what it claims is there.
 
 Counting looks at the first byte of each element and steps over its contents, so a large value costs no more than a
 small one. It pauses every few thousand elements, so that a server can serve others in between (promise S11).
@@ -21,12 +18,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgpack
-
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ["check_all_there", "count_elements", "elements_claimed"]
+__all__ = ["count_elements"]
 
 
 def _small() -> tuple[list[int], list[int]]:
@@ -57,33 +52,6 @@ _MAPS = (0xDE, 0xDF)
 _EMPTY = (0x80, 0x90)
 COUNTED_AT_ONCE = 8192  # elements: about a millisecond and a half
 EMPTY_MAX = 8  # a guarded transaction without conditions and operations would have four
-
-
-def check_all_there(body: memoryview | bytes) -> None:
-    """Refuse a body that claims more than it has bytes for. Nothing is made of it, and no room for anything.
-
-    Raises:
-        ValueError: It does, or is nested too deeply, or is no msgpack at all.
-    """
-    size = len(body)
-    skipping = msgpack.Unpacker(max_buffer_size=size)
-    skipping.feed(body)
-    try:
-        skipping.skip()
-    except (msgpack.OutOfData, RecursionError) as error:  # the latter where msgpack is written in Python
-        raise ValueError("it claims to hold more than it has bytes for") from error
-    if skipping.tell() != size:
-        raise ValueError("something follows it")
-
-
-def elements_claimed(body: memoryview | bytes, most: int) -> int:
-    """Count the elements that a body claims to hold, in one go; see `count_elements`."""
-    counting = count_elements(body, most)
-    while True:
-        try:
-            next(counting)
-        except StopIteration as ended:
-            return int(ended.value)
 
 
 def count_elements(body: memoryview | bytes, most: int) -> Generator[None, None, int]:

@@ -24,13 +24,8 @@ class FrameReader:
         self._wanted = 0  # how many bytes must be held before there is anything to look at
 
     @property
-    def half_a_frame(self) -> bool:
-        """Whether a frame has begun but not ended."""
-        return bool(self._held)
-
-    @property
     def held_bytes(self) -> int:
-        """How many bytes of it have come."""
+        """How many bytes have come of a frame that has begun but not ended."""
         return len(self._held)
 
     def only_frame(self, data: memoryview) -> memoryview | None:

@@ -42,7 +42,7 @@ import msgpack
 from store.errors import ProtocolError, StoreUsageError
 from store.messages import REQUESTS, RESPONSES, Event, EventKind, Excessive, Request, Response, Unknown
 from store.printable import printable
-from store.protocol.element_budget import check_all_there, count_elements, elements_claimed
+from store.protocol.element_budget import count_elements
 from store.protocol.frames import FrameReader, check_frame, frame
 from store.records import AnyOf, Record, Unfit, UnknownWord, shown
 
@@ -65,22 +65,18 @@ __all__ = [
     "Welcome",
     "check_frame",
     "decode_events",
-    "decode_greeting",
-    "decode_hello",
+    "decode_opening",
     "decode_request",
     "decode_request_in_steps",
     "decode_server_frame",
-    "decode_welcome",
     "elements_max",
     "encode_bye",
     "encode_events",
-    "encode_greeting",
-    "encode_hello",
     "encode_lagged",
+    "encode_opening",
     "encode_request",
     "encode_response",
     "encode_sorry",
-    "encode_welcome",
     "frame",
     "frame_events",
     "other_version",
@@ -98,11 +94,11 @@ EVENT_KINDS = frozenset(get_args(EventKind))
 _EVENTS_HEAD = struct.Struct(">IBBQBB")  # length; array of 2: the id of the watch, 64 bits long; array of 2: EVENTS
 HANDSHAKE_BYTES_MAX = 4096  # nobody who has not said hello may make us hold more than this
 NUMBER_MAX = 2**63 - 1  # of a request: what a journal can keep
-SKIPPED_BYTES = 16 * 1024  # one so small holds no more than 1.2 MB once its claims are known to be true
-UNCOUNTED_BYTES = 1024  # a body so small is decoded as it is: whatever it claims, that takes no more than 2 MB
-OPENING_ELEMENTS_MAX = 512  # of a hello or greeting, of later versions, too
+OPENING_ELEMENTS_MAX = 512  # of any array of a hello or greeting, of later versions, too
 ELEMENTS_PER_OPERATION = 12  # of a transaction: an operation has up to 6, and more in later releases
-STEP_BYTES = 16 * 1024  # a request so small is decoded in one step, which takes less than a turn
+# A request so small is decoded in one step, without being counted: whatever it claims to hold, that takes a few
+# milliseconds, and 27 MB while it lasts (arrays in arrays, each of which claims as many elements as there are bytes).
+STEP_BYTES = 4096
 RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client trusts the server it chose, but not garbage
 
 O = TypeVar("O", bound=Record)  # noqa: E741 - what opens a conversation
@@ -218,32 +214,15 @@ class Bye(NamedTuple):
 # ------------------------------------------------------------------------------------------------------ bodies
 
 
-def _decode(body: memoryview | bytes) -> tuple[Any, ...]:
+def _decode(body: memoryview | bytes, **bounds: int) -> tuple[Any, ...]:
     """The array in a frame body. Lengths are bounded by the body's own, which the frame limit bounds."""
     try:
-        fields = _unpack(body, use_list=False, ext_hook=_no_extensions)  # text as str, text or bytes as keys
-    except RecursionError as error:  # pragma: no cover - msgpack bounds its own depth
-        raise ProtocolError("a frame is nested too deeply") from error
+        fields = _unpack(body, use_list=False, ext_hook=_no_extensions, **bounds)  # text as str, text or bytes as keys
     except Exception as error:  # msgpack raises several unrelated classes for garbage
         raise ProtocolError(f"a frame is not msgpack: {type(error).__name__}: {error}") from error
     if type(fields) is not tuple or len(fields) < 2:
         raise ProtocolError(f"a frame holds {shown(fields)}, not an array of two or more")
     return fields
-
-
-def _decode_counted(body: memoryview | bytes, most: int) -> tuple[Any, ...] | None:
-    """The array in the frame body of a stranger, or of a client; None if it holds more than so many elements."""
-    if len(body) > UNCOUNTED_BYTES:
-        try:
-            if len(body) <= min(most, SKIPPED_BYTES):
-                check_all_there(body)
-                return _decode(body)
-            count = elements_claimed(body, most)
-        except ValueError as error:
-            raise ProtocolError(f"a frame is not msgpack, or none of ours: {error}") from None
-        if count > most:
-            return None
-    return _decode(body)
 
 
 def _no_extensions(code: int, _: bytes) -> object:
@@ -253,41 +232,9 @@ def _no_extensions(code: int, _: bytes) -> object:
 # --------------------------------------------------------------------------------------------------- handshake
 
 
-def encode_greeting(greeting: Greeting) -> bytes:
-    """A greeting as a frame."""
-    return frame(_pack((MAGIC, greeting)))
-
-
-def decode_greeting(body: memoryview | bytes) -> Greeting | Sorry:
-    """What a server said first."""
-    return _decode_opening(body, Greeting)
-
-
-def encode_hello(hello: Hello) -> bytes:
-    """A hello as a frame."""
-    return frame(_pack((MAGIC, hello)))
-
-
-def decode_hello(body: memoryview | bytes) -> Hello:
-    """What a client said first."""
-    hello = _decode_opening(body, Hello)
-    if isinstance(hello, Sorry):
-        raise ProtocolError("the client's first frame is no hello")
-    return hello
-
-
-def encode_welcome(welcome: Welcome) -> bytes:
-    """A welcome as a frame."""
-    return frame(_pack((MAGIC, welcome)))
-
-
-def decode_welcome(body: memoryview | bytes) -> Welcome | Sorry:
-    """What a server answered to our hello."""
-    said = _decode_opening(body, Welcome)
-    if isinstance(said, Sorry):
-        return said
-    known = {name: most for name, most in said.limits.items() if type(most) in (int, float)}
-    return said.replace(limits=known)
+def encode_opening(said: Greeting | Hello | Welcome) -> bytes:
+    """A greeting, a hello or a welcome as a frame."""
+    return frame(_pack((MAGIC, said)))
 
 
 def encode_sorry(sorry: Sorry) -> bytes:
@@ -295,12 +242,13 @@ def encode_sorry(sorry: Sorry) -> bytes:
     return frame(_pack((SORRY, *sorry)))
 
 
-def _decode_opening(body: memoryview | bytes, kind: type[O]) -> O | Sorry:
-    fields = _decode_counted(body, OPENING_ELEMENTS_MAX)
-    if fields is not None and fields[0] == SORRY:
+def decode_opening(body: memoryview | bytes, kind: type[O]) -> O | Sorry:
+    """A greeting, a hello or a welcome; or what a server said instead."""
+    fields = _decode(body, max_array_len=OPENING_ELEMENTS_MAX, max_map_len=OPENING_ELEMENTS_MAX)
+    if fields[0] == SORRY and kind is not Hello:
         return _sorry(fields)
-    why = "it holds too much" if fields is None else "it does not begin as one"
-    if fields is not None and fields[0] == MAGIC:
+    why = "it does not begin as one"
+    if fields[0] == MAGIC:
         try:
             return kind.read(fields[1])
         except Unfit as error:
@@ -314,13 +262,9 @@ def _check_version(fields: Any, kind: type[Record]) -> None:
 
     Whatever a later version changes, a hello begins with its version, and a greeting with its oldest and its newest.
     """
-    versions = () if type(fields) is not tuple else fields[:1] if kind is Hello else fields[:2]
-    if (
-        kind is not Welcome
-        and versions
-        and all(type(version) is int for version in versions)
-        and not (versions[0] <= VERSION and versions[-1] >= VERSION_MIN)
-    ):
+    versions = fields[: {Hello: 1, Greeting: 2}.get(kind, 0)] if type(fields) is tuple else ()
+    told = bool(versions) and all(type(version) is int for version in versions)
+    if told and not (versions[0] <= VERSION and versions[-1] >= VERSION_MIN):
         raise ProtocolError(other_version(versions[0], versions[-1], server=kind is Greeting))
 
 
@@ -349,15 +293,17 @@ def encode_request(request_id: int, acknowledged: int, request: Request[Any]) ->
     """A request as a frame.
 
     Raises:
-        StoreUsageError: A field is not of its type, so that the server would take us for a stranger and hang up.
+        StoreUsageError: A field is not of its type, so that the server would take us for a stranger and hang up; or
+            what is in it cannot be sent.
     """
     if getattr(request, "code", None) not in REQUESTS:
         raise StoreUsageError(f"{shown(request)} is no request")
     try:
-        body = _pack((request_id, acknowledged, type(request).read(request)))
+        return frame(_pack((request_id, acknowledged, type(request).read(request))))
     except Unfit as error:
         raise StoreUsageError(str(error)) from None
-    return frame(body)
+    except (TypeError, ValueError, OverflowError, BufferError) as error:  # an int of 65 bits, half a surrogate pair
+        raise StoreUsageError(f"{type(request).__name__} cannot be sent: {error}") from None
 
 
 def elements_max(operations_max: int) -> int:
@@ -365,14 +311,9 @@ def elements_max(operations_max: int) -> int:
     return 1000 + ELEMENTS_PER_OPERATION * operations_max
 
 
-def decode_request(body: memoryview | bytes, elements_max: int = 2**32) -> tuple[int, int, Request[Any]] | Bye:
-    """A client's frame: the request's id, what it acknowledges, and the request; or its farewell.
-
-    A request that holds more than `elements_max` elements is not decoded: what stands for it is `Excessive`.
-    """
-    fields = _decode(body) if len(body) <= UNCOUNTED_BYTES else _decode_counted(body, elements_max)
-    if fields is None:
-        return _excessive(body, elements_max)
+def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | Bye:
+    """A client's frame of up to `STEP_BYTES`: a request, its id and what it acknowledges; or a farewell."""
+    fields = _decode(body)
     if fields[0] == BYE:
         return _bye(fields)
     _check_numbers(fields)
@@ -387,13 +328,16 @@ def decode_request(body: memoryview | bytes, elements_max: int = 2**32) -> tuple
 def decode_request_in_steps(
     body: memoryview | bytes, *, elements_max: int
 ) -> Generator[None, None, tuple[int, int, Request[Any]] | Bye]:
-    """Do what `decode_request` does, pausing after every millisecond or so: thousands of conditions take a hundred."""
+    """Do what `decode_request` does, pausing after every millisecond or so: thousands of conditions take a hundred.
+
+    A request that holds more than `elements_max` elements is not decoded: what stands for it is `Excessive`.
+    """
     try:
         count = yield from count_elements(body, elements_max)
     except ValueError as error:
         raise ProtocolError(f"a frame is not msgpack, or none of ours: {error}") from None
     if count > elements_max:
-        return _excessive(body, elements_max)
+        return *_numbers_of(body), Excessive(elements_max=elements_max)
     fields = _decode(body)
     yield
     if fields[0] == BYE:
@@ -407,11 +351,6 @@ def decode_request_in_steps(
         raise ProtocolError(str(error)) from None
 
 
-def _excessive(body: memoryview | bytes, elements_max: int) -> tuple[int, int, Request[Any]]:
-    """What stands for a request that holds too much to be decoded."""
-    return *_numbers_of(body), Excessive(elements_max=elements_max)
-
-
 def _check_numbers(fields: Sequence[Any]) -> None:
     """Refuse a request that does not begin with its id, and what it acknowledges, before what it asks."""
     if len(fields) < 3 or type(fields[0]) is not int or type(fields[1]) is not int or fields[0] < 1:
@@ -421,25 +360,21 @@ def _check_numbers(fields: Sequence[Any]) -> None:
 
 
 def _numbers_of(body: memoryview | bytes) -> tuple[int, int]:
-    """The same of a request that is not looked into further."""
-    # Its array's length, and two numbers of up to nine bytes.
+    """The same of a request that is not looked into further: its array's length, and two numbers of nine bytes."""
     start = msgpack.Unpacker(max_buffer_size=64, max_array_len=0, max_map_len=0, ext_hook=_no_extensions)
     start.feed(body[:64])
     try:
         start.read_array_header()
-        numbers = [start.unpack() for _ in range(2)]
-        _check_numbers((*numbers, None))
-    except ProtocolError:
-        raise
+        numbers = start.unpack(), start.unpack()
     except Exception as error:  # what msgpack raises for garbage, or because 64 bytes did not hold them
         raise ProtocolError("a request does not begin with its id and what it acknowledges") from error
-    return numbers[0], numbers[1]
+    _check_numbers((*numbers, None))
+    return numbers
 
 
 def encode_response(request_id: int, response: Response) -> bytes:
     """A response as a frame."""
-    body = _pack((request_id, response))
-    return frame(body)
+    return frame(_pack((request_id, response)))
 
 
 def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | Bye | Sorry:

@@ -398,7 +398,7 @@ class Server:
             silent_since = self._clock() - self._limits.frame_timeout
             why = f"half a frame and {self._limits.frame_timeout:g} s of silence (frame_timeout)"
             for peer in list(self._peers.values()):
-                stuck = peer.connection is not None and peer.connection.half_a_frame
+                stuck = peer.connection is not None and peer.connection.held_bytes > 0
                 if stuck and peer.received_at < silent_since and not peer.reading_paused and not peer.gone:
                     self.hang_up(peer, Sorry("limit", why))
 

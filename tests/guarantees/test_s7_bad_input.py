@@ -84,7 +84,7 @@ def new_server() -> ServerConnection:
 
 def greeted_server() -> ServerConnection:
     connection = new_server()
-    list(connection.receive(wire.encode_hello(HELLO)))
+    list(connection.receive(wire.encode_opening(HELLO)))
     return connection
 
 
@@ -100,13 +100,13 @@ def new_client() -> ClientConnection:
 
 def half_way_client() -> ClientConnection:
     connection = new_client()
-    list(connection.receive(wire.encode_greeting(GREETING)))
+    list(connection.receive(wire.encode_opening(GREETING)))
     return connection
 
 
 def welcomed_client() -> ClientConnection:
     connection = half_way_client()
-    list(connection.receive(wire.encode_welcome(WELCOME)))
+    list(connection.receive(wire.encode_opening(WELCOME)))
     for request in (Put("a", b""), Get("a"), Watch(prefix="")):
         connection.encode(connection.ask(request, None))
     return connection
@@ -182,9 +182,9 @@ def talk(rng: random.Random) -> list[bytes]:
     ]
     events = (Event(kind="put", revision=5, key="a", value=b"1", create_revision=5), Event(kind="synced", revision=5))
     return [
-        wire.encode_greeting(GREETING),
-        wire.encode_hello(HELLO),
-        wire.encode_welcome(WELCOME),
+        wire.encode_opening(GREETING),
+        wire.encode_opening(HELLO),
+        wire.encode_opening(WELCOME),
         wire.encode_sorry(Sorry("limit", "full")),
         wire.encode_bye("done"),
         wire.encode_lagged(3, 7),
@@ -383,7 +383,7 @@ def tls_hello() -> bytes:
 
 
 def hello(version: int = wire.VERSION, *, session: int = 0) -> bytes:
-    return wire.encode_hello(wire.Hello(version, session.to_bytes(16, "big"), bytes(16), b""))
+    return wire.encode_opening(wire.Hello(version, session.to_bytes(16, "big"), bytes(16), b""))
 
 
 def framed(body: bytes) -> bytes:

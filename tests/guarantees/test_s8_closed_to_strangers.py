@@ -39,7 +39,9 @@ def hello_to(here: ClientConnection, there: ServerConnection) -> bytes:
 
 def decoded(hello: bytes) -> Hello:
     (body,) = FrameReader(4096).feed(hello)
-    return wire.decode_hello(body)
+    said = wire.decode_opening(body, Hello)
+    assert isinstance(said, Hello)
+    return said
 
 
 def meet(here: ClientConnection, there: ServerConnection) -> bytes:
@@ -68,7 +70,7 @@ def test_s8_what_is_no_proof_is_refused(proof: bytes) -> None:
     """ "a shared token proven"."""
     there = server()
     with pytest.raises(AuthenticationError):
-        list(there.receive(wire.encode_hello(Hello(VERSION, b"s" * 16, b"n" * 16, proof))))
+        list(there.receive(wire.encode_opening(Hello(VERSION, b"s" * 16, b"n" * 16, proof))))
 
 
 def test_s8_a_recorded_hello_is_worth_nothing_to_another_connection() -> None:
@@ -91,14 +93,14 @@ def test_s8_a_proof_holds_for_the_hello_it_came_with_only(change: dict[str, Any]
     there = server()
     hello = decoded(hello_to(client(), there))
     with pytest.raises(AuthenticationError):
-        list(there.receive(wire.encode_hello(hello.replace(**change))))
+        list(there.receive(wire.encode_opening(hello.replace(**change))))
 
 
 def test_s8_the_servers_proof_is_not_the_clients_sent_back() -> None:
     """ "both ways": an impostor who knows nothing has nothing to echo."""
     here, there = client(), server()
     hello = decoded(hello_to(here, there))
-    impostor = wire.encode_welcome(Welcome(1, "10.0.0.1", 0, 10**6, hello.proof))
+    impostor = wire.encode_opening(Welcome(1, "10.0.0.1", 0, 10**6, hello.proof))
     with pytest.raises(AuthenticationError):
         list(here.receive(impostor))
     assert here.welcomed is None
@@ -110,7 +112,7 @@ def test_s8_a_server_that_cannot_prove_the_token_is_refused(proof: bytes) -> Non
     here = client()
     hello_to(here, server(b"another token"))
     with pytest.raises(AuthenticationError):
-        list(here.receive(wire.encode_welcome(Welcome(1, "10.0.0.1", 0, 10**6, proof))))
+        list(here.receive(wire.encode_opening(Welcome(1, "10.0.0.1", 0, 10**6, proof))))
 
 
 def test_s8_a_server_that_knows_another_token_is_refused() -> None:
@@ -164,7 +166,7 @@ def test_s8_a_proof_holds_for_the_version_it_was_made_for_only(monkeypatch: pyte
     hello = decoded(hello_to(client(), there))
     monkeypatch.setattr("store.protocol.wire.VERSION", VERSION + 1)
     with pytest.raises(AuthenticationError):
-        list(there.receive(wire.encode_hello(hello.replace(version=VERSION + 1))))
+        list(there.receive(wire.encode_opening(hello.replace(version=VERSION + 1))))
 
 
 def test_s8_proofs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import logging
+from functools import partial
 
 import msgpack
 import pytest
 
 from store.printable import LETTERS_MOST, escaping, printable
 from store.protocol import wire
-from store.protocol.wire import Bye, Sorry
+from store.protocol.wire import Bye, Greeting, Sorry, Welcome
 
 
 @pytest.mark.parametrize("text", ["", "plain", "Müller läßt grüßen", "節点", "a b"])
@@ -40,7 +41,11 @@ def test_a_text_is_shortened() -> None:
 def test_what_a_peer_says_at_parting_comes_escaped() -> None:
     said = "gone\x1b]0;owned\x07\nrdzv: all is well"
     assert wire.decode_request(msgpack.packb((wire.BYE, said))) == Bye(printable(said))
-    for decode in (wire.decode_server_frame, wire.decode_greeting, wire.decode_welcome):
+    for decode in (
+        wire.decode_server_frame,
+        partial(wire.decode_opening, kind=Greeting),
+        partial(wire.decode_opening, kind=Welcome),
+    ):
         sorry = decode(msgpack.packb((wire.SORRY, "limit", said)))
         assert isinstance(sorry, Sorry)
         assert sorry.message.isprintable()

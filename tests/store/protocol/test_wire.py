@@ -6,6 +6,7 @@ import re
 import struct
 import types
 from enum import IntEnum
+from functools import partial
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -86,6 +87,11 @@ RESPONSES: st.SearchStrategy[Any] = st.one_of(*map(of_type, messages.RESPONSES.v
 EVENTS = of_type(Event)
 
 
+decode_greeting, decode_hello, decode_welcome = (
+    partial(wire.decode_opening, kind=kind) for kind in (Greeting, Hello, Welcome)
+)
+
+
 def body_of(frame: bytes) -> bytes:
     (body,) = FrameReader(10**6).feed(frame)
     return bytes(body)
@@ -123,18 +129,19 @@ def test_events_alone_come_out_as_they_went_in(events: tuple[Event, ...]) -> Non
 
 
 def test_the_handshake_comes_out_as_it_went_in() -> None:
-    greeting = Greeting(1, 2, "store", b"n" * 16, token_wanted=True)
-    assert wire.decode_greeting(body_of(wire.encode_greeting(greeting))) == greeting
-    hello = Hello(1, b"s" * 16, b"n" * 16, b"proof")
-    assert wire.decode_hello(body_of(wire.encode_hello(hello))) == hello
-    welcome = Welcome(3, "10.0.0.1", 7, 1000, b"proof")
-    assert wire.decode_welcome(body_of(wire.encode_welcome(welcome))) == welcome
+    for said in (
+        Greeting(1, 2, "store", b"n" * 16, token_wanted=True),
+        Hello(1, b"s" * 16, b"n" * 16, b"proof"),
+        Welcome(3, "10.0.0.1", 7, 1000, b"proof"),
+    ):
+        assert wire.decode_opening(body_of(wire.encode_opening(said)), type(said)) == said
 
 
 def test_a_refusal_is_understood_wherever_it_comes() -> None:
     sorry = Sorry("limit", "full")
     body = body_of(wire.encode_sorry(sorry))
-    assert wire.decode_greeting(body) == wire.decode_welcome(body) == wire.decode_server_frame(body) == sorry
+    for decode in (decode_greeting, decode_welcome, wire.decode_server_frame):
+        assert decode(body) == sorry
 
 
 def test_farewells_and_lagging_watches_come_out_as_they_went_in() -> None:
@@ -155,16 +162,16 @@ def test_frames_come_out_whole_however_the_bytes_are_cut(bodies: list[bytes], da
         out += map(bytes, reader.feed(stream[at : at + size]))
         at += size
     assert out == bodies
-    assert not reader.half_a_frame
+    assert not reader.held_bytes
 
 
-def test_half_a_frame_is_known_as_such() -> None:
+def test_how_much_has_come_of_a_frame_is_known() -> None:
     reader = FrameReader(100)
-    seen = [reader.half_a_frame]
-    for piece in (b"\0\0", b"\0\2a", b"b"):
+    seen = []
+    for piece in (b"", b"\0\0", b"\0\2a", b"b"):
         list(reader.feed(piece))
-        seen.append(reader.half_a_frame)
-    assert seen == [False, True, True, False]
+        seen.append(reader.held_bytes)
+    assert seen == [0, 2, 5, 0]
 
 
 def test_a_frame_may_be_as_long_as_allowed_and_no_longer() -> None:
@@ -248,9 +255,9 @@ def answered(code: object, *rest: object) -> bytes:
 )
 def test_what_is_no_filled_array_is_no_frame(body: bytes) -> None:
     for decode in (
-        wire.decode_greeting,
-        wire.decode_hello,
-        wire.decode_welcome,
+        decode_greeting,
+        decode_hello,
+        decode_welcome,
         wire.decode_request,
         wire.decode_server_frame,
     ):
@@ -356,16 +363,16 @@ def test_what_is_no_farewell_and_no_refusal_is_refused(fields: tuple[Any, ...]) 
 @pytest.mark.parametrize(
     ("decode", "fields"),
     [
-        (wire.decode_greeting, ("rdzw", (1, 1, "s", b"", False))),
-        (wire.decode_greeting, ("rdzv", (1, 1, "s", b""))),
-        (wire.decode_greeting, ("rdzv", (True, 1, "s", b"", False))),
-        (wire.decode_greeting, ("sorry", 1, "x")),
-        (wire.decode_hello, ("sorry", "limit", "x")),
-        (wire.decode_hello, ("rdzv", (1, b"s" * 15, b"n" * 16, b""))),
-        (wire.decode_hello, ("rdzv", (1, b"s" * 16, b"n" * 17, b""))),
-        (wire.decode_hello, ("rdzv", (1, "s" * 16, b"n" * 16, b""))),
-        (wire.decode_welcome, ("rdzv", (True, "a", 1, 1, b""))),
-        (wire.decode_welcome, ("rdzv", (1, "a", 1, 1, b"", True))),
+        (decode_greeting, ("rdzw", (1, 1, "s", b"", False))),
+        (decode_greeting, ("rdzv", (1, 1, "s", b""))),
+        (decode_greeting, ("rdzv", (True, 1, "s", b"", False))),
+        (decode_greeting, ("sorry", 1, "x")),
+        (decode_hello, ("sorry", "limit", "x")),
+        (decode_hello, ("rdzv", (1, b"s" * 15, b"n" * 16, b""))),
+        (decode_hello, ("rdzv", (1, b"s" * 16, b"n" * 17, b""))),
+        (decode_hello, ("rdzv", (1, "s" * 16, b"n" * 16, b""))),
+        (decode_welcome, ("rdzv", (True, "a", 1, 1, b""))),
+        (decode_welcome, ("rdzv", (1, "a", 1, 1, b"", True))),
     ],
 )
 def test_what_is_no_opening_is_refused(decode: Any, fields: tuple[Any, ...]) -> None:
