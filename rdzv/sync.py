@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Unpack
 from rdzv.backends import builtin
 from rdzv.errors import RendezvousStateError
 from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
-from rdzv.loop.blocking import Round, rounds_of
-from rdzv.loop.member import check_no_progress, check_on_waiting
+from rdzv.loop.blocking import Round, rounds_made_by
+from rdzv.loop.member import Options
 from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
 from rdzv.node.front.blocking import Handler
 from rdzv.node.handler import Handler as AsyncHandler
@@ -94,11 +94,10 @@ def rounds(
         RunGivenUpError: A body of another member has, or there was no progress.
         RendezvousError: The next round was not reached, and a retry would not help.
     """
-    check_on_waiting(on_waiting)
-    check_no_progress(no_progress)
+    options = Options(on_waiting=on_waiting, progress=progress, no_progress=no_progress)
 
     def each() -> Iterator[Round]:
         with connect(url, **overrides) as handler:
-            yield from rounds_of(handler, on_waiting=on_waiting, progress=progress, no_progress=no_progress)
+            yield from rounds_made_by(Round, handler, options)
 
     return each()

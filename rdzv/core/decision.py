@@ -231,7 +231,7 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
 
 def _given_up(view: View) -> str:
     """Return which round those who wait have given up, and why: as its rank 0 says, who knows who has not come."""
-    told = [view.record(node_id) for node_id in view.gave_up]
+    told = view.gave_up.values()
     return min(told, key=lambda record: (not record.unreached, record.arrival)).gave_up[:GIVEN_UP_MOST] if told else ""
 
 

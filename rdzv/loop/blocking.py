@@ -29,15 +29,7 @@ from rdzv.errors import (
 )
 from rdzv.loop.blame import BLAME, said_by
 from rdzv.loop.ending import DONE
-from rdzv.loop.member import (
-    FINISHED,
-    MemberOfRound,
-    OnWaiting,
-    SoFar,
-    change_nothing,
-    check_no_progress,
-    check_on_waiting,
-)
+from rdzv.loop.member import FINISHED, MemberOfRound, OnWaiting, Options, SoFar, change_nothing
 from store.net.threads import Flag
 from store.printable import escaping
 
@@ -52,40 +44,19 @@ if TYPE_CHECKING:
     from rdzv.node.node import Node
     from rdzv.shared_store.store import BlockingSharedStore
 
-__all__ = ["Round", "rounds_made_by", "rounds_of"]
+__all__ = ["Round", "rounds_made_by"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
-
 
 SomeRound = TypeVar("SomeRound", bound="Round")
 
 
-def rounds_of(
-    handler: Handler,
-    *,
-    on_waiting: OnWaiting = "now",
-    progress: Callable[[], SupportsIndex] | None = None,
-    no_progress: int = 0,
-) -> Iterator[Round]:
-    """The rounds of a run over a handler that is connected; see `rdzv.sync.rounds`."""
-    return rounds_made_by(Round, handler, on_waiting=on_waiting, progress=progress, no_progress=no_progress)
-
-
-def rounds_made_by(
-    make: Callable[..., SomeRound],
-    handler: Handler,
-    *,
-    on_waiting: OnWaiting = "now",
-    progress: Callable[[], SupportsIndex] | None = None,
-    no_progress: int = 0,
-) -> Iterator[SomeRound]:
-    """The same, of a class that offers more; `make` takes what `Round` takes."""
-    check_on_waiting(on_waiting)
+def rounds_made_by(make: Callable[..., SomeRound], handler: Handler, options: Options) -> Iterator[SomeRound]:
+    """The rounds of a run over a handler that is connected; `make` takes what `Round` takes."""
     node = handler.node
     if node is None:
         raise RendezvousSettingsError(f"the backend of run {handler.run_id} is not one of ours, and has no rounds")
-    check_no_progress(no_progress)
-    so_far = SoFar(node, was_open=not handler.is_closed(), progress=progress, no_progress=no_progress)
+    so_far = SoFar(node, options, was_open=not handler.is_closed())
     while so_far.goes_on():
         try:
             info = handler.next_rendezvous()
@@ -95,10 +66,11 @@ def rounds_made_by(
         if so_far.counts and (given_up := so_far.check(handler.change_tally(change_nothing))):
             handler.set_closed(given_up.reason, given_up=True, status=given_up.status)
             raise given_up
-        round = make(handler, node, info, so_far.membership, last_rank=so_far.last_rank, on_waiting=on_waiting)
+        membership, last_rank = so_far.membership, so_far.last_rank
+        round = make(handler, node, info, membership, last_rank=last_rank, on_waiting=options.on_waiting)
         if round.begin():
             yield round
-            round.use.check()
+            round.check_entered()
         so_far.left(round)
         if so_far.counts:
             with contextlib.suppress(RendezvousError):  # the store is away; the next call says so, if it stays away
@@ -134,7 +106,7 @@ class Round(MemberOfRound):
         return True
 
     def __enter__(self) -> Self:
-        self.use.enter()
+        self._enter()
         self._watcher.start()
         return self
 

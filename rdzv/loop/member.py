@@ -34,11 +34,9 @@ __all__ = [
     "FINISHED",
     "MemberOfRound",
     "OnWaiting",
+    "Options",
     "SoFar",
     "change_nothing",
-    "check_no_progress",
-    "check_on_waiting",
-    "finished_of",
 ]
 
 OnWaiting = Literal["now", "wait"]
@@ -50,26 +48,25 @@ FINISHED: Final = "every member has come to the end of its body"
 NO_PROGRESS_STATUS: Final = 93  # as `--give-up-status` of `rdzv run`, which it is for
 
 
-def check_on_waiting(on_waiting: str) -> None:
-    """Refuse what no round can do.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a loop was asked for; `rdzv.rounds` says what each means.
 
     Raises:
-        RendezvousSettingsError: It is neither `now` nor `wait`.
+        RendezvousSettingsError: It is nothing that a loop can do.
     """
-    if on_waiting not in get_args(OnWaiting):
-        raise RendezvousSettingsError(f'on_waiting={shown(on_waiting)} must be "now" or "wait"')
 
+    on_waiting: OnWaiting = "now"
+    progress: Callable[[], SupportsIndex] | None = None
+    no_progress: int = 0
 
-def check_no_progress(no_progress: int) -> None:
-    """Refuse what is no number of rounds.
-
-    Raises:
-        RendezvousSettingsError: It is not.
-    """
-    if no_progress < 0:
-        raise RendezvousSettingsError(
-            f"no_progress={shown(no_progress)} must be a number of rounds, or 0 for as many as it takes"
-        )
+    def __post_init__(self) -> None:
+        if self.on_waiting not in get_args(OnWaiting):
+            raise RendezvousSettingsError(f'on_waiting={shown(self.on_waiting)} must be "now" or "wait"')
+        if self.no_progress < 0:
+            raise RendezvousSettingsError(
+                f"no_progress={shown(self.no_progress)} must be a number of rounds, or 0 for as many as it takes"
+            )
 
 
 def change_nothing(tally: bytes) -> bytes:
@@ -82,18 +79,14 @@ class SoFar:
 
     Args:
         node: Whose rounds they are.
+        options: What the loop was asked for.
         was_open: The run was not closed when the loop began, so that a closing is the end of the loop, and no error.
-        progress: Tells the last step that this node has finished, if the steps given to `check` do not.
-        no_progress: After how many rounds in which no step was finished the run is given up; 0: never.
     """
 
-    def __init__(
-        self, node: Node, *, was_open: bool, progress: Callable[[], SupportsIndex] | None, no_progress: int = 0
-    ) -> None:
+    def __init__(self, node: Node, options: Options, *, was_open: bool) -> None:
         self._node = node
+        self._options = options
         self._was_open = was_open
-        self._progress = progress
-        self._no_progress = no_progress
         self._finished: int | None = None  # the last step, if it is known
         self._last: MemberOfRound | None = None
         self._has_got_on = False
@@ -132,19 +125,18 @@ class SoFar:
         return None if self._last is None else self._last.rank
 
     def left(self, round: MemberOfRound) -> None:
-        """The loop has come back from this round."""
+        """The loop has come back from this round, which it should have entered."""
         self._last = round
-        before, self._finished = self._finished, finished_of(round.gate, self._finished)
-        if self._progress is not None:
-            self._finished = step_of(self._progress())
-        self._has_got_on = round.has_got_on or (self._progress is not None and self._finished != before)
+        before, progress = self._finished, self._options.progress
+        self._finished = finished_of(round.gate, before) if progress is None else step_of(progress())
+        self._has_got_on = round.has_got_on or (progress is not None and self._finished != before)
 
     # ------------------------------------------------------------------------------------------ rounds without a step
 
     @property
     def counts(self) -> bool:
         """Whether rounds in which no step was finished are counted."""
-        return self._no_progress > 0
+        return self._options.no_progress > 0
 
     def count(self, tally: bytes) -> bytes:
         """What the run has counted, with the round that this member has just left."""
@@ -158,11 +150,11 @@ class SoFar:
         To be asked once the members have met, and so all of the last round have counted it: all come to one answer.
         """
         fruitless = Tally.of(tally).fruitless
-        if fruitless < self._no_progress:
+        if fruitless < self._options.no_progress:
             return None
         reason = (
             f"the last rounds have failed before a step was finished: {fruitless} of them, one after the other "
-            f"(no_progress={self._no_progress})"
+            f"(no_progress={self._options.no_progress})"
         )
         message = f"run {self._node.run_id} is given up: {reason}"
         return RunGivenUpError(message, reason=reason, given_up=True, status=NO_PROGRESS_STATUS)
@@ -205,37 +197,40 @@ class MemberOfRound:
         newest: Rank and last finished step of the member who has finished the most; None if nobody has finished any.
         lags: Whether this member has finished steps, but fewer than the newest.
         gate: What this member passes at each step.
-        use: Whether the round was entered.
         life: What is to follow from what happens.
     """
 
-    number: int
-    rank: int
-    world_size: int
-    node_id: str
-    run_id: str
-    bootstrap_address: tuple[str, int]
-    previous: Previous | None
-    newest: tuple[int, int] | None
-
     def __init__(self, node: Node, membership: Membership, *, last_rank: int | None, on_waiting: OnWaiting) -> None:
         round = membership.round
-        self.number = round.number
-        self.rank = membership.rank
-        self.world_size = round.size
-        self.node_id = node.node_id
-        self.run_id = node.run_id
-        self.bootstrap_address = (round.host, round.port)
-        self.previous = None if last_rank is None else Previous(last_rank, *round.since)
-        newest = self.newest = round.newest
+        self.number: int = round.number
+        self.rank: int = membership.rank
+        self.world_size: int = round.size
+        self.node_id: str = node.node_id
+        self.run_id: str = node.run_id
+        self.bootstrap_address: tuple[str, int] = (round.host, round.port)
+        self.previous: Previous | None = None if last_rank is None else Previous(last_rank, *round.since)
+        newest = round.newest
+        self.newest: tuple[int, int] | None = newest
         self.gate: StepGate = membership.gate
         finished = node.part.progress  # as this member's arrival said, and as `newest` was chosen by
         self.lags: bool = newest is not None and finished is not None and 0 <= finished < newest[1]
         self._node = node
         self._membership = membership
-        self.use: Use = Use()
+        self._is_entered = False
         self.life: RoundLife = RoundLife()
         self._watcher = EndWatcher(node, membership, self.life, self._ended, lets_newcomers_wait=on_waiting == "wait")
+
+    def _enter(self) -> None:
+        if self._is_entered:
+            raise RendezvousStateError("a round is entered once: the loop gives the next one")
+        self._is_entered = True
+
+    def check_entered(self) -> None:
+        """Complain of a loop that asks for the next round before it has entered this one."""
+        if not self._is_entered:
+            raise RendezvousStateError(
+                "a round is to be entered: write `async with round:` or `with round:` in the loop"
+            )
 
     @property
     def ending(self) -> Ending | None:
@@ -294,23 +289,3 @@ def finished_of(gate: StepGate, before: int | None) -> int | None:
     if gate.begun is not None:
         return max(gate.begun - 1, -1)
     return before if gate.finished is None else gate.finished
-
-
-@dataclass(slots=True)
-class Use:
-    """How often a round was entered: exactly once is right."""
-
-    entered: bool = False
-
-    def enter(self) -> None:
-        """Note that it is."""
-        if self.entered:
-            raise RendezvousStateError("a round is entered once: the loop gives the next one")
-        self.entered = True
-
-    def check(self) -> None:
-        """Complain of a loop that asks for the next round before it has entered this one."""
-        if not self.entered:
-            raise RendezvousStateError(
-                "a round is to be entered: write `async with round:` or `with round:` in the loop"
-            )

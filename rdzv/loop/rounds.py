@@ -40,15 +40,7 @@ from rdzv.errors import (
 )
 from rdzv.loop.blame import be_first
 from rdzv.loop.ending import DONE
-from rdzv.loop.member import (
-    FINISHED,
-    MemberOfRound,
-    OnWaiting,
-    SoFar,
-    change_nothing,
-    check_no_progress,
-    check_on_waiting,
-)
+from rdzv.loop.member import FINISHED, MemberOfRound, OnWaiting, Options, SoFar, change_nothing
 from rdzv.node.handler import Handler
 from store.printable import escaping
 
@@ -93,9 +85,8 @@ def rounds(
         RunGivenUpError: A body of another member has, or there was no progress.
         RendezvousError: The next round was not reached, and a retry would not help.
     """
-    check_on_waiting(on_waiting)
-    check_no_progress(no_progress)
-    return rounds_of(handler_of(url, overrides), on_waiting=on_waiting, progress=progress, no_progress=no_progress)
+    options = Options(on_waiting=on_waiting, progress=progress, no_progress=no_progress)
+    return rounds_made_by(Round, handler_of(url, overrides), options)
 
 
 def handler_of(url: str, overrides: Mapping[str, Any]) -> Handler:
@@ -110,31 +101,23 @@ def handler_of(url: str, overrides: Mapping[str, Any]) -> Handler:
     return handler
 
 
-def rounds_of(
-    handler: Handler,
-    *,
-    on_waiting: OnWaiting = "now",
-    progress: Callable[[], SupportsIndex] | None = None,
-    no_progress: int = 0,
-) -> AsyncGenerator[Round, None]:
-    """The same over a handler, which this enters, and leaves for good."""
-    return rounds_made_by(Round, handler, on_waiting=on_waiting, progress=progress, no_progress=no_progress)
+def rounds_of(handler: Handler, **options: Any) -> AsyncGenerator[Round, None]:
+    """The same over a handler; the options are those of `rounds`."""
+    return rounds_made_by(Round, handler, Options(**options))
 
 
 async def rounds_made_by(
-    make: Callable[..., SomeRound],
-    handler: Handler,
-    *,
-    on_waiting: OnWaiting = "now",
-    progress: Callable[[], SupportsIndex] | None = None,
-    no_progress: int = 0,
+    make: Callable[..., SomeRound], handler: Handler, options: Options
 ) -> AsyncGenerator[SomeRound, None]:
-    """The same, of a class that offers more; `make` takes what `Round` takes."""
-    check_on_waiting(on_waiting)
-    check_no_progress(no_progress)
+    """The same, of a class that offers more, over a handler, which this enters, and leaves for good.
+
+    Args:
+        make: Takes what `Round` takes.
+        handler: Whose rounds they are.
+        options: What the loop was asked for.
+    """
     async with handler:
-        was_open = not await handler.is_closed()
-        so_far = SoFar(handler.node, was_open=was_open, progress=progress, no_progress=no_progress)
+        so_far = SoFar(handler.node, options, was_open=not await handler.is_closed())
         while so_far.goes_on():
             try:
                 info = await handler.next_rendezvous()
@@ -144,10 +127,11 @@ async def rounds_made_by(
             if so_far.counts and (given_up := so_far.check(await handler.change_tally(change_nothing))):
                 await handler.set_closed(given_up.reason, given_up=True, status=given_up.status)
                 raise given_up
-            round = make(handler, info, so_far.membership, last_rank=so_far.last_rank, on_waiting=on_waiting)
+            membership, last_rank = so_far.membership, so_far.last_rank
+            round = make(handler, info, membership, last_rank=last_rank, on_waiting=options.on_waiting)
             if await round.begin():
                 yield round
-                round.use.check()
+                round.check_entered()
             so_far.left(round)
             if so_far.counts:
                 with contextlib.suppress(RendezvousError):  # the store is away; the next call says so, if it stays away
@@ -182,7 +166,7 @@ class Round(MemberOfRound):
         return True
 
     async def __aenter__(self) -> Self:
-        self.use.enter()
+        self._enter()
         self._listen()
         self._scope.__enter__()
         return self

@@ -45,7 +45,7 @@ from rdzv.core.round_life import State
 from rdzv.errors import RendezvousError, RendezvousSettingsError, RendezvousStateError
 from rdzv.loop import blocking
 from rdzv.loop import rounds as awaited
-from rdzv.loop.member import check_no_progress, check_on_waiting
+from rdzv.loop.member import Options
 from rdzv.node.front.blocking import blocking_share
 from rdzv.torch.group import RoundGroup
 from rdzv.torch.pytorch import dist, same_device
@@ -103,11 +103,9 @@ def rounds(
         RunGivenUpError: A body of another member has, or there was no progress.
         RendezvousError: The next round was not reached, and a retry would not help.
     """
-    check_on_waiting(on_waiting)
-    check_no_progress(no_progress)
+    options = Options(on_waiting=on_waiting, progress=progress, no_progress=no_progress)
     if on_change not in get_args(OnChange):
         raise RendezvousSettingsError(f'on_change={shown(on_change)} must be "rebuild"')
-    options: dict[str, Any] = {"on_waiting": on_waiting, "progress": progress, "no_progress": no_progress}
     return TorchRounds(url, overrides, backend=backend, timeout=timeout, options=options)
 
 
@@ -115,7 +113,7 @@ class TorchRounds:
     """The rounds of a run, for those who block and for those who await; made by `rounds`. It is good for one loop."""
 
     def __init__(
-        self, url: str, overrides: dict[str, Any], *, backend: str, timeout: timedelta, options: dict[str, Any]
+        self, url: str, overrides: dict[str, Any], *, backend: str, timeout: timedelta, options: Options
     ) -> None:
         self._url = url
         self._overrides = overrides
@@ -142,14 +140,14 @@ class TorchRounds:
     def _each(self) -> Generator[TorchRound, None, None]:
         make = functools.partial(TorchRound, **self._group)
         with rdzv.sync.connect(self._url, **self._overrides) as handler:
-            yield from blocking.rounds_made_by(make, handler, **self._options)
+            yield from blocking.rounds_made_by(make, handler, self._options)
 
     def __aiter__(self) -> AsyncGenerator[AsyncTorchRound, None]:
         if self._blocking is not None or self._awaited is not None:
             raise RendezvousStateError("these rounds are in a loop already; a second loop needs another call")
         handler = awaited.handler_of(self._url, self._overrides)
         make = functools.partial(AsyncTorchRound, **self._group)
-        self._awaited = awaited.rounds_made_by(make, handler, **self._options)
+        self._awaited = awaited.rounds_made_by(make, handler, self._options)
         return self._awaited
 
     async def aclose(self) -> None:

@@ -75,7 +75,7 @@ class Trainer:
 def begin(run: VirtualRun, name: str, *, on_waiting: str = "now", **more: object) -> Trainer:
     trainer = Trainer(name, **more)  # type: ignore[arg-type]
     handler: Handler = run.handler(name)
-    rounds = rounds_of(handler, on_waiting=on_waiting)  # type: ignore[arg-type]
+    rounds = rounds_of(handler, on_waiting=on_waiting)
     run.start(trainer.train(rounds), f"train {name}")
     return trainer
 
@@ -128,7 +128,7 @@ async def test_r21_a_step_is_a_whole_number_of_any_kind_and_all_else_is_refused_
 async def test_r21_progress_that_is_no_whole_number_ends_the_loop_of_who_tells_it(wrong: object) -> None:
     """The node's record could not be read: it was never admitted, and waited for ever."""
     async with a_run() as run:
-        rounds = rounds_of(run.handler("a"), progress=lambda: wrong)  # type: ignore[arg-type, return-value]
+        rounds = rounds_of(run.handler("a"), progress=lambda: wrong)
         async with await anext(rounds) as round:
             run.start(run.handler("b").next_rendezvous())
             await round.check(0)
@@ -392,7 +392,7 @@ async def test_r21_a_body_without_check_is_cancelled_when_a_newcomer_waits_or_le
             ended: list[str] = []
 
             async def live(run: VirtualRun = run, ended: list[str] = ended, on_waiting: str = on_waiting) -> None:
-                async for round in rounds_of(run.handler("a"), on_waiting=on_waiting):  # type: ignore[arg-type]
+                async for round in rounds_of(run.handler("a"), on_waiting=on_waiting):
                     async with round:
                         await anyio.sleep(5)
                         ended.append(f"slept through round {round.number}")

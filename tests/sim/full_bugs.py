@@ -19,10 +19,10 @@ from tests.sim.store_bugs import say_at_once
 from tests.sim.truth import HeardClient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from rdzv.core.state import NodeRecord
-    from store.messages import Request
+    from rdzv.core.state import Ban, NodeRecord
+    from store.messages import Event, Request
 
 __all__ = ["FULL_BUGS"]
 
@@ -30,17 +30,19 @@ __all__ = ["FULL_BUGS"]
 class RestartingView(View):
     """Begins the last call anew at each arrival, as DLRover did (#903)."""
 
-    def _arrived(self, record: NodeRecord) -> None:
+    def _place(self, record: NodeRecord) -> None:
         self.enough_since = None
-        super()._arrived(record)
+        super()._place(record)
 
 
 class StaleView(View):
     """Keeps the records of nodes that have gone."""
 
-    def _gone(self, node_id: str, *, left: bool = False) -> None:
-        if node_id in self.members:
-            self._note(node_id, left=left)
+    def _fold_node(self, node_id: str, event: Event, now: float, bans: Mapping[str, Ban]) -> None:
+        if event.kind == "put":
+            super()._fold_node(node_id, event, now, bans)
+        elif node_id in self.members:
+            self._miss(node_id, left=False, at=now, why="")
 
 
 class ForgetfulView(View):
@@ -61,11 +63,9 @@ class CredulousView(View):
 class SilentView(View):
     """Says nothing of nodes that are lost."""
 
-    def _note(self, node_id: str, *, left: bool) -> None:
+    def _miss(self, node_id: str, *, left: bool, **more: Any) -> None:
         if left:
-            super()._note(node_id, left=left)
-        else:
-            self._gone_members.add(node_id)
+            super()._miss(node_id, left=left, **more)
 
 
 class UnfencedCommits(HeardClient):

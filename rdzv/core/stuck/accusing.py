@@ -12,12 +12,16 @@ and nobody else is sent it. It stands on the accuser's lease, and counts in the 
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from rdzv.core.stored import Stored
+from rdzv.errors import RendezvousStateError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from store.messages import Event
 
 __all__ = ["ACCUSERS", "SOMEBODY", "WHY_MOST", "Accusation", "Accusations"]
 
@@ -44,38 +48,30 @@ class Accusation(Stored, kw_only=True):
     why: str
 
 
-class Accusations:
+class Accusations(dict[str, Accusation]):
     """All that stand, by their keys."""
 
-    def __init__(self) -> None:
-        self._by_key: dict[str, Accusation] = {}
-
-    def clear(self) -> None:
-        """Forget all: what still stands is told anew."""
-        self._by_key.clear()
-
-    def put(self, key: str, accusation: Accusation) -> None:
-        """One was made."""
-        self._by_key[key] = accusation
-
-    def delete(self, key: str) -> None:
-        """One stands no more."""
-        self._by_key.pop(key, None)
+    def heed(self, event: Event) -> None:
+        """Take in what has become of a key of one."""
+        self.pop(event.key, None)
+        if event.kind == "put":
+            with contextlib.suppress(RendezvousStateError):  # of a later release, perhaps
+                self[event.key] = Accusation.unpack(event.value)
 
     def said(self, key: str) -> str:
         """Why one was made; empty if it stands no more."""
-        return self._by_key[key].why if key in self._by_key else ""
+        return self[key].why if key in self else ""
 
     def of_somebody(self, *, round: int, live: Collection[str]) -> list[Accusation]:
         """Those that live members of a round have made without a name."""
-        every = self._by_key.values()
+        every = self.values()
         return [one for one in every if one.round == round and one.accused == SOMEBODY and one.by in live]
 
     def standing(self, *, round: int, live: Collection[str]) -> list[Accusation]:
         """Those that live members of a round have made of other ones."""
         return [
             one
-            for one in self._by_key.values()
+            for one in self.values()
             if one.round == round and one.accused in live and one.by in live and one.by != one.accused
         ]
 

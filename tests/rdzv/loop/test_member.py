@@ -14,7 +14,7 @@ from rdzv.errors import (
     RendezvousSettingsError,
     RunGivenUpError,
 )
-from rdzv.loop.member import SoFar
+from rdzv.loop.member import Options, SoFar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ class Quiet:
 
 
 def so_far(*, was_open: bool = True, node: Quiet | None = None) -> SoFar:
-    return SoFar(cast("Node", node or Quiet()), was_open=was_open, progress=None)
+    return SoFar(cast("Node", node or Quiet()), Options(), was_open=was_open)
 
 
 def test_a_node_that_drains_meets_nobody_again_and_one_that_knows_of_no_steps_says_so() -> None:

@@ -12,7 +12,7 @@ def against(accused: str, *by: str, round: int = 3) -> list[Accusation]:
 def believed(*said: Accusation, live: str = "abcd") -> tuple[str, str] | None:
     accusations = Accusations()
     for one in said:
-        accusations.put(f"{one.accused}/{one.by}", one)
+        accusations[f"{one.accused}/{one.by}"] = one
     return accusations.believed(round=3, live=live)
 
 
@@ -42,10 +42,10 @@ def test_only_live_members_of_this_round_accuse_and_are_accused() -> None:
 def test_what_is_taken_back_or_was_before_a_reset_counts_no_more() -> None:
     accusations = Accusations()
     for one in against("c", "a", "b"):
-        accusations.put(one.by, one)
-    accusations.delete("a")
+        accusations[one.by] = one
+    del accusations["a"]
     assert accusations.believed(round=3, live="abc") is None
-    accusations.put("a", against("c", "a")[0])
+    accusations["a"] = against("c", "a")[0]
     assert accusations.believed(round=3, live="abc") is not None
     accusations.clear()
     assert accusations.believed(round=3, live="abc") is None
