@@ -47,7 +47,7 @@ from store.etcd.members import Members, RetryState
 from store.etcd.reads import Reads
 from store.etcd.receipts import HANG_UP_WITHIN, Receipts
 from store.etcd.watch import Watch
-from store.etcd.writes import Writes
+from store.etcd.writes import Writing
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import (
     Condition,
@@ -183,7 +183,6 @@ class Client(interface.Store):
         self._shared.clients.add(self)
         self._receipts = Receipts(self.members, receipts)
         self._reads = Reads(self.members, receipts)
-        self._writes = Writes(self._reads, self._receipts)
         self._failed: StoreError | None = None
         self._scopes: set[anyio.CancelScope] = set()  # of everything under way
         self._on_connection: list[Callable[[bool], None]] = []
@@ -351,7 +350,7 @@ class Client(interface.Store):
             case Grant() | KeepAlive() | Revoke() | TimeToLive():
                 return await leases.call(self.members, request, deadline, hidden=self.hidden)
             case _:
-                return await self._writes.write(request, guard, deadline, doubt)
+                return await Writing(self._reads, self._receipts, request, guard, deadline, doubt).done()
 
     # ------------------------------------------------------------------------------------------ waits
 

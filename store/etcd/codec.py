@@ -42,11 +42,14 @@ __all__ = [
     "entry_in",
     "entry_of",
     "events_of",
+    "holds",
     "key_of",
+    "look_at",
     "put_event",
     "range_of",
     "span_of",
     "spans",
+    "too_many",
     "watch_requests",
 ]
 
@@ -207,25 +210,40 @@ def put_event(entry: Entry) -> Event:
 # ---------------------------------------------------------------------------------------------------- conditions
 
 
-_TARGETS: Final = {
-    Target.MOD_REVISION: ("MOD", "mod_revision"),
-    Target.CREATE_REVISION: ("CREATE", "create_revision"),
-}
+def holds(condition: Condition, entry: Entry | None) -> bool:
+    """Whether a condition holds of its key as it stands; of a value only if that was read."""
+    match condition.target:
+        case Target.EXISTS:
+            return (entry is not None) is condition.expected
+        case Target.VALUE:
+            return entry is not None and entry.value == condition.expected
+        case Target.VALUE_IF_ANY:
+            return entry is None or entry.value == condition.expected
+        case Target.MOD_REVISION:
+            return (entry.mod_revision if entry else 0) == condition.expected
+        case Target.CREATE_REVISION:
+            return (entry.create_revision if entry else 0) == condition.expected
+
+
+def look_at(condition: Condition) -> Fields:
+    """The read that tells whether a condition holds; with the value only if that matters."""
+    return range_of(condition.key, keys_only=condition.target not in (Target.VALUE, Target.VALUE_IF_ANY))
 
 
 def compare(condition: Condition) -> Fields:
-    """A condition."""
-    expected, key = condition.expected, condition.key.encode()
+    """A condition in etcd's words, which has none for a value that may be missing."""
+    expected, fields = condition.expected, {"key": condition.key.encode(), "result": "EQUAL"}
     match condition.target:
-        case Target.EXISTS:
-            result = "GREATER" if expected else "EQUAL"  # than the zero that a missing key has
-            return {"key": key, "target": "CREATE", "result": result, "create_revision": 0}
+        case Target.EXISTS:  # greater than the zero that a missing key has
+            return {**fields, "target": "CREATE", "result": "GREATER" if expected else "EQUAL", "create_revision": 0}
         case Target.VALUE:
-            assert isinstance(expected, bytes), "a value is compared with bytes"
-            return {"key": key, "target": "VALUE", "result": "EQUAL", "value": expected}
-        case target:
-            name, field_name = _TARGETS[target]
-            return {"key": key, "target": name, "result": "EQUAL", field_name: int(expected)}
+            return {**fields, "target": "VALUE", "value": expected}
+        case Target.MOD_REVISION:
+            return {**fields, "target": "MOD", "mod_revision": expected}
+        case Target.CREATE_REVISION:
+            return {**fields, "target": "CREATE", "create_revision": expected}
+        case Target.VALUE_IF_ANY:
+            raise AssertionError("it is settled by what is there")
 
 
 def broken(conditions: Sequence[Condition]) -> ConditionFailed:
@@ -238,6 +256,14 @@ def broken(conditions: Sequence[Condition]) -> ConditionFailed:
 
 
 # ---------------------------------------------------------------------------------------------------- refusals
+
+
+def too_many(name: str = "etcd") -> LimitExceeded:
+    """Return the error for a transaction of too many conditions or operations."""
+    return LimitExceeded(
+        f"the transaction has more conditions or operations than {name} takes; operations_max is {OPERATIONS_MAX} "
+        f"(etcd's --max-txn-ops is 128): split it"
+    )
 
 
 class FailureKind(Enum):
@@ -311,10 +337,7 @@ def classify(code: int, message: str, *, name: str) -> FailureKind | StoreError:
             f"--quota-backend-bytes); compact and defragment it, then run etcdctl alarm disarm; reading goes on"
         )
     if "too many operations" in words:
-        return LimitExceeded(
-            f"the transaction has more conditions or operations than {name} takes; operations_max is {OPERATIONS_MAX} "
-            f"(etcd's --max-txn-ops is 128): split it"
-        )
+        return too_many(name)
     if "request is too large" in words or "larger than max" in words:
         return LimitExceeded(
             f"the request is larger than {name} takes, 1.5 MiB unless --max-request-bytes says otherwise ({message}): "

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import secrets
 from typing import TYPE_CHECKING
 
 from store.errors import LeaseNotFound, StoreUsageError
-from store.etcd.codec import key_of, range_of, span_of
+from store.etcd.codec import Failure, FailureKind, key_of, range_of, span_of
 from store.etcd.members import RetryState
-from store.etcd.receipts import granted
 from store.messages import (
+    CHOSEN_LEASE_LEAST,
     Done,
     Grant,
     Granted,
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from store.etcd.members import Members
     from store.etcd.reads import Reads
 
-__all__ = ["call", "grant", "notes"]
+__all__ = ["call", "grant", "new_id", "notes"]
 
 NOTES = "notes/"
 """What the keys of notes begin with, below this client's own."""
@@ -85,11 +87,31 @@ async def notes(members: Members, reads: Reads, request: ListNotes, deadline: fl
 
 
 async def grant(members: Members, ttl: float, deadline: float, *, id: int | None = None) -> Granted:
-    """A lease, under an id of our own making if none is given, so that asking again grants no second one."""
+    """A lease, with its TTL as granted: in whole seconds, and at least etcd's own least.
+
+    A new one, under an id of our own making, so that asking again grants no second one; or that of an `id` that was
+    chosen, which may be there already.
+    """
     if not ttl > 0:
         raise StoreUsageError(f"ttl is {ttl:g} s; it must be above 0")
-    lease, ttl_granted = await granted(members, ttl, deadline, id=id)
-    return Granted(lease=lease, ttl=ttl_granted)
+    lease = id or new_id()
+    asked = {"ID": lease, "TTL": math.ceil(ttl)}
+    while True:
+        try:
+            reply = await members.ask("Lease/LeaseGrant", asked, deadline=deadline, what="Grant")
+        except Failure as failure:
+            if failure.trouble is not FailureKind.LEASE_EXISTS:
+                raise
+            # An attempt of ours has granted it, now or some time ago, or it is one that several share: its TTL is to
+            # begin now.
+            reply = await members.ask("Lease/LeaseKeepAlive", {"ID": lease}, deadline=deadline, what="Grant")
+        if reply.TTL > 0:
+            return Granted(lease=lease, ttl=float(reply.TTL))
+
+
+def new_id() -> int:
+    """An id that nobody else has, and no client has chosen."""
+    return secrets.randbelow(CHOSEN_LEASE_LEAST - 1) + 1
 
 
 def _no_lease(lease: int) -> LeaseNotFound:

@@ -1,11 +1,13 @@
-"""Shell: reads at an etcd cluster, each at one revision, however many requests it takes."""
+"""Shell: reads at an etcd cluster, each at one revision, however many requests it takes.
+
+A guard is read together with what it guards, at the same moment, and judged here.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from store.etcd.codec import Failure, FailureKind, broken, entry_in, entry_of, range_of, spans
-from store.etcd.transactions import nested, unnested
+from store.etcd.codec import Failure, FailureKind, broken, entry_in, entry_of, holds, look_at, range_of, spans
 from store.messages import Condition, Count, Counted, Entry, Figures, List, Listing
 
 if TYPE_CHECKING:
@@ -26,7 +28,6 @@ PAGE: Final = 1_000
 Asked: TypeAlias = "list[Fields]"  # inside the class below, `list` is a method
 Ranges: TypeAlias = "list[pb.RangeResponse]"
 Entries: TypeAlias = "list[Entry]"
-MaybeEntries: TypeAlias = "list[Entry | None]"
 
 
 class Reads:
@@ -41,38 +42,47 @@ class Reads:
         self.members = members
         self.hidden = hidden
 
-    async def read(self, guard: Sequence[Condition], asked: Asked, deadline: float) -> tuple[Ranges, int]:
-        """Read several ranges at one revision; return what each found, and the revision."""
+    async def read(
+        self, guard: Sequence[Condition], asked: Asked, deadline: float, *, revision: int = 0
+    ) -> tuple[Ranges, int]:
+        """Read several ranges at one revision, the present one if none is given.
+
+        Returns:
+            What each has found, and the revision.
+
+        Raises:
+            ConditionFailed: The guard does not hold.
+        """
+        if revision:
+            guard, asked = (), [{**each, "revision": revision} for each in asked]
         if not guard and len(asked) == 1:
             reply = await self.members.ask("KV/Range", asked[0], deadline=deadline, what="reading")
             return [reply], reply.header.revision
-        requests: Asked = [{"request_range": each} for each in asked]
-        body = {"success": nested(guard, requests, []) if guard else requests}
-        reply = await self.members.ask("KV/Txn", body, deadline=deadline, what="reading")
-        responses: Sequence[pb.ResponseOp] = reply.responses
-        if guard:
-            held, responses = unnested(guard, responses)
-            if not held:
-                raise broken(guard)
-        return [response.response_range for response in responses], reply.header.revision
+        requests = [{"request_range": each} for each in (*map(look_at, guard), *asked)]
+        reply = await self.members.ask("KV/Txn", {"success": requests}, deadline=deadline, what="reading")
+        ranges = [response.response_range for response in reply.responses]
+        if not all(holds(one, entry_in(found)) for one, found in zip(guard, ranges, strict=False)):
+            raise broken(guard)
+        return ranges[len(guard) :], reply.header.revision
 
-    async def get_many(self, keys: Sequence[str], guard: tuple[Condition, ...], deadline: float) -> Listing:
-        """Read several keys at one revision: that of the first request, if it takes several."""
+    async def read_many(self, guard: Sequence[Condition], asked: Asked, deadline: float) -> tuple[Ranges, int]:
+        """As `read`, of more ranges than one request takes: all at the revision of the first."""
         while True:
-            entries: MaybeEntries = []
-            revision = 0
+            ranges, revision = await self.read(guard, asked[:GETS_MOST], deadline)
             try:
-                for at in range(0, max(len(keys), 1), GETS_MOST):
-                    pinned = {"revision": revision} if revision else {}
-                    asked = [range_of(key, **pinned) for key in keys[at : at + GETS_MOST]]
-                    replies, now = await self.read(() if revision else guard, asked, deadline)
-                    revision = revision or now
-                    entries.extend(map(entry_in, replies))
+                for at in range(GETS_MOST, len(asked), GETS_MOST):
+                    more, _ = await self.read((), asked[at : at + GETS_MOST], deadline, revision=revision)
+                    ranges += more
             except Failure as failure:
                 if failure.trouble is not FailureKind.COMPACTED:
                     raise
             else:
-                return Listing(entries=tuple(entries), revision=revision)
+                return ranges, revision
+
+    async def get_many(self, keys: Sequence[str], guard: tuple[Condition, ...], deadline: float) -> Listing:
+        """Read several keys at one revision."""
+        ranges, revision = await self.read_many(guard, [range_of(key) for key in keys], deadline)
+        return Listing(entries=tuple(map(entry_in, ranges)), revision=revision)
 
     async def list(self, request: List, guard: tuple[Condition, ...], deadline: float) -> Listing:
         """Return all entries under a prefix, at one revision."""
@@ -96,14 +106,11 @@ class Reads:
         for first, last in spans(prefix, self.hidden):
             after: bytes | None = first
             while after is not None:
-                pinned = {"revision": revision} if revision else {}
-                asked = range_of((after, last), limit=PAGE, keys_only=keys_only, **pinned)
-                replies, now = await self.read(() if revision else guard, [asked], deadline)
+                asked = range_of((after, last), limit=PAGE, keys_only=keys_only)
+                (found,), now = await self.read(guard, [asked], deadline, revision=revision)
                 revision = revision or now
-                entries = [entry_of(kv) for kv in replies[0].kvs]
-                yield entries, revision
-                more = replies[0].more and entries
-                after = entries[-1].key.encode(errors="surrogateescape") + b"\0" if more else None
+                yield [entry_of(kv) for kv in found.kvs], revision
+                after = found.kvs[-1].key + b"\0" if found.more and found.kvs else None
 
     async def stats(self, deadline: float) -> Figures:
         """Return the few figures that etcd gives."""

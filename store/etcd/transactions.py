@@ -1,30 +1,28 @@
 """Pure: a write as one etcd transaction that can be sent again, and what came of it.
 
 etcd keeps no replies, so every write is one transaction that also writes a *receipt*, a key of this client's own, and
-rests on that receipt being as this client last knew it.
+rests on that receipt being as this client last knew it: a second copy finds the receipt changed, and does nothing.
 
-    if the receipt is as I know it          once: a second copy finds the receipt changed, and does nothing
-      if the guard holds                    `Guarded`, where there is one
-        if `when` holds                     the request's own conditions, where it has some
-          if what was read still holds      for an `Add` or `Append`, which rest on a value
-            write the receipt, and do what was asked
+    if the receipt is as I know it, and what the write rests on holds:  write the receipt, and do what was asked
+    else:                                                               read the receipt, and what tells why
 
-Each `if` is a transaction that is nested in the one above, and so is a `Create`: if the key is missing, write it. etcd
-knows no "or", so that a value which may also be missing takes two, one within the other.
+A transaction of etcd has one list of conditions, and no "or". So a write is first sent for what is expected: that all
+its conditions hold, that a value which may be missing is there, and so is a key that is to be created. If that is not
+so, nothing was done, and the answer holds all that matters, as of one moment. From that it is decided here what is to
+be done (`decided`). If nothing is to be written, that is the answer; else it is sent again, resting on what was read.
 
-The receipt says which of the branches was taken, and its revision is that of the write, so an answer that was lost is
-made up from the store as it was then (`recovery`). A branch that only reads leaves no receipt at the first attempt,
-since doing it again does no harm; after an answer was lost every branch leaves one, so that the earlier copy, should it
-still be on its way, finds the receipt changed, too.
+When an answer was lost, a *fence* is sent in place of the write: it only writes the receipt, so that no copy of the
+write that comes later does anything. If the fence finds the receipt changed, the write was done. The revision of the
+receipt is that of the write, and what was answered is made up from the store as it was just before (`recovery`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from store.errors import StoreUsageError
-from store.etcd.codec import compare, entry_in, range_of, spans
+from store.etcd.codec import OPERATIONS_MAX, broken, compare, entry_in, holds, look_at, range_of, spans, too_many
 from store.messages import (
     Add,
     Added,
@@ -49,32 +47,36 @@ from store.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from store.etcd.codec import Fields
     from store.etcd.rpc import etcd_pb2 as pb
 
 __all__ = [
-    "Branch",
-    "Outcome",
+    "FENCED",
+    "Known",
+    "Plan",
     "Receipt",
     "Write",
     "answer",
-    "nested",
+    "decided",
+    "fence",
     "normal",
     "outcome",
-    "recovered",
     "recovery",
-    "resolved",
-    "rests_on",
     "transaction",
-    "unnested",
 ]
 
 ADD_MAX: Final = 2**63 - 1
 """What the embedded store, and PyTorch's, counts in."""
 
-# ---------------------------------------------------------------------------------------------------- writes
+DONE, FENCED = b"done", b"fenced"
+"""What a receipt says: that its write was done, or that none of its copies can be any more."""
+
+Known: TypeAlias = "Mapping[str, Entry | None]"
+"""What was read of the keys that tell what is to be done."""
+
+Operations: TypeAlias = "tuple[Operation | DeletePrefix, ...]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,117 +95,96 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Branch:
-    """What is done in one case.
-
-    Attributes:
-        operations: Puts, gets and deletions.
-        rests_on: What was read beforehand, and must still be so.
-        sums: What adding and appending came to, by the place of the put that writes it.
-    """
-
-    operations: tuple[Operation | DeletePrefix, ...] = ()
-    rests_on: tuple[Condition, ...] = ()
-    sums: Mapping[int, int] = field(default_factory=dict)
-
-    @property
-    def writes(self) -> bool:
-        """Whether it changes anything."""
-        return any(not isinstance(operation, Get) for operation in self.operations)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
     """A write in its normal form: if `when` holds `then`, else `otherwise`; all of it only if `guard` holds."""
 
     guard: tuple[Condition, ...] = ()
     when: tuple[Condition, ...] = ()
-    then: Branch = Branch()
-    otherwise: Branch = Branch()
+    then: Operations = ()
+    otherwise: Operations = ()
+
+    @property
+    def sendable(self) -> bool:
+        """Whether it can be sent before anything was read."""
+        return _surely_writes(self.then) and not any(isinstance(each, Add | Append) for each in self.then)
+
+    def looks(self) -> dict[str, Fields]:
+        """Return the reads that tell what is to be done; and what is answered, where nothing is written."""
+        looks: dict[str, Fields] = {}
+        for condition in (*self.guard, *self.when):
+            look = look_at(condition)
+            if not look["keys_only"] or condition.key not in looks:
+                looks[condition.key] = look
+        for operations in (self.then, self.otherwise):
+            kinds = (Add, Append, Create) if _surely_writes(operations) else (Add, Append, Create, Get)
+            looks |= {each.key: range_of(each.key) for each in operations if isinstance(each, kinds)}
+        return looks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be done, in etcd's own operations.
+
+    Attributes:
+        operations: Puts, gets and deletions.
+        rests_on: What must hold for it.
+        succeeded: Whether it is what was asked for if the conditions hold.
+        sums: What adding and appending came to, by the place of the put that writes it.
+        assumed: Leases that are taken to be there, since they are those of keys that are.
+    """
+
+    operations: Operations
+    rests_on: tuple[Condition, ...]
+    succeeded: bool
+    sums: Mapping[int, int] = field(default_factory=dict)
+    assumed: frozenset[int] = frozenset()
+
+    @property
+    def writes(self) -> bool:
+        """Whether it changes anything."""
+        return _surely_writes(self.operations)
 
     @property
     def only_deletes(self) -> bool:
         """Whether it makes room rather than taking it."""
-        operations = (*self.then.operations, *self.otherwise.operations)
-        return not any(isinstance(operation, Put | Create) for operation in operations)
-
-
-class _Mark:
-    """What a receipt says: which way the write went."""
-
-    THEN, OTHERWISE, STALE, GUARD = b"then", b"otherwise", b"stale", b"guard"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """Which way a write went.
-
-    Attributes:
-        mark: Which way; None: nothing was done, since the receipt had changed.
-        results: One per operation of the branch.
-        revision: That of the store.
-        receipt: The receipt's revision now.
-        found: What the receipt was found to be, if it had changed.
-        reread: What was found in place of what was read beforehand, if that had changed.
-    """
-
-    mark: bytes | None
-    results: tuple[Any, ...] = ()
-    revision: int = 0
-    receipt: int = 0
-    found: Entry | None = None
-    reread: Mapping[str, Entry | None] = field(default_factory=dict)
+        return not any(isinstance(operation, Put) for operation in self.operations)
 
     @property
-    def succeeded(self) -> bool:
-        """Whether the conditions held."""
-        return self.mark == _Mark.THEN
-
-    @property
-    def stale(self) -> bool:
-        """Whether what was read beforehand had changed."""
-        return self.mark == _Mark.STALE
-
-    @property
-    def refused(self) -> bool:
-        """Whether the guard did not hold."""
-        return self.mark == _Mark.GUARD
+    def leases(self) -> frozenset[int]:
+        """The leases on which it puts keys."""
+        return frozenset(each.lease for each in self.operations if isinstance(each, Put) and each.lease)
 
 
 def normal(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
-    """A write in its normal form; what it adds and appends is still to be resolved.
+    """A write in its normal form.
 
     Raises:
         StoreUsageError: It makes no sense.
+        LimitExceeded: It has more conditions or operations than etcd takes.
     """
     match request:
         case Transact(when=when, then=then, otherwise=otherwise):
-            for operations in (then, otherwise):
-                _check(operations)
-            return Write(guard=guard, when=when, then=Branch(operations=then), otherwise=Branch(operations=otherwise))
-        case CompareAndSet(key=key, value=value):
-            if (request.expected_revision is None) == (request.expected_value is None):
+            if max(map(len, (when, then, otherwise))) > OPERATIONS_MAX:
+                raise too_many()
+            _check(then)
+            _check(otherwise)
+            return Write(guard=guard, when=when, then=then, otherwise=otherwise)
+        case CompareAndSet(key=key, value=value, expected_revision=revision, expected_value=before):
+            if (revision is None) == (before is None):
                 raise StoreUsageError(
                     f"compare_and_set of {key!r} takes exactly one expectation: expected_revision or expected_value"
                 )
-            if request.expected_value is not None:
-                expected = Condition(key=key, target=Target.VALUE, expected=request.expected_value)
-            else:
-                revision = request.expected_revision or 0
-                expected = Condition(key=key, target=Target.MOD_REVISION, expected=revision)
+            expected = _revision_is(key, revision or 0)
+            if before is not None:
+                expected = Condition(key=key, target=Target.VALUE, expected=before)
             put = Put(key, value, ttl=request.ttl, lease=request.lease)
             _check((put,))
-            return Write(
-                guard=guard,
-                when=(expected,),
-                then=Branch(operations=(put, Get(key))),
-                otherwise=Branch(operations=(Get(key),)),
-            )
+            return Write(guard=guard, when=(expected,), then=(put, Get(key)), otherwise=(Get(key),))
         case Put() | Delete() | Add() | Append():
             _check((request,))
-            return Write(guard=guard, then=Branch(operations=(request,)))
+            return Write(guard=guard, then=(request,))
         case DeletePrefix():
-            return Write(guard=guard, then=Branch(operations=(request,)))
+            return Write(guard=guard, then=(request,))
         case _:
             raise StoreUsageError(f"{type(request).__name__} cannot be asked of this store")
 
@@ -226,36 +207,83 @@ def _check(operations: Sequence[Operation]) -> None:
                 raise StoreUsageError(f"ttl is {operation.ttl:g} s; it must be above 0")
 
 
-def rests_on(branch: Branch) -> list[str]:
-    """Return the keys whose values must be read before a branch can be sent: what it adds or appends to."""
-    return [operation.key for operation in branch.operations if isinstance(operation, Add | Append)]
+def _surely_writes(operations: Operations) -> bool:
+    """Whether it changes something whatever is there: a key that is to be created may be there already."""
+    return any(not isinstance(operation, Get | Create) for operation in operations)
 
 
-def resolved(branch: Branch, entries: Mapping[str, Entry | None]) -> Branch:
-    """The branch with every addition worked out, resting on what was read.
+def _revision_is(key: str, revision: int) -> Condition:
+    return Condition(key=key, target=Target.MOD_REVISION, expected=revision)
+
+
+# ---------------------------------------------------------------------------------- what is to be done
+
+
+def decided(write: Write, known: Known | None) -> Plan:
+    """Return what is to be done.
+
+    Args:
+        write: What was asked for.
+        known: What `write.looks()` has found; None: what is expected.
 
     Raises:
-        StoreUsageError: What is there is no number.
+        ConditionFailed: The guard does not hold.
+        StoreUsageError: What is there is no number to add to.
     """
+    if known is not None and not all(holds(condition, known[condition.key]) for condition in write.guard):
+        raise broken(write.guard)
+    rests_on = [_settled(condition, known) for condition in write.guard]
+    for condition in write.when:
+        entry = known[condition.key] if known is not None else None
+        if known is not None and not holds(condition, entry):
+            rests_on.append(_revision_is(condition.key, entry.mod_revision if entry else 0))
+            return _planned(write.otherwise, rests_on, known, succeeded=False)
+    rests_on += [_settled(condition, known) for condition in write.when]
+    return _planned(write.then, rests_on, known, succeeded=True)
+
+
+def _settled(condition: Condition, known: Known | None) -> Condition:
+    """A condition that holds, in etcd's own words, for which a value is there or is not."""
+    if condition.target is not Target.VALUE_IF_ANY:
+        return condition
+    if known is not None and known[condition.key] is None:
+        return Condition(key=condition.key, target=Target.EXISTS, expected=False)
+    return Condition(key=condition.key, target=Target.VALUE, expected=condition.expected)
+
+
+def _planned(asked: Operations, rests_on: list[Condition], known: Known | None, *, succeeded: bool) -> Plan:
     operations: list[Operation | DeletePrefix] = []
-    conditions: list[Condition] = []
     sums: dict[int, int] = {}
-    for place, operation in enumerate(branch.operations):
-        if not isinstance(operation, Add | Append):
+    assumed = set()
+    for place, operation in enumerate(asked):
+        if not isinstance(operation, Create | Add | Append):
             operations.append(operation)
             continue
-        entry = entries[operation.key]
-        if isinstance(operation, Add):
+        key = operation.key
+        entry = known[key] if known is not None else None
+        if isinstance(operation, Create) and (known is None or entry is not None):
+            rests_on.append(Condition(key=key, target=Target.EXISTS, expected=True))
+            operations.append(Get(key))
+            assumed.add(operation.lease or 0)
+            continue
+        if isinstance(operation, Create):
+            value = operation.value
+        elif isinstance(operation, Add):
             sums[place] = _sum(operation, entry)
             value = b"%d" % sums[place]
         else:
             value = (entry.value if entry else b"") + operation.value
             sums[place] = len(value)
         # A key that is there keeps its lease; a new one goes on the lease that was asked for.
-        operations.append(Put(operation.key, value, lease=entry.lease if entry else operation.lease))
-        revision = entry.mod_revision if entry else 0
-        conditions.append(Condition(key=operation.key, target=Target.MOD_REVISION, expected=revision))
-    return Branch(operations=tuple(operations), rests_on=tuple(conditions), sums=sums)
+        operations.append(Put(key, value, lease=entry.lease if entry else operation.lease))
+        rests_on.append(_revision_is(key, entry.mod_revision if entry else 0))
+    return Plan(
+        operations=tuple(operations),
+        rests_on=tuple(rests_on),
+        succeeded=succeeded,
+        sums=sums,
+        assumed=frozenset(assumed),
+    )
 
 
 def _sum(request: Add, entry: Entry | None) -> int:
@@ -271,62 +299,37 @@ def _sum(request: Add, entry: Entry | None) -> int:
     return total
 
 
-def transaction(write: Write, receipt: Receipt | None, *, hidden: str, fence: bool = False) -> Fields:
-    """A write as one transaction.
+# ---------------------------------------------------------------------------------- in etcd's words
 
-    Args:
-        write: What to do.
-        receipt: What it rests on, and what it leaves; None: nothing, so that sending it again may do it again.
-        hidden: What receipts start with, for deletions of prefixes to leave alone.
-        fence: Whether every branch must leave a receipt: an earlier copy may still be on its way.
-    """
 
-    def leaf(branch: Branch, mark: bytes) -> list[Fields]:
-        requests = [request for operation in branch.operations for request in _requests(operation, hidden)]
-        if receipt is not None and (fence or branch.writes):
-            mark_it = Put(receipt.key, mark, lease=receipt.lease)
-            requests[:0] = _requests(mark_it, hidden)
-        return requests
+def transaction(plan: Plan, receipt: Receipt | None, looks: Iterable[Fields], *, hidden: str) -> Fields:
+    """A plan as a transaction; without a receipt, sending it again may do it again."""
+    body: Fields = {
+        "compare": list(map(compare, plan.rests_on)),
+        "success": [request for operation in plan.operations for request in _requests(operation, hidden)],
+        "failure": _reads(looks),
+    }
+    return body if receipt is None else _receipted(body, receipt, DONE)
 
-    def case(branch: Branch, mark: bytes) -> list[Fields]:
-        if not branch.rests_on:
-            return leaf(branch, mark)
-        look = Branch(operations=tuple(Get(condition.key) for condition in branch.rests_on))
-        return nested(branch.rests_on, leaf(branch, mark), leaf(look, _Mark.STALE))
 
-    requests = case(write.then, _Mark.THEN)
-    if write.when:
-        requests = nested(write.when, requests, case(write.otherwise, _Mark.OTHERWISE))
-    if write.guard:
-        requests = nested(write.guard, requests, leaf(Branch(), _Mark.GUARD))
-    if receipt is None:
-        return {"success": requests}
-    as_known = Condition(key=receipt.key, target=Target.MOD_REVISION, expected=receipt.revision)
+def fence(receipt: Receipt, looks: Iterable[Fields]) -> Fields:
+    """What is sent after an answer was lost: nothing that was sent before does anything after it."""
+    return _receipted({"compare": [], "success": _reads(looks), "failure": _reads(looks)}, receipt, FENCED)
+
+
+def _receipted(body: Fields, receipt: Receipt, says: bytes) -> Fields:
+    put = {"key": receipt.key.encode(), "value": says, "lease": receipt.lease}
     return {
-        "compare": [compare(as_known)],
-        "success": requests,
-        "failure": [{"request_range": range_of(receipt.key)}],
+        "compare": [compare(_revision_is(receipt.key, receipt.revision)), *body["compare"]],
+        "success": [{"request_put": put}, *body["success"]],
+        "failure": [{"request_range": range_of(receipt.key)}, *body["failure"]],
     }
 
 
-def nested(conditions: Sequence[Condition], success: list[Fields], failure: list[Fields]) -> list[Fields]:
-    """The transaction, within another one, that does this if all conditions hold and else that; see `unnested`."""
-    plain, if_any = _by_kind(conditions)
-    for one in if_any:
-        there = Condition(key=one.key, target=Target.EXISTS, expected=True)
-        is_so = Condition(key=one.key, target=Target.VALUE, expected=one.expected)
-        success = _if((there,), _if((is_so,), success, failure), success)
-    return _if(plain, success, failure)
-
-
-def _if(conditions: Sequence[Condition], success: list[Fields], failure: list[Fields]) -> list[Fields]:
-    return [{"request_txn": {"compare": list(map(compare, conditions)), "success": success, "failure": failure}}]
-
-
-def _by_kind(conditions: Sequence[Condition]) -> tuple[list[Condition], list[Condition]]:
-    """Those that etcd has a word for, and the others."""
-    if_any = [condition for condition in conditions if condition.target is Target.VALUE_IF_ANY]
-    return [condition for condition in conditions if condition not in if_any], if_any
+def _reads(looks: Iterable[Fields]) -> list[Fields]:
+    """Reads within a transaction; none, if they are more than it takes: then they are made apart."""
+    reads = [{"request_range": look} for look in looks]
+    return reads if len(reads) <= OPERATIONS_MAX else []
 
 
 def _requests(operation: Operation | DeletePrefix, hidden: str) -> list[Fields]:
@@ -336,93 +339,53 @@ def _requests(operation: Operation | DeletePrefix, hidden: str) -> list[Fields]:
         case Get(key=key):
             return [{"request_range": range_of(key)}]
         case Delete(key=key):
-            return [{"request_delete_range": {"key": key.encode()}}]
+            return [{"request_delete_range": range_of(key)}]
         case DeletePrefix(prefix=prefix):
             return [{"request_delete_range": range_of(span)} for span in spans(prefix, hidden)]
-        case Create(key=key, value=value, lease=lease):
-            missing = Condition(key=key, target=Target.EXISTS, expected=False)
-            return _if((missing,), _requests(Put(key, value, lease=lease), hidden), _requests(Get(key), hidden))
-        case Add() | Append():
-            raise AssertionError("what is added has been resolved")
-
-
-def outcome(
-    write: Write, receipt: Receipt | None, reply: pb.TxnResponse, *, hidden: str, fence: bool = False
-) -> Outcome:
-    """Return what came of a transaction that `transaction` made of the same arguments."""
-    revision = reply.header.revision
-    responses: Sequence[pb.ResponseOp] = reply.responses
-    if receipt is not None and not reply.succeeded:
-        found = entry_in(responses[0].response_range)
-        return Outcome(mark=None, revision=revision, found=found)
-    branch, mark = write.then, _Mark.THEN
-    reread: list[str] = []
-    if write.guard:
-        held, responses = unnested(write.guard, responses)
-        if not held:
-            branch, mark = Branch(), _Mark.GUARD
-    if write.when and mark == _Mark.THEN:
-        held, responses = unnested(write.when, responses)
-        if not held:
-            branch, mark = write.otherwise, _Mark.OTHERWISE
-    if branch.rests_on:
-        held, responses = unnested(branch.rests_on, responses)
-        if not held:
-            reread = [condition.key for condition in branch.rests_on]
-            branch, mark = Branch(operations=tuple(map(Get, reread))), _Mark.STALE
-    left_receipt = receipt is not None and (fence or branch.writes)
-    read = responses[1:] if left_receipt else responses
-    raw = iter(read)
-    results = tuple(
-        _result(place, operation, branch, [next(raw) for _ in _requests(operation, hidden)], revision)
-        for place, operation in enumerate(branch.operations)
-    )
-    before = receipt.revision if receipt is not None else 0
-    return Outcome(
-        mark=mark,
-        results=results,
-        revision=revision,
-        receipt=revision if left_receipt else before,
-        reread={key: entry_in(each.response_range) for key, each in zip(reread, read, strict=False)},
-    )
-
-
-def unnested(
-    conditions: Sequence[Condition], responses: Sequence[pb.ResponseOp]
-) -> tuple[bool, Sequence[pb.ResponseOp]]:
-    """Whether the conditions of `nested` held, and what was answered to what was done then."""
-    inner = responses[0].response_txn
-    if not inner.succeeded:
-        return False, inner.responses
-    for _ in _by_kind(conditions)[1]:
-        inner = inner.responses[0].response_txn
-        if inner.succeeded:  # it is there, and is it so?
-            inner = inner.responses[0].response_txn
-            if not inner.succeeded:
-                return False, inner.responses
-    return True, inner.responses
-
-
-def _result(
-    place: int, operation: Operation | DeletePrefix, branch: Branch, raw: Sequence[pb.ResponseOp], revision: int
-) -> int | bool | Entry | None:
-    match operation:
-        case Get():
-            return entry_in(raw[0].response_range)
-        case Create():
-            created = raw[0].response_txn
-            return revision if created.succeeded else entry_in(created.responses[0].response_range)
-        case Delete():
-            return raw[0].response_delete_range.deleted > 0
-        case DeletePrefix():
-            return sum(each.response_delete_range.deleted for each in raw)
         case _:
-            return branch.sums.get(place, revision)
+            raise AssertionError("it has been decided what these come to")
 
 
-def answer(request: Request[Any], outcome: Outcome) -> Response:
-    """Return the response to a request, given its outcome."""
-    results, revision = outcome.results, outcome.revision
+def outcome(plan: Plan, responses: Sequence[pb.ResponseOp], revision: int, *, hidden: str) -> TransactionResult:
+    """Return what came of a plan that was carried out: `responses` are those to its operations."""
+    raw = iter(responses)
+    results: list[Any] = []
+    for place, operation in enumerate(plan.operations):
+        each = [next(raw) for _ in _requests(operation, hidden)]
+        match operation:
+            case Get():
+                results.append(entry_in(each[0].response_range))
+            case Put():
+                results.append(plan.sums.get(place, revision))
+            case _:  # what was deleted; or, after a lost answer, what was there to delete
+                count = sum(it.response_delete_range.deleted + it.response_range.count for it in each)
+                results.append(count > 0 if isinstance(operation, Delete) else count)
+    return TransactionResult(plan.succeeded, tuple(results), revision)
+
+
+def recovery(plan: Plan, revision: int, *, hidden: str) -> Fields:
+    """The reads whose answers stand for those to a plan that was carried out at this revision."""
+    reads = []
+    written = set()
+    for operation in plan.operations:
+        # What it deleted was there just before. What it read was so just before, too, or it wrote it itself.
+        at = revision - 1
+        if isinstance(operation, Put):
+            written.add(operation.key)
+            at = 0  # it is not needed, and not to be missed: history may be gone
+        elif isinstance(operation, Get) and operation.key in written:
+            at = revision
+        for request in _requests(operation, hidden):
+            (asked,) = request.values()
+            span = {name: asked[name] for name in ("key", "range_end") if name in asked}
+            reads.append({"request_range": {**span, "revision": at, "count_only": not isinstance(operation, Get)}})
+    return {"success": reads}
+
+
+def answer(request: Request[Any], done: TransactionResult) -> Response:
+    """Return the response to a request, given what came of it as a transaction."""
+    results: tuple[Any, ...] = done.results
+    revision = done.revision
     match request:
         case Put():
             return Written(revision=revision)
@@ -431,59 +394,6 @@ def answer(request: Request[Any], outcome: Outcome) -> Response:
         case Add() | Append():
             return Added(value=results[0], revision=revision)
         case CompareAndSet():
-            return CompareAndSetResult(succeeded=outcome.succeeded, entry=results[-1])
+            return CompareAndSetResult(succeeded=done.succeeded, entry=results[-1])
         case _:
-            return TransactionResult(succeeded=outcome.succeeded, results=results, revision=revision)
-
-
-# ---------------------------------------------------------------------------------- an answer that was lost
-
-
-def recovery(write: Write, found: Entry, *, hidden: str) -> Fields:
-    """The reads that show what a write, which was done and left this receipt, must have answered."""
-    branch = _branch(write, found.value)
-    requests = []
-    for place, operation in enumerate(branch.operations):
-        # What it deleted was there just before. What it read was so just before, too, or it wrote it itself.
-        written = any(isinstance(it, Put) and it.key == _key_of(operation) for it in branch.operations[:place])
-        revision = found.mod_revision if written else found.mod_revision - 1
-        for request in _requests(operation, hidden):
-            if "request_range" in request:
-                requests.append({"request_range": {**request["request_range"], "revision": revision}})
-            elif isinstance(operation, Create):
-                requests.append({"request_range": range_of(operation.key, revision=found.mod_revision)})
-            elif "request_delete_range" in request:
-                counted = {**request["request_delete_range"], "revision": revision, "count_only": True}
-                requests.append({"request_range": counted})
-    return {"success": requests}
-
-
-def recovered(write: Write, found: Entry, reply: pb.TxnResponse, *, hidden: str) -> Outcome:
-    """Return what came of that write."""
-    branch = _branch(write, found.value)
-    raw = iter(reply.responses)
-    results: list[Any] = []
-    for place, operation in enumerate(branch.operations):
-        match operation:
-            case Get():
-                results.append(entry_in(next(raw).response_range))
-            case Create():
-                there = entry_in(next(raw).response_range)
-                assert there is not None, "it was there, or was written"
-                results.append(there if there.mod_revision < found.mod_revision else found.mod_revision)
-            case Delete():
-                results.append(next(raw).response_range.count > 0)
-            case DeletePrefix():
-                reads = [next(raw).response_range for _ in _requests(operation, hidden)]
-                results.append(sum(read.count for read in reads))
-            case _:
-                results.append(branch.sums.get(place, found.mod_revision))
-    return Outcome(mark=found.value, results=tuple(results), revision=found.mod_revision, receipt=found.mod_revision)
-
-
-def _branch(write: Write, mark: bytes) -> Branch:
-    return {_Mark.THEN: write.then, _Mark.OTHERWISE: write.otherwise}.get(mark, Branch())
-
-
-def _key_of(operation: Operation | DeletePrefix) -> str | None:
-    return None if isinstance(operation, DeletePrefix) else operation.key
+            return done

@@ -1,8 +1,7 @@
-"""Shell: writes to an etcd cluster: sent again until they are answered, and done once.
+"""Shell: a write to an etcd cluster: sent again until it is answered, and done once.
 
-Each write leaves a receipt, as `transactions` explains. When an answer was lost, the receipt says what came of the
-write (`_recovered`). If the receipts' lease has lapsed before an answer could be had, nobody can know any more, and the
-caller is told so.
+What is sent, and what its answer means, is worked out in `transactions`. If the receipt's lease has lapsed before an
+answer could be had, nobody can know any more what came of the write, and the caller is told so.
 
 **Leases that a transaction grants** are granted just before it; but for those on which it creates a key unless that is
 there. The guess is that it is, as for all but the first who come, and with it the lease: then nothing need be granted.
@@ -18,214 +17,222 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from store.errors import ConnectionLost, LeaseNotFound, StoreError, StoreTimeoutError
-from store.etcd import leases as leases_of
-from store.etcd.codec import Failure, NoSpace, broken
+from store.etcd import leases
+from store.etcd.codec import Failure, NoSpace, entry_in
 from store.etcd.receipts import HANG_UP_WITHIN
 from store.etcd.rpc.extra import etcd_pb2 as pb
-from store.etcd.transactions import (
-    Receipt,
-    Write,
-    answer,
-    normal,
-    outcome,
-    recovered,
-    recovery,
-    resolved,
-    rests_on,
-    transaction,
-)
-from store.messages import Create, Put, Revoke, Transact
+from store.etcd.transactions import FENCED, answer, decided, fence, normal, outcome, recovery, transaction
+from store.messages import Get, Put, Revoke, Transact, TransactionResult
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from store.etcd.codec import Fields
-    from store.etcd.members import Members, RetryState
+    from store.etcd.members import RetryState
     from store.etcd.reads import Reads
     from store.etcd.receipts import Receipts
-    from store.etcd.transactions import Outcome
-    from store.messages import Condition, Entry, Request, Response
+    from store.etcd.transactions import Known, Operations, Plan, Receipt
+    from store.messages import Condition, Request, Response
 
-__all__ = ["Writes"]
+__all__ = ["Writing"]
 
 
-class Writes:
-    """What one client writes.
+class Writing:
+    """One write; `done()` carries it out.
 
     Args:
-        reads: The same client's.
-        receipts: On which its writes rest.
+        reads: What the client reads by.
+        receipts: The client's, on one of which the write rests.
+        request: What to do ...
+        guard: ... if all of this holds.
+        deadline: Until when, on the loop's clock.
+        doubt: Noted here is whether it may have been done without our hearing of it.
     """
 
-    def __init__(self, reads: Reads, receipts: Receipts) -> None:
-        self._reads = reads
-        self._members = reads.members
-        self._receipts = receipts
-
-    async def write(
-        self, request: Request[Any], guard: tuple[Condition, ...], deadline: float, doubt: RetryState
-    ) -> Response:
-        """Carry out a write once, and give its response."""
+    def __init__(
+        self,
+        reads: Reads,
+        receipts: Receipts,
+        request: Request[Any],
+        guard: tuple[Condition, ...],
+        deadline: float,
+        doubt: RetryState,
+    ) -> None:
+        self._reads, self._receipts = reads, receipts
+        self._members, self._hidden = reads.members, reads.hidden
+        self._request, self._deadline, self._doubt = request, deadline, doubt
+        chosen = request.grants if isinstance(request, Transact) else ()
+        self._to_grant = {grant.id: grant.ttl for grant in chosen if grant.id}
+        self._passing: set[int] = set()  # leases that were granted for nothing but a put with a ttl
         write = normal(request, guard)
-        leases: list[int] = []
-        grants = _Grants(self._members, request, deadline)
-        own = next(filter(lambda it: it in grants or self._receipts.is_writers(it), _leases(write, Put)), None)
+        puts = [each.lease for each in (*write.then, *write.otherwise) if isinstance(each, Put) and each.lease]
+        own = (lease for lease in puts if lease in self._to_grant or lease == receipts.writers_lease)
+        self._own_lease = next(own, None)
+        self._write = replace(write, then=self._on_leases(write.then), otherwise=self._on_leases(write.otherwise))
+        self._looks = self._write.looks()
+        self._known: Known | None = None  # what they have found ...
+        self._revision = 0  # ... at this revision
+        self._must_look = not self._write.sendable
+        self._receipt: Receipt | None = None  # while a request that rests on it may be under way
+        self._renewed = False
+
+    def _on_leases(self, operations: Operations) -> Operations:
+        """Have each put that has a TTL go on a lease of its own, of which nothing but the id is there yet."""
+        placed: list[Any] = list(operations)
+        for place, operation in enumerate(operations):
+            if isinstance(operation, Put) and operation.ttl is not None:
+                lease = leases.new_id()
+                self._to_grant[lease] = operation.ttl
+                self._passing.add(lease)
+                placed[place] = Put(operation.key, operation.value, lease=lease)
+        return tuple(placed)
+
+    async def done(self) -> Response:
+        """Carry it out once, and give its response."""
+        used: frozenset[int] = frozenset()
         try:
-            write, leases = await self._on_leases(write, deadline)
-            done = await self._until_done(write, grants, own, deadline, doubt)
-        except BaseException:
-            await self._revoke(leases)
-            raise
-        if done.refused:
-            await self._revoke(leases)
-            raise broken(guard)
-        branch = write.then if done.succeeded else write.otherwise
-        used = {operation.lease for operation in branch.operations if isinstance(operation, Put)}
-        await self._revoke([lease for lease in leases if lease not in used])
-        return answer(request, done)
+            plan, result = await self._decided_and_sent()
+            used = plan.leases
+        finally:
+            await self._revoke(self._passing - self._to_grant.keys() - used)
+        return answer(self._request, result)
 
-    async def _on_leases(self, write: Write, deadline: float) -> tuple[Write, list[int]]:
-        """Return the write with a new lease for each put that has a TTL; and these leases."""
-        leases = []
-        branches = []
-        for branch in (write.then, write.otherwise):
-            operations = list(branch.operations)
-            for place, operation in enumerate(operations):
-                if isinstance(operation, Put) and operation.ttl is not None:
-                    lease = (await leases_of.grant(self._members, operation.ttl, deadline)).lease
-                    leases.append(lease)
-                    operations[place] = Put(operation.key, operation.value, lease=lease)
-            branches.append(replace(branch, operations=tuple(operations)))
-        return replace(write, then=branches[0], otherwise=branches[1]), leases
-
-    async def _revoke(self, leases: Sequence[int]) -> None:
-        """Revoke what turned out not to be needed; what cannot be revoked lapses."""
-        with anyio.move_on_after(HANG_UP_WITHIN, shield=True):
-            for lease in leases:
-                with contextlib.suppress(StoreError, Failure):
-                    await leases_of.call(self._members, Revoke(lease=lease), anyio.current_time() + HANG_UP_WITHIN)
-
-    async def _until_done(
-        self, write: Write, grants: _Grants, own: int | None, deadline: float, doubt: RetryState
-    ) -> Outcome:
-        """Carry out a write; again and again if what it adds to changes meanwhile."""
-        await grants.make(_leases(write, Put).keys() - _leases(write, Create).keys())
-        keys = list(dict.fromkeys((*rests_on(write.then), *rests_on(write.otherwise))))
-        entries: dict[str, Entry | None] = {}
-        if keys:
-            listing = await self._reads.get_many(keys, (), deadline)
-            entries.update(zip(keys, listing.entries, strict=True))
+    async def _decided_and_sent(self) -> tuple[Plan, TransactionResult]:
+        """Decide what is to be done, and send it; again and again if what it rests on changes meanwhile."""
         while True:
-            now = write
-            if keys:
-                now = replace(write, then=resolved(write.then, entries), otherwise=resolved(write.otherwise, entries))
-            done = await self._once(now, grants, own, deadline, doubt)
-            if not done.stale:
-                return done
-            doubt.any = False  # that it was found stale is an answer: nothing was done
-            if done.reread:
-                entries.update(done.reread)
-            else:
-                listing = await self._reads.get_many(keys, (), deadline)
-                entries.update(zip(keys, listing.entries, strict=True))
-
-    async def _once(
-        self, write: Write, grants: _Grants, own: int | None, deadline: float, doubt: RetryState
-    ) -> Outcome:
-        """Send a write until it is answered, so that it is done once."""
-        taken: Receipt | None = None
-        while True:
-            receipt = taken = taken or await self._receipts.take(deadline, on=own)
-            fenced = False
-
-            def body(receipt: Receipt = receipt) -> Fields:
-                nonlocal fenced
-                fenced = doubt.any
-                return transaction(write, receipt, hidden=self._reads.hidden, fence=fenced)
-
+            if self._must_look and self._known is None:
+                ranges, self._revision = await self._reads.read_many((), list(self._looks.values()), self._deadline)
+                self._known = dict(zip(self._looks, map(entry_in, ranges), strict=True))
+            plan = decided(self._write, self._known)
+            if self._known is not None and not plan.writes:
+                found = tuple(self._known[each.key] for each in plan.operations if isinstance(each, Get))
+                return plan, TransactionResult(plan.succeeded, found, self._revision)
             try:
-                reply = await self._members.ask("KV/Txn", body, deadline=deadline, what="writing", doubt=doubt)
-            except NoSpace:
-                if not write.only_deletes or doubt.any:
-                    raise
-                return await self._delete_without_receipt(write, deadline, doubt)
-            except LeaseNotFound:
-                if await grants.make(_leases(write, Create)):
-                    continue  # with the same receipt: an earlier copy may still be on its way
-                if doubt.any:
-                    raise _nobody_knows(self._members.name) from None
-                if await self._receipts.stand(receipt, deadline):
-                    raise
-                taken = None  # it was the receipts' lease that has lapsed
-                continue
+                result = await self._sent(plan)
             except StoreError as error:
-                if not doubt.any or isinstance(error, ConnectionLost | StoreTimeoutError):
+                if not self._doubt.any or isinstance(error, ConnectionLost | StoreTimeoutError):
                     raise
                 raise ConnectionLost(str(error), maybe_applied=True) from error
-            done = outcome(write, receipt, reply, hidden=self._reads.hidden, fence=fenced)
-            if done.mark is None and not doubt.any:
-                # Its lease has lapsed while we slept, and nothing was done.
-                await self._receipts.stand(receipt, deadline)
-                taken = None
-                continue
-            if done.mark is None:
-                done = await self._recovered(write, receipt, done.found, deadline)
-            self._receipts.give_back(replace(receipt, revision=done.receipt))
-            return done
+            if result is not None:
+                return plan, result
 
-    async def _recovered(self, write: Write, receipt: Receipt, found: Entry | None, deadline: float) -> Outcome:
-        """Return what came of an attempt whose answer was lost: its receipt says which way it went."""
-        if found is None or found.mod_revision <= receipt.revision:
-            raise _nobody_knows(self._members.name)
-        body = recovery(write, found, hidden=self._reads.hidden)
+    async def _sent(self, plan: Plan) -> TransactionResult | None:
+        """Send a plan until it is answered; None if it was not carried out, and is to be decided anew."""
+        receipt = self._receipt = self._receipt or await self._receipts.take(self._deadline, on=self._own_lease)
+        doubt, looks, fenced = self._doubt, self._looks.values(), False
+
+        def body() -> Fields:
+            nonlocal fenced
+            fenced = doubt.any
+            return fence(receipt, looks) if fenced else transaction(plan, receipt, looks, hidden=self._hidden)
+
+        needed = plan.leases | {receipt.lease}
         try:
-            reply = await self._members.ask("KV/Txn", body, deadline=deadline, what="reading", doubt=None)
-        except Failure:  # it was compacted meanwhile: what was done is known, and what it found is not
-            raise _nobody_knows(self._members.name) from None
-        return recovered(write, found, reply, hidden=self._reads.hidden)
+            await self._grant(needed - plan.assumed)
+            reply = await self._asked("KV/Txn", body)
+        except NoSpace:
+            if doubt.any or not plan.only_deletes:
+                raise
+            return await self._deleted_without_receipt(plan)
+        except LeaseNotFound:
+            if await self._grant(needed):
+                return None  # with the same receipt: an earlier copy may still be on its way
+            if doubt.any:
+                raise self._nobody_knows() from None
+            if self._renewed or receipt.lease != self._receipts.lease:
+                raise
+            self._renewed = True  # perhaps it was the receipts' lease that has lapsed
+            self._lapsed(receipt)
+            return None
+        if reply.succeeded:
+            self._free(receipt, reply.header.revision)
+            if not fenced:
+                return outcome(plan, reply.responses[1:], reply.header.revision, hidden=self._hidden)
+        else:
+            found = entry_in(reply.responses[0].response_range)
+            if found is None and receipt.revision:
+                if doubt.any:
+                    raise self._nobody_knows()
+                self._lapsed(receipt)  # while we slept, and nothing was done
+                return None
+            revision = found.mod_revision if found is not None else 0
+            self._free(receipt, revision)
+            if found is not None and revision != receipt.revision and found.value != FENCED:
+                return await self._recovered(plan, revision)
+        doubt.any = False  # it is known that nothing was done
+        self._learn(reply.responses[1:], reply.header.revision)
+        return None
 
-    async def _delete_without_receipt(self, write: Write, deadline: float, doubt: RetryState) -> Outcome:
+    async def _asked(self, method: str, fields: Fields | Callable[[], Fields]) -> Any:
+        return await self._members.ask(method, fields, deadline=self._deadline, what="writing", doubt=self._doubt)
+
+    def _learn(self, responses: Sequence[pb.ResponseOp], revision: int) -> None:
+        """Note what the looks have found that were made beside the write; those that were too many are made apart."""
+        self._must_look = len(responses) < len(self._looks)
+        if self._must_look:
+            self._known = None
+            return
+        self._known = {key: entry_in(each.response_range) for key, each in zip(self._looks, responses, strict=True)}
+        self._revision = revision
+
+    def _free(self, receipt: Receipt, revision: int) -> None:
+        self._receipts.give_back(replace(receipt, revision=revision))
+        self._receipt = None
+
+    def _lapsed(self, receipt: Receipt) -> None:
+        self._receipts.lapsed(receipt)
+        self._receipt = None
+
+    async def _recovered(self, plan: Plan, revision: int) -> TransactionResult:
+        """Return what came of a plan that was carried out, and whose answer was lost."""
+        try:
+            reply = await self._asked("KV/Txn", recovery(plan, revision, hidden=self._hidden))
+        except Failure:  # it was compacted meanwhile: what was done is known, and what it found is not
+            raise self._nobody_knows() from None
+        return outcome(plan, reply.responses, revision, hidden=self._hidden)
+
+    async def _deleted_without_receipt(self, plan: Plan) -> TransactionResult | None:
         """Delete where there is no space for as much as a receipt; sent once, since twice might delete more.
 
         Until 3.4.20 and 3.5.7 a full etcd took no transaction at all, not even one that only deletes, and a plain
         deletion always (etcd-io/etcd#13429): so what is no more than that is sent as that.
         """
-        body = transaction(write, None, hidden=self._reads.hidden)
+        body = transaction(plan, None, self._looks.values(), hidden=self._hidden)
         plain = body["success"][0].get("request_delete_range") if len(body["success"]) == 1 else None
-        method, fields = ("KV/Txn", body) if plain is None else ("KV/DeleteRange", plain)
-        reply = await self._members.ask(method, fields, deadline=deadline, what="deleting", doubt=doubt, once=True)
-        if plain is not None:
-            deleted = pb.ResponseOp(response_delete_range=reply)
-            reply = pb.TxnResponse(header=reply.header, succeeded=True, responses=[deleted])
-        return outcome(write, None, reply, hidden=self._reads.hidden)
+        method, fields = ("KV/DeleteRange", plain) if plain and not plan.rests_on else ("KV/Txn", body)
 
+        def once() -> Fields:
+            if self._doubt.any:
+                raise ConnectionLost(f"an answer by {self._members.name} was lost", maybe_applied=True)
+            return fields
 
-class _Grants:
-    """The leases that a transaction grants, each once it is known to be needed; one that was not is not there."""
+        reply = await self._asked(method, once)
+        if method == "KV/DeleteRange":
+            responses = [pb.ResponseOp(response_delete_range=reply)]
+        elif reply.succeeded:
+            responses = reply.responses
+        else:
+            self._learn(reply.responses, reply.header.revision)
+            return None
+        return outcome(plan, responses, reply.header.revision, hidden=self._hidden)
 
-    def __init__(self, members: Members, request: Request[Any], deadline: float) -> None:
-        self._members, self._deadline = members, deadline
-        self._to_make = {grant.id: grant.ttl for grant in request.grants} if isinstance(request, Transact) else {}
+    async def _grant(self, needed: Iterable[int]) -> bool:
+        """Grant what is still to be granted of these leases; return whether there was anything."""
+        to_grant = [lease for lease in needed if lease in self._to_grant]
+        for lease in to_grant:
+            await leases.grant(self._members, self._to_grant[lease], self._deadline, id=lease)
+            del self._to_grant[lease]  # from now on others may put keys on it: if it is not needed after all, it lapses
+        return bool(to_grant)
 
-    def __contains__(self, lease: int) -> bool:
-        return lease in self._to_make
+    async def _revoke(self, unused: Iterable[int]) -> None:
+        """Revoke what was granted for one put that was not made; what cannot be revoked lapses."""
+        with anyio.move_on_after(HANG_UP_WITHIN, shield=True):
+            for lease in unused:
+                with contextlib.suppress(StoreError, Failure):
+                    await leases.call(self._members, Revoke(lease=lease), anyio.current_time() + HANG_UP_WITHIN)
 
-    async def make(self, leases: Collection[int]) -> bool:
-        """Grant these, as far as they were not; return whether there were any."""
-        needed = self._to_make.keys() & set(leases)
-        for lease in needed:
-            await leases_of.grant(self._members, self._to_make[lease], self._deadline, id=lease)
-            del self._to_make[lease]  # from now on others may put keys on it: if it is not needed after all, it lapses
-        return bool(needed)
-
-
-def _leases(write: Write, kind: type[Put | Create]) -> dict[int, None]:
-    """Return the leases on which a write puts keys, or creates them; a set that keeps its order."""
-    operations = (*write.then.operations, *write.otherwise.operations)
-    return dict.fromkeys(one.lease for one in operations if isinstance(one, kind) and one.lease)
-
-
-def _nobody_knows(name: str) -> ConnectionLost:
-    return ConnectionLost(
-        f"an answer by {name} was lost, and the receipt that would tell what it was is gone", maybe_applied=True
-    )
+    def _nobody_knows(self) -> ConnectionLost:
+        return ConnectionLost(
+            f"an answer by {self._members.name} was lost, and the receipt that would tell what it was is gone",
+            maybe_applied=True,
+        )

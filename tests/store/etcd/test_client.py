@@ -348,7 +348,7 @@ async def test_s2_when_the_receipt_has_gone_nobody_knows_and_the_caller_is_told(
         writing = asyncio.create_task(client.put(at + "a", b"1"))
         async with asyncio.timeout(30):
             await losses.until(1)
-        etcd.members[0].ask("lease/revoke", ID=str(client._receipts._lease))
+        etcd.members[0].ask("lease/revoke", ID=str(client._receipts.lease))
         losses.fates = ("pass",)
         with pytest.raises(ConnectionLost) as caught:
             await writing
@@ -358,7 +358,7 @@ async def test_s2_when_the_receipt_has_gone_nobody_knows_and_the_caller_is_told(
 async def test_a_client_whose_receipts_have_lapsed_while_it_slept_goes_on(etcd: Etcd, at: str) -> None:
     async with client_of(etcd.url) as client:
         await client.put(at + "a", b"0")
-        etcd.members[0].ask("lease/revoke", ID=str(client._receipts._lease))
+        etcd.members[0].ask("lease/revoke", ID=str(client._receipts.lease))
         await client.put(at + "a", b"1")
         assert await client.add(at + "n", 1) == 1
 
