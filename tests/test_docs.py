@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import asyncio
 import importlib.util
@@ -166,14 +165,6 @@ def test_what_troubleshooting_goes_by_is_what_is_said() -> None:
 # ------------------------------------------------------------------------------------------------ commands
 
 
-def options_of(parser: argparse.ArgumentParser) -> set[str]:
-    found = set(parser._option_string_actions)
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            found |= {option for sub in action.choices.values() for option in options_of(sub)}
-    return found
-
-
 def commands_of_rdzv() -> Iterator[str]:
     """Those on a line of their own, and those within another command: `srun ... rdzv run slurm`, `"$(rdzv token)"`."""
     for line in lines_of_shell():
@@ -223,7 +214,8 @@ def test_every_option_that_is_named_exists() -> None:
         if (match := re.match(r"(?:rdzv \w+ )?(--[a-z-]+)(?![=\w])", span))
     }
     assert named
-    assert named <= options_of(command._parser(command.ROOMS))
+    parsers = [command.parser_of(command.command_named(name)) for name in command.ROOMS]
+    assert named <= {option for parser in parsers for option in parser._option_string_actions}
 
 
 def test_every_module_and_test_that_a_command_names_is_there() -> None:

@@ -1,25 +1,45 @@
-"""What `rdzv.cli.main` needs to know of a subcommand, and the arguments that several subcommands take.
+"""What a subcommand is, the arguments that several of them take, and how one is carried out.
 
 A room of this folder makes a `Command` of each function that carries a subcommand out, by `command`, which is also told
-its arguments; the table of rooms is in `main`.
+its arguments; the table of rooms is in `main`. An error is one line, without a traceback unless `--debug`.
 The exit status of a subcommand is one of
 
     0 done    1 failed    2 wrong usage    3 closed    4 timed out    5 no connection
+
+`rdzv run` ends with its command's own status, and says 120 to 124 for the statuses 1 to 5.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
+import importlib
+import logging
 import math
+import os
+import signal
+import sys
+import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import anyio
 
+import store
+from rdzv import logs
 from rdzv.config import value_types
 from rdzv.config.config_errors import shown
-from store import StoreTimeoutError
+from rdzv.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousSettingsError,
+    RendezvousTimeoutError,
+)
+from store.connecting import is_etcd
+from store.net.threads import loop_factory
+from store.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -29,7 +49,6 @@ __all__ = [
     "DONE",
     "FAILED",
     "JSON",
-    "NODE",
     "NO_CONNECTION",
     "OF_RUN",
     "RUN",
@@ -41,10 +60,12 @@ __all__ = [
     "Command",
     "argument",
     "argument_type",
+    "carry_out",
     "command",
     "duration",
     "flag",
     "limited_by_timeout",
+    "say",
     "whole_number",
 ]
 
@@ -59,26 +80,24 @@ ANSWER_WITHIN: Final = 10.0
 LAST_WORD_WITHIN: Final = 1.0
 """Seconds after `--timeout` in which a subcommand may still say itself why it has not come to its end."""
 
+ERROR_LETTERS_MOST: Final = 4000  # of a line that says what went wrong
 
 Run: TypeAlias = "Callable[[argparse.Namespace], Coroutine[Any, Any, int]]"
 
 
-def _is_url(word: str) -> bool:
-    return "://" in word
+# ------------------------------------------------------------------------------------------ what it is
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Argument:
-    """One argument of a subcommand: its names, the heading it stands under, and what else argparse is told of it."""
+class Argument(NamedTuple):
+    """One argument of a subcommand: its names, and what else argparse is told of it."""
 
     names: tuple[str, ...]
-    heading: str
     settings: dict[str, Any]
 
 
-def argument(*names: str, heading: str = "", **settings: Any) -> Argument:
-    """Describe an argument, in argparse's words; another argument among these stands for its action."""
-    return Argument(names, heading, settings)
+def argument(*names: str, **settings: Any) -> Argument:
+    """Describe an argument, in argparse's words."""
+    return Argument(names, settings)
 
 
 def flag(name: str, help: str, **settings: Any) -> Argument:
@@ -106,27 +125,19 @@ class Command:
     run: Run
     arguments: tuple[Argument, ...] = ()
     usage: str | None = None
-    means_url: Callable[[str], bool] = _is_url
+    means_url: Callable[[str], bool] = lambda word: "://" in word
     takes_command: bool = False
     limited: bool = False
-
-    def describe(self, parser: argparse.ArgumentParser) -> None:
-        """Let a parser take its arguments."""
-        parser.usage = self.usage
-        headings: dict[str, Any] = {"": parser}
-        made: dict[Argument, argparse.Action] = {}
-        for each in self.arguments:
-            if each.heading not in headings:
-                headings[each.heading] = parser.add_argument_group(each.heading)
-            settings = {
-                name: made[value] if isinstance(value, Argument) else value for name, value in each.settings.items()
-            }
-            made[each] = headings[each.heading].add_argument(*each.names, **settings)
 
     @property
     def takes_url(self) -> bool:
         """Whether it has an argument URL, which may be left out where RDZV_URL is set."""
         return any(each.names == ("url",) for each in self.arguments)
+
+    @property
+    def first_status(self) -> int:
+        """What its exit statuses are counted from."""
+        return OF_RUN if self.takes_command else 0
 
 
 def command(name: str, help: str, *arguments: Argument, **settings: Any) -> Callable[[Run], Command]:
@@ -155,22 +166,6 @@ def whole_number(at_least: int) -> Callable[[str], Any]:
     return argument_type(value_types.whole_number(at_least))
 
 
-@contextlib.contextmanager
-def limited_by_timeout(seconds: float) -> Iterator[Callable[[], None]]:
-    """Limit a block by `--timeout`, until it calls what it is given: then it may go on for as long as it likes.
-
-    Raises:
-        StoreTimeoutError: It took longer. What it waits for itself has the same limit, comes first, and says more.
-    """
-    with anyio.move_on_after(seconds + LAST_WORD_WITHIN) as limit:
-        yield lambda: setattr(limit, "deadline", math.inf)
-    if limit.cancelled_caught:
-        raise StoreTimeoutError(
-            f"not done within {seconds:g} s (--timeout): the store does not answer, or too slowly; it is overloaded, "
-            "or large packets are lost on the way (rdzv doctor looks)"
-        )
-
-
 TIMEOUT: Final = argument(
     "--timeout",
     type=duration,
@@ -181,4 +176,71 @@ TIMEOUT: Final = argument(
 RUN: Final = (argument("url", metavar="URL", help="scheme://host[:port]/run_id[?parameters]"), TIMEOUT)
 STORE: Final = (argument("url", metavar="URL", help="scheme://host[:port][/run_id][?parameters]"), TIMEOUT)
 JSON: Final = flag("--json", "as one JSON object")
-NODE: Final = argument("node", metavar="NODE", help="the node's id")
+
+
+# ------------------------------------------------------------------------------------------ how it is carried out
+
+
+def carry_out(command: Command, options: argparse.Namespace) -> int:
+    """Carry a subcommand out, and return its exit status."""
+    level = logging.DEBUG if options.debug else logging.INFO if options.verbose else logging.WARNING
+    logs.configure(level, as_json=options.log_format == "json")
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            return runner.run(_run(command, options))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # whoever read our output has enough of it, and of what is still to be flushed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except (RendezvousError, store.StoreError, OSError, ValueError, ImportError) as error:
+        if options.debug:
+            traceback.print_exc()
+        sys.stderr.write(f"rdzv {command.name}: {printable(str(error), most=ERROR_LETTERS_MOST)}\n")
+        return command.first_status + _status_of(error)
+
+
+async def _run(command: Command, options: argparse.Namespace) -> int:
+    """Run a subcommand, within its `--timeout`; one that goes on for long takes care of that itself."""
+    if command.takes_url and is_etcd(options.url):
+        # Importing gRPC takes longer than a short `--timeout`, and says nothing of the store.
+        importlib.import_module("store.etcd.client")
+    if not command.limited or getattr(options, "watch", False):
+        return await command.run(options)
+    with limited_by_timeout(options.timeout):
+        return await command.run(options)
+
+
+@contextlib.contextmanager
+def limited_by_timeout(seconds: float) -> Iterator[Callable[[], None]]:
+    """Limit a block by `--timeout`, until it calls what it is given: then it may go on for as long as it likes.
+
+    Raises:
+        StoreTimeoutError: It took longer. What it waits for itself has the same limit, comes first, and says more.
+    """
+    with anyio.move_on_after(seconds + LAST_WORD_WITHIN) as limit:
+        yield lambda: setattr(limit, "deadline", math.inf)
+    if limit.cancelled_caught:
+        raise store.StoreTimeoutError(
+            f"not done within {seconds:g} s (--timeout): the store does not answer, or too slowly; it is overloaded, "
+            "or large packets are lost on the way (rdzv doctor looks)"
+        )
+
+
+def _status_of(error: Exception) -> int:
+    match error:
+        case RendezvousSettingsError() | store.StoreUsageError() | ImportError():  # of an extra, which is named
+            return WRONG_USAGE
+        case RendezvousClosedError():
+            return CLOSED
+        case RendezvousTimeoutError() | store.StoreTimeoutError():
+            return TIMED_OUT
+        case RendezvousConnectionError() | store.ConnectionLost() | store.AuthenticationError():
+            return NO_CONNECTION
+        case _:
+            return FAILED
+
+
+def say(*lines: str) -> None:
+    """Print lines in which others may have named something: no control character of theirs reaches a terminal."""
+    print("\n".join(map(printable, lines)), flush=True)

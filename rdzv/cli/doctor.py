@@ -14,29 +14,25 @@ import contextlib
 import json
 import os
 import socket
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 from anyio.abc import SocketAttribute
 
 import store
 from rdzv._version import __version__
-from rdzv.backends.builtin import connect
 from rdzv.backends.credentials import with_expected_nodes
-from rdzv.cli.command import DONE, FAILED, JSON, STORE, argument, command
-from rdzv.cli.runs import open_store
+from rdzv.cli.command import DONE, FAILED, JSON, STORE, argument, command, say
+from rdzv.cli.reach import open_run, open_store, settings_of
 from rdzv.config.endpoint import split_url
-from rdzv.config.settings import parse
 from rdzv.core.addresses import is_loopback
-from rdzv.core.keys import Keys
 from store.connecting import is_etcd
 from store.net.address import host_and_port
-from store.printable import printable
+from store.printable import first_of
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from rdzv.core.report import RunStatus
 
@@ -54,21 +50,26 @@ ETCD_34, ETCD_35 = (3, 4, 22), (3, 5, 6)
 """The first releases of etcd's two lines without a known defect that loses data or makes its members differ."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One step.
-
-    Attributes:
-        name: What was looked at.
-        good: Whether it is as it should be.
-        found: What was found.
-        remedy: What to do; empty if it is good.
-    """
+class Check(NamedTuple):
+    """One step: what was looked at, what was found, and what to do about it; nothing, if it is good."""
 
     name: str
-    good: bool
     found: str
     remedy: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Whether it is as it should be."""
+        return not self.remedy
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as what JSON knows."""
+        return {"name": self.name, "good": self.good, "found": self.found, "remedy": self.remedy}
+
+    def lines(self, node: str) -> list[str]:
+        """Return it as lines of text, which name the node that has looked."""
+        told = [f"{node}: {'good' if self.good else 'BAD '}  {self.name:<12}  {self.found}"]
+        return told if self.good else [*told, f"{node}:       {'':<12}  -> {self.remedy}"]
 
 
 @command(
@@ -84,141 +85,108 @@ async def _doctor(options: argparse.Namespace) -> int:
     with anyio.move_on_after(options.timeout) as limit:
         await _examine(options, checks)
     if limit.cancelled_caught:
-        checks.append(
-            Check(
-                name="timeout",
-                good=False,
-                found=f"the store took the connection, and then did not answer in time ({options.timeout:g} s in all)",
-                remedy="it is overloaded; or large packets are lost on the way: see that the MTU is the same "
-                "everywhere, and that no firewall drops ICMP's word that a packet is too large",
-            )
+        found = f"the store took the connection, and then did not answer in time ({options.timeout:g} s in all)"
+        remedy = (
+            "it is overloaded; or large packets are lost on the way: see that the MTU is the same everywhere, and that "
+            "no firewall drops ICMP's word that a packet is too large"
         )
+        checks.append(Check("timeout", found, remedy))
     good, node = all(check.good for check in checks), socket.gethostname()
     if options.json:
         told = {"version": VERSION, "node": node, "url": options.url, "release": __version__, "good": good}
-        print(json.dumps(told | {"checks": [asdict(check) for check in checks]}))
+        print(json.dumps({**told, "checks": [check.plain() for check in checks]}))
     else:
-        print("\n".join(map(printable, _table(node, checks))))
+        say(*(line for check in checks for line in check.lines(node)))
     return DONE if good else FAILED
-
-
-def _table(node: str, checks: Iterable[Check]) -> list[str]:
-    lines = []
-    for check in checks:
-        lines.append(f"{node}: {'good' if check.good else 'BAD '}  {check.name:<12}  {check.found}")
-        if check.remedy:
-            lines.append(f"{node}:       {'':<12}  -> {check.remedy}")
-    return lines
 
 
 async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
     """Look at one thing after the other, until one is wrong that the others rest on."""
-    run_id = split_url(options.url).run_id
-    where, question_mark, parameters = options.url.partition("?")
-    url = options.url if run_id else f"{where.rstrip('/')}/any{question_mark}{parameters}"
     given = {"expected_file": options.expected} if options.expected else {}
-    settings = with_expected_nodes(parse(url, given, os.environ))
+    settings = with_expected_nodes(settings_of(options.url, **given))
+    url, run_id = settings.endpoint.url, split_url(options.url).run_id
     own_address, step = "", options.timeout / STEPS
     for host, port in settings.endpoint.hosts:
         addresses = await _resolve(host, port, checks, timeout=step)
-        own_address = (addresses and await _reach(host, port, addresses, checks, step)) or own_address
+        if addresses:
+            reached_from, check = await _reach(host, port, addresses, step, etcd=is_etcd(url))
+            checks.append(check)
+            own_address = reached_from or own_address
     if not own_address:
         return
     if not is_loopback(own_address):
         own_name = socket.gethostname()
-        chosen = os.environ.get("GLOO_SOCKET_IFNAME")
-        checks.append(gloo_check(own_name, await _addresses_of(own_name, step), own_address, chosen=chosen))
+        own: list[str] = []
+        with anyio.move_on_after(step), contextlib.suppress(OSError):
+            own = await _look_up(own_name, None)
+        checks.append(gloo_check(own_name, own, own_address, chosen=os.environ.get("GLOO_SOCKET_IFNAME")))
     try:
-        async with open_store(options.url, timeout=step) as (_, client):
-            checks.append(_answered(settings.endpoint.url, has_token=settings.token_file or settings.token))
+        async with open_store(options.url, timeout=step) as (client, keys):
+            proved = ["TLS"] if "s://" in url else []
+            proved += ["a token that both sides proved"] if settings.token_file or settings.token else []
+            checks.append(Check("store", f"{url} answers, with {' and '.join(proved) or 'neither token nor TLS'}"))
             seconds = await _time(client, checks)
-            etcd = is_etcd(settings.endpoint.url)
-            await _compare_clocks(client, checks, seconds=seconds, etcd=etcd)
-            if etcd:
+            checks.append(await _compare_clocks(client, seconds=seconds, etcd=is_etcd(url)))
+            if is_etcd(url):
                 checks.append(etcd_check((await client.stats())["version"]))
-            exists = bool(run_id) and bool(await client.count(Keys(settings.prefix, settings.run_id).root))
+            exists = bool(run_id) and bool(await client.count(keys.root))
     except store.StoreError as error:
         checks.append(_refused(error))
         return
-    if run_id and not exists:
-        checks.append(Check(name="run", good=not settings.expected, found=f"the store has no run {run_id} yet"))
-    elif run_id:
-        async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
+    if exists:
+        async with open_run(options) as handler:
             await _look_at_run(await handler.status(), settings.expected, checks, timeout=options.timeout)
+    elif run_id:
+        remedy = "start the nodes that are expected in it" if settings.expected else ""
+        checks.append(Check("run", f"the store has no run {run_id} yet", remedy))
 
 
-async def _resolve(host: str, port: int, checks: list[Check], *, timeout: float) -> list[str]:
+async def _look_up(name: str, port: int | None) -> list[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(one[4][0]) for one in found))
+
+
+async def _resolve(host: str, port: int, checks: list[Check], *, timeout: float, what: str = "name") -> list[str]:
     """Look a name up, as this node's system does; the addresses."""
     try:
         with anyio.fail_after(timeout):
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = await _look_up(host, port)
     except (OSError, TimeoutError) as error:
         why = getattr(error, "strerror", None) or f"no answer within {timeout:g} s"
-        checks.append(
-            Check(
-                name="name",
-                good=False,
-                found=f"{host} is not known here: {why}",
-                remedy="write an address instead of the name, or put the name into DNS or /etc/hosts of every node",
-            )
-        )
+        remedy = "write an address instead of the name, or put the name into DNS or /etc/hosts of every node"
+        checks.append(Check(what, f"{host} is not known here: {why}", remedy))
         return []
-    addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
     trapped = [address for address in addresses if is_loopback(address)]
-    named = ", ".join(addresses)
+    found, remedy = f"{host} is {', '.join(addresses)}", ""
     if trapped and host != "localhost" and not is_loopback(host):
-        checks.append(
-            Check(
-                name="name",
-                good=False,
-                found=f"{host} is {named} here, which is this machine only",
-                remedy=f"take {host} off the line of {trapped[0]} in /etc/hosts of this node, or write an address that "
-                "all nodes reach",
-            )
+        found += " here, which is this machine only"
+        remedy = (
+            f"take {host} off the line of {trapped[0]} in /etc/hosts of this node, or write an address that all nodes "
+            f"reach"
         )
-    else:
-        only_here = ", which only this machine reaches" if trapped else ""
-        checks.append(Check(name="name", good=True, found=f"{host} is {named}{only_here}"))
+    elif trapped:
+        found += ", which only this machine reaches"
+    checks.append(Check(what, found, remedy))
     return addresses
 
 
-async def _reach(host: str, port: int, addresses: list[str], checks: list[Check], timeout: float) -> str:
-    """Connect to each address; from which address of ours one takes us, or nothing."""
-    problems, reached, own_address = [], [], ""
+async def _reach(host: str, port: int, addresses: list[str], timeout: float, *, etcd: bool) -> tuple[str, Check]:
+    """Connect to an address after the other; from which address of ours one takes us, or nothing."""
+    problems = []
     for address in addresses:
+        at = host_and_port(address, port)
         try:
             with anyio.fail_after(timeout / len(addresses)):
-                stream = await anyio.connect_tcp(address, port)
-                own_address = str(stream.extra(SocketAttribute.local_address)[0])  # noqa: S610  it is not Django's
-                await stream.aclose()
-                reached.append(address)
+                async with await anyio.connect_tcp(address, port) as stream:
+                    own_address = str(stream.extra(SocketAttribute.local_address)[0])  # noqa: S610  it is not Django's
+                    return own_address, Check("port", f"{at} can be reached")
         except TimeoutError:
-            problems.append(f"{host_and_port(address, port)} does not answer: a firewall, or a machine that is down")
+            problems.append(f"{at} does not answer: a firewall, or a machine that is down")
         except OSError as error:
             cause = error.__cause__ or error
-            why = "nobody listens there" if isinstance(cause, ConnectionRefusedError) else str(cause)
-            problems.append(f"{host_and_port(address, port)}: {why}")
-    if reached:
-        checks.append(Check(name="port", good=True, found=f"{host_and_port(reached[0], port)} can be reached"))
-    else:
-        checks.append(
-            Check(
-                name="port",
-                good=False,
-                found="; ".join(problems),
-                remedy=f"start the store there (rdzv serve --port {port}), or the node whose machine {host} is; "
-                f"let port {port} through the firewall",
-            )
-        )
-    return own_address
-
-
-async def _addresses_of(name: str, timeout: float) -> list[str]:
-    """What a name stands for here; nothing if that is not known in time."""
-    with anyio.move_on_after(timeout), contextlib.suppress(OSError):
-        found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        return list(dict.fromkeys(str(one[4][0]) for one in found))
-    return []
+            problems.append(f"{at}: {'nobody listens there' if isinstance(cause, ConnectionRefusedError) else cause}")
+    start = "etcd there" if etcd else f"the store there (rdzv serve --port {port}), or the node whose machine {host} is"
+    return "", Check("port", "; ".join(problems), f"start {start}; let port {port} through the firewall")
 
 
 def gloo_check(own_name: str, own: Sequence[str], leads_there: str, *, chosen: str | None) -> Check:
@@ -231,24 +199,16 @@ def gloo_check(own_name: str, own: Sequence[str], leads_there: str, *, chosen: s
         chosen: The interface that gloo is told to take, if it is.
     """
     if chosen:
-        return Check(name="gloo", good=True, found=f"GLOO_SOCKET_IFNAME={chosen}")
+        return Check("gloo", f"GLOO_SOCKET_IFNAME={chosen}")
     if leads_there in own[:1]:
-        return Check(name="gloo", good=True, found=f"gloo will listen on {leads_there}, as {own_name} stands for that")
+        return Check("gloo", f"gloo will listen on {leads_there}, as {own_name} stands for that")
     why = f"{own_name}, this host's own name, stands for {own[0]}" if own else f"{own_name} has no address here"
     return Check(
-        name="gloo",
-        good=False,
-        found=f"gloo will not listen on {leads_there}, from which this host reaches the store: {why}",
-        remedy=f"for PyTorch's gloo set GLOO_SOCKET_IFNAME to the interface of {leads_there} (ip address show), and "
+        "gloo",
+        f"gloo will not listen on {leads_there}, from which this host reaches the store: {why}",
+        f"for PyTorch's gloo set GLOO_SOCKET_IFNAME to the interface of {leads_there} (ip address show), and "
         "NCCL_SOCKET_IFNAME to the same",
     )
-
-
-def _answered(url: str, *, has_token: object) -> Check:
-    how = " and ".join(
-        [*(["TLS"] if "s://" in url else []), *(["a token that both sides proved"] if has_token else [])]
-    )
-    return Check(name="store", good=True, found=f"{url} answers, with {how or 'neither token nor TLS'}")
 
 
 def _refused(error: store.StoreError) -> Check:
@@ -259,28 +219,20 @@ def _refused(error: store.StoreError) -> Check:
             remedy = "is it the port of a store, is tcps:// meant, are both of releases that work together?"
         case _:
             remedy = "is it the port of a store, is tcps:// meant, and is the store alive?"
-    return Check(name="store", good=False, found=str(error), remedy=remedy)
+    return Check("store", str(error), remedy)
 
 
 async def _time(client: store.Store, checks: list[Check]) -> float:
     """Measure how long an answer takes; the median."""
     times = sorted([await client.ping() for _ in range(PINGS)])
     median = times[PINGS // 2]
-    slow = median > SLOW
-    checks.append(
-        Check(
-            name="time",
-            good=not slow,
-            found=f"an answer takes {median * 1000:.1f} ms, at most {times[-1] * 1000:.1f} ms of {PINGS}",
-            remedy=f"more than {SLOW * 1000:g} ms: raise ttl and disconnect_ttl, or move the store closer"
-            if slow
-            else "",
-        )
-    )
+    found = f"an answer takes {median * 1000:.1f} ms, at most {times[-1] * 1000:.1f} ms of {PINGS}"
+    remedy = f"more than {SLOW * 1000:g} ms: raise ttl and disconnect_ttl, or move the store closer"
+    checks.append(Check("time", found, remedy if median > SLOW else ""))
     return median
 
 
-async def _compare_clocks(client: store.Store, checks: list[Check], *, seconds: float, etcd: bool) -> None:
+async def _compare_clocks(client: store.Store, *, seconds: float, etcd: bool) -> Check:
     """See whether the clock by which the store counts leases goes as ours does; nobody's hour matters."""
     lease = await client.grant(LEASE_TTL)
     try:
@@ -292,17 +244,9 @@ async def _compare_clocks(client: store.Store, checks: list[Check], *, seconds: 
         with anyio.move_on_after(1.0, shield=True):
             await lease.revoke()
     allowed = CLOCK_OFF + 2 * seconds + (1.0 if etcd else 0.0)  # etcd counts whole seconds
-    off = abs(passed_there - passed_here) > allowed
-    checks.append(
-        Check(
-            name="clock",
-            good=not off,
-            found=f"in {passed_here:.2f} s here the store's leases aged by {passed_there:.2f} s",
-            remedy="the store's machine stands still at times, or is overloaded: leases live longer there than here"
-            if off
-            else "",
-        )
-    )
+    found = f"in {passed_here:.2f} s here the store's leases aged by {passed_there:.2f} s"
+    remedy = "the store's machine stands still at times, or is overloaded: leases live longer there than here"
+    return Check("clock", found, remedy if abs(passed_there - passed_here) > allowed else "")
 
 
 def etcd_check(version: str) -> Check:
@@ -310,42 +254,23 @@ def etcd_check(version: str) -> Check:
     number = tuple(int(part) for part in version.split(".") if part.isdecimal())
     loses = (3, 5, 0) <= number < (3, 5, 3)
     good = not number or number >= ETCD_35 or ETCD_34 <= number < (3, 5)
-    return Check(
-        name="etcd",
-        good=good,
-        found=f"etcd {version}" + (", which loses data when it crashes (etcd-io/etcd#13766)" if loses else ""),
-        remedy="" if good else "run 3.4.22 or later, or 3.5.6 or later: earlier ones have lost data",
-    )
+    found = f"etcd {version}" + (", which loses data when it crashes (etcd-io/etcd#13766)" if loses else "")
+    return Check("etcd", found, "" if good else "run 3.4.22 or later, or 3.5.6 or later: earlier ones have lost data")
 
 
 async def _look_at_run(status: RunStatus, expected: tuple[str, ...], checks: list[Check], *, timeout: float) -> None:
-    checks.append(Check(name="run", good=True, found=f"{status.phase.value}: {status.reason}"))
+    checks.append(Check("run", f"{status.phase.value}: {status.reason}"))
     majors = {release.partition(".")[0] for release in (*status.releases, __version__)}
     releases = ", ".join(f"{count} of {release}" for release, count in sorted(status.releases.items()))
-    checks.append(
-        Check(
-            name="versions",
-            good=len(majors) == 1,
-            found=f"this is rdzv {__version__}; nodes: {releases or 'none'}",
-            remedy="" if len(majors) == 1 else "install one release, or releases of one major number, on all nodes",
-        )
-    )
+    remedy = "install one release, or releases of one major number, on all nodes"
+    found = f"this is rdzv {__version__}; nodes: {releases or 'none'}"
+    checks.append(Check("versions", found, remedy if len(majors) > 1 else ""))
     if status.bootstrap_address is not None:
-        host, port = status.bootstrap_address
-        steps: list[Check] = []
-        await _resolve(host, port, steps, timeout=timeout)
-        checks.extend(Check(name="rank 0", good=one.good, found=one.found, remedy=one.remedy) for one in steps)
+        await _resolve(*status.bootstrap_address, checks, timeout=timeout, what="rank 0")
     here = {member.node_id for member in status.members} | set(status.waiting)
-    if expected:
-        missing = [f"{name} ({status.missing.get(name, 'never seen')})" for name in expected if name not in here]
-        more = f" and {len(missing) - NAMED_MOST} more" if len(missing) > NAMED_MOST else ""
-        checks.append(
-            Check(
-                name="expected",
-                good=not missing,
-                found=f"missing: {', '.join(missing[:NAMED_MOST])}{more}"
-                if missing
-                else f"all {len(expected)} are here",
-                remedy="look at these nodes: run rdzv doctor there" if missing else "",
-            )
-        )
+    missing = [f"{name} ({status.missing.get(name, 'never seen')})" for name in expected if name not in here]
+    if missing:
+        found = f"missing: {first_of(missing, NAMED_MOST)}"
+        checks.append(Check("expected", found, "look at these nodes: run rdzv doctor there"))
+    elif expected:
+        checks.append(Check("expected", f"all {len(expected)} are here"))

@@ -19,25 +19,26 @@ if TYPE_CHECKING:
 
     from rdzv.cli.command import Command
 
-__all__ = ["ROOMS", "command_named", "main"]
+__all__ = ["ROOMS", "command_named", "main", "parser_of"]
 
 ROOMS: Final = {
     "demo": "demo",
     "serve": "serve",
     "run": "run",
-    **dict.fromkeys(("status", "history", "timeline"), "observe"),
-    "top": "top",
+    **dict.fromkeys(("status", "top", "history", "timeline"), "look"),
     "doctor": "doctor",
-    **dict.fromkeys(("close", "reopen", "ban", "unban", "drain", "resize", "ping"), "operate"),
-    "stacks": "stacks",
-    "chaos": "rehearsal.chaos",
-    **dict.fromkeys(("runs", "forget", "stats"), "runs"),
+    **dict.fromkeys(("close", "reopen", "ban", "unban", "drain", "resize"), "operate"),
+    **dict.fromkeys(("stacks", "chaos"), "ask"),
+    **dict.fromkeys(("ping", "runs", "forget", "stats"), "runs"),
     **dict.fromkeys(("check", "backup", "restore", "token"), "data"),
 }
 """In which room each subcommand is described, in the order in which `rdzv --help` lists them."""
 
 WRONG_USAGE: Final = 2
 LOG_FORMAT: Final = "--log-format"
+OF_ALL: Final = frozenset({"--version", "--help", "-h"})
+"""What asks for no subcommand, before whichever it stands."""
+
 DEFAULT_URL: Final = "RDZV_URL"
 """The environment variable with the URL for subcommands that are given none. `rdzv run` sets it for its processes."""
 
@@ -57,9 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit status."""
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     if options is None:
-        _parser(ROOMS).print_help()
+        _overview(ROOMS).print_help()
         return 0
-    status: int = _room("outcome").outcome_of(command_named(options.command), options)
+    status: int = _room("command").carry_out(command_named(options.command), options)
     return status
 
 
@@ -70,18 +71,17 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
         words = [*words[1:2], "--help"]
     if not words and not flags:
         return None
-    if not words or words[0] not in ROOMS:
-        return _parser(() if "--version" in flags else ROOMS).parse_args([*flags, *words])
-    command, parser = command_named(words[0]), _parser(words[:1])
-    if not command.takes_command:
-        return parser.parse_args([*flags, *_with_default_url(command, words)])
+    if not words or words[0] not in ROOMS or OF_ALL & set(flags):
+        return _overview(() if "--version" in flags else ROOMS).parse_args([*flags, *words])
+    command, words = command_named(words[0]), words[1:]
     # What comes after "--" is a command of the user's, and nothing in it is an option of ours.
-    split = words.index("--") if "--" in words else len(words)
-    ours, theirs = words[:split], tuple(words[split + 1 :])
+    split = words.index("--") if command.takes_command and "--" in words else len(words)
+    known = argparse.Namespace(command=command.name, words=tuple(words[split + 1 :]))
     try:
-        return parser.parse_args([*flags, *_with_default_url(command, ours)], argparse.Namespace(words=theirs))
+        # Intermixed, as argparse else takes an argument that may be left out as left out once an option stands there.
+        return parser_of(command).parse_intermixed_args([*flags, *_with_url(command, words[:split])], known)
     except SystemExit as leaving:  # with the help, or with what is wrong
-        raise SystemExit(_room("command").OF_RUN + WRONG_USAGE if leaving.code else 0) from None
+        raise SystemExit(command.first_status + WRONG_USAGE if leaving.code else 0) from None
 
 
 def _without_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -92,16 +92,12 @@ def _without_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(arguments[:count]), list(arguments[count:])
 
 
-def _with_default_url(command: Command, words: list[str]) -> list[str]:
-    """Add the URL from the environment if a subcommand needs one and is given none.
-
-    argparse's own way to leave an argument out, `nargs="?"`, does not do: Python 3.11 then takes the URL as left out
-    as soon as an option comes before it.
-    """
+def _with_url(command: Command, words: list[str]) -> list[str]:
+    """Add the URL from the environment if a subcommand needs one and is given none."""
     url = os.environ.get(DEFAULT_URL)
     if not command.takes_url or not url or any(map(command.means_url, words)):
         return words
-    return [words[0], url, *words[1:]]
+    return [url, *words]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -111,33 +107,37 @@ class _Parser(argparse.ArgumentParser):
         self.exit(WRONG_USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-def _parser(names: Iterable[str]) -> argparse.ArgumentParser:
-    """A parser that knows these subcommands."""
+def _overview(names: Iterable[str]) -> argparse.ArgumentParser:
+    """A parser that lists these subcommands, and reads no argument of theirs."""
     parser = _Parser(
         prog="rdzv",
         description="Rendezvous for elastic training jobs: who is in, with what rank, and meeting again.",
         epilog=f"Where URL is left out, {DEFAULT_URL} is taken from the environment. rdzv help COMMAND says more.",
     )
     parser.add_argument("--version", action="version", version=f"rdzv {__version__}")
-    _add_flags(parser, default=False)
+    _add_flags(parser)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in map(command_named, names):
-        sub = subparsers.add_parser(
-            command.name, help=command.help, description=command.help[0].upper() + command.help[1:] + "."
-        )
-        _add_flags(sub, default=argparse.SUPPRESS)  # left out here, what was said before the subcommand holds
-        command.describe(sub)
+        subparsers.add_parser(command.name, help=command.help)
     return parser
 
 
-def _add_flags(parser: argparse.ArgumentParser, *, default: object) -> None:
-    parser.add_argument("-v", "--verbose", action="store_true", default=default, help="log what happens")
-    parser.add_argument(
-        "--debug", action="store_true", default=default, help="log everything, and show tracebacks of errors"
-    )
+def parser_of(command: Command) -> argparse.ArgumentParser:
+    """Return what reads the line of a subcommand."""
+    description = f"{command.help[0].upper()}{command.help[1:]}."
+    parser = _Parser(prog=f"rdzv {command.name}", usage=command.usage, description=description)
+    _add_flags(parser)
+    for names, settings in command.arguments:
+        parser.add_argument(*names, **settings)
+    return parser
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-v", "--verbose", action="store_true", help="log what happens")
+    parser.add_argument("--debug", action="store_true", help="log everything, and show tracebacks of errors")
     parser.add_argument(
         LOG_FORMAT,
         choices=("text", "json"),
-        default=default or "text",
+        default="text",
         help="text, or a JSON object per line, with run, round and node as fields (default: text)",
     )

@@ -11,7 +11,6 @@ Every limit of `store.Limits` is a flag; its default and its help are written th
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import dataclasses
@@ -20,13 +19,14 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 import store
 from rdzv.backends.credentials import load_certificate, read_secret, server_context
-from rdzv.cli.command import DONE, Argument, argument, command
+from rdzv.cli.command import DONE, Argument, argument, argument_type, command, flag
+from rdzv.config import value_types
 from rdzv.config.endpoint import SCHEMES
 from rdzv.errors import RendezvousSettingsError
 from rdzv.http.door import where_to_listen
@@ -35,10 +35,8 @@ from store.net.collector import short_collections, tidy_up
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
+    import argparse
     import ssl
-    from collections.abc import Iterator
-
-__all__ = ["serve"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -47,7 +45,51 @@ TIDY_EVERY = 60.0  # seconds; how soon it is seen that nobody is connected, so t
 AT_ONCE = 1  # the exit status of a server that was told twice
 
 
-async def serve(options: argparse.Namespace) -> None:
+PORT: Final = argument_type(value_types.HTTP_PORT)
+
+
+def _limit(limit: dataclasses.Field[Any]) -> Argument:
+    """The flag of a limit. What is a group of keys to the store is a run to those who serve it to runs."""
+    of_runs = [limit.name.replace("group_", "run_")] if limit.name in ("group_keys_max", "group_bytes_max") else []
+    return argument(
+        *(f"--{name.replace('_', '-')}" for name in (limit.name, *of_runs)),
+        type=type(limit.default),
+        default=limit.default,
+        metavar="SECONDS" if isinstance(limit.default, float) else "N",
+        help=f"{limit.metadata['help'].rstrip('.').replace('%', '%%')} (default: %(default)s)",
+    )
+
+
+@command(
+    "serve",
+    "serve a store that outlives the nodes of its runs",
+    argument(
+        "--host",
+        help="address or name to listen on; '' is every address, IPv4 and IPv6 (default: every address if a token, "
+        "mutual TLS or --insecure says who may come, else loopback)",
+    ),
+    argument("--port", type=PORT, default=DEFAULT_PORT, help="port; 0 takes a free one (default: %(default)s)"),
+    argument("--data-dir", metavar="DIR", help="keep the store here, through restarts; without, in memory only"),
+    argument(
+        "--token-file",
+        metavar="FILE",
+        help="file with the secret that clients must prove to know; without, RDZV_TOKEN_FILE or RDZV_TOKEN is taken",
+    ),
+    argument("--cert", metavar="FILE", help="PEM file with the certificate; turns TLS on"),
+    argument("--key", metavar="FILE", help="PEM file with its private key"),
+    argument("--ca", metavar="FILE", help="PEM file with the authorities that clients' certificates must come from"),
+    flag("--insecure", "listen beyond loopback without token or mutual TLS"),
+    argument("--port-file", metavar="FILE", help="write the port here once the store listens"),
+    argument(
+        "--http-port",
+        type=PORT,
+        metavar="PORT",
+        help="also serve health, metrics, JSON and a page about the runs over HTTP; 0 takes a free port; with a token "
+        "and no TLS on loopback only",
+    ),
+    *map(_limit, dataclasses.fields(store.Limits)),
+)
+async def _serve(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; a second one ends it at once.
 
     Raises:
@@ -98,6 +140,7 @@ async def serve(options: argparse.Namespace) -> None:
                 tidy_up()
         notify("STOPPING=1")
         _say(f"leaving, {server.connections} connections are told")
+    return DONE
 
 
 async def _serve_http(
@@ -163,20 +206,6 @@ def _say(what: str) -> None:
     sys.stderr.flush()
 
 
-def _flags(limit: str) -> list[str]:
-    """The flags of a limit. What is a group of keys to the store is a run to those who serve it to runs."""
-    names = [limit]
-    if limit in ("group_keys_max", "group_bytes_max"):
-        names.append(limit.replace("group_", "run_"))
-    return [f"--{name.replace('_', '-')}" for name in names]
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 65535")
-    return int(text)
-
-
 def _limits(options: argparse.Namespace) -> store.Limits:
     try:
         return store.Limits(**{limit.name: getattr(options, limit.name) for limit in dataclasses.fields(store.Limits)})
@@ -231,50 +260,3 @@ def _write_whole(path: str, text: str) -> None:
     with open(partial, "w", encoding="utf-8") as file:
         file.write(text)
     os.replace(partial, path)
-
-
-def _limit_arguments() -> Iterator[Argument]:
-    """What the server refuses to go beyond."""
-    for limit in dataclasses.fields(store.Limits):
-        yield argument(
-            *_flags(limit.name),
-            heading="limits, which the server refuses to go beyond",
-            type=type(limit.default),
-            default=limit.default,
-            metavar="SECONDS" if isinstance(limit.default, float) else "N",
-            help=f"{limit.metadata['help'].rstrip('.').replace('%', '%%')} (default: %(default)s)",
-        )
-
-
-@command(
-    "serve",
-    "serve a store that outlives the nodes of its runs",
-    argument(
-        "--host",
-        help="address or name to listen on; '' is every address, IPv4 and IPv6 (default: every address if a token, "
-        "mutual TLS or --insecure says who may come, else loopback)",
-    ),
-    argument("--port", type=_port, default=DEFAULT_PORT, help="port; 0 takes a free one (default: %(default)s)"),
-    argument("--data-dir", metavar="DIR", help="keep the store here, through restarts; without, in memory only"),
-    argument(
-        "--token-file",
-        metavar="FILE",
-        help="file with the secret that clients must prove to know; without, RDZV_TOKEN_FILE or RDZV_TOKEN is taken",
-    ),
-    argument("--cert", metavar="FILE", help="PEM file with the certificate; turns TLS on"),
-    argument("--key", metavar="FILE", help="PEM file with its private key"),
-    argument("--ca", metavar="FILE", help="PEM file with the authorities that clients' certificates must come from"),
-    argument("--insecure", action="store_true", help="listen beyond loopback without token or mutual TLS"),
-    argument("--port-file", metavar="FILE", help="write the port here once the store listens"),
-    argument(
-        "--http-port",
-        type=_port,
-        metavar="PORT",
-        help="also serve health, metrics, JSON and a page about the runs over HTTP; 0 takes a free port; with a token "
-        "and no TLS on loopback only",
-    ),
-    *_limit_arguments(),
-)
-async def _run(options: argparse.Namespace) -> int:
-    await serve(options)
-    return DONE

@@ -12,19 +12,13 @@ from typing import Final
 from rdzv.core.stored import Stored
 from rdzv.errors import RendezvousStateError
 
-__all__ = ["ANSWER_TTL", "KILL", "NATIVE_STACKS", "PAUSE", "STACKS", "Question", "pack_answer", "unpack_answer"]
+__all__ = ["ANSWER_TTL", "KILL", "STACKS", "Question", "pack_answer", "unpack_answer"]
 
 STACKS: Final = "stacks"
 """Asks a launcher for the Python stacks of the processes that it runs."""
 
-NATIVE_STACKS: Final = "native stacks"
-"""The same with the frames of C and C++, by py-spy."""
-
 KILL: Final = "chaos kill"
 """Asks a launcher that allows it to end at once, with its processes, as a machine does that dies."""
-
-PAUSE: Final = "chaos pause "
-"""Asks a launcher that allows it to stop its processes; the seconds follow, after which they go on."""
 
 ANSWER_TTL: Final = 60.0  # seconds for which a question and its answers are kept
 ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024  # of an answer that is unpacked; what packs well must not fill a memory

@@ -1,4 +1,4 @@
-"""Pure: the history of a run, told: in lines, as JSON, in one closing line, as a timeline, as a Chrome trace."""
+"""Pure: the history of a run, told: in lines, as JSON, in one closing line, as a timeline."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rdzv.core.absent import named
 from rdzv.core.history import Spent, seconds_between, spent
@@ -19,12 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Account",
-    "Row",
     "Span",
-    "Timeline",
     "account",
     "as_json",
-    "chrome_trace",
     "describe",
     "losses_by_reason",
     "timeline",
@@ -176,9 +173,8 @@ def describe(history: History) -> list[str]:
     for chapter, length in zip(history.chapters, _lengths(history.chapters, None), strict=True):
         begun = hour(chapter.at)
         when = "" if chapter.after is None else f", {chapter.after:.1f} s after the one before"
-        nodes = "1 node" if chapter.size == 1 else f"{chapter.size} nodes"
         names = _names(chapter, chapter.node_ids, chapter.size)
-        lines.append(f"{begun and f'{begun}  '}round {chapter.number}{when}: {nodes}: {names}")
+        lines.append(f"{begun and f'{begun}  '}round {chapter.number}{when}: {_nodes(chapter.size)}: {names}")
         if 0 < chapter.joined < chapter.size:
             lines.append(f"         joined: {_names(chapter, chapter.joined_ids, chapter.joined)}")
         lines.extend(_describe(chapter, incident) for incident in chapter.incidents)
@@ -198,6 +194,10 @@ def _describe(chapter: Chapter, incident: Incident) -> str:
         names = _names(chapter, incident.node_ids, incident.count)
         what = f": {names}: {incident.reason}" if incident.reason else f": {names}"
     return f"         {at}{clock and f' ({clock})'}, {incident.kind}{what}"
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
 
 
 def _names(chapter: Chapter, node_ids: Sequence[str], count: int) -> str:
@@ -233,9 +233,8 @@ def _fields(noun: Record, *, without: Collection[str] = ()) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ as a timeline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """Some time of a row.
+class Span(NamedTuple):
+    """Some time of a row; by position, for a page that shows thousands.
 
     Attributes:
         kind: "round", "meeting" (members meet again), "lost", "left" or "closed".
@@ -249,146 +248,76 @@ class Span:
     seconds: float
     text: str
 
-    def plain(self) -> list[Any]:
-        """Return it by position, for a page that shows thousands."""
-        return [self.kind, round(self.began, 3), round(self.seconds, 3), self.text]
 
+def timeline(run_id: str, history: History, *, now: float | None = None) -> dict[str, Any]:
+    """Return the remembered rounds as rows of spans: `rounds`, and `nodes` in the order in which they first were there.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One node's time."""
-
-    name: str
-    spans: tuple[Span, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
-    """What happened when, row by row.
-
-    Attributes:
-        run_id: Which run.
-        began: The hour of its beginning, in seconds since 1970; None if it was not noted.
-        seconds: How long it is.
-        rounds: The rounds; between two of them, members meet again.
-        nodes: The nodes, in the order in which they first were members.
-        note: Whom it does not show, in words; empty if it shows all.
-    """
-
-    run_id: str
-    began: float | None
-    seconds: float
-    rounds: Row
-    nodes: tuple[Row, ...]
-    note: str = ""
-
-    def plain(self) -> dict[str, Any]:
-        """Return it as what JSON knows."""
-        return {
-            "run_id": self.run_id,
-            "began": self.began,
-            "seconds": round(self.seconds, 3),
-            "rounds": [span.plain() for span in self.rounds.spans],
-            "nodes": [[row.name, [span.plain() for span in row.spans]] for row in self.nodes],
-            "note": self.note,
-        }
-
-
-def timeline(run_id: str, history: History, *, now: float | None = None) -> Timeline:
-    """Return the remembered rounds as rows. Only nodes that were named have one: the first 64 of each, and who went.
+    Only nodes that were named have a row: the first 64 of each round, and who went; `note` says whom it does not show.
 
     Args:
         run_id: Which run.
         history: What is remembered.
         now: The hour, in seconds since 1970, for a run that goes on; None to end with what is known.
     """
-    lengths = _lengths(history.chapters, now)
     bands: list[Span] = []
     rows: dict[str, list[Span]] = {}
     away: dict[str, tuple[str, float, str]] = {}  # who has gone: how, when, and why
     began = 0.0
-    for chapter, length in zip(history.chapters, lengths, strict=True):
+
+    def is_back(node_id: str) -> None:
+        if node_id in away:
+            kind, since, why = away.pop(node_id)
+            text = f"{kind}{f': {why}' if why else ''}; away for {long_duration(began - since)}"
+            rows[node_id].append(_span(kind, since, began - since, text))
+
+    for chapter, length in zip(history.chapters, _lengths(history.chapters, now), strict=True):
         gone = {node_id: one for one in chapter.incidents if one.kind in ("lost", "left") for node_id in one.node_ids}
         stopped = min(_stopped(chapter, length), length)
-        nodes = f"{chapter.size} node{'' if chapter.size == 1 else 's'}"
-        bands.append(Span(kind="round", began=began, seconds=stopped, text=f"round {chapter.number}: {nodes}"))
+        bands.append(_span("round", began, stopped, f"round {chapter.number}: {_nodes(chapter.size)}"))
         if length > stopped:
             what = f"{length - stopped:.1f} s without a round, after round {chapter.number}"
             why = "; ".join(_describe(chapter, one).partition(", ")[2] for one in chapter.incidents)
-            bands.append(Span(kind="meeting", began=began + stopped, seconds=length - stopped, text=f"{what}: {why}"))
+            bands.append(_span("meeting", began + stopped, length - stopped, f"{what}: {why}"))
+        for node_id in (*chapter.node_ids, *chapter.joined_ids):
+            is_back(node_id)
+        # Who has gone was a member, also if it is not among the first, which alone are named.
+        ends = {node_id: stopped if one.after is None else min(one.after, length) for node_id, one in gone.items()}
         for rank, node_id in enumerate(chapter.node_ids):
             spans = rows.setdefault(node_id, [])
-            if node_id in away:
-                spans.append(_outage(*away.pop(node_id), until=began))
-            end = stopped
-            if node_id in gone:
-                after = gone[node_id].after
-                end = stopped if after is None else min(after, length)
-                away[node_id] = gone[node_id].kind, began + end, gone[node_id].reason
             text = f"round {chapter.number}, rank {rank}"
-            spans.append(Span(kind="round", began=began, seconds=min(end, stopped), text=text))
-            meets = (end if node_id in gone else length) - stopped
+            spans.append(_span("round", began, min(ends.get(node_id, stopped), stopped), text))
+            meets = ends.get(node_id, length) - stopped
             if meets > 0:
                 text = f"meeting again after round {chapter.number}"
-                spans.append(Span(kind="meeting", began=began + stopped, seconds=meets, text=text))
-        named = frozenset(chapter.node_ids)
-        for node_id in chapter.joined_ids:
-            if node_id in away and node_id not in named:  # it is back, and not among the first
-                rows[node_id].append(_outage(*away.pop(node_id), until=began))
+                spans.append(_span("meeting", began + stopped, meets, text))
         for node_id, one in gone.items():
-            if node_id not in named:  # it was a member, and not among the first
-                rows.setdefault(node_id, [])
-                away[node_id] = one.kind, began + min(stopped if one.after is None else one.after, length), one.reason
+            rows.setdefault(node_id, [])
+            away[node_id] = one.kind, began + ends[node_id], one.reason
+        began += length
         closing = _closing(chapter)
         if closing is not None:
-            text = f"closed {closing.reason}".rstrip()
-            bands.append(Span(kind="closed", began=began + length, seconds=0.0, text=text))
-        began += length
-    for node_id, (kind, since, why) in away.items():
-        rows[node_id].append(_outage(kind, since, why, until=began))
+            bands.append(_span("closed", began, 0.0, f"closed {closing.reason}".rstrip()))
+    for node_id in list(away):
+        is_back(node_id)
     most = max(history.chapters, key=lambda chapter: chapter.size, default=None)
     note = ""
     if most is not None and most.size > len(most.node_ids):
         note = f"of up to {most.size:,} nodes of a round, the first {len(most.node_ids)} have a row, and who has gone"
-    return Timeline(
-        note=note,
-        run_id=run_id,
-        began=history.chapters[0].at if history.chapters else None,
-        seconds=began,
-        rounds=Row(name="rounds", spans=tuple(bands)),
-        nodes=tuple(Row(name=name, spans=tuple(spans)) for name, spans in rows.items()),
-    )
+    return {
+        "run_id": run_id,
+        "began": history.chapters[0].at if history.chapters else None,
+        "seconds": round(began, 3),
+        "rounds": bands,
+        "nodes": list(rows.items()),
+        "note": note,
+    }
+
+
+def _span(kind: str, began: float, seconds: float, text: str) -> Span:
+    return Span(kind, round(began, 3), round(max(seconds, 0.0), 3), text)
 
 
 def _stopped(chapter: Chapter, length: float) -> float:
     """When a round had not all its members any more; its length if it had to its end, as far as is known."""
     gone = [one.after for one in chapter.incidents if one.kind in ("lost", "left") and one.after is not None]
     return min([length, *([] if chapter.stopped is None else [chapter.stopped]), *gone])
-
-
-def _outage(kind: str, since: float, why: str, *, until: float) -> Span:
-    text = f"{kind}{f': {why}' if why else ''}; away for {long_duration(until - since)}"
-    return Span(kind=kind, began=since, seconds=max(until - since, 0.0), text=text)
-
-
-def chrome_trace(shown: Timeline) -> dict[str, Any]:
-    """Return a timeline as Chrome trace events, which https://ui.perfetto.dev and chrome://tracing open.
-
-    A row for the rounds, and one for each node that was named; microseconds since the first round that is remembered.
-    """
-    events: list[dict[str, Any]] = [_named(None, f"run {shown.run_id}")]
-    for at, row in enumerate((shown.rounds, *shown.nodes)):
-        events.append(_named(at, row.name))
-        for span in row.spans:
-            what = {"pid": 1, "tid": at, "ts": span.began * 1e6, "name": span.text.partition(":")[0]}
-            what |= {"args": {"kind": span.kind, "what": span.text}}
-            moment = {"ph": "i", "s": "t"} if span.kind == "closed" else {"ph": "X", "dur": span.seconds * 1e6}
-            events.append(what | moment)
-    began = {} if shown.began is None else {"began": hour(shown.began)}
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"run_id": shown.run_id, **began}}
-
-
-def _named(row: int | None, name: str) -> dict[str, Any]:
-    """Name a row; None names the whole process."""
-    kind = "process_name" if row is None else "thread_name"
-    return {"ph": "M", "pid": 1, "tid": row or 0, "name": kind, "args": {"name": name}}

@@ -2,7 +2,7 @@
 
     summary       phase and reason, the round, how many are in, missing, waiting; what it has cost
     exceptions    who is missing, since when and why; who is refused; who waits
-    members       a page of them
+    members       the first of them
 
 What does not fit is counted. A store that does not answer is said first, and what is shown below is then of before.
 In a narrow window the summary and the exceptions go on in further lines, and those of members are cut.
@@ -48,7 +48,6 @@ class Frame:
         read_ago: Seconds since it was read.
         silent_for: Seconds for which the store has not answered; None if it does.
         answers_in: Seconds that it took to answer the last time.
-        page: Which page of members, from 0.
     """
 
     status: RunStatus
@@ -56,11 +55,10 @@ class Frame:
     read_ago: float = 0.0
     silent_for: float | None = None
     answers_in: float = 0.0
-    page: int = 0
 
 
-def draw(frame: Frame, *, width: int, height: int) -> tuple[list[Line], int]:
-    """Return the lines of a screen, `height` of `width` letters at most, and how many pages of members it has."""
+def draw(frame: Frame, *, width: int, height: int) -> list[Line]:
+    """Return the lines of a screen, `height` of `width` letters at most."""
     height = max(height, LEAST_LINES)
     status = _as_of_now(frame)
     lines = [_link(frame)]
@@ -73,20 +71,15 @@ def draw(frame: Frame, *, width: int, height: int) -> tuple[list[Line], int]:
     if wraps:
         lines = [part for line in lines for part in _wrapped(line, width)]
     lines = lines[: height - 1]
-    room = height - len(lines) - 1  # the last line says what can be pressed
+    room = height - len(lines) - 1  # the last line counts the members that do not fit, and says what can be pressed
     most = max(int(room * EXCEPTIONS_SHARE), room - len(status.members))
     lines += _exceptions(status, most, width=width if wraps else None)
-    count, room = len(status.members), max(height - len(lines) - 1, 0)
-    pages = max(-(-count // room), 1) if room else 1
-    page = frame.page % pages
-    lines += [Line(text=text) for text in member_lines(status, slice(page * room, (page + 1) * room))]
+    room = max(height - len(lines) - 1, 0)
+    lines += [Line(text=text) for text in member_lines(status, slice(room))]
     lines = lines[: height - 1]
-    where = f"members {page * room + 1}-{min((page + 1) * room, count)} of {count:,}; " if pages > 1 else ""
-    keys = "n next page, p previous, q quit" if pages > 1 else "q quit"
-    if len(where) + len(keys) > width and pages > 1:
-        where, keys = where.removeprefix("members "), "n, p, q"
-    lines.append(Line(text=f"{where}{keys}", meant="soft"))
-    return [replace(line, text=_fitted(line.text, width)) for line in lines], pages
+    unseen = len(status.members) - room
+    lines.append(Line(text=f"{f'and {unseen:,} more members; ' if unseen > 0 else ''}q quit", meant="soft"))
+    return [replace(line, text=_fitted(line.text, width)) for line in lines]
 
 
 def _as_of_now(frame: Frame) -> RunStatus:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rdzv.display.history import Account, Timeline
+    from rdzv.display.history import Account
 
 __all__ = ["timeline_page", "timeline_script"]
 
@@ -17,9 +17,9 @@ def timeline_script() -> str:
     return _read("timeline.js")
 
 
-def timeline_page(shown: Timeline, cost: Account) -> str:
+def timeline_page(shown: dict[str, Any], cost: Account) -> str:
     """Return a page with a timeline, as one file."""
-    data = json.dumps({"timeline": shown.plain(), "cost": str(cost)})
+    data = json.dumps({"timeline": shown, "cost": str(cost)})
     # Within a script element nothing but its end has a meaning, and that begins with "<".
     data = data.replace("<", "\\u003c")
     return _read("timeline.html").replace("/*TIMELINE*/", timeline_script()).replace("/*DATA*/", data)

@@ -195,7 +195,7 @@ class Runs:
         """
         if not await self._client.count(self._keys(run_id).root):
             raise NoSuchRun(run_id)
-        return timeline(run_id, await read_history(self._client, self._keys(run_id)), now=time.time()).plain()
+        return timeline(run_id, await read_history(self._client, self._keys(run_id)), now=time.time())
 
     async def _summary(self, run_id: str, follower: Follower | None) -> tuple[dict[str, Any], bool]:
         """How a run stands, in numbers, and whether anybody is in it."""

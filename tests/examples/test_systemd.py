@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import shutil
 import subprocess
@@ -20,9 +19,7 @@ def test_serve_takes_the_options_of_the_unit() -> None:
     (line,) = [line for line in UNIT.read_text(encoding="utf-8").splitlines() if line.startswith("ExecStart=")]
     program, command, *arguments = shlex.split(line.removeprefix("ExecStart="))
     assert (program, command) == (PROGRAM, "serve")
-    parser = argparse.ArgumentParser()
-    main.command_named("serve").describe(parser)
-    options = parser.parse_args(arguments)
+    options = main.parser_of(main.command_named(command)).parse_args(arguments)
     assert (options.data_dir, options.token_file, options.insecure) == ("%S/rdzv", "%d/token", False)
 
 

@@ -18,7 +18,7 @@ import pytest
 
 import rdzv
 from rdzv import MembersLostError
-from rdzv.cli.observe import _describe
+from rdzv.cli.look import _lines
 from rdzv.core.history import CHAPTERS_MOST
 from rdzv.loop.rounds import rounds_of
 from rdzv.node.admission import UNFIT_MOST
@@ -151,7 +151,7 @@ async def test_r19_two_hundred_failed_health_checks_leave_a_bounded_record() -> 
         assert f"made-up-{199}" in status.refused
         assert len(run.engine._keys) <= UNFIT_MOST + 3
         assert len(run.engine._leases) == 1
-        lines = _describe(status, None, {}).splitlines()
+        lines = _lines(status)
         assert len(lines) < 5
         assert any("and 60 more: failed its health check: no GPU" in line for line in lines)
 

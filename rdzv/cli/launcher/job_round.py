@@ -386,21 +386,6 @@ class JobRound:
             return NO_STACKS
         return await self._stacks.dump(process.rank for process in self._processes if process.status is None)
 
-    async def native_stacks(self) -> str:
-        """Return the stacks of the processes that run now with the frames of C and C++, as py-spy sees them."""
-        if self._stacks is None:
-            return NO_STACKS
-        return await self._stacks.dump_natively()
-
-    def send(self, number: int) -> bool:
-        """Send a signal to the processes that run now; False if there are none."""
-        for process in (running := self._running_now()):
-            process.pass_on(number)
-        return bool(running)
-
-    def _running_now(self) -> list[Process]:
-        return [process for process in self._processes if process.status is None]
-
     async def stop(self, number: int) -> None:
         """Ask the processes to end, by this signal, then make them; and pass on what they have written."""
         for process in self._processes:

@@ -44,8 +44,8 @@ from rdzv.cli.launcher.job import NPROC
 from rdzv.cli.launcher.job_round import Changed, Failed, JobRound, NoProgress, Succeeded, describe
 from rdzv.cli.launcher.preload import Preloading
 from rdzv.cli.launcher.stacks import WorkerStacks
-from rdzv.cli.top import cost_of
-from rdzv.core.asking import KILL, NATIVE_STACKS, PAUSE, STACKS
+from rdzv.cli.look import read
+from rdzv.core.asking import KILL, STACKS
 from rdzv.core.state import Closed
 from rdzv.core.stuck.tally import Tally
 from rdzv.errors import (
@@ -79,7 +79,6 @@ SAID_AGAIN_AFTER: Final = 30.0  # seconds until what has not changed is said onc
 A_MOMENT: Final = 2.0  # seconds that nobody minds waiting in silence; and not more often is another reason told
 
 REFUSED: Final = "refused: this launcher was not started with --allow-chaos"
-PAUSE_MOST: Final = 3600.0  # seconds
 
 ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 PASSED_ON: Final = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -224,31 +223,16 @@ class _Launcher:
 
     async def _answer_to(self, asked: str) -> str | None:
         """What to answer an operator; None to a question that this launcher does not know."""
-        current = self._round
-        if asked in (STACKS, NATIVE_STACKS):
+        if asked == STACKS:
             if not self._job.remote_stacks:
                 return "refused: this launcher runs with --no-remote-stacks"
-            if current is None:
-                return "no process runs: it waits for a round"
-            return await (current.stacks() if asked == STACKS else current.native_stacks())
-        if asked == KILL or asked.startswith(PAUSE):
-            if not self._job.allow_chaos:
-                return REFUSED
-            return "killed" if asked == KILL else self._pause(asked.removeprefix(PAUSE))
+            return "no process runs: it waits for a round" if self._round is None else await self._round.stacks()
+        if asked == KILL:
+            return "killed" if self._job.allow_chaos else REFUSED
         return None
-
-    def _pause(self, seconds: str) -> str:
-        """Stop the processes for a while, as a machine does that hangs."""
-        current = self._round
-        if current is None or not current.send(signal.SIGSTOP):
-            return "no process runs: it waits for a round"
-        log.warning("its processes are stopped for %s s by rdzv chaos", seconds)
-        asyncio.get_running_loop().call_later(min(float(seconds), PAUSE_MOST), current.send, signal.SIGCONT)
-        return f"paused for {seconds} s"
 
     async def _take_part(self, handler: Handler) -> int:
         was_open = not await handler.is_closed()
-        again = False
         while True:
             try:
                 info = await _meet(handler)
@@ -262,17 +246,10 @@ class _Launcher:
                     sys.stderr.write(f"rdzv run: {printable(str(error))}\n")
                     return error.status
                 raise
-            # By one launcher: the others would only repeat it.
-            telling = asyncio.create_task(_say_cost_so_far(handler)) if again and info.rank == 0 else None
-            try:
-                end = await self._play(handler, info)
-            finally:
-                if telling is not None:
-                    await cancel_and_wait(telling)
+            end = await self._play(handler, info)
             status = await self._follow(handler, info, end)
             if status is not None:
                 return status
-            again = True
 
     async def _play(self, handler: Handler, info: RendezvousInfo) -> End:
         """Run the command in a round until that is over; no process is left then."""
@@ -405,18 +382,9 @@ async def _note_failure(handler: Handler, why: str) -> None:
 async def _say_what_it_has_cost(handler: Handler) -> None:
     """Write the closing line, if the store is still there to say what it remembers."""
     with anyio.move_on_after(A_MOMENT), contextlib.suppress(RendezvousError):
-        history, cost = await cost_of(handler)
+        _, history, cost = await read(handler)
         if history.chapters:
             sys.stderr.write(f"rdzv run: {printable(str(cost))}\n")
-
-
-async def _say_cost_so_far(handler: Handler) -> None:
-    """Write what the run has cost until now, a moment after it has met again, when that is part of its history."""
-    await anyio.sleep(A_MOMENT)
-    with contextlib.suppress(RendezvousError):
-        _, cost = await cost_of(handler)
-        so_far = printable(str(cost)).removeprefix(f"{handler.run_id}: ")
-        sys.stderr.write(f"rdzv run: {handler.run_id} so far: {so_far}\n")
 
 
 async def _tell_what_is_waited_for(handler: Handler) -> None:

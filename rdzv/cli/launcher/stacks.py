@@ -16,7 +16,6 @@ import fcntl
 import os
 import shutil
 import struct
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -38,7 +37,6 @@ COMMAND_LETTERS_MOST: Final = 200
 ANSWER_WITHIN: Final = 2.0  # seconds: a signal handler runs at once, unless the process is stopped
 SETTLED_AFTER: Final = 0.1  # seconds without growth, after which a file is taken as whole
 LOOK_EVERY: Final = 0.02
-NATIVE_WITHIN: Final = 10.0  # seconds for one process
 UNLOCKED_KEPT: Final = 60.0  # seconds until the file of a process that has ended is removed
 
 
@@ -96,26 +94,6 @@ class WorkerStacks:
                 if all(sizes.values()) and now - grown_at >= SETTLED_AFTER:
                     return
                 await anyio.sleep(LOOK_EVERY)
-
-    async def dump_natively(self) -> str:
-        """Return the stacks of all Python processes that run now with the frames of C and C++, as py-spy sees them."""
-        beside_python = str(Path(sys.executable).parent)  # where pip puts it: that may be in no PATH of the launcher's
-        spy = shutil.which("py-spy") or shutil.which("py-spy", path=beside_python)
-        if spy is None:
-            return "py-spy is not installed on this node: pip install py-spy"
-        told = []
-        for path in sorted(self._dumps.iterdir(), key=_rank_and_pid):
-            if (pid := _holder(path)) is None:
-                continue
-            command = [spy, "dump", "--native", "--pid", str(pid)]
-            try:
-                with anyio.fail_after(NATIVE_WITHIN):
-                    done = await anyio.run_process(command, check=False, stderr=subprocess.STDOUT)
-                text = done.stdout.decode(errors="replace")[:TEXT_OF_ONE_MOST]
-            except TimeoutError:
-                text = f"py-spy has not come to its end within {NATIVE_WITHIN:g} s"
-            told.append(f"rank {path.name.partition('.')[0]}, process {pid}:\n{text}")
-        return "\n".join(told)[:TEXT_MOST] or "no process runs"
 
     def forget_ended(self) -> None:
         """Remove the files of processes that have ended."""

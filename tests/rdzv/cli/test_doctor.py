@@ -26,8 +26,6 @@ async def examined(*arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
     told = json.loads(output[0])
     assert told["version"] == doctor.VERSION
     assert told["good"] is (status == 0) is all(check["good"] for check in told["checks"])
-    for check in told["checks"]:
-        assert check["good"] or check["remedy"] or check["name"] == "run"
     return status, {check["name"]: check for check in told["checks"]}
 
 
@@ -55,19 +53,29 @@ async def test_a_sound_run_is_good_and_who_is_missing_from_it_is_not(tmp_path: P
             assert all(line.startswith(f"{socket.gethostname()}: good") for line in output)
 
 
-async def test_a_port_where_nobody_listens_and_one_that_is_no_store_are_told_apart() -> None:
-    status, checks = await examined(f"tcp://127.0.0.1:{free_port()}/job", "--timeout", "5")
+@pytest.mark.parametrize("scheme", ["tcp", "etcd"])
+async def test_a_port_where_nobody_listens_is_told_with_what_to_start_there(scheme: str) -> None:
+    status, checks = await examined(f"{scheme}://127.0.0.1:{free_port()}/job", "--timeout", "5")
     assert (status, list(checks)) == (1, ["name", "port"])
     assert "nobody listens there" in checks["port"]["found"]
+    assert ("rdzv serve" in checks["port"]["remedy"]) is (scheme == "tcp")
 
-    def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"220 mail.example ESMTP, and some more that no store would say\r\n")
+
+@pytest.mark.parametrize("greeting", [b"220 mail.example ESMTP, and some more that no store would say\r\n", b""])
+async def test_what_is_no_store_or_goes_silent_is_told_of_within_the_timeout(greeting: bytes) -> None:
+    """Through a path that drops large packets each step waited for its own 10 s, and the whole took 30."""
+    over = asyncio.Event()
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting)
+        if not greeting:
+            await over.wait()
         writer.close()
 
-    other = await asyncio.start_server(greet, "127.0.0.1", 0)
-    async with other:
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as other:
         port = other.sockets[0].getsockname()[1]
         status, checks = await examined(f"tcp://127.0.0.1:{port}/job", "--timeout", "5")
+        over.set()
     assert (status, list(checks)) == (1, ["name", "port", "store"])
     assert not checks["store"]["good"]
 
@@ -100,23 +108,6 @@ async def test_a_name_that_is_loopback_here_is_a_trap_and_an_unknown_one_a_troub
     assert "/etc/hosts" in trap.remedy
     assert not unknown.good
     assert "Name or service not known" in unknown.found
-
-
-async def test_a_store_that_takes_the_connection_and_goes_silent_is_told_of_within_the_timeout() -> None:
-    """Through a path that drops large packets each step waited for its own 10 s, and the whole took 30."""
-    welcome = asyncio.Event()
-
-    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await welcome.wait()
-        writer.close()
-
-    silent = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with silent:
-        port = silent.sockets[0].getsockname()[1]
-        status, checks = await examined(f"tcp://127.0.0.1:{port}/job", "--timeout", "6")
-        welcome.set()
-    assert status == 1
-    assert not checks["store"]["good"]
 
 
 async def test_what_goes_wrong_last_does_not_hide_what_was_found_before(

@@ -35,7 +35,7 @@ async def test_all_nodes_with_an_attribute_are_banned_also_those_that_come_later
             assert capsys.readouterr().out == there
             assert await said(server, "--where", "rack=99", what="unban") == 0
             assert capsys.readouterr().out == "nodes with rack=99 may come again to run job\n"
-            assert await said(server, "a", "--where", "rack=17") == 2
+            assert await said(server, "a", "--where", "rack=17") == await said(server) == 2
             assert await said(server, "--where", "rack=17", "--reason", "its switch", "--for", "1h") == 0
             assert "nodes with rack=17 are banned from run job for 1 h: now a, c\n" in capsys.readouterr().out
             assert set((await handlers[1].status()).bans_where) == {"rack=17"}
@@ -46,16 +46,19 @@ async def test_all_nodes_with_an_attribute_are_banned_also_those_that_come_later
                 await handler.aclose()
 
 
-@pytest.mark.parametrize("arguments", [("close",), ("ban", "a"), ("unban", "a"), ("forget",)])
-async def test_a_run_that_never_was_is_named_and_nothing_is_written(
+@pytest.mark.parametrize("arguments", [("status",), ("close",), ("ban", "a"), ("unban", "a"), ("forget",)])
+async def test_a_run_that_never_was_is_named_with_those_that_are_and_nothing_is_written(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A name with a slip in it was closed, and the run that was meant went on."""
     what, *rest = arguments
     async with store.serve() as server, store.connect(server.url) as client:
         assert await said(server, *rest, what=what) == 1
-        assert "there is no run job" in capsys.readouterr().err
+        assert "has no run job; it has none under /rdzv" in capsys.readouterr().err
         assert await client.count("") == 0
+        await client.put("/rdzv/jbo/settings", b"")
+        assert await said(server, *rest, what=what) == 1
+        assert "has no run job; it has jbo" in capsys.readouterr().err
 
 
 async def test_a_run_may_be_closed_before_anybody_has_come() -> None:

@@ -1,14 +1,19 @@
-"""`rdzv runs`, `rdzv forget`, `rdzv stats`: what an operator of a store for many runs sees and does."""
+"""`rdzv runs`, `forget`, `stats`, `ping`: what an operator of a store for many runs sees and does."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
+from typing import TYPE_CHECKING
 
 import rdzv
 import store
 from rdzv.node.status import count_by_run
 from tests.rdzv.cli.test_main import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 async def test_runs_shows_keys_bytes_and_age_of_each_run_the_largest_first() -> None:
@@ -101,12 +106,6 @@ async def _until_closed(handler: rdzv.RendezvousHandler) -> str:
     raise AssertionError("the changes have ended")
 
 
-async def test_forget_needs_a_run() -> None:
-    status, output = await run("forget", "tcp://127.0.0.1:1")
-    assert status == 2
-    assert "names no run" in output[0]
-
-
 async def test_stats_shows_what_is_used_of_each_limit_and_which_run_holds_most() -> None:
     async with store.serve(limits=store.Limits(keys_max=10)) as server, store.connect(server.url) as client:
         for number in range(4):
@@ -117,3 +116,16 @@ async def test_stats_shows_what_is_used_of_each_limit_and_which_run_holds_most()
         assert output[-1].startswith("run job holds most: 4 keys")
         status, output = await run("stats", server.url, "--json")
         assert json.loads(output[0])["keys_max"] == 10
+
+
+async def test_ping_takes_parameters_without_a_run_and_measures_below_a_millisecond(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2, hunter2, hunter2")
+    async with store.serve(token="hunter2, hunter2, hunter2") as server:
+        status, output = await run("ping", f"{server.url}?token_file={secret}", "--count", "4")
+        assert status == 0, output
+        told = [re.fullmatch(rf"{server.url} answers in (\d+\.\d+) ms", line) for line in output]
+    taken = [float(each[1]) for each in told if each is not None]
+    assert len(taken) == 4
+    assert all(milliseconds > 0 for milliseconds in taken)
+    assert any(milliseconds % 1 for milliseconds in taken), "more than whole milliseconds, which is all uvloop counts"

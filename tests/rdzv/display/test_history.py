@@ -1,11 +1,10 @@
-"""The history of a run, told: in lines, as JSON by its schema, as one closing line, as a timeline and a trace."""
+"""The history of a run, told: in lines, as JSON by its schema, as one closing line, as a timeline."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import jsonschema
 
@@ -18,7 +17,7 @@ from rdzv.core.history import (
     Spent,
     pack_history,
 )
-from rdzv.display.history import account, as_json, chrome_trace, describe, long_duration, losses_by_reason, timeline
+from rdzv.display.history import account, as_json, describe, long_duration, losses_by_reason, timeline
 from rdzv.display.pages import timeline_page
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "history.schema.json").read_text(encoding="utf-8"))
@@ -132,36 +131,31 @@ def test_durations_have_their_two_largest_units() -> None:
     assert [long_duration(each) for each in seconds] == ["0 s", "41 s", "1 min", "3 min 5 s", "14 h 3 min", "2 d 1 h"]
 
 
-def spans(name: str) -> list[tuple[str, float, float]]:
-    rows = {row.name: row.spans for row in timeline("job", STORY).nodes}
-    return [(span.kind, span.began, span.seconds) for span in rows[name]]
+def rows_of(history: History) -> dict[str, list[tuple[str, float, float]]]:
+    return {name: [span[:3] for span in spans] for name, spans in timeline("job", history)["nodes"]}
 
 
 def test_members_that_wait_to_meet_again_have_a_span_and_an_outage_is_as_long_as_it_was() -> None:
-    assert spans("a") == [("round", 0.0, 30.0), ("meeting", 30.0, 10.0), ("round", 40.0, 4.0)]
-    assert spans("b") == [("round", 0.0, 30.0), ("lost", 30.0, 14.0)]
-    assert spans("c") == [("round", 40.0, 4.0), ("left", 44.0, 0.0)]
+    assert rows_of(STORY) == {
+        "a": [("round", 0.0, 30.0), ("meeting", 30.0, 10.0), ("round", 40.0, 4.0)],
+        "b": [("round", 0.0, 30.0), ("lost", 30.0, 14.0)],
+        "c": [("round", 40.0, 4.0), ("left", 44.0, 0.0)],
+    }
     shown = timeline("job", STORY)
-    assert [(span.kind, span.began, span.seconds) for span in shown.rounds.spans] == [
+    assert [span[:3] for span in shown["rounds"]] == [
         ("round", 0.0, 30.0),
         ("meeting", 30.0, 10.0),
         ("round", 40.0, 4.0),
         ("closed", 44.0, 0.0),
     ]
-    assert "lost: b (10.77.0.12): silent" in shown.rounds.spans[1].text
-    (_, outage) = shown.nodes[1].spans
-    assert outage.text == "lost: silent; away for 14 s"
+    assert "lost: b (10.77.0.12): silent" in shown["rounds"][1].text
+    assert shown["nodes"][1][1][1].text == "lost: silent; away for 14 s"
 
 
 def test_who_comes_back_was_away_until_then() -> None:
     again = Chapter(number=2, size=1, node_ids=("b",), joined=1, joined_ids=("b",), after=10.0)
-    history = History(chapters=(STORY.chapters[0], again))
-    rows = {row.name: row.spans for row in timeline("job", history).nodes}
-    assert [(span.kind, span.began, span.seconds) for span in rows["b"]] == [
-        ("round", 0.0, 10.0),
-        ("lost", 10.0, 0.0),
-        ("round", 10.0, 0.0),
-    ]
+    rows = rows_of(History(chapters=(STORY.chapters[0], again)))
+    assert rows["b"] == [("round", 0.0, 10.0), ("lost", 10.0, 0.0), ("round", 10.0, 0.0)]
 
 
 def test_who_is_lost_has_a_row_also_if_it_was_not_among_the_nodes_that_a_round_names() -> None:
@@ -187,22 +181,8 @@ def test_who_is_lost_has_a_row_also_if_it_was_not_among_the_nodes_that_a_round_n
             round_of_thousand(3),
         )
     )
-    shown = timeline("job", story)
-    rows = {row.name: [(span.kind, span.began, span.seconds) for span in row.spans] for row in shown.nodes}
-    assert rows["n900"] == [("lost", 30.0, 50.0), ("lost", 110.0, 10.0)]
-    assert shown.plain()["note"] == "of up to 1,000 nodes of a round, the first 2 have a row, and who has gone"
-
-
-def test_the_trace_is_one_of_chromes_with_a_row_for_each_node() -> None:
-    trace = json.loads(json.dumps(chrome_trace(timeline("job", STORY))))
-    events: list[dict[str, Any]] = trace["traceEvents"]
-    rows = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
-    assert list(rows) == ["rounds", "a", "b", "c"]
-    slices = [(e["tid"], e["args"]["kind"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
-    assert (rows["b"], "lost", 30e6, 14e6) in slices
-    assert (rows["a"], "meeting", 30e6, 10e6) in slices
-    assert [(e["tid"], e["name"]) for e in events if e["ph"] == "i"] == [(rows["rounds"], "closed by a")]
-    assert [event["ph"] for event in chrome_trace(timeline("job", History()))["traceEvents"]] == ["M", "M"]
+    assert rows_of(story)["n900"] == [("lost", 30.0, 50.0), ("lost", 110.0, 10.0)]
+    assert timeline("job", story)["note"] == "of up to 1,000 nodes of a round, the first 2 have a row, and who has gone"
 
 
 def test_the_page_is_one_file_in_which_a_hostile_name_stays_text() -> None:

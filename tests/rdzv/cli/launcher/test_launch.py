@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 import rdzv
 import store
 from rdzv.cli.launcher.job import Job, Place, environment_of, place_of
-from rdzv.cli.launcher.job_round import Changed, Succeeded
 from rdzv.cli.launcher.launch import SUCCEEDED, _Launcher, _meet
 from rdzv.cli.launcher.processes import LINE_BYTES_MAX, label_lines
 from rdzv.cli.main import main
@@ -283,30 +281,6 @@ async def test_who_waits_for_others_reads_for_what_and_who_does_not_reads_nothin
         await a.set_closed("done")
         with pytest.raises(rdzv.RendezvousGracefulExitError):
             await joining
-
-
-@pytest.mark.virtual_time
-async def test_what_a_run_has_cost_so_far_is_written_by_rank_0_a_moment_after_it_has_met_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-
-    async def play(_: _Launcher, __: Handler, info: rdzv.RendezvousInfo) -> Changed | Succeeded:
-        await asyncio.sleep(10)
-        said.append(capsys.readouterr().err)
-        return Changed(why="1 lost: b") if info.round == 0 else Succeeded()
-
-    monkeypatch.setattr(_Launcher, "_play", play)
-    async with VirtualRun(min_nodes=2, max_nodes=2) as run:
-        statuses = []
-        for name in ("a", "b"):
-            (tmp_path / name).mkdir()
-            launcher = _Launcher(Job(url="tcp://head/job?min_nodes=2", command=("true",)), tmp_path / name)
-            statuses.append(asyncio.create_task(launcher._take_part(run.handler(name))))
-        assert await asyncio.gather(*statuses) == [0, 0]
-    first, *later = (text for text in said if text)
-    assert re.fullmatch(r"rdzv run: \S+ so far: \d+ s; training [\d.]+ %, .*; no losses\n", first)
-    assert later == [], "by nobody else, and not of the first round"
 
 
 async def test_a_node_whose_command_keeps_failing_is_banned_for_a_while_and_the_others_go_on(server: str) -> None:

@@ -15,10 +15,10 @@ import pytest
 import rdzv
 import store
 from rdzv.cli import main as command
+from rdzv.cli.ask import ask
 from rdzv.cli.launcher import stacks as stacks_room
 from rdzv.cli.launcher import worker_startup
 from rdzv.cli.launcher.stacks import WorkerStacks
-from rdzv.cli.stacks import ask
 from rdzv.core.asking import Question
 from rdzv.core.keys import Keys
 from rdzv.errors import RendezvousStateError, RendezvousTimeoutError
@@ -192,23 +192,3 @@ async def test_a_question_to_every_node_is_answered_by_each_launcher_once() -> N
                         assert {each async for each in answers} == {("a", "stacks of a"), ("b", "stacks of b")}
         finally:
             await cancel_and_wait(*tasks)
-
-
-def test_native_stacks_are_asked_of_one_node(capsys: pytest.CaptureFixture[str]) -> None:
-    """With `--group` they were passed over without a word."""
-    assert command.main(["stacks", "tcp://127.0.0.1:1/job", "--group", "--native"]) == 2
-    assert "--native asks one node: name it" in capsys.readouterr().err
-
-
-async def test_native_stacks_are_those_of_the_py_spy_beside_python_if_none_is_in_the_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-    (tmp_path / "stacks").mkdir()
-    stacks = WorkerStacks(tmp_path / "stacks")
-    assert "py-spy is not installed" in await stacks.dump_natively()
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "py-spy").write_text("#!/bin/sh\n")
-    (tmp_path / "bin" / "py-spy").chmod(0o755)
-    assert await stacks.dump_natively() == "no process runs"

@@ -1,30 +1,34 @@
-"""`rdzv top`: a real one, on a pseudo-terminal and in a pipe, while a node and then the store are killed."""
+"""Who looks at a run: its status, on a terminal and in a pipe, while a node and the store are killed; its history."""
 
 from __future__ import annotations
 
 import asyncio
-import builtins
 import contextlib
+import json
 import os
 import pty
 import re
 import sys
 from typing import TYPE_CHECKING, Any
 
+import jsonschema
 import pytest
 
 import rdzv
 import store
-from rdzv.cli import main as command
-from rdzv.cli import top
-from rdzv.node import status
+from rdzv.cli import look
+from rdzv.cli.main import _parse, command_named
+from rdzv.node import status as status_room
 from rdzv.node.front.queries import WakeupHere
 from rdzv.node.handler import Handler
-from tests.support.processes import start_python
+from tests.rdzv.cli.test_main import run
+from tests.rdzv.core.test_report import SCHEMA
+from tests.support.processes import start, start_python
 from tests.support.runs import VirtualRun
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from rdzv.core.history import History
     from rdzv.core.keys import Keys
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from rdzv.display.live import Frame
 
 LIMIT = 60.0
+COST = r"job: \d+ s; training .* %, regrouping .* %, waiting for nodes .* %; no losses"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -115,31 +120,83 @@ async def test_a_terminal_is_redrawn_in_place_and_names_who_is_missing_and_a_sto
             assert "\x1b[?1049l" in terminal.text, "the terminal is as it was"
 
 
-async def test_in_a_pipe_it_writes_a_block_per_change_and_ends_with_what_the_run_has_cost() -> None:
-    async with store.serve() as server, two_nodes(f"{server.url}/job") as (stays, _):
-        async with start_python("-m", "rdzv", "top", f"{server.url}/job") as child:
-            await child.says("2 members", timeout=LIMIT)
-            await stays.set_closed("enough")
-            assert await child.wait(timeout=LIMIT) == 0
-        assert "\x1b" not in "".join(child.output)
-        assert re.fullmatch(r"job: \d+ s; training .*; no losses", child.output[-1])
+async def test_in_a_pipe_each_change_is_written_and_at_the_end_what_the_run_has_cost() -> None:
+    async with store.serve() as server:
+        url = f"{server.url}/job"
+        async with start_python("-m", "rdzv", "status", url, "--watch") as watching:
+            await watching.line("nobody is here")
+            async with rdzv.connect(f"{url}?min_nodes=1", node_id="a", is_host=False, payload=[1]) as node:
+                info = await node.next_rendezvous()
+                await watching.line("run job: complete: round 0 stands with 1 node")
+                _, output = await run("status", url, "--json")
+                told = json.loads(output[0])
+                jsonschema.validate(told, SCHEMA)
+                assert told["cost"].items() >= {"rounds": 1, "losses": 0}.items()
+                assert (told["round"], told["phase"], told["coordinator"]) == (0, "complete", "a")
+                assert tuple(told["bootstrap"].values()) == info.bootstrap_address
+                (member,) = told["members"]
+                assert member.items() >= {"node_id": "a", "rank": 0, "address": "127.0.0.1", "payload": [1]}.items()
+                _, output = await run("status", url)
+                assert any(re.fullmatch(COST, line) for line in output)
+                status, output = await run("close", url, "--reason", "enough")
+                assert (status, output[0]) == (0, "run job is closed")
+                assert re.fullmatch(COST, output[1])
+                _, output = await run("close", url, "--reason", "more")
+                assert output[0] == "run job is closed, and was before: enough"
+                await watching.line("run job: closed: the run is closed by")
+                assert await watching.wait() == 0
+        assert "\x1b" not in "".join(watching.output)
+        assert re.fullmatch(COST, watching.output[-1])
+
+
+async def test_output_that_nobody_reads_to_its_end_is_no_error() -> None:
+    async with store.serve() as server:
+        line = f"'{{}}' -m rdzv status {server.url}/job --watch | head -n 1; echo status ${{{{PIPESTATUS[0]}}}}"
+        async with start("bash", "-c", line.format(sys.executable)) as child:
+            await child.line("nobody is here")
+            async with rdzv.connect(f"{server.url}/job?min_nodes=1", is_host=False) as node:
+                await node.next_rendezvous()
+                await node.set_closed()
+                assert await child.line("status") == "status 0"
+            assert child.output == ["run job: gathering: nobody is here", "status 0"]
+
+
+async def test_history_and_timeline_tell_what_happened_and_join_nothing(tmp_path: Path) -> None:
+    async with store.serve() as server:
+        url = f"{server.url}/job"
+        status, output = await run("history", url)
+        assert (status, output) == (0, ["run job: no round has completed, as far as is remembered"])
+        async with rdzv.connect(f"{url}?min_nodes=1", node_id="a", is_host=False) as handler:
+            await handler.next_rendezvous()
+            await handler.next_rendezvous()
+        status, output = await run("history", url)
+        assert status == 0
+        stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"
+        assert re.fullmatch(rf"{stamp}  round 0: 1 node: a \(127\.0\.0\.1\)", output[0])
+        assert "s meeting again" in output[1]
+        assert re.fullmatch(rf"{stamp}  round 1, \d+\.\d s after the one before: 1 node: a \(127\.0\.0\.1\)", output[2])
+        assert re.fullmatch(COST, output[-1])
+        path = tmp_path / "run.html"
+        assert await run("timeline", url, "-o", str(path)) == (0, [])
+        status, output = await run("timeline", url, "-o", "-")
+        assert output[0] == path.read_text().splitlines()[0] == "<!doctype html>"
+        status, output = await run("history", url, "--json")
+        assert [each["number"] for each in json.loads(output[0])["rounds"]] == [0, 1]
+
+
+async def looked(words: list[str]) -> int:
+    """A subcommand in this process, without what makes lines of errors."""
+    options = _parse(words)
+    assert options is not None
+    return await command_named(words[0]).run(options)
 
 
 async def test_without_rich_a_terminal_is_told_which_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    imports = builtins.__import__
-
-    def refuse(name: str, *arguments: Any, **keywords: Any) -> Any:
-        if name.partition(".")[0] == "rich":
-            raise ModuleNotFoundError("No module named 'rich'", name="rich")
-        return imports(name, *arguments, **keywords)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     async with store.serve() as server, two_nodes(f"{server.url}/job"):
-        options = command._parse(["top", f"{server.url}/job"])
-        assert options is not None
-        with pytest.raises(ImportError, match=r"a live screen needs rich: pip install 'rdzv\[live\]'"):
-            await command.command_named("top").run(options)
+        with pytest.raises(ImportError, match=r"pip install 'rdzv\[live\]'"):
+            await looked(["top", f"{server.url}/job"])
 
 
 @pytest.mark.parametrize("words", [["top"], ["status", "--watch"]], ids=["top", "watch"])
@@ -154,54 +211,22 @@ async def test_what_is_never_answered_ends_with_the_timeout_and_is_not_waited_fo
     monkeypatch.setattr(Handler, "status", lost)
     monkeypatch.setattr(Handler, "status_and_history", lost)
     async with store.serve() as server, two_nodes(f"{server.url}/job"):
-        options = command._parse([*words, f"{server.url}/job", "--timeout", "0.3"])
-        assert options is not None
-        with pytest.raises(store.StoreTimeoutError, match=r"not done within 0\.3 s"):
-            await command.command_named(words[0]).run(options)
-
-
-async def test_a_reading_that_is_lost_later_leaves_on_the_screen_what_was_read_before(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It stood still for as long as a request may take."""
-    monkeypatch.setattr(top, "READ_WITHIN", 0.1)
-    tell, readings = Handler.status_and_history, 0
-
-    async def lost_in_between(handler: Handler) -> tuple[RunStatus, History]:
-        nonlocal readings
-        readings += 1
-        if 1 < readings < 4:
-            await asyncio.sleep(3600)
-        if readings == 4:
-            await handler.set_closed("seen enough")
-        return await tell(handler)
-
-    async with store.serve() as server, two_nodes(f"{server.url}/job"):
-        monkeypatch.setattr(Handler, "status_and_history", lost_in_between)
-        options = command._parse(["top", f"{server.url}/job"])
-        assert options is not None
-        async with asyncio.timeout(LIMIT):
-            assert await command.command_named("top").run(options) == 0
-    assert "seen enough" in capsys.readouterr().out
+        with pytest.raises(store.StoreTimeoutError):
+            await looked([*words, f"{server.url}/job", "--timeout", "0.3"])
 
 
 async def test_a_closed_run_is_opened_again_and_one_that_is_open_is_not(capsys: pytest.CaptureFixture[str]) -> None:
-    async def reopen(url: str) -> int:
-        options = command._parse(["reopen", url])
-        assert options is not None
-        return await command.command_named("reopen").run(options)
-
     async with store.serve() as server:
         url = f"{server.url}/job"
         async with rdzv.connect(f"{url}?min_nodes=1", node_id="a", is_host=False) as handler:
             await handler.next_rendezvous()
             await handler.set_closed("by mistake")
-        assert await reopen(url) == 0
+        assert await looked(["reopen", url]) == 0
         assert capsys.readouterr().out == "run job is open again; it was closed by a: by mistake\n"
         async with rdzv.connect(f"{url}?min_nodes=1", node_id="a", is_host=False) as handler:
             assert (await handler.next_rendezvous()).round == 1
-        with pytest.raises(rdzv.RendezvousStateError, match="run job is not closed"):
-            await reopen(url)
+        with pytest.raises(rdzv.RendezvousStateError):
+            await looked(["reopen", url])
 
 
 async def test_no_color_is_obeyed() -> None:
@@ -219,17 +244,44 @@ async def test_no_color_is_obeyed() -> None:
         assert re.findall(r"\x1b\[(?:\d+;)*(?:3[0-7]|9[0-7])m", terminal.text) == [], "bold may stay, colours may not"
 
 
-class Seen:
+class Seen(look._Terminal):
     """A screen that waits for the word that the store does not answer."""
 
     def __init__(self) -> None:
         self.silent_at: float | None = None
         self.silent = asyncio.Event()
+        self.frames: list[Frame] = []
+        self.over = False
 
     def show(self, frame: Frame) -> None:
+        self.frames.append(frame)
         if frame.silent_for is not None and self.silent_at is None:
             self.silent_at = asyncio.get_running_loop().time()
             self.silent.set()
+            self.over = True
+
+
+async def test_a_reading_that_is_lost_later_leaves_on_the_screen_what_was_read_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It stood still for as long as a request may take."""
+    monkeypatch.setattr(look, "READ_WITHIN", 0.1)
+    tell, readings = Handler.status_and_history, 0
+
+    async def lost_in_between(handler: Handler) -> tuple[RunStatus, History]:
+        nonlocal readings
+        readings += 1
+        if 1 < readings < 4:
+            await asyncio.sleep(3600)
+        if readings == 4:
+            await handler.set_closed("seen enough")
+        return await tell(handler)
+
+    async with store.serve() as server, two_nodes(f"{server.url}/job") as (stays, _):
+        monkeypatch.setattr(Handler, "status_and_history", lost_in_between)
+        async with asyncio.timeout(LIMIT):
+            last = await look._follow(stays, WakeupHere(), await look._frame(stays), Seen())
+    assert last.status.closed == "seen enough"
 
 
 @pytest.mark.virtual_time
@@ -240,7 +292,7 @@ async def test_that_the_store_has_gone_is_said_within_two_seconds(how: str, mome
     async with VirtualRun(min_nodes=1) as run:
         await run.handler("a").next_rendezvous()
         observer, screen = run.handler("o"), Seen()
-        following = top._follow(observer, WakeupHere(), await top._read(observer), screen, screen.silent.is_set)
+        following = look._follow(observer, WakeupHere(), await look._frame(observer), screen)
         task = run.start(following, "follow")
         await asyncio.sleep(3 + moment)
         gone_at = asyncio.get_running_loop().time()
@@ -260,14 +312,14 @@ async def test_that_the_store_has_gone_is_said_within_two_seconds(how: str, mome
 async def test_a_run_is_read_once_for_its_status_and_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The history was read twice each time: once for who is missing, and once for the cost."""
     read: list[str] = []
-    tell = status.read_history
+    tell = status_room.read_history
 
     async def counted(at: store.Store, keys: Keys) -> History:
         read.append(keys.run_id)
         return await tell(at, keys)
 
-    monkeypatch.setattr(status, "read_history", counted)
+    monkeypatch.setattr(status_room, "read_history", counted)
     async with store.serve() as server, two_nodes(f"{server.url}/job") as (stays, _):
-        told, history, cost = await top.read(stays)
+        told, history, cost = await look.read(stays)
         assert (told.world_size, len(history.chapters), cost.losses) == (2, 1, 0)
     assert read == ["job"]

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rdzv.cli import main as command
-from rdzv.cli.rehearsal.chaos import Rate, rate
+from rdzv.cli.ask import Rate, rate
 from rdzv.testing import processes
 
 
@@ -18,16 +18,6 @@ def test_a_rate_is_read() -> None:
     for wrong in ("1", "0/10m", "x/10m", "1/0", "1/never"):
         with pytest.raises(argparse.ArgumentTypeError):
             rate(wrong)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"), [(["--yes"], "chaos of which kind?"), (["--kill", "1/1s"], "was not confirmed: add --yes")]
-)
-def test_without_a_kind_or_a_confirmation_nothing_is_done(
-    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command.main(["chaos", "tcp://127.0.0.1:1/job", *given]) == 2
-    assert said in capsys.readouterr().err
 
 
 def test_a_launcher_that_allows_it_is_killed_and_another_refuses(capsys: pytest.CaptureFixture[str]) -> None:
