@@ -1,7 +1,7 @@
-"""Pure: stands between a plan and whoever drives it; every request is fenced here (promises R9, R10).
+"""Pure: stands between an operation and the client; every request is fenced here (promises R9, R10).
 
-    plan  >  request  >  steps: add the fence, work out the time left  >  (request, timeout)  >  driver
-    plan  <  response  <  steps: a broken fence becomes RoundSupersededError  <  response or StoreError  <  driver
+    operation > request  > Fencing: add the fence, work out the time left       > (request, timeout)     > client
+    operation < response < Fencing: a broken fence becomes RoundSupersededError < response or StoreError < client
 
 The fence is a set of conditions that hold for as long as this node is a member of the round. The server checks it in
 the same moment as it does what is asked, and ends a parked wait with a push once the fence breaks.
@@ -9,23 +9,21 @@ the same moment as it does what is asked, and ends a parked wait with a push onc
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
 from rdzv.config.config_errors import shown
 from rdzv.errors import MembersLostError, RendezvousConnectionError, RoundSupersededError, SharedStoreTimeoutError
+from rdzv.shared_store.company import NAMED_MAX, Company
 from store.errors import ConditionFailed, ConnectionLost, StoreError, StoreTimeoutError, WaitEnded
 from store.messages import Condition, Entry, Get, Guarded, Request, Response, Transact, TransactionResult, Wait
+from store.printable import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
-__all__ = ["NAMED_MAX", "QUEUES", "VALUES", "Fencing", "OutOfTime", "Plan", "Step", "nobody"]
+__all__ = ["QUEUES", "VALUES", "Fencing", "OutOfTime", "named"]
 
-T = TypeVar("T")
-Plan: TypeAlias = Generator[Request[Any], Any, T]
-Step: TypeAlias = tuple[Request[Any], float]
-"""A fenced request, and how many seconds its answer may take."""
+R = TypeVar("R", bound=Response)
 
 VALUES: Final = "k/"
 QUEUES: Final = "q/"
@@ -34,163 +32,121 @@ QUEUES: Final = "q/"
 ANSWER_TIMEOUT: Final = 1.0
 """In seconds. Timeouts are for waiting: what the store answers at once has at least this long to be answered."""
 
-NAMED_MAX: Final = 8
-"""How many missing keys an error spells out; its `keys` holds all of them."""
 
-
-def nobody() -> tuple[str, ...]:
-    """No member is known to have died."""
-    return ()
-
-
-class OutOfTime(Exception):
-    """The time is over; thrown into a plan, which may still look around before it gives up."""
-
-    def __init__(self, seconds: float, reason: str) -> None:
-        super().__init__(reason)
-        self.seconds = seconds
+class OutOfTime(SharedStoreTimeoutError):
+    """There is no more time; whoever catches it may still look around before it gives up."""
 
 
 class Fencing:
-    """Carries plans through for one member of a round.
+    """One operation under way, for one member of a round: what it asks for is asked through this.
 
     Args:
+        ask: Makes a request, with a limit in seconds, and gives its response.
         prefix: What all keys of the round's store begin with.
         fence: What holds for as long as this node is a member of the round.
-        superseded: Why this node is known here to be no member any more; None as long as it may be one.
-        lost: Which members are known to have died since the round completed, if waits end because of that.
+        company: What is known here of this member and of the others.
+        seconds: How long its waits may take, all together.
+        now: The clock by which `ask` waits.
     """
 
     def __init__(
         self,
+        ask: Callable[[Request[Any], float], Awaitable[Response]],
         *,
         prefix: str,
         fence: tuple[Condition, ...],
-        superseded: Callable[[], str | None],
-        lost: Callable[[], tuple[str, ...]] = nobody,
+        company: Company,
+        seconds: float,
+        now: Callable[[], float],
     ) -> None:
-        self._prefix = prefix
-        self._fence = fence
-        self._fence_reads = tuple(Get(key) for key in dict.fromkeys(condition.key for condition in fence))
-        self._superseded = superseded
-        self._lost = lost
+        self._ask = ask
+        self._prefix, self._fence, self._company = prefix, fence, company
+        self.seconds = seconds
+        self._now = now
+        self._deadline = now() + seconds
 
-    def steps(self, plan: Plan[T], *, seconds: float, now: Callable[[], float]) -> Generator[Step, Response, T]:
-        """Carry a plan through; whoever drives this sends it each response, or throws the `StoreError`.
-
-        Args:
-            plan: What to carry through.
-            seconds: How long its waits may take, all together.
-            now: The driver's clock.
+    async def __call__(self, request: Request[R]) -> R:
+        """Make one request, on condition that this node is a member.
 
         Raises:
             RoundSupersededError: This node is not a member of the round any more.
-            MembersLostError: What it waits for is not there, and members are gone who might have given it.
-            SharedStoreTimeoutError: The time is over.
+            OutOfTime: The time is over; or what it waits for may never come, since members are lost.
             RendezvousConnectionError: The store could not be reached in time.
         """
-        deadline = now() + seconds
-        left = seconds
-        response: Any = None
-        late: OutOfTime | None = None
+        self.check_membership()
+        left = self._deadline - self._now()
+        if type(request) is not Wait:
+            left = max(left, ANSWER_TIMEOUT)
+        elif left <= 0 or self._lost():  # whoever catches this looks whether there is anything to wait for
+            raise OutOfTime("there is no time to wait", timeout=self.seconds)
         try:
-            while True:
-                request = plan.send(response) if late is None else plan.throw(late)
-                self.check_membership()
-                if type(request) is not Wait:
-                    left = max(left, ANSWER_TIMEOUT)
-                late = None
-                if left <= 0:
-                    late = OutOfTime(seconds, "the time is over")
-                    continue
-                if type(request) is Wait and self._lost():
-                    late = OutOfTime(seconds, "members were lost")  # the plan looks whether it need wait at all
-                    continue
-                try:
-                    response = yield self._fenced(request), left
-                    if type(response) is TransactionResult:
-                        response = self._judged(request, response)
-                except StoreError as error:
-                    late = self._explained(error, seconds)
-                left = deadline - now()
-        except StopIteration as done:
-            result: T = done.value
+            if type(request) is Transact:
+                return cast("R", await self._transact(request, left))
+            fenced = Guarded(self._fence, request) if self._fence else request
+            return cast("R", await self._ask(fenced, left))
+        except StoreError as error:
+            explained = self._explained(error)
+            if explained is error:
+                raise
+            raise explained from error
+
+    async def _transact(self, request: Transact, left: float) -> Response:
+        """Carry out a transaction with the fence among its conditions; if it fails, it is not because of the fence."""
+        reads = tuple(Get(key) for key in dict.fromkeys(condition.key for condition in self._fence))
+        fenced = Transact(when=(*self._fence, *request.when), then=request.then, otherwise=(*reads, *request.otherwise))
+        result = cast("TransactionResult", await self._ask(fenced, left))
+        if result.succeeded:
             return result
-        except OutOfTime as error:
-            raise SharedStoreTimeoutError(str(error), timeout=seconds) from error
-        except SharedStoreTimeoutError as error:
-            if deadline > now() and (lost := self._lost()):
-                raise _lost_error(lost, error) from error
-            raise
-
-    def check_membership(self) -> None:
-        """Raise `RoundSupersededError` if it is known here that this node is no member any more."""
-        reason = self._superseded()
-        if reason is not None:
-            raise self.superseded_error(reason)
-
-    def superseded_error(self, reason: str) -> RoundSupersededError:
-        """Return the error that says so, and what to do."""
-        return RoundSupersededError(
-            f"this node is no longer in the round of {self._prefix}: {reason}; call next_rendezvous again"
-        )
-
-    def _fenced(self, request: Request[Any]) -> Request[Any]:
-        """Return the request, conditional on the fence; a transaction that fails reads what the fence looks at."""
-        if type(request) is Transact:
-            return Transact(
-                when=(*self._fence, *request.when),
-                then=request.then,
-                otherwise=(*self._fence_reads, *request.otherwise),
-            )
-        return Guarded(self._fence, request) if self._fence else request
-
-    def _judged(self, request: Request[Any], response: TransactionResult) -> TransactionResult:
-        """Return the response as the plan expects it: if a transaction has failed, it was not because of the fence."""
-        if response.succeeded:
-            return response
-        assert isinstance(request, Transact), "a transaction's result answers a transaction"
-        reads = len(self._fence_reads)
-        seen = dict(zip((read.key for read in self._fence_reads), response.results[:reads], strict=True))
+        seen = {read.key: entry for read, entry in zip(reads, result.results, strict=False)}
         for condition in self._fence:
             entry = seen[condition.key]
             if not condition.holds(entry if isinstance(entry, Entry) else None):
                 raise ConditionFailed(
                     f"{condition.target.name.lower()} of {condition.key!r} is no longer {condition.expected!r}"
                 )
-        return TransactionResult(succeeded=False, results=response.results[reads:], revision=response.revision)
+        return result.replace(results=result.results[len(reads) :])
 
-    def _explained(self, error: StoreError, seconds: float) -> OutOfTime:
-        """Return the error that a plan may handle; raise all others."""
-        if isinstance(error, ConditionFailed):
-            raise self.superseded_error(self._superseded() or str(error)) from error
-        reason = self._superseded()
-        if reason is not None:  # and so the handler has interrupted the client, of which this error tells
-            raise self.superseded_error(reason) from error
-        if isinstance(error, StoreTimeoutError):
-            return OutOfTime(seconds, str(error))
-        if isinstance(error, WaitEnded):
-            return OutOfTime(seconds, str(error))
+    def check_membership(self) -> None:
+        """Raise `RoundSupersededError` if it is known here that this node is no member any more."""
+        reason = self._company.superseded()
+        if reason is not None:
+            raise self._superseded_error(reason)
+
+    def give_up(self, message: str, *, keys: tuple[str, ...]) -> NoReturn:
+        """Raise the error of a wait for keys that did not come: they may never come, if members are lost."""
+        lost, timed_out = self._lost(), SharedStoreTimeoutError(message, keys=keys, timeout=self.seconds)
+        if not lost or self._now() >= self._deadline:
+            raise timed_out
+        raise MembersLostError(
+            f"the round has lost {named(lost)}, and what this node waited for may never come: {named(keys)}; "
+            f"call next_rendezvous to meet again, or write waits_end_on_loss=0 to wait on all the same",
+            node_ids=lost,
+        ) from timed_out
+
+    def _lost(self) -> tuple[str, ...]:
+        return self._company.lost() if self._company.lost is not None else ()
+
+    def _superseded_error(self, reason: str) -> RoundSupersededError:
+        return RoundSupersededError(
+            f"this node is no longer in the round of {self._prefix}: {reason}; call next_rendezvous again"
+        )
+
+    def _explained(self, error: StoreError) -> Exception:
+        """Return the error of an operation that an error of the store stands for."""
+        reason = self._company.superseded()  # then the handler has interrupted the client, of which this error tells
+        if reason is not None or isinstance(error, ConditionFailed):
+            return self._superseded_error(reason or str(error))
+        if isinstance(error, StoreTimeoutError | WaitEnded):
+            return OutOfTime(str(error), timeout=self.seconds)
         if isinstance(error, ConnectionLost):
-            raise RendezvousConnectionError(f"the shared store {self._prefix} cannot be reached: {error}") from error
-        self._name_the_users_key(error)
-        raise error
-
-    def _name_the_users_key(self, error: StoreError) -> None:
-        """Have an error of the store name the key that the user wrote, not the one under which it is kept."""
-        text = str(error)
+            return RendezvousConnectionError(f"the shared store {self._prefix} cannot be reached: {error}")
+        text = str(error)  # it is to name the key that the user wrote, not the one under which it is kept
         for before in (self._prefix + VALUES, self._prefix + QUEUES):
             text = text.replace(before, "")
-        if text != str(error):
-            error.args = (text, *error.args[1:])
+        error.args = (text, *error.args[1:])
+        return error
 
 
-def _lost_error(lost: tuple[str, ...], missing: SharedStoreTimeoutError) -> MembersLostError:
-    named = ", ".join(map(shown, lost[:NAMED_MAX]))
-    more = f" and {len(lost) - NAMED_MAX} more" if len(lost) > NAMED_MAX else ""
-    keys = ", ".join(map(shown, missing.keys[:NAMED_MAX]))
-    return MembersLostError(
-        f"the round has lost {named}{more}, and what this node waited for may never come: {keys or missing}; "
-        f"call next_rendezvous to meet again, or write waits_end_on_loss=0 to wait on all the same",
-        node_ids=lost,
-    )
+def named(names: Iterable[str]) -> str:
+    """Return the first of some names, as errors show them."""
+    return first_of(list(map(shown, names)), NAMED_MAX)

@@ -19,49 +19,40 @@ import asyncio
 import copy
 import math
 import secrets
+from abc import ABC, abstractmethod
 from contextlib import AsyncExitStack, nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import anyio
 
 from rdzv.config.config_errors import shown
-from rdzv.shared_store.blocking_calls import BlockingSharedCalls
-from rdzv.shared_store.calls import SharedCalls
-from rdzv.shared_store.fencing import Fencing, nobody
-from rdzv.shared_store.operations import Plans
-from store.errors import ConnectionLost, StoreError, WaitEnded
+from rdzv.shared_store.company import Company
+from rdzv.shared_store.fencing import Fencing
+from rdzv.shared_store.operations import Operations
+from store.calls import blocking
+from store.errors import ConnectionLost, WaitEnded
 from store.messages import Response, waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from contextlib import AbstractAsyncContextManager
     from typing import Self
 
-    from rdzv.shared_store.company import Company
-    from rdzv.shared_store.fencing import Plan
     from store.interface import BlockingStore, Store
     from store.messages import Condition, Request
 
 __all__ = ["BlockingSharedStore", "ClientAtFirstUse", "SharedStore"]
 
-T = TypeVar("T")
 R = TypeVar("R", bound=Response)
-C = TypeVar("C")
+C = TypeVar("C", "Caller", "BlockingStore")
 
 DEFAULT_TIMEOUT: Final = 300.0
 """In seconds, as in PyTorch."""
 
 TIMEOUT_MAX: Final = 1e9
 """In seconds, 31 years: what event loops and sockets still take."""
-
-
-def _never() -> str | None:
-    return None
-
-
-def _unique_name() -> str:
-    return secrets.token_hex(16)
 
 
 def _seconds(timeout: object) -> float:
@@ -95,22 +86,24 @@ class Caller(Protocol):
 
 
 class _Ending:
-    """What ends the calls under way, shared by all clones of a store."""
+    """What ends the calls under way, shared by all clones of a store.
 
-    __slots__ = ("_superseded", "reason", "scopes", "waits")
+    Attributes:
+        reason: Why this node is no member any more, once somebody has said so here.
+        under_way: The requests under way, and whether a loss ends them.
+    """
 
     def __init__(self, superseded: Callable[[], str | None]) -> None:
         self._superseded = superseded
         self.reason: str | None = None
-        self.scopes: set[anyio.CancelScope] = set()
-        self.waits: set[anyio.CancelScope] = set()  # of the requests among them that wait for something
+        self.under_way: dict[anyio.CancelScope, bool] = {}
 
     def why(self) -> str | None:
         """Why this node is known here to be no member any more, by either way to know it."""
         return self.reason or self._superseded()
 
 
-class _Twin(Generic[C]):
+class _Twin(ABC, Generic[C]):
     """What both twins have.
 
     Args:
@@ -119,10 +112,7 @@ class _Twin(Generic[C]):
         fence: What holds for as long as this node is a member of the round.
         lease: What everything written goes with, if with anything.
         timeout: How long a wait may take, in seconds.
-        superseded: Why this node is known here to be no member any more; None as long as it may be one.
-        lost: Which members are known here to have died, if waits end because of that; see `SharedStore.end_waits`.
-        company: Who this member is, and among whom, if a barrier is to name it to those who wait for it.
-        waiting: Entered around each request that waits for others: who waits for them is not the one who holds them up.
+        company: What is known here of this member and of the others.
     """
 
     def __init__(
@@ -133,24 +123,31 @@ class _Twin(Generic[C]):
         fence: tuple[Condition, ...],
         lease: int | None = None,
         timeout: timedelta | float = DEFAULT_TIMEOUT,
-        superseded: Callable[[], str | None] = _never,
-        lost: Callable[[], tuple[str, ...]] = nobody,
         company: Company | None = None,
-        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self._client = client
-        self._waiting = waiting
-        self._ending = _Ending(superseded)
-        self._company = company
+        self._client: C = client
         self._prefix, self._fence, self._lease = prefix, fence, lease
-        self._superseded = self._ending.why
-        self._lost = lost
-        self._plans = Plans(prefix=prefix, lease=lease, unique=_unique_name, company=company)
-        self._fencing = self._make_fencing()
         self._timeout = _seconds(timeout)
+        company = company or Company()
+        self._ending = _Ending(company.superseded)
+        self._company = replace(company, superseded=self._ending.why)
 
-    def _make_fencing(self) -> Fencing:
-        return Fencing(prefix=self._prefix, fence=self._fence, superseded=self._superseded, lost=self._lost)
+    @abstractmethod
+    async def _ask(self, request: Request[Any], left: float) -> Response:
+        """Make one request, and give its response within so many seconds."""
+
+    def _begin(self, timeout: timedelta | float | None = None) -> Fencing:
+        return Fencing(
+            self._ask,
+            prefix=self._prefix,
+            fence=self._fence,
+            company=self._company,
+            seconds=self._timeout if timeout is None else _seconds(timeout),
+            now=self._client.time,
+        )
+
+    def _unique(self) -> str:
+        return secrets.token_hex(16)
 
     @property
     def prefix(self) -> str:
@@ -183,18 +180,14 @@ class _Twin(Generic[C]):
     def waiting_through_losses(self) -> Self:
         """Return another object for the same keys, whose waits go on when members are lost."""
         copied = self.clone()
-        copied._lost = nobody
-        copied._fencing = copied._make_fencing()
+        copied._company = replace(self._company, lost=None)
         return copied
 
     def listening(self) -> Self:
         """Return another such object for who only listens: a wait of its own is not one for others that hold it up."""
-        copied = self.waiting_through_losses()
-        copied._waiting = nullcontext
+        copied = self.clone()
+        copied._company = replace(self._company, lost=None, waiting=nullcontext)
         return copied
-
-    def _limit(self, timeout: timedelta | float | None) -> float:
-        return self._timeout if timeout is None else _seconds(timeout)
 
 
 class ClientAtFirstUse:
@@ -250,7 +243,7 @@ class ClientAtFirstUse:
                 await opened.aclose()
 
 
-class SharedStore(_Twin[Caller], SharedCalls):
+class SharedStore(_Twin[Caller], Operations):
     """One round's store, awaited; its arguments are those of its base."""
 
     def blocking(self, client: BlockingStore) -> BlockingSharedStore:
@@ -261,10 +254,7 @@ class SharedStore(_Twin[Caller], SharedCalls):
             fence=self._fence,
             lease=self._lease,
             timeout=self._timeout,
-            superseded=self._superseded,
-            lost=self._lost,
             company=self._company,
-            waiting=self._waiting,
         )
 
     def end_waits(self) -> None:
@@ -272,8 +262,9 @@ class SharedStore(_Twin[Caller], SharedCalls):
 
         Waits that begin later end as `lost` says. What is there already is given all the same.
         """
-        for scope in tuple(self._ending.waits):
-            scope.cancel()
+        for scope, ends_on_loss in tuple(self._ending.under_way.items()):
+            if ends_on_loss:
+                scope.cancel()
 
     def supersede(self, reason: str) -> None:
         """End every call under way, and refuse every later one, with `RoundSupersededError`; from the event loop.
@@ -281,52 +272,55 @@ class SharedStore(_Twin[Caller], SharedCalls):
         Clones included. The first reason counts.
         """
         self._ending.reason = self._ending.reason or reason
-        for scope in tuple(self._ending.scopes):
+        for scope in tuple(self._ending.under_way):
             scope.cancel()
 
-    async def _run(self, plan: Plan[T], timeout: timedelta | float | None = None) -> T:
-        steps = self._fencing.steps(plan, seconds=self._limit(timeout), now=self._client.time)
+    async def _ask(self, request: Request[Any], left: float) -> Response:
+        is_wait = waits(request)
+        under_way = self._ending.under_way
         with anyio.CancelScope() as scope:
-            self._ending.scopes.add(scope)
+            under_way[scope] = is_wait and self._company.lost is not None
             try:
-                request, left = next(steps)
-                while True:
-                    try:
-                        if waits(request):
-                            response: Any = await self._wait(request, left)
-                        else:
-                            response = await self._client.call(request, timeout=left)
-                    except StoreError as error:
-                        request, left = steps.throw(error)
-                    else:
-                        request, left = steps.send(response)
-            except StopIteration as done:
-                result: T = done.value
-                return result
-            finally:
-                self._ending.scopes.discard(scope)
-        raise self._fencing.superseded_error(self._ending.reason or "it was dropped")
-
-    async def _wait(self, request: Request[Any], left: float) -> Response:
-        """Make a request that waits, until `end_waits`."""
-        with anyio.CancelScope() as scope:
-            if self._lost is not nobody:
-                self._ending.waits.add(scope)
-            try:
-                with self._waiting():
+                with self._company.waiting() if is_wait else nullcontext():
                     response: Response = await self._client.call(request, timeout=left)
                 return response
             finally:
-                self._ending.waits.discard(scope)
-        raise WaitEnded("members were lost")
+                del under_way[scope]
+        raise WaitEnded("members were lost")  # or this node was dropped, as is known by then
 
 
-class BlockingSharedStore(_Twin["BlockingStore"], BlockingSharedCalls):
+class BlockingSharedStore(_Twin["BlockingStore"]):
     """The blocking twin of `SharedStore`, with the same arguments; safe to use from several threads.
 
     A call under way is ended from another thread by `client.interrupt(...)`; if `superseded` then gives a reason, the
     call ends with `RoundSupersededError`. What waits is ended by `client.end_waits`, if `lost` names somebody.
     """
+
+    set = blocking(Operations.set)
+    get = blocking(Operations.get)
+    add = blocking(Operations.add)
+    append = blocking(Operations.append)
+    wait = blocking(Operations.wait)
+    check = blocking(Operations.check)
+    compare_set = blocking(Operations.compare_set)
+    delete_key = blocking(Operations.delete_key)
+    num_keys = blocking(Operations.num_keys)
+    list_keys = blocking(Operations.list_keys)
+    multi_get = blocking(Operations.multi_get)
+    multi_set = blocking(Operations.multi_set)
+    queue_push = blocking(Operations.queue_push)
+    queue_pop = blocking(Operations.queue_pop)
+    queue_len = blocking(Operations.queue_len)
+    barrier = blocking(Operations.barrier)
+
+    @property
+    def _awaited(self) -> Operations:
+        return _AtOnce(self)
+
+    async def _ask(self, request: Request[Any], left: float) -> Response:
+        with self._company.waiting() if waits(request) else nullcontext():
+            response: Response = self._client.call(request, timeout=left)
+        return response
 
     def reopened(self) -> BlockingSharedStore:
         """Return the same store on a client of its own: what a forked child uses instead of this one."""
@@ -342,21 +336,16 @@ class BlockingSharedStore(_Twin["BlockingStore"], BlockingSharedCalls):
         """Hang up; clones too."""
         self._client.close()
 
-    def _run(self, plan: Plan[T], timeout: timedelta | float | None = None) -> T:
-        steps = self._fencing.steps(plan, seconds=self._limit(timeout), now=self._client.time)
-        try:
-            request, left = next(steps)
-            while True:
-                try:
-                    if waits(request) and self._waiting is not nullcontext:
-                        with self._waiting():
-                            response: Any = self._client.call(request, timeout=left)
-                    else:
-                        response = self._client.call(request, timeout=left)
-                except StoreError as error:
-                    request, left = steps.throw(error)
-                else:
-                    request, left = steps.send(response)
-        except StopIteration as done:
-            result: T = done.value
-            return result
+
+class _AtOnce(Operations):
+    """The operations of a blocking store: whatever they ask for is there before they would wait for it."""
+
+    def __init__(self, twin: BlockingSharedStore) -> None:
+        self._twin = twin
+        self._prefix, self._lease, self._company = twin._prefix, twin._lease, twin._company
+
+    def _begin(self, timeout: timedelta | float | None = None) -> Fencing:
+        return self._twin._begin(timeout)
+
+    def _unique(self) -> str:
+        return self._twin._unique()

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rdzv.core.round import BUCKET_SIZE, Participant
-from rdzv.shared_store.company import Company
-from rdzv.shared_store.fencing import nobody
+from rdzv.shared_store.company import Company, Roster
 from rdzv.shared_store.store import SharedStore
 from store import when
 
@@ -33,14 +32,16 @@ def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | 
             when.mod_revision(keys.node(node.node_id)) == membership.arrival,
         ),
         lease=round.lease,
-        superseded=lambda: membership.over,
-        waiting=membership.beats.waiting,
-        lost=(lambda: membership.lost_ids) if node.settings.waits_end_on_loss else nobody,
         company=Company(
-            rank=membership.rank,
-            roster_key=lambda rank: keys.roster(round.number, round.term, rank // BUCKET_SIZE),
-            read_roster=_names_by_rank,
-            absence=partial(absence_of, node),
+            superseded=lambda: membership.over,
+            lost=(lambda: membership.lost_ids) if node.settings.waits_end_on_loss else None,
+            waiting=membership.beats.waiting,
+            roster=Roster(
+                rank=membership.rank,
+                key=lambda rank: keys.roster(round.number, round.term, rank // BUCKET_SIZE),
+                read=_names_by_rank,
+                absence=partial(absence_of, node),
+            ),
         ),
     )
 

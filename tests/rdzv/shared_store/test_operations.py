@@ -1,8 +1,9 @@
-"""Plans, step by step on an engine without a network: every race can be set up, and every error told apart."""
+"""Operations, step by step on an engine without a network: every race can be set up, and every error told apart."""
 
 from __future__ import annotations
 
 import itertools
+import types
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pytest
@@ -13,8 +14,9 @@ from rdzv.errors import (
     RoundSupersededError,
     SharedStoreTimeoutError,
 )
+from rdzv.shared_store.company import Company
 from rdzv.shared_store.fencing import ANSWER_TIMEOUT, Fencing
-from rdzv.shared_store.operations import MARK, Plans
+from rdzv.shared_store.operations import MARK, Operations
 from store import when
 from store.engine.engine import Engine
 from store.errors import ConditionFailed, ConnectionLost, LimitExceeded, StoreError, StoreTimeoutError
@@ -22,16 +24,17 @@ from store.messages import Condition, Delete, Guarded, List, Put, Request, Respo
 from store.protocol.connection import error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rdzv.shared_store.fencing import Plan, Step
+    from collections.abc import Callable, Coroutine, Generator
+    from datetime import timedelta
 
 T = TypeVar("T")
 PEER = 1
 
 
-class Table:
-    """An engine, a clock that stands still until moved, and plans to try on them."""
+class Table(Operations):
+    """An engine, a clock that stands still until moved, and operations to try on them."""
+
+    _lease = None
 
     def __init__(self, *fence: Condition) -> None:
         self.engine = Engine(store_id="store")
@@ -39,31 +42,53 @@ class Table:
         self.now = 0.0
         self.reason: str | None = None
         self._ids = itertools.count(1)
-        names = itertools.count(1)
-        self.plans = Plans(prefix="/r/", unique=lambda: str(next(names)))
-        self.fencing = Fencing(prefix="/r/", fence=fence, superseded=lambda: self.reason)
+        self._names = itertools.count(1)
+        self._prefix, self._fence = "/r/", fence
+        self._company = Company(superseded=lambda: self.reason)
+        self._seconds = 10.0
 
-    def begin(self, plan: Plan[T], seconds: float = 10.0) -> Driven[T]:
-        return Driven(self, plan, seconds)
+    def _begin(self, timeout: timedelta | float | None = None) -> Fencing:
+        assert timeout is None
+        return Fencing(
+            asked,
+            prefix=self._prefix,
+            fence=self._fence,
+            company=self._company,
+            seconds=self._seconds,
+            now=lambda: self.now,
+        )
 
-    def run(self, plan: Plan[T], seconds: float = 10.0) -> T:
-        return self.begin(plan, seconds).finish()
+    def _unique(self) -> str:
+        return str(next(self._names))
+
+    def begin(self, operation: Coroutine[Any, Any, T], seconds: float = 10.0) -> Driven[T]:
+        self._seconds = seconds
+        return Driven(self, operation)
+
+    def run(self, operation: Coroutine[Any, Any, T], seconds: float = 10.0) -> T:
+        return self.begin(operation, seconds).finish()
 
     def ask(self, request: Request[Any]) -> Response | None:
         applied = self.engine.apply(request, peer=PEER, request_id=next(self._ids), acknowledged=0, now=self.now)
         return applied.response
 
 
-class Driven(Generic[T]):
-    """A plan under way. Its request has been made up, but is asked only by `step`: others may come first."""
+@types.coroutine
+def asked(request: Request[Any], left: float) -> Generator[tuple[Request[Any], float], Response, Response]:
+    """Have whoever drives the operation answer."""
+    return (yield request, left)
 
-    def __init__(self, table: Table, plan: Plan[T], seconds: float) -> None:
+
+class Driven(Generic[T]):
+    """An operation under way. Its request has been made up, but is asked only by `step`: others may come first."""
+
+    def __init__(self, table: Table, operation: Coroutine[Any, Any, T]) -> None:
         self._table = table
-        self._steps = table.fencing.steps(plan, seconds=seconds, now=lambda: table.now)
+        self._operation = operation
         self.results: list[T] = []
         self.request: Request[Any]
         self.left: float
-        self._go_on(lambda: next(self._steps))
+        self._go_on(lambda: operation.send(None))
 
     def step(self) -> None:
         """Ask for what it wants. A wait that would be parked runs out at once."""
@@ -76,18 +101,18 @@ class Driven(Generic[T]):
         if error is not None:
             self.fail(error)
         else:
-            self._go_on(lambda: self._steps.send(response))
+            self._go_on(lambda: self._operation.send(response))
 
     def fail(self, error: StoreError) -> None:
         """Have its request end in this error."""
-        self._go_on(lambda: self._steps.throw(error))
+        self._go_on(lambda: self._operation.throw(error))
 
     def finish(self) -> T:
         while not self.results:
             self.step()
         return self.results[0]
 
-    def _go_on(self, go_on: Callable[[], Step]) -> None:
+    def _go_on(self, go_on: Callable[[], tuple[Request[Any], float]]) -> None:
         try:
             self.request, self.left = go_on()
         except StopIteration as done:
@@ -108,18 +133,18 @@ def member() -> Table:
 
 def test_what_can_be_guarded_is_guarded_and_a_transaction_takes_the_fence_among_its_conditions() -> None:
     table = member()
-    assert table.begin(table.plans.set("a", "1")).request == Guarded(when=FENCE, request=Put("/r/k/a", b"1"))
-    transact = table.begin(table.plans.check(["a"])).request
+    assert table.begin(table.set("a", "1")).request == Guarded(when=FENCE, request=Put("/r/k/a", b"1"))
+    transact = table.begin(table.check(["a"])).request
     assert isinstance(transact, Transact) and transact.when == (*FENCE, when.exists("/r/k/a"))
     assert [read.key for read in transact.otherwise] == ["/round", "/node"]
 
 
 def test_a_transaction_that_fails_for_its_own_reason_is_no_broken_fence() -> None:
     table = member()
-    assert table.run(table.plans.check(["a"])) is False
+    assert table.run(table.check(["a"])) is False
     table.ask(Put("/node", b"again"))
     with pytest.raises(RoundSupersededError, match="mod_revision of '/node' is no longer 2; call next_rendezvous"):
-        table.run(table.plans.check(["a"]))
+        table.run(table.check(["a"]))
 
 
 @pytest.mark.parametrize(
@@ -135,21 +160,21 @@ def test_a_transaction_that_fails_for_its_own_reason_is_no_broken_fence() -> Non
 def test_every_kind_of_condition_is_judged_as_the_store_judges_it(condition: Condition, change: Request[Any]) -> None:
     table = Table(condition)
     table.ask(Put("/x", b"0"))
-    assert table.run(table.plans.check(["a"])) is False
+    assert table.run(table.check(["a"])) is False
     table.ask(change)
-    for plan in (table.plans.check(["a"]), table.plans.set("a", "1")):
+    for operation in (table.check(["a"]), table.set("a", "1")):
         with pytest.raises(RoundSupersededError):
-            table.run(plan)
+            table.run(operation)
 
 
 def test_nothing_is_sent_once_this_node_is_known_to_be_dropped() -> None:
     table = Table()
-    popping = table.begin(table.plans.queue_pop("q"))
+    popping = table.begin(table.queue_pop("q"))
     table.reason = "its lease lapsed"
     with pytest.raises(RoundSupersededError, match="its lease lapsed"):
         popping.step()
     with pytest.raises(RoundSupersededError, match="its lease lapsed"):
-        table.begin(table.plans.set("a", "1"))
+        table.begin(table.set("a", "1"))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +183,7 @@ def test_nothing_is_sent_once_this_node_is_known_to_be_dropped() -> None:
 )
 def test_whatever_ends_a_call_of_a_dropped_node_is_told_as_that(error: StoreError) -> None:
     table = Table()
-    waiting = table.begin(table.plans.get("a"))
+    waiting = table.begin(table.get("a"))
     table.reason = "its lease lapsed"
     with pytest.raises(RoundSupersededError, match="its lease lapsed") as caught:
         waiting.fail(error)
@@ -171,42 +196,42 @@ def test_whatever_ends_a_call_of_a_dropped_node_is_told_as_that(error: StoreErro
 def test_a_lost_connection_and_a_limit_are_told_as_such() -> None:
     table = Table()
     with pytest.raises(RendezvousConnectionError, match="cannot be reached: nobody"):
-        table.begin(table.plans.get("a")).fail(ConnectionLost("nobody listens there", maybe_applied=False))
+        table.begin(table.get("a")).fail(ConnectionLost("nobody listens there", maybe_applied=False))
     with pytest.raises(LimitExceeded, match="too large"):
-        table.begin(table.plans.set("a", "1")).fail(LimitExceeded("too large"))
+        table.begin(table.set("a", "1")).fail(LimitExceeded("too large"))
 
 
 def test_an_answer_that_does_not_come_is_a_timeout() -> None:
     table = Table()
     with pytest.raises(SharedStoreTimeoutError, match="no answer to Put") as caught:
-        table.begin(table.plans.set("a", "1")).fail(StoreTimeoutError("no answer to Put"))
+        table.begin(table.set("a", "1")).fail(StoreTimeoutError("no answer to Put"))
     assert caught.value.timeout == 10.0
 
 
 def test_waits_get_the_time_that_is_left_and_answers_at_least_a_little() -> None:
     table = Table()
-    waiting = table.begin(table.plans.get("a"), 3.0)
+    waiting = table.begin(table.get("a"), 3.0)
     assert (waiting.request, waiting.left) == (Wait(keys=("/r/k/a",)), 3.0)
-    popping = table.begin(table.plans.queue_pop("q"), 3.0)
+    popping = table.begin(table.queue_pop("q"), 3.0)
     table.now = 1.0
     popping.step()
     assert (popping.request, popping.left) == (Wait(keys=("/r/k/q",)), 2.0)
-    assert table.begin(table.plans.set("a", "1"), 0.0).left == ANSWER_TIMEOUT
+    assert table.begin(table.set("a", "1"), 0.0).left == ANSWER_TIMEOUT
 
 
 def test_a_wait_with_no_time_at_all_only_looks() -> None:
     table = Table()
-    table.run(table.plans.multi_set(["aa", "ab"], ["1", "2"]))
-    looking = table.begin(table.plans.wait(["aa", "ab"]), 0.0)
+    table.run(table.multi_set(["aa", "ab"], ["1", "2"]))
+    looking = table.begin(table.wait(["aa", "ab"]), 0.0)
     assert looking.request == List(prefix="/r/k/a", keys_only=True)
     assert looking.finish() is None
-    assert table.run(table.plans.multi_get(["ab", "aa", "ab"]), 0.0) == [b"2", b"1", b"2"]
-    assert table.run(table.plans.multi_get([]), 0.0) == []
+    assert table.run(table.multi_get(["ab", "aa", "ab"]), 0.0) == [b"2", b"1", b"2"]
+    assert table.run(table.multi_get([]), 0.0) == []
 
 
 def test_a_key_that_comes_and_goes_while_one_looks_is_missing() -> None:
     table = Table()
-    reading = table.begin(table.plans.get("a"), 0.0)
+    reading = table.begin(table.get("a"), 0.0)
     table.ask(Put("/r/k/a", b"1"))
     reading.step()
     table.ask(Delete("/r/k/a"))
@@ -216,7 +241,7 @@ def test_a_key_that_comes_and_goes_while_one_looks_is_missing() -> None:
 
 def test_all_keys_are_missing_if_the_store_does_not_say_which() -> None:
     table = Table()
-    waiting = table.begin(table.plans.wait(["a", "b"]), 0.0)
+    waiting = table.begin(table.wait(["a", "b"]), 0.0)
     with pytest.raises(SharedStoreTimeoutError, match=r"'a', 'b' \(2 of 2 keys\)"):
         waiting.fail(StoreTimeoutError("no answer to List"))
 
@@ -226,7 +251,7 @@ def test_all_keys_are_missing_if_the_store_does_not_say_which() -> None:
 
 def test_a_key_made_between_the_steps_of_a_compare_set_is_seen() -> None:
     table = Table()
-    swapping = table.begin(table.plans.compare_set("k", "", "new"))
+    swapping = table.begin(table.compare_set("k", "", "new"))
     table.ask(Put("/r/k/k", b""))
     swapping.step()  # it is not missing, but it is empty
     table.ask(Delete("/r/k/k"))
@@ -237,56 +262,56 @@ def test_a_key_made_between_the_steps_of_a_compare_set_is_seen() -> None:
 def test_who_loses_an_item_takes_the_next_one() -> None:
     table = Table()
     for item in "123":
-        table.run(table.plans.queue_push("q", item))
-    slow = table.begin(table.plans.queue_pop("q"))
+        table.run(table.queue_push("q", item))
+    slow = table.begin(table.queue_pop("q"))
     slow.step()
-    assert table.run(table.plans.queue_pop("q")) == b"1"
+    assert table.run(table.queue_pop("q")) == b"1"
     assert slow.finish() == b"2"
 
 
 def test_who_loses_the_last_item_finds_the_queue_empty() -> None:
     table = Table()
-    table.run(table.plans.queue_push("q", "1"))
-    slow = table.begin(table.plans.queue_pop("q", block=False))
+    table.run(table.queue_push("q", "1"))
+    slow = table.begin(table.queue_pop("q", block=False))
     slow.step()
-    assert table.run(table.plans.queue_pop("q")) == b"1"
+    assert table.run(table.queue_pop("q")) == b"1"
     with pytest.raises(QueueEmptyError):
         slow.finish()
 
 
 def test_a_push_while_the_last_item_is_popped_keeps_the_mark() -> None:
     table = Table()
-    table.run(table.plans.queue_push("q", "1"))
-    popping = table.begin(table.plans.queue_pop("q"))
+    table.run(table.queue_push("q", "1"))
+    popping = table.begin(table.queue_pop("q"))
     popping.step()
-    table.run(table.plans.queue_push("q", "2"))
+    table.run(table.queue_push("q", "2"))
     assert popping.finish() == b"1"
-    assert table.run(table.plans.check(["q"])) is True
-    assert table.run(table.plans.queue_pop("q")) == b"2"
-    assert table.run(table.plans.check(["q"])) is False
+    assert table.run(table.check(["q"])) is True
+    assert table.run(table.queue_pop("q")) == b"2"
+    assert table.run(table.check(["q"])) is False
 
 
 def test_two_pushes_in_the_midst_of_a_pop_make_it_look_again() -> None:
     table = Table()
-    table.run(table.plans.queue_push("q", "1"))
-    popping = table.begin(table.plans.queue_pop("q"))
+    table.run(table.queue_push("q", "1"))
+    popping = table.begin(table.queue_pop("q"))
     popping.step()
-    table.run(table.plans.queue_push("q", "2"))
+    table.run(table.queue_push("q", "2"))
     popping.step()
-    table.run(table.plans.queue_push("q", "3"))
+    table.run(table.queue_push("q", "3"))
     assert popping.finish() == b"1"
-    assert table.run(table.plans.queue_len("q")) == 2
+    assert table.run(table.queue_len("q")) == 2
 
 
 def test_a_queue_that_fills_and_empties_while_one_pushes_is_pushed_to() -> None:
     table = Table()
-    pushing = table.begin(table.plans.queue_push("q", "late"))
-    table.run(table.plans.queue_push("q", "1"))
+    pushing = table.begin(table.queue_push("q", "late"))
+    table.run(table.queue_push("q", "1"))
     pushing.step()  # it is not the first item
-    table.run(table.plans.queue_pop("q"))
+    table.run(table.queue_pop("q"))
     pushing.step()  # it is the first item after all
     pushing.finish()
-    assert table.run(table.plans.queue_pop("q")) == b"late"
+    assert table.run(table.queue_pop("q")) == b"late"
 
 
 def test_a_mark_is_no_text_and_no_number() -> None:
@@ -295,7 +320,7 @@ def test_a_mark_is_no_text_and_no_number() -> None:
 
 def test_a_barrier_counts_those_who_came_even_if_its_count_is_deleted() -> None:
     table = Table()
-    waiting = table.begin(table.plans.barrier("b", 2), 1.0)
+    waiting = table.begin(table.barrier("b", 2), 1.0)
     waiting.step()
     table.ask(Delete("/r/k/b/num_members"))
     with pytest.raises(SharedStoreTimeoutError, match="none of 2 came"):

@@ -19,6 +19,7 @@ from rdzv.errors import (
     RoundSupersededError,
     SharedStoreTimeoutError,
 )
+from rdzv.shared_store.company import Company
 from rdzv.shared_store.store import BlockingSharedStore, SharedStore
 from store.errors import ConnectionLost
 from tests.support.processes import require
@@ -439,7 +440,7 @@ async def test_an_interrupted_client_ends_a_blocking_call_as_superseded(server: 
     def superseded() -> str | None:
         return reasons[0] if reasons else None
 
-    async with open_shared_store("blocking", server, superseded=superseded) as shared:
+    async with open_shared_store("blocking", server, company=Company(superseded=superseded)) as shared:
         waiting = asyncio.create_task(shared.get("a"))
         await until_waits(observer, 1)
         reasons.append("its lease lapsed")
@@ -571,7 +572,7 @@ async def test_what_waits_ends_at_once_when_a_member_is_lost_and_names_it(
 ) -> None:
     """It waited for its 300 seconds, though the node knew of the death after one."""
     lost: tuple[str, ...] = ()
-    async with open_store(lost=lambda: lost) as shared:
+    async with open_store(company=Company(lost=lambda: lost)) as shared:
         waiting = asyncio.create_task(WAITING[name](shared))
         await until_waits(observer, 1)
         lost = ("gpu-7",)
@@ -583,7 +584,7 @@ async def test_what_waits_ends_at_once_when_a_member_is_lost_and_names_it(
 
 
 async def test_after_a_loss_what_is_there_is_given_and_what_is_not_is_not_waited_for(open_store: Open) -> None:
-    async with open_store(lost=lambda: ("a", "b")) as shared:
+    async with open_store(company=Company(lost=lambda: ("a", "b"))) as shared:
         end_waits(shared)
         await shared.set("there", "1")
         assert await shared.get("there") == b"1"
