@@ -14,14 +14,12 @@ from rdzv.errors import RendezvousSettingsError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["refuse", "shown", "spelled", "suggest"]
+__all__ = ["refuse", "shown", "suggest"]
 
 _brief: Final = reprlib.Repr()
 _brief.maxstring = _brief.maxother = 80
 _brief.maxdict = _brief.maxlist = _brief.maxtuple = _brief.maxset = _brief.maxfrozenset = 4
 _brief.maxlevel = 3
-
-NAME_LENGTH_SHOWN: Final = 80
 
 NUMBER_DIGITS_MAX: Final = 4000
 """Python refuses to write integers of more than 4,300 digits, and nobody reads them."""
@@ -37,11 +35,6 @@ def shown(value: object) -> str:
     if isinstance(value, int) and abs(value) >= 10**NUMBER_DIGITS_MAX:
         return f"a whole number of more than {NUMBER_DIGITS_MAX} digits"
     return _brief.repr(value)
-
-
-def spelled(name: str) -> str:
-    """Return a name or a piece of a URL as it was written, but not at any length."""
-    return name if len(name) <= NAME_LENGTH_SHOWN else f"{name[:NAME_LENGTH_SHOWN]}..."
 
 
 def suggest(name: str, known: Mapping[str, object]) -> str:

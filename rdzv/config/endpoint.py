@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
 
-from rdzv.config.config_errors import refuse, shown, spelled, suggest
+from rdzv.config.config_errors import refuse, shown, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -207,9 +207,9 @@ def split_url(url: str) -> UrlParts:
     for item in filter(None, (match["query"] or "").split("&")):
         name, equals, value = item.partition("=")
         if not name or not equals:
-            refuse(f"{shown(item)} in the URL must be a parameter and its value; write {spelled(name) or 'name'}=VALUE")
+            refuse(f"{shown(item)} in the URL must be a parameter and its value; write {name[:80] or 'name'}=VALUE")
         if name in parameters:
-            refuse(f"{spelled(name)} is in the URL twice, with one value too many; leave one out")
+            refuse(f"{shown(name)} is in the URL twice, with one value too many; leave one out")
         parameters[name] = _unquoted(value, name)
     return UrlParts(
         scheme=match["scheme"].lower(),
@@ -223,4 +223,4 @@ def _unquoted(text: str, name: str) -> str:
     try:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:
-        refuse(f"{spelled(name)} in the URL must be UTF-8 behind its percent signs; write %C3%A4 for ä, for example")
+        refuse(f"{shown(name)} in the URL must be UTF-8 behind its percent signs; write %C3%A4 for ä, for example")

@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["KEEP_ALIVE", "RUN_ID", "Parameter", "Source", "parameter"]
 
-KEEP_ALIVE_INTERVAL: Final = 5.0
-KEEP_ALIVE_MAX_ATTEMPT: Final = 3
-"""What PyTorch's `dynamic_rendezvous.create_handler` takes for the one of the pair that is not given."""
-
 
 class Source(Enum):
     """A place in which a parameter may be given; the value completes "ttl=0 ... must be"."""
@@ -46,7 +42,6 @@ class Parameter:
     Attributes:
         name: Its name, the same as the field of `Settings`.
         kind: What it may be.
-        example: A value that would do, for the remedy in an error.
         help: What it is for, in one line.
         default: What it is when not given; `default_text` says so in words, where the default is derived.
         derive: Works out the default from the other settings, which it is given as a `settings.Settings`.
@@ -59,7 +54,6 @@ class Parameter:
 
     name: str
     kind: value_types.Kind
-    example: str
     help: str
     _: KW_ONLY
     default: Any = None
@@ -89,27 +83,23 @@ class Parameter:
             detail = f", but {error}" if isinstance(error, value_types.Unfit) else ""
             raise RendezvousSettingsError(
                 f"{written}={value}{source.value} must be {self.kind.limit}{detail}; "
-                f"write for example {source.spell(self.name)}={self.example}"
+                f"write for example {source.spell(self.name)}={self.kind.example}"
             ) from None
 
 
-def parameter(default: Any, kind: value_types.Kind, example: str, help: str, **more: Any) -> Any:
+def parameter(default: Any, kind: value_types.Kind, help: str, **more: Any) -> Any:
     """Declare a field of `settings.Settings`, with all that is said of that parameter, but for its name."""
-    said = Parameter("", kind, example, help, default=default, **more)
+    said = Parameter("", kind, help, default=default, **more)
     return field(default=default, repr=not said.is_secret and kind is not value_types.TLS, metadata={"parameter": said})
 
 
-RUN_ID: Final = Parameter("run_id", value_types.NAME, "job-7", "which run to join")
+RUN_ID: Final = Parameter("run_id", replace(value_types.NAME, example="job-7"), "which run to join")
 
+# The defaults are what PyTorch's `dynamic_rendezvous.create_handler` takes for the one of the pair that is not given.
 KEEP_ALIVE: Final = {
-    "keep_alive_interval": Parameter(
-        "keep_alive_interval", duration(), "5", "PyTorch's first half of ttl", default=KEEP_ALIVE_INTERVAL
-    ),
-    "keep_alive_max_attempt": Parameter(
-        "keep_alive_max_attempt",
-        whole_number(1),
-        "3",
-        "PyTorch's second half of ttl",
-        default=KEEP_ALIVE_MAX_ATTEMPT,
-    ),
+    one.name: one
+    for one in (
+        Parameter("keep_alive_interval", duration(), "PyTorch's first half of ttl", default=5.0),
+        Parameter("keep_alive_max_attempt", whole_number(1), "PyTorch's second half of ttl", default=3),
+    )
 }

@@ -81,7 +81,6 @@ class Settings:
     min_nodes: int | None = parameter(
         None,
         whole_number(1),
-        "2",
         "the fewest nodes a round may have; needed to join",
         aliases=("min_workers",),
         default_text="an observer",
@@ -89,47 +88,38 @@ class Settings:
     max_nodes: int | None = parameter(
         None,
         whole_number(1),
-        "4",
         "the most nodes a round may have; more stay as spares",
         aliases=("max_workers",),
         default_text="`min_nodes`",
         derive=lambda it: it.min_nodes,
     )
-    node_unit: int = parameter(1, whole_number(1), "1", "the world size is a multiple of this")
+    node_unit: int = parameter(1, whole_number(1), "the world size is a multiple of this")
     unit_within: str | None = parameter(
         None,
         kinds.TEXT,
-        "rack",
         "an attribute whose value a unit of `node_unit` nodes never straddles; ranks of a unit are adjacent, and "
         "who does not fill one waits as a spare",
     )
     join_timeout: float = parameter(
         600.0,
         duration(),
-        "600",
         "seconds for the whole of `next_rendezvous`; they stand still during a last call, and for spares",
         aliases=("timeout",),
     )
-    last_call_timeout: float = parameter(
-        30.0, duration(), "30", "seconds to wait for more nodes once `min_nodes` are in"
-    )
-    early_last_call: bool = parameter(
-        True, kinds.FLAG, "true", "end the last call once nobody else is known to be coming"
-    )
+    last_call_timeout: float = parameter(30.0, duration(), "seconds to wait for more nodes once `min_nodes` are in")
+    early_last_call: bool = parameter(True, kinds.FLAG, "end the last call once nobody else is known to be coming")
     expected: tuple[str, ...] = parameter(
         None,
         kinds.NAMES,
-        "gpu-001,gpu-002",
         "names of nodes that are missed by name until they have come; give them to every node",
         derive=lambda _: (),
     )
     expected_file: str | None = parameter(
-        None, kinds.PATH, "/etc/rdzv/nodes", "a file with more of them, one a line; what follows a # is a comment"
+        None, kinds.PATH, "a file with more of them, one a line; what follows a # is a comment"
     )
     waits_end_on_loss: bool = parameter(
         True,
         kinds.FLAG,
-        "false",
         "whether what waits in the round's store ends with `MembersLostError` when a member is lost, or waits on, "
         "as PyTorch does",
     )
@@ -138,55 +128,47 @@ class Settings:
     close_timeout: float = parameter(
         30.0,
         duration(),
-        "30",
         "seconds that leaving and closing may take, and for which a store lingers for the others",
     )
     closed_ttl: float = parameter(
         86400.0,
         duration(1.0, because=", long enough for every node to see it"),
-        "86400",
         "seconds for which a closed run is remembered",
     )
     ttl: float = parameter(
         10.0,
-        duration(TTL_MIN, because=", below which a short pause would pass for a death"),
-        "10",
+        duration(TTL_MIN, because=", below which a short pause would pass for a death", example="10"),
         "seconds for which a silent node counts as alive; also `keep_alive_interval` x `keep_alive_max_attempt`",
     )
     disconnect_ttl: float = parameter(
         None,
-        duration(GONE_TTL_MIN, because=", which a connection that was cut needs to come back"),
-        "1",
+        duration(GONE_TTL_MIN, because=", which a connection that was cut needs to come back", example="1"),
         "seconds for which a node counts as alive whose connection has closed; at most `ttl`",
         default_text=f"{DISCONNECT_TTL:g} s, or `ttl` if that is less",
         derive=lambda it: min(DISCONNECT_TTL, it.ttl),
     )
     gone_ttl: float = parameter(
         GONE_TTL,
-        duration(GONE_TTL_MIN, because=", which a living process needs to come back"),
-        f"{GONE_TTL:g}",
+        duration(GONE_TTL_MIN, because=", which a living process needs to come back", example=f"{GONE_TTL:g}"),
         "seconds for which a process counts as alive whose connections have all closed without a goodbye; at least "
         "three round trips",
     )
     stall_timeout: float | None = parameter(
         None,
-        duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take"),
-        "5m",
+        duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take", example="5m"),
         "so long without a step while others get on, a member is lost though it is alive; the same for all nodes "
         "of a run ([failures.md](failures.md#alive-but-stuck))",
         default_text="off",
     )
     first_step_timeout: float | None = parameter(
         None,
-        duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take"),
-        "30m",
+        duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take", example="5m"),
         "the same for the first step of a round, which compiles and loads; without it, that takes as long as it likes",
         default_text="off",
     )
     ban_after: str | None = parameter(
         None,
         kinds.FAILURES,
-        "3/1h",
         "`3/1h`: a node that fails three times within an hour is banned for an hour; the same for all nodes of a "
         "run ([failures.md](failures.md#a-node-that-keeps-failing))",
         default_text="off",
@@ -196,7 +178,6 @@ class Settings:
     prefix: str = parameter(
         None,
         kinds.PREFIX,
-        "/rdzv",
         "where in the store the keys of runs lie",
         aliases=("etcd_prefix",),
         default_text=f"{SCHEMES['tcp'].prefix} (etcd: {SCHEMES['etcd'].prefix})",
@@ -205,22 +186,19 @@ class Settings:
     is_host: bool | None = parameter(
         None,
         kinds.FLAG_OR_AUTO,
-        "true",
         "whether to start the store here; auto: if the host is this machine and nobody listens",
         default_text="auto",
     )
     data_dir: str | None = parameter(
         None,
         kinds.PATH,
-        "/var/lib/rdzv",
         "where the store started here keeps its data; in memory only without",
         family="tcp",
     )
-    insecure: bool = parameter(False, kinds.FLAG, "true", "let the store started here be open to all who can reach it")
+    insecure: bool = parameter(False, kinds.FLAG, "let the store started here be open to all who can reach it")
     limits: Limits | None = parameter(
         None,
         kinds.LIMITS,
-        "keys_max:100000,memory_bytes_max:1000000000",
         "what clients may ask of the store started here: a `store.Limits`, or "
         "`keys_max:5000,memory_bytes_max:1000000000` ([limits.md](limits.md))",
         default_text="those of `rdzv serve`",
@@ -229,7 +207,6 @@ class Settings:
     http_port: int | None = parameter(
         None,
         kinds.HTTP_PORT,
-        "29401",
         "where the store started here also serves its [page, JSON and "
         "metrics](operating.md#http-health-metrics-and-a-page); needs the extra `http`",
         family="tcp",
@@ -237,54 +214,40 @@ class Settings:
     metrics_port: int | None = parameter(
         None,
         kinds.HTTP_PORT,
-        "29402",
         "where this node's own process serves [its metrics](operating.md#http-health-metrics-and-a-page), whatever "
         "the store is; needs the extra `http`",
     )
     token: str | bytes | None = parameter(
         None,
         kinds.SECRET,
-        "...",
         "the shared secret itself; never in a URL",
         sources=_NOT_IN_A_URL,
         family="tcp",
         is_secret=True,
     )
-    token_file: str | None = parameter(
-        None, kinds.PATH, "/run/secrets/rdzv", "a file with the shared secret", family="tcp"
-    )
+    token_file: str | None = parameter(None, kinds.PATH, "a file with the shared secret", family="tcp")
     tls: Any = parameter(
         None,
         kinds.TLS,
-        "ssl.create_default_context()",
         "an ssl.SSLContext, instead of ca, cert and key; turns TLS on",
         sources=_KEYWORD_ONLY,
     )
-    ca: str | None = parameter(
-        None, kinds.PATH, "/etc/rdzv/ca.pem", "a file with the certificates to trust", encrypted_only=True
-    )
-    cert: str | None = parameter(
-        None, kinds.PATH, "/etc/rdzv/cert.pem", "a file with our certificate", encrypted_only=True
-    )
-    key: str | None = parameter(
-        None, kinds.PATH, "/etc/rdzv/key.pem", "a file with its private key", encrypted_only=True
-    )
-    user: str | None = parameter(None, kinds.TEXT, "rdzv", "who to be in etcd", family="etcd")
-    password_file: str | None = parameter(
-        None, kinds.PATH, "/run/secrets/etcd", "a file with etcd's password", family="etcd"
-    )
+    ca: str | None = parameter(None, kinds.PATH, "a file with the certificates to trust", encrypted_only=True)
+    cert: str | None = parameter(None, kinds.PATH, "a file with our certificate", encrypted_only=True)
+    key: str | None = parameter(None, kinds.PATH, "a file with its private key", encrypted_only=True)
+    user: str | None = parameter(None, kinds.TEXT, "who to be in etcd", family="etcd")
+    password_file: str | None = parameter(None, kinds.PATH, "a file with etcd's password", family="etcd")
 
     # What this node is, and brings.
     node_id: str | None = parameter(
-        None, kinds.NAME, "host10", "what this node is called; no two alive may share it", default_text="made up"
+        None, kinds.NAME, "what this node is called; no two alive may share it", default_text="made up"
     )
     address: str | None = parameter(
-        None, kinds.ADDRESS, "10.0.0.7", "where the others reach this node", default_text="what the store sees"
+        None, kinds.ADDRESS, "where the others reach this node", default_text="what the store sees"
     )
     master_port: str | None = parameter(
         None,
         kinds.PORTS,
-        "29500-29599",
         "the port at which the members meet at rank 0, or the range it is taken from "
         "([networking.md](networking.md#ports))",
         default_text="any free one",
@@ -292,57 +255,48 @@ class Settings:
     bootstrap_check: bool | None = parameter(
         None,
         kinds.FLAG,
-        "true",
         "give a round up if not all its members reach rank 0 within 5 s; leave those out of the next that do not, "
         "or let another node be rank 0",
         default_text="true under torchrun and `rdzv run`, else false",
     )
-    payload: Any = parameter(None, kinds.PAYLOAD, "8xH100", "anything small that every member may read")
+    payload: Any = parameter(None, kinds.PAYLOAD, "anything small that every member may read")
     attributes: Mapping[str, str] = parameter(
         None,
         kinds.ATTRIBUTES,
-        "rack:r1,zone:z2",
         "what an order by topology goes by",
         derive=lambda _: MappingProxyType({}),
     )
     rank_order: str | Callable[..., Any] = parameter(
         "survivors",
         kinds.RANK_ORDER,
-        "topology:rack",
         "who gets which rank; or `survivors_then_name` (the default under torchrun), `in_place`, `arrival`, "
         "`name`, `requested`, `topology:ATTRIBUTE`",
     )
-    requested_rank: int | None = parameter(
-        None, whole_number(0), "0", "the rank to ask for, with `rank_order=requested`"
-    )
+    requested_rank: int | None = parameter(None, whole_number(0), "the rank to ask for, with `rank_order=requested`")
     torch_store: str = parameter(
         "rdzv",
         kinds.TORCH_STORE,
-        "tcp",
         "which store PyTorch gets with a round: ours, or `tcp`, a TCPStore that rank 0 hosts "
         "([operating.md](operating.md#pytorch))",
     )
     health_check: Callable[..., Any] | None = parameter(
         None,
         kinds.FUNCTION,
-        "check_gpus",
         "a function, called before joining; raising or returning a reason keeps the node out",
         sources=_KEYWORD_ONLY,
     )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "run_id", RUN_ID.read(self.run_id))
-        for name, default in _DEFAULTS_TO_READ:
+        for name, one in PARAMETERS.items():
             value = getattr(self, name)
             # Most are not given, and a default is in its one true form.
-            if value is not None and value is not default:
-                object.__setattr__(self, name, PARAMETERS[name].read(value))
-        for name, derive in _DERIVED:
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, derive(self))
-        for one in _NOT_FOR_ALL_STORES:
-            if (value := getattr(self, one.name)) is not None and value is not False:
-                check_that_it_applies(one, self.endpoint)
+            if value is not None and value is not one.default:
+                object.__setattr__(self, name, one.read(value))
+                if value is not False:
+                    check_that_it_applies(one, self.endpoint)
+            elif value is None and one.derive is not None:
+                object.__setattr__(self, name, one.derive(self))
         check_together(self)
 
     @property
@@ -384,25 +338,14 @@ class Settings:
     def shared(self) -> dict[str, Any]:
         """Return, as plain data, what all nodes of a run must agree on, and what is stored once with it."""
         agreed = {name: _plain(getattr(self, name)) for name in _SHARED}
-        if self.torch_store != "rdzv":  # left out otherwise, so that runs of nodes that do not know it are the same
-            agreed["torch_store"] = self.torch_store
-        for name in _SHARED_IF_GIVEN:
-            if getattr(self, name) is not None:
-                agreed[name] = getattr(self, name)
-        return agreed
+        given = {name: getattr(self, name) for name in _SHARED_IF_GIVEN}
+        return agreed | {name: value for name, value in given.items() if value != PARAMETERS[name].default}
 
 
-_SHARED: Final = (
-    "min_nodes",
-    "max_nodes",
-    "node_unit",
-    "rank_order",
-    "last_call_timeout",
-    "early_last_call",
-)
+_SHARED: Final = ("min_nodes", "max_nodes", "node_unit", "rank_order", "last_call_timeout", "early_last_call")
 
-_SHARED_IF_GIVEN: Final = ("stall_timeout", "first_step_timeout", "unit_within", "ban_after")
-"""The same, left out where nobody has given them."""
+_SHARED_IF_GIVEN: Final = ("torch_store", "stall_timeout", "first_step_timeout", "unit_within", "ban_after")
+"""The same, left out where they are as ever, so that runs of nodes that do not know them are the same."""
 
 
 def _plain(value: Any) -> Any:
@@ -425,16 +368,14 @@ def describe_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> s
     Returns:
         One clause for each difference, and an empty text if there is none.
     """
-    known = [name for name in dict.fromkeys((*ours, *theirs)) if name in _DEFAULTS]
-    here, there = ({name: given.get(name, _DEFAULTS[name]) for name in known} for given in (ours, theirs))
+    known = [name for name in dict.fromkeys((*ours, *theirs)) if name in PARAMETERS]
+    here, there = ({name: given.get(name, PARAMETERS[name].default) for name in known} for given in (ours, theirs))
     return ", ".join(
         f"{name} is {shown(here[name])} here and {shown(there[name])} in the run"
         for name in known
         if here[name] != there[name]
     )
 
-
-_DEFAULTS: Final = {declared.name: declared.default for declared in fields(Settings)}
 
 PARAMETERS: Final[Mapping[str, Parameter]] = MappingProxyType(
     {
@@ -444,10 +385,6 @@ PARAMETERS: Final[Mapping[str, Parameter]] = MappingProxyType(
     }
 )
 """Every parameter by name, in the order in which `Settings` declares them."""
-
-_DEFAULTS_TO_READ: Final = tuple((name, _DEFAULTS[name]) for name in PARAMETERS)
-_DERIVED: Final = tuple((parameter.name, parameter.derive) for parameter in PARAMETERS.values() if parameter.derive)
-_NOT_FOR_ALL_STORES: Final = tuple(one for one in PARAMETERS.values() if one.family or one.encrypted_only)
 
 _BY_WRITTEN_NAME: Final[Mapping[str, Parameter]] = {
     written: parameter
@@ -577,7 +514,7 @@ def _look_up(written: str, source: Source) -> Parameter:
         refuse(
             f"{written} was given in the URL, but secrets do not belong into a URL, which is shown in "
             f"process lists; put it into a file and name that: "
-            f"{written}_file={PARAMETERS[f'{written}_file'].example}"
+            f"{written}_file={PARAMETERS[f'{written}_file'].kind.example}"
         )
     if source not in parameter.sources:
         refuse(f"{written} in the URL must be {parameter.kind.limit}, which text cannot be; give it as a keyword")

@@ -105,24 +105,26 @@ class Kind:
         limit: Completes "it must be ...".
         convert: Returns the value in its one true form, from text or from that form itself, so that
             converting twice changes nothing. Raises `ValueError` or `TypeError` for anything else.
+        example: A value that would do, as text, for the remedy in an error.
     """
 
     limit: str
     convert: Callable[[Any], Any]
+    example: str
 
 
-def whole_number(at_least: int) -> Kind:
-    """A count."""
+def whole_number(at_least: int, at_most: int = NODES_MAX, *, limit: str = "", example: str = "") -> Kind:
+    """A count, or another number that is whole; `limit` says in words what else it is."""
 
     def convert(raw: Any) -> int:
         if isinstance(raw, bool):
             raise TypeError
         number = int(raw) if isinstance(raw, str) else operator.index(raw)
-        if not at_least <= number <= NODES_MAX:
+        if not at_least <= number <= at_most:
             raise ValueError
         return number
 
-    return Kind(f"a whole number from {at_least} to {NODES_MAX}", convert)
+    return Kind(limit or f"a whole number from {at_least} to {at_most}", convert, example or f"{at_least}")
 
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -139,7 +141,7 @@ def _seconds(raw: Any) -> float:
     return float(raw)
 
 
-def duration(at_least: float = 0.0, *, because: str = "") -> Kind:
+def duration(at_least: float = 0.0, *, because: str = "", example: str = "30") -> Kind:
     """Seconds; `because` says why not fewer."""
 
     def convert(raw: Any) -> float:
@@ -148,7 +150,8 @@ def duration(at_least: float = 0.0, *, because: str = "") -> Kind:
             raise ValueError
         return seconds
 
-    return Kind(f"a number of seconds from {at_least:g} to {DURATION_MAX:.0f}{because} (5m or 1h30m will do)", convert)
+    limit = f"a number of seconds from {at_least:g} to {DURATION_MAX:.0f}{because} (5m or 1h30m will do)"
+    return Kind(limit, convert, example)
 
 
 def failures_within(text: str) -> tuple[int, float]:
@@ -251,13 +254,23 @@ def _payload(raw: Any) -> Any:
     return copy
 
 
-def _attributes(raw: Any) -> Mapping[str, str]:
-    pairs = [item.split(":", 1) for item in raw.split(",")] if isinstance(raw, str) else Mapping.items(raw)
-    attributes: dict[str, str] = {}
-    for name, value in pairs:
-        if _text(name) in attributes:
+def _pairs(raw: Any) -> dict[Any, Any]:
+    """Return names and values: of a mapping, or of text such as rack:r1,zone:z2."""
+    if not isinstance(raw, str):
+        return dict(Mapping.items(raw))
+    pairs: dict[str, str] = {}
+    for item in raw.split(","):
+        name, colon, value = item.partition(":")
+        if not colon:
+            raise ValueError
+        if name in pairs:
             raise Unfit(f"{shown(name)} is there twice")
-        attributes[name] = _text(value)
+        pairs[name] = value
+    return pairs
+
+
+def _attributes(raw: Any) -> Mapping[str, str]:
+    attributes = {_text(name): _text(value) for name, value in _pairs(raw).items()}
     if len(msgpack.packb(attributes)) > ATTRIBUTES_BYTES_MAX:
         raise Unfit("these are more")
     return MappingProxyType(attributes)
@@ -266,15 +279,12 @@ def _attributes(raw: Any) -> Mapping[str, str]:
 def _limits(raw: Any) -> Limits:
     if isinstance(raw, Limits):
         return raw
-    pairs = [item.split(":", 1) for item in raw.split(",")] if isinstance(raw, str) else Mapping.items(raw)
-    kinds: dict[str, Any] = {limit.name: type(limit.default) for limit in fields(Limits)}
-    chosen: dict[str, Any] = {}
-    for name, value in pairs:
-        if name not in kinds:
-            raise Unfit(f"there is no limit {shown(name)}{suggest(str(name), kinds)}")
-        if name in chosen:
-            raise Unfit(f"{shown(name)} is there twice")
-        chosen[name] = kinds[name](value)
+    types: dict[str, Any] = {limit.name: type(limit.default) for limit in fields(Limits)}
+    pairs = _pairs(raw)
+    for name in pairs:
+        if name not in types:
+            raise Unfit(f"there is no limit {shown(name)}{suggest(str(name), types)}")
+    chosen = {name: types[name](value) for name, value in pairs.items()}
     try:
         return Limits(**chosen)
     except ValueError as error:
@@ -284,9 +294,8 @@ def _limits(raw: Any) -> Limits:
 def _rank_order(raw: Any) -> str | Callable[..., Any]:
     if not isinstance(raw, str):
         return _function(raw)
-    _, colon, attribute = raw.partition(":")
-    if raw not in RANK_ORDERS and not (raw.startswith("topology:") and attribute):
-        raise ValueError(colon)
+    if raw not in RANK_ORDERS and not re.fullmatch("topology:.+", raw, re.DOTALL):
+        raise ValueError
     return raw
 
 
@@ -297,15 +306,6 @@ def _ports(raw: Any) -> str:
     if not 1 <= low <= high <= PORT_MAX or isinstance(raw, bool):
         raise ValueError
     return f"{low}-{high}" if dash else f"{low}"
-
-
-def _http_port(raw: Any) -> int:
-    if isinstance(raw, bool):
-        raise TypeError
-    port = int(raw) if isinstance(raw, str) else operator.index(raw)
-    if not 0 <= port <= PORT_MAX:
-        raise ValueError
-    return port
 
 
 def _torch_store(raw: Any) -> str:
@@ -332,33 +332,38 @@ FAILURES: Final = Kind(
     f"a number of failures from 1 to {FAILURES_MAX}, a slash, and the time within which they are too many, at least "
     f"{FAILURES_WITHIN_MIN:g} s",
     _failures,
+    "3/1h",
 )
-FLAG: Final = Kind("one of 1, 0, true, false, yes, no, on, off", _flag)
-FLAG_OR_AUTO: Final = Kind("one of auto, 1, 0, true, false, yes, no, on, off", _flag_or_auto)
-NAME: Final = Kind(
-    f'1 to {NAME_LENGTH_MAX} printable characters without "/", which separates the parts of a key', _name
-)
+FLAG: Final = Kind("one of 1, 0, true, false, yes, no, on, off", _flag, "true")
+FLAG_OR_AUTO: Final = Kind("one of auto, 1, 0, true, false, yes, no, on, off", _flag_or_auto, "true")
+_IN_A_NAME: Final = f'1 to {NAME_LENGTH_MAX} printable characters without "/"'
+NAME: Final = Kind(f"{_IN_A_NAME}, which separates the parts of a key", _name, "host10")
 NAMES: Final = Kind(
-    f"at most {NAMES_MOST} names of nodes, a list or separated by commas, each of 1 to {NAME_LENGTH_MAX} printable "
-    f'characters without "/"',
+    f"at most {NAMES_MOST} names of nodes, a list or separated by commas, each of {_IN_A_NAME}",
     _names,
+    "gpu-001,gpu-002",
 )
-TEXT: Final = Kind("text that is not empty, in printable characters", _text)
-PATH: Final = Kind("the path of a file or directory, not empty", _path)
-PREFIX: Final = Kind("the beginning of a key, in printable characters and more than slashes", _prefix)
-ADDRESS: Final = Kind("a host name or an IP address, without a port", _address)
-SECRET: Final = Kind("text or bytes, not empty", _secret)
+TEXT: Final = Kind("text that is not empty, in printable characters", _text, "rack")
+PATH: Final = Kind("the path of a file or directory, not empty", _path, "/run/secrets/rdzv")
+PREFIX: Final = Kind("the beginning of a key, in printable characters and more than slashes", _prefix, "/rdzv")
+ADDRESS: Final = Kind("a host name or an IP address, without a port", _address, "10.0.0.7")
+SECRET: Final = Kind("text or bytes, not empty", _secret, "...")
 PAYLOAD: Final = Kind(
-    f"at most {PAYLOAD_BYTES_MAX} bytes of msgpack, nested at most {PAYLOAD_LEVELS_MAX} deep", _payload
+    f"at most {PAYLOAD_BYTES_MAX} bytes of msgpack, nested at most {PAYLOAD_LEVELS_MAX} deep", _payload, "8xH100"
 )
 ATTRIBUTES: Final = Kind(
     f"names and values, both text and not empty, in at most {ATTRIBUTES_BYTES_MAX} bytes of msgpack",
     _attributes,
+    "rack:r1,zone:z2",
 )
-LIMITS: Final = Kind("a store.Limits, or names of its fields with numbers", _limits)
-RANK_ORDER: Final = Kind(f"one of {', '.join(RANK_ORDERS)}, topology:ATTRIBUTE, or a function", _rank_order)
-TORCH_STORE: Final = Kind(f"one of {', '.join(TORCH_STORES)}", _torch_store)
-PORTS: Final = Kind(f"a port or a range of them, from 1 to {PORT_MAX}", _ports)
-HTTP_PORT: Final = Kind(f"a port from 1 to {PORT_MAX}, or 0 for any free one", _http_port)
-FUNCTION: Final = Kind("a function", _function)
-TLS: Final = Kind("an ssl.SSLContext", _tls_context)
+LIMITS: Final = Kind("a store.Limits, or names of its fields with numbers", _limits, "keys_max:100000")
+RANK_ORDER: Final = Kind(
+    f"one of {', '.join(RANK_ORDERS)}, topology:ATTRIBUTE, or a function", _rank_order, "topology:rack"
+)
+TORCH_STORE: Final = Kind(f"one of {', '.join(TORCH_STORES)}", _torch_store, "tcp")
+PORTS: Final = Kind(f"a port or a range of them, from 1 to {PORT_MAX}", _ports, "29500-29599")
+HTTP_PORT: Final = whole_number(
+    0, PORT_MAX, limit=f"a port from 1 to {PORT_MAX}, or 0 for any free one", example="29401"
+)
+FUNCTION: Final = Kind("a function", _function, "check_gpus")
+TLS: Final = Kind("an ssl.SSLContext", _tls_context, "ssl.create_default_context()")

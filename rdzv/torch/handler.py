@@ -98,7 +98,7 @@ class _Choices:
             if name in PARAMETERS and PARAMETERS[name].is_secret:
                 refuse(
                     f"{name} was given in --rdzv-conf, which is shown in process lists; put it into a file and give "
-                    f"{name}_file={PARAMETERS[f'{name}_file'].example}"
+                    f"{name}_file={PARAMETERS[f'{name}_file'].kind.example}"
                 )
         self.read_timeout = _seconds("read_timeout", config.pop("read_timeout", READ_TIMEOUT))
         self.regroup_on_loss = _truth(params, "regroup_on_loss", default=True)

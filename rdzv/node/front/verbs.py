@@ -88,7 +88,7 @@ Verb = TypeVar("Verb", bound="Callable[..., Any]")
 
 WHY_LETTERS_MOST = 200
 
-WITHIN: Final = Parameter("within", duration(), "120", "seconds after which the node leaves in any case")
+WITHIN: Final = Parameter("within", duration(), "seconds after which the node leaves in any case")
 
 _MUST_END: set[object] = set()
 
