@@ -67,9 +67,10 @@ class Choice:
         self.place = candidates[self._rng.randrange(len(candidates))]
         return self.place
 
-    def any(self) -> int:
-        """Return a member by chance, whatever is known of it."""
-        return self._rng.randrange(len(self._members))
+    def forgive(self) -> None:
+        """Let all members be chosen alike, unless all of them fail."""
+        if not self.all_fail:
+            self._failing.clear()
 
     def note(self, place: int, failure: Failure) -> None:
         """Note what is wrong with a member."""

@@ -387,7 +387,7 @@ class Client(interface.Store):
                     if event.kind == "put":
                         missing.discard(event.key)
         except Failure as failure:
-            await stream.failed(failure)
+            await self.members.stream_failed(stream, failure)
         finally:
             stream.close()
 

@@ -18,21 +18,15 @@ With a user, the first request logs in, and a token that etcd does not take any 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import random
 import ssl
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from store.errors import (
-    AuthenticationError,
-    ConnectionLost,
-    StoreError,
-    StoreTimeoutError,
-)
+from store.errors import AuthenticationError, ConnectionLost, StoreError, StoreTimeoutError
 from store.etcd.choice import Choice
 from store.etcd.codec import Failure, FailureKind
 from store.etcd.identity import Identity
@@ -44,13 +38,14 @@ from store.net.certificates import ClientContext
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from store.etcd.codec import Cluster, Fields
-    from store.etcd.rpc import etcd_pb2 as pb
     from store.etcd.rpc.watch_stream import Subscription
 
-__all__ = ["Members", "RetryState", "Stream"]
+__all__ = ["Members", "RetryState"]
+
+T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -61,6 +56,7 @@ ATTEMPT_LEAST = 0.05  # seconds; less than this is no attempt
 IDLE = 5.0  # seconds of silence after which the member is asked whether it is still there, if anybody watches
 BALANCE_AFTER = 300.0  # seconds after which another member may be chosen; between half and one and a half times this
 AT_ONCE = 64  # requests under way, those about leases aside: etcd may allow as few as 100 streams for one connection
+LEASES_AT_ONCE = 16  # requests about leases under way, which do not stand in line with the others
 
 
 class RetryState:
@@ -101,11 +97,11 @@ class Members:
         self.login: Login = Login(self.name, user, password)
         self.choice: Choice = Choice(len(cluster.hosts), rng or random.Random())
         self._current: Connection | None = None
-        self._left: set[Connection] = set()  # closed, perhaps with requests still under way
         self._probes_refused = 0  # for their tokens, one after the other
         self._never_met: dict[int, StoreError | None] = {}  # members that failed before any answered, and why for good
         self._connecting = asyncio.Lock()  # one attempt at a time, for all who wait
         self._room = asyncio.Semaphore(AT_ONCE)
+        self._room_for_leases = asyncio.Semaphore(LEASES_AT_ONCE)
         self._open = False
         self._minding: asyncio.Task[None] | None = None
         self._balance_at = math.inf
@@ -122,9 +118,7 @@ class Members:
         minding, self._minding = self._minding, None
         if minding is not None:
             await cancel_and_wait(minding)
-        current, self._current = self._current, None
-        for connection in (*self._left, *([current] if current is not None else [])):
-            await connection.close(Failure("the client is closed", FailureKind.UNDONE))
+        await self._leave(Failure("the client is closed", FailureKind.UNDONE))
 
     @property
     def hosts(self) -> list[tuple[str, int]]:
@@ -147,7 +141,6 @@ class Members:
         deadline: float = math.inf,
         what: str = "",
         doubt: RetryState | None = None,
-        once: bool = False,
     ) -> Any:
         """Ask until a member answers.
 
@@ -157,7 +150,6 @@ class Members:
             deadline: Until when, on the loop's clock.
             what: What is asked, for error messages.
             doubt: Noted here is whether an attempt that failed may have been carried out. None: that does not matter.
-            once: Not to be asked again after an attempt that may have been carried out.
 
         Raises:
             Failure: With `COMPACTED` or `LEASE_EXISTS`, which only who asked can judge.
@@ -165,60 +157,23 @@ class Members:
             StoreTimeoutError: The answer did not come in time.
             StoreError: The request was refused.
         """
-        failures, tokens, token = 0, 0, None
-        told = ""  # the last reason that was given; it says more than a silence
+        room = self._room_for_leases if method.startswith("Lease/") else self._room
         # A lease that one attempt in vain has used up is lost: two at least must fit into what is left.
         share = 0.5 if method == "Lease/LeaseKeepAlive" else 1.0
-        while True:
-            connection = await self._connection(deadline, share, what or method, doubt, told)
-            left = deadline - self._time()
-            if left <= 0:
-                raise self.late(what or method, doubt, told)
-            limit = min(self.attempt_limit(failures), max(left * share, min(left, ATTEMPT_LEAST)))
-            floor, asked_at = self.identity.revision, self._time()
-            try:
-                token = await self.login.token(connection, limit)
-                asked = fields if isinstance(fields, dict) else fields()
-                reply = await self._ask(connection, method, asked, token, limit)
-            except Failure as failure:
-                if failure.trouble in (FailureKind.COMPACTED, FailureKind.LEASE_EXISTS):
-                    self._answered(connection)
-                    raise
-                tokens += failure.trouble is FailureKind.TOKEN
-                self.login.refused(failure, token, tokens)
-                failures += 1
-                told = told if failure.silent else str(failure)
-                # One that answers others is busy, and not gone: it is left only for another, if it lets us wait again.
-                patient = failures == 1 or self.choice.alone
-                busy = failure.silent and patient and connection.heard_at > asked_at
-                if not busy:
-                    await self.moved_on(connection, failure)
-                if doubt is not None and failure.trouble is FailureKind.DOUBT:
-                    doubt.any = True
-                    if once:
-                        raise self.late(what or method, doubt, told) from None
-                await self.pause(failures - 1, deadline)
-            except StoreError:
-                self._answered(connection)
-                raise
-            else:
-                self._answered(connection)
-                self.identity.met(reply.header, floor=floor if method.startswith("KV/") else 0)
-                return reply
 
-    async def _ask(self, connection: Connection, method: str, asked: Fields, token: str | None, limit: float) -> Any:
-        # What must be renewed in time does not stand in line.
-        async with contextlib.nullcontext() if method.startswith("Lease/") else self._room:
-            return await self._send(connection, method, asked, token, limit)
+        async def attempt(connection: Connection, token: str | None, limit: float) -> Any:
+            floor = self.identity.revision if method.startswith("KV/") else 0
+            asked = fields if isinstance(fields, dict) else fields()
+            async with room:
+                reply = await self._send(connection, method, asked, token, limit)
+            self.identity.met(reply.header, floor=floor)
+            return reply
+
+        return await self._attempts(attempt, deadline, what or method, doubt, share=share)
 
     async def _send(self, connection: Connection, method: str, asked: Fields, token: str | None, limit: float) -> Any:
         """Make one request to one member."""
         return await connection.ask(method, asked, token=token, limit=limit)
-
-    def attempt_limit(self, failures: int) -> float:
-        """Return seconds for the next attempt, after so many that failed."""
-        first = ATTEMPT_ALONE if self.choice.alone else ATTEMPT_FIRST
-        return min(first * 2.0 ** min(failures // 2, 8), ATTEMPT_MOST)
 
     async def current_revision(self, deadline: float) -> int:
         """The revision the store is at, as the consensus knows it."""
@@ -226,67 +181,103 @@ class Members:
         revision: int = reply.header.revision
         return revision
 
-    async def _probe(self, connection: Connection, limit: float) -> None:
-        """Ask one member whether it is there, has a leader, and is still one of the cluster.
-
-        Raises:
-            Failure: It is not there.
-            StoreReplaced: It is none of the cluster.
-        """
-        floor = self.identity.revision
-        token = await self.login.token(connection, limit)
-        try:
-            reply = await connection.ask("KV/Range", self._probe_fields, token=token, limit=limit)
-        except Failure as failure:
-            self._probes_refused += failure.trouble is FailureKind.TOKEN
-            self.login.refused(failure, token, self._probes_refused)
-            raise
-        self._probes_refused = 0
-        self.identity.met(reply.header, floor=floor)
-
-    # ------------------------------------------------------------------------------------------ streams
-
-    async def stream(self, requests: Sequence[Fields], *, deadline: float = math.inf, what: str = "") -> Stream:
+    async def stream(self, requests: Sequence[Fields], *, deadline: float = math.inf, what: str = "") -> Subscription:
         """Open watches that are read together, at a member that answers.
 
         Raises:
             Failure: With `COMPACTED`: what one of them asks for is no longer kept.
             StoreError: As `ask`.
         """
+
+        async def attempt(connection: Connection, token: str | None, limit: float) -> Subscription:
+            subscription = connection.watches(token).subscribe(requests)
+            try:
+                with anyio.fail_after(limit):
+                    await subscription.opened()
+            except BaseException as error:
+                subscription.close()
+                if not isinstance(error, TimeoutError):
+                    raise
+                raise Failure(f"it has not answered within {limit:.1f} s", FailureKind.DOUBT, silent=True) from None
+            return subscription
+
+        return await self._attempts(attempt, deadline, what, None)
+
+    async def stream_failed(self, subscription: Subscription, failure: Failure) -> None:
+        """It has ended; the next one is opened elsewhere, after a moment, lest one that always ends keeps us busy."""
+        self.login.refused(failure, subscription.stream.token, 1)
+        if self._current is not None and self._current.carries(subscription):
+            await self.moved_on(self._current, failure)
+        if failure.trouble is not FailureKind.REOPEN:
+            await self._pause(1, math.inf)
+
+    async def _attempts(
+        self,
+        attempt: Callable[[Connection, str | None, float], Awaitable[T]],
+        deadline: float,
+        what: str,
+        doubt: RetryState | None,
+        *,
+        share: float = 1.0,
+    ) -> T:
+        """Make attempts, each with a connection, a token, and so many seconds, until one succeeds."""
         failures, tokens, token = 0, 0, None
+        told = ""  # the last reason that was given; it says more than a silence
         while True:
-            connection = await self._connection(deadline, 1.0, what, None)
-            limit = min(self.attempt_limit(failures), deadline - self._time())
+            connection = await self._connection(deadline, share, what, doubt, told)
+            left = deadline - self._time()
+            if left <= 0:
+                raise self.late(what, doubt, told)
+            limit = min(self._attempt_limit(failures), max(left * share, min(left, ATTEMPT_LEAST)))
+            asked_at = self._time()
             try:
                 token = await self.login.token(connection, limit)
-                subscription = await self._subscribe(connection, requests, token, limit)
+                result = await attempt(connection, token, limit)
             except Failure as failure:
-                if failure.trouble is FailureKind.COMPACTED:
+                if failure.trouble in (FailureKind.COMPACTED, FailureKind.LEASE_EXISTS):
+                    self.choice.answered(connection.place)
                     raise
                 tokens += failure.trouble is FailureKind.TOKEN
                 self.login.refused(failure, token, tokens)
                 failures += 1
-                await self.moved_on(connection, failure)
-                await self.pause(failures - 1, deadline)
-            else:
-                self._answered(connection)
-                return Stream(self, connection, subscription)
-
-    async def _subscribe(
-        self, connection: Connection, requests: Sequence[Fields], token: str | None, limit: float
-    ) -> Subscription:
-        subscription: Subscription | None = None
-        try:
-            with anyio.fail_after(limit):
-                subscription = connection.watches(token).subscribe(requests)
-                await subscription.opened()
-        except BaseException as error:
-            if subscription is not None:
-                subscription.close()
-            if not isinstance(error, TimeoutError):
+                told = told if failure.silent else str(failure)
+                # One that answers others is busy, and not gone: it is left only for another, if it lets us wait again.
+                patient = failures == 1 or self.choice.alone
+                if not (failure.silent and patient and connection.heard_at > asked_at):
+                    await self.moved_on(connection, failure)
+                if doubt is not None and failure.trouble is FailureKind.DOUBT:
+                    doubt.any = True
+                await self._pause(failures - 1, deadline)
+            except StoreError:
+                self.choice.answered(connection.place)
                 raise
-            raise Failure(f"it has not answered within {limit:.1f} s", FailureKind.DOUBT, silent=True) from None
-        return subscription
+            else:
+                self.choice.answered(connection.place)
+                return result
+
+    def _attempt_limit(self, failures: int) -> float:
+        """Return seconds for the next attempt, after so many that failed."""
+        first = ATTEMPT_ALONE if self.choice.alone else ATTEMPT_FIRST
+        return min(first * 2.0 ** min(failures // 2, 8), ATTEMPT_MOST)
+
+    async def _pause(self, failures: int, deadline: float) -> None:
+        """Before another attempt at the same request."""
+        seconds = min(self.choice.pause(failures), max(deadline - self._time(), 0))
+        if seconds:
+            await anyio.sleep(seconds)
+
+    def late(self, what: str, doubt: RetryState | None, told: str = "") -> StoreError:
+        """The error for a caller whose time is over: which one depends on what came of its own attempts.
+
+        Where one of them has failed for a reason, it is `ConnectionLost`: whether this client has found a member again
+        since then is chance, and tells the caller nothing.
+        """
+        maybe = doubt is not None and doubt.any
+        reason = told or self.choice.problem
+        asked = f"{what} at {self.name} was not answered" if self.identity.cluster_id else f"no store at {self.name}"
+        message = f"{asked} in time{': ' if reason else ''}{reason}"
+        kind = StoreTimeoutError if self.connected and not told else ConnectionLost
+        return kind(message, maybe_applied=maybe)
 
     # ------------------------------------------------------------------------------------------ members
 
@@ -308,52 +299,53 @@ class Members:
                     current = self._current  # another caller may have made it while this one waited for its turn
                     if current is not None:
                         return current
-                    most = (deadline - self._time()) * share
-                    await self._try_to_connect(max(most, ATTEMPT_LEAST))
+                    await self._try_to_connect(max((deadline - self._time()) * share, ATTEMPT_LEAST))
         raise self.late(what, doubt, told)
 
     async def _try_to_connect(self, most: float) -> None:
         """Make one attempt to connect, once it is time for it."""
         await anyio.sleep(max(self.choice.try_at - self._time(), 0))
+        if not self._open:
+            raise ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False)
         place = self.choice.choose()
-        limit = min(self.attempt_limit(self.choice.misses), most)
+        target = self._cluster.targets[place]
+        connection = Connection(place, target, credentials=self._credentials, name=self.name, met=self.identity.met)
         try:
-            connection = await self._connected_to(place, limit)
-        except Failure as failure:
-            self._missed(place, failure)
+            await self._probe(connection, min(self._attempt_limit(self.choice.misses), most))
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):  # it closes at once, since nothing is under way
+                await connection.close(Failure("it was given up", FailureKind.UNDONE))
+            if not isinstance(error, Failure):
+                raise
+            self._missed(place, error)
             if self.identity.cluster_id is None:
-                await self._find_out(place, failure)
+                await self._find_out(place, error)
             return
         self._current = connection
         self.choice.misses = 0
         self._never_met.clear()
-        self._answered(connection)
+        self.choice.answered(place)
         if self._minding is None:
             self._minding = asyncio.create_task(self._mind(), name=f"mind {self.name}")  # awaited in `aclose`
-        self._balance_at = self._next_balance()
+        self._balance_at = math.inf if self.choice.alone else self._time() + self.choice.jitter(BALANCE_AFTER)
 
-    async def _connected_to(self, place: int, limit: float) -> Connection:
-        """Return a connection over which a member has answered."""
-        if not self._open:
-            raise ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False)
-        connection = Connection(
-            place,
-            self._cluster.targets[place],
-            credentials=self._credentials,
-            name=self.name,
-            met=self.identity.met,
-        )
+    async def _probe(self, connection: Connection, limit: float) -> None:
+        """Ask one member whether it is there, has a leader, and is still one of the cluster.
+
+        Raises:
+            Failure: It is not there.
+            StoreReplaced: It is none of the cluster.
+        """
+        floor = self.identity.revision
+        token = await self.login.token(connection, limit)
         try:
-            await self._probe(connection, limit)
-        except BaseException:
-            with anyio.CancelScope(shield=True):  # it closes at once, since nothing is under way
-                await connection.close(Failure("it was given up", FailureKind.UNDONE))
+            reply = await connection.ask("KV/Range", self._probe_fields, token=token, limit=limit)
+        except Failure as failure:
+            self._probes_refused += failure.trouble is FailureKind.TOKEN
+            self.login.refused(failure, token, self._probes_refused)
             raise
-        return connection
-
-    def _missed(self, place: int, failure: Failure) -> None:
-        log.debug("etcd at %s: %s", self._cluster.targets[place], failure)
-        self.choice.missed(place, failure, self._time())
+        self._probes_refused = 0
+        self.identity.met(reply.header, floor=floor)
 
     async def _find_out(self, place: int, failure: Failure) -> None:
         """Find out why a member could not be reached, while none was ever met.
@@ -365,9 +357,7 @@ class Members:
         found = await diagnose(host, port, self._tls, name=self.name)
         if isinstance(found, Failure):
             self.choice.problem = str(found)
-        elif (
-            found is None and self._tls is not None and not isinstance(self._tls, ClientContext) and not failure.silent
-        ):
+        elif found is None and self._tls and not isinstance(self._tls, ClientContext) and not failure.silent:
             found = AuthenticationError(
                 f"{self.name} takes a connection made with this ssl.SSLContext, and none of gRPC's, which cannot get "
                 f"at the certificate that it shows ({failure}): make it with store.client_context(ca, cert, key)"
@@ -378,31 +368,26 @@ class Members:
             self._never_met.clear()
             raise lasting
 
+    def _missed(self, place: int, failure: Failure) -> None:
+        log.debug("etcd at %s: %s", self._cluster.targets[place], failure)
+        self.choice.missed(place, failure, self._time())
+
     async def moved_on(self, connection: Connection, failure: Failure) -> None:
         """A connection has failed; the next request makes another one, unless somebody has moved on already."""
         if failure.trouble in (FailureKind.REOPEN, FailureKind.TOKEN):  # its streams are opened again with a new token
             return
         if self._current is connection:
-            self._current = None
             self._missed(connection.place, failure)
+            await self._leave(failure)
         else:
             self.choice.note(connection.place, failure)
-        await self._leave(connection, failure)
 
-    async def _leave(self, connection: Connection, reason: Failure) -> None:
-        self._left.add(connection)
-        await connection.close(reason)
-        if not connection.under_way:
-            self._left.discard(connection)
-
-    def _answered(self, connection: Connection) -> None:
-        self.choice.answered(connection.place)
-
-    async def pause(self, failures: int, deadline: float) -> None:
-        """Before another attempt at the same request."""
-        seconds = min(self.choice.pause(failures), max(deadline - self._time(), 0))
-        if seconds:
-            await anyio.sleep(seconds)
+    async def _leave(self, reason: Failure) -> None:
+        """Hang up once what is under way is answered; the next request makes another connection."""
+        connection, self._current = self._current, None
+        self._balance_at = math.inf
+        if connection is not None:
+            await connection.close(reason)
 
     # ------------------------------------------------------------------------------------------ on a slow clock
 
@@ -410,83 +395,22 @@ class Members:
         """Look after the connection: see that its member is there, and choose another one now and then."""
         while True:
             connection = self._current
-            quiet = connection is not None and connection.watching
-            look_at = (connection.heard_at if connection is not None and quiet else self._time()) + IDLE
-            await anyio.sleep(max(min(look_at, self._balance_at) - self._time(), 0.001))
+            heard_at = connection.heard_at if connection is not None and connection.watching else self._time()
+            await anyio.sleep(max(min(heard_at + IDLE, self._balance_at) - self._time(), 0.001))
             connection = self._current
-            if connection is not None:
-                await self._look_after(connection)
-
-    async def _look_after(self, connection: Connection) -> None:
-        try:
+            if connection is None:
+                continue
             if self._time() >= self._balance_at:
-                self._balance_at = self._next_balance()
-                await self._balance(connection)
+                self.choice.forgive()
+                await self._leave(Failure("the client chooses a member anew", FailureKind.REOPEN))
             elif connection.watching and self._time() >= connection.heard_at + IDLE:
-                await self._probe(connection, self.attempt_limit(0))
-        except Failure as failure:
-            await self.moved_on(connection, failure)
-        except StoreError as error:  # `StoreReplaced` has been told; the rest is told to the next who asks
-            log.debug("etcd at %s: %s", self.name, error)
-            connection.heard_at = self._time()
-
-    async def _balance(self, connection: Connection) -> None:
-        """Choose a member among all; if it is another one, and it answers, move there."""
-        place = self.choice.any()
-        if place == connection.place:
-            return
-        async with self._connecting:
-            if self._current is not connection:
-                return
-            try:
-                another = await self._connected_to(place, self.attempt_limit(0))
-            except Failure as failure:
-                log.debug("etcd at %s: %s", self._cluster.targets[place], failure)
-                return
-            self._current, self.choice.place = another, place
-            self._answered(another)
-        await self._leave(connection, Failure("the client chose another member", FailureKind.REOPEN))
-
-    def _next_balance(self) -> float:
-        return math.inf if self.choice.alone else self._time() + self.choice.jitter(BALANCE_AFTER)
-
-    def late(self, what: str, doubt: RetryState | None, told: str = "") -> StoreError:
-        """The error for a caller whose time is over: which one depends on what came of its own attempts.
-
-        Where one of them has failed for a reason, it is `ConnectionLost`: whether this client has found a member again
-        since then is chance, and tells the caller nothing.
-        """
-        maybe = doubt is not None and doubt.any
-        reason = told or self.choice.problem
-        asked = f"{what} at {self.name} was not answered" if self.identity.cluster_id else f"no store at {self.name}"
-        message = f"{asked} in time{': ' if reason else ''}{reason}"
-        if self.connected and not told:
-            return StoreTimeoutError(message, maybe_applied=maybe)
-        return ConnectionLost(message, maybe_applied=maybe)
+                try:
+                    await self._probe(connection, self._attempt_limit(0))
+                except Failure as failure:
+                    await self.moved_on(connection, failure)
+                except StoreError as error:  # `StoreReplaced` has been told; the rest is told to the next who asks
+                    log.debug("etcd at %s: %s", self.name, error)
+                    connection.heard_at = self._time()
 
     def _time(self) -> float:
         return asyncio.get_running_loop().time()
-
-
-class Stream:
-    """Watches that are open at one member, and read together."""
-
-    def __init__(self, members: Members, connection: Connection, subscription: Subscription) -> None:
-        self._members = members
-        self._connection = connection
-        self._subscription = subscription
-
-    async def read(self) -> list[pb.WatchResponse]:
-        """Return the next messages; see `Subscription.read`."""
-        return await self._subscription.read()
-
-    async def failed(self, failure: Failure) -> None:
-        """It has ended; the next one is opened elsewhere, after a moment, lest one that always ends keeps us busy."""
-        self._members.login.refused(failure, self._subscription.token, 1)
-        await self._members.moved_on(self._connection, failure)
-        if failure.trouble is not FailureKind.REOPEN:
-            await self._members.pause(1, math.inf)
-
-    def close(self) -> None:
-        """End it, at the member, too."""
-        self._subscription.close()

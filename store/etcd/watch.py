@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from store.etcd.members import Stream
     from store.etcd.reads import Reads
+    from store.etcd.rpc.watch_stream import Subscription
     from store.watch_cursor import WatchCursor
 
 __all__ = ["Watch"]
@@ -47,7 +47,7 @@ class Watch(interface.Watch):
         self._while_usable = while_usable
         self._prefix = prefix
         self._cursor = cursor
-        self._stream: Stream | None = None
+        self._stream: Subscription | None = None
         self._batches: deque[list[Event]] = deque()
         self._reset: Event | None = None  # what the reader must be told once it is open again
         self._closed = False
@@ -92,7 +92,7 @@ class Watch(interface.Watch):
             if failure.trouble is FailureKind.COMPACTED:
                 await self._compacted(math.inf)
             else:
-                await self._stream.failed(failure)
+                await self._members.stream_failed(self._stream, failure)
             self._release()
             return
         for message in messages:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from store.errors import AuthenticationError
 from store.etcd.codec import Failure, FailureKind, classify
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from store.etcd.codec import Fields
 
-__all__ = ["Outgoing", "Subscription", "WatchStream"]
+__all__ = ["Subscription", "WatchStream"]
 
 HELD_BYTES_MAX: Final = 32 * 1024 * 1024
 """What is held for a reader that has fallen behind."""
@@ -35,8 +35,12 @@ class Outgoing:
     no generator, which that task might leave unfinished.
     """
 
-    def __init__(self, queue: asyncio.Queue[Any]) -> None:
-        self._queue = queue
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[pb.WatchRequest | None] = asyncio.Queue()  # two for each watch, at most
+
+    def send(self, **request: pb.WatchCreateRequest | pb.WatchCancelRequest) -> None:
+        """Have this sent."""
+        self._queue.put_nowait(pb.WatchRequest(**request))
 
     def close(self) -> None:
         """End the iteration."""
@@ -45,7 +49,7 @@ class Outgoing:
     def __aiter__(self) -> Outgoing:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> pb.WatchRequest:
         message = await self._queue.get()
         if message is None:
             raise StopAsyncIteration
@@ -57,13 +61,16 @@ class WatchStream:
 
     Args:
         name: The cluster's.
-        token: Which was shown when the stream was opened, if any.
+        token: Which is shown when the stream is opened, if any.
+
+    Attributes:
+        requests: What is to be sent.
     """
 
     def __init__(self, *, name: str, token: str | None) -> None:
         self._name = name
         self.token: str | None = token
-        self._asked: asyncio.Queue[pb.WatchRequest | None] = asyncio.Queue()  # two for each watch, at most
+        self.requests: Outgoing = Outgoing()
         self._last_id = 0
         self._opening: deque[int] = deque()  # asked for and not answered yet, in order
         self._subscriptions: dict[int, Subscription] = {}
@@ -79,10 +86,6 @@ class WatchStream:
         """Whether it has ended."""
         return self._ended is not None
 
-    def requests(self) -> Outgoing:
-        """Return what is to be sent."""
-        return Outgoing(self._asked)
-
     def subscribe(self, requests: Sequence[Fields]) -> Subscription:
         """Open watches that are read together."""
         first = self._last_id + 1
@@ -94,14 +97,14 @@ class WatchStream:
         for id, request in zip(subscription.ids, requests, strict=True):
             self._subscriptions[id] = subscription
             self._opening.append(id)
-            self._asked.put_nowait(pb.WatchRequest(create_request=pb.WatchCreateRequest(watch_id=id, **request)))
+            self.requests.send(create_request=pb.WatchCreateRequest(watch_id=id, **request))
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """End the watches of one reader, at the member, too."""
         for id in subscription.ids:
             if self._subscriptions.pop(id, None) is not None and self._ended is None:
-                self._asked.put_nowait(pb.WatchRequest(cancel_request=pb.WatchCancelRequest(watch_id=id)))
+                self.requests.send(cancel_request=pb.WatchCancelRequest(watch_id=id))
 
     def told(self, message: pb.WatchResponse) -> None:
         """Pass a message on to whom it is for."""
@@ -125,7 +128,7 @@ class WatchStream:
         reason = message.cancel_reason or "it ended the watch"
         verdict = classify(0, reason, name=self._name)
         if isinstance(verdict, AuthenticationError) and self.token is not None:
-            return Failure(reason, FailureKind.TOKEN)  # etcd says the same of a token that is too old
+            verdict = FailureKind.TOKEN  # etcd says the same of a token that is too old
         if isinstance(verdict, FailureKind):
             return Failure(reason, verdict if verdict is FailureKind.TOKEN else FailureKind.UNDONE)
         return verdict
@@ -135,25 +138,23 @@ class WatchStream:
         if self._ended is not None:
             return
         self._ended = problem
-        self.requests().close()  # at the member, too, with all its watches
-        subscriptions = set(self._subscriptions.values())
-        self._subscriptions.clear()
-        for subscription in subscriptions:
+        self.requests.close()  # at the member, too, with all its watches
+        for subscription in set(self._subscriptions.values()):
             subscription.fail(problem)
+        self._subscriptions.clear()
 
 
 class Subscription:
     """Watches that one reader reads.
 
     Attributes:
+        stream: Which they are part of.
         ids: The watches' numbers.
-        token: Which their stream was opened with, if any.
     """
 
     def __init__(self, stream: WatchStream, ids: range) -> None:
+        self.stream = stream
         self.ids = ids
-        self.token: str | None = stream.token
-        self._stream = stream
         self._opened = 0
         self._messages: list[pb.WatchResponse] = []
         self._held_bytes = 0
@@ -167,9 +168,7 @@ class Subscription:
             Failure: It has not; with `COMPACTED`, because what was asked for is no longer kept.
         """
         while self._opened < len(self.ids) or self._problem is not None:
-            if self._problem is not None:
-                raise self._problem
-            await self._wait()
+            await self._more()
 
     async def read(self) -> list[pb.WatchResponse]:
         """Return the next messages.
@@ -178,13 +177,13 @@ class Subscription:
             Failure: It is over; with `COMPACTED`, because what was asked for is no longer kept.
         """
         while not self._messages:
-            if self._problem is not None:
-                raise self._problem
-            await self._wait()
+            await self._more()
         messages, self._messages, self._held_bytes = self._messages, [], 0
         return messages
 
-    async def _wait(self) -> None:
+    async def _more(self) -> None:
+        if self._problem is not None:
+            raise self._problem
         self._news.clear()
         await self._news.wait()
 
@@ -202,10 +201,9 @@ class Subscription:
 
     def fail(self, problem: Exception) -> None:
         """Have the reader raise this, once it has read what is held."""
-        if self._problem is None:
-            self._problem = problem
-            self._news.set()
+        self._problem = self._problem or problem
+        self._news.set()
 
     def close(self) -> None:
         """End it, at the member, too."""
-        self._stream.unsubscribe(self)
+        self.stream.unsubscribe(self)

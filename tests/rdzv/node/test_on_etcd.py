@@ -25,7 +25,7 @@ from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError
 from rdzv.node.handler import Handler
 from store.etcd import client as client_room
 from store.etcd import members as members_room
-from store.etcd.rpc.connection import RENEWING_AT_ONCE, Connection
+from store.etcd.rpc.connection import Connection
 from tests.guarantees.test_real_processes_handlers import PAUSED, told
 from tests.support.etcd import Etcd, serve_etcd
 from tests.support.processes import start_python
@@ -217,7 +217,6 @@ async def test_the_nodes_of_a_process_are_one_client_of_the_cluster() -> None:
             for _ in range(2):
                 assert_one_round(await asyncio.gather(*(node.next_rendezvous() for node in nodes)))
             assert streams("Watch") == 1
-            assert streams("LeaseKeepAlive") <= RENEWING_AT_ONCE
             await asyncio.gather(*(node.aclose() for node in nodes[:20]))
             more = [await stack.enter_async_context(rdzv.connect(url, node_id=f"m{number}")) for number in range(20)]
             assert_one_round(await asyncio.gather(*(node.next_rendezvous() for node in (*nodes[20:], *more))))

@@ -46,12 +46,15 @@ def test_one_that_is_alone_is_chosen_again_and_again() -> None:
     assert chosen.problem == ""
 
 
-def test_all_members_are_chosen_alike() -> None:
-    """A client that begins, and one that chooses anew on its slow clock: each member gets its share."""
-    for choose in (Choice.choose, Choice.any):
+def test_all_members_are_chosen_alike_at_first_and_when_what_they_did_is_forgiven() -> None:
+    for forgiven in (False, True):
         counts = [0, 0, 0]
         for seed in range(900):
-            counts[choose(choice(seed=seed))] += 1
+            chosen = choice(seed=seed)
+            if forgiven:
+                chosen.missed(0, GONE, 0.0)
+                chosen.forgive()
+            counts[chosen.choose()] += 1
         assert all(240 <= count <= 360 for count in counts), counts
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -118,6 +117,14 @@ class First(random.Random):
     def uniform(self, least: float, _: float) -> float:
         """The least."""
         return least
+
+
+class Second(First):
+    """Dice for a client that goes on with the second one."""
+
+    def randrange(self, *_: Any) -> int:
+        """The second."""
+        return 1
 
 
 @asynccontextmanager
@@ -261,14 +268,6 @@ async def nowhere(*_: Any) -> None:
     """Stay with the connection, as if another caller had made one anew."""
 
 
-async def test_what_is_asked_once_is_not_asked_again_after_a_doubt() -> None:
-    member = Member(TIMED_OUT, says())
-    async with members_of(member) as members:
-        with pytest.raises(ConnectionLost):
-            await ask(members, doubt=RetryState(), once=True)
-    assert member.asked == [READ]
-
-
 async def test_a_refusal_is_an_error_for_the_caller_and_costs_no_connection() -> None:
     member = Member(refuses(grpc.StatusCode.NOT_FOUND, "etcdserver: requested lease not found"))
     async with members_of(member) as members:
@@ -351,7 +350,7 @@ async def test_a_stream_that_ends_is_over_for_all_who_read_it_and_opened_again_e
             with pytest.raises(Failure, match="no leader") as caught:
                 await stream.read()
             assert caught.value.trouble is FailureKind.UNDONE
-            await stream.failed(caught.value)
+            await members.stream_failed(stream, caught.value)
         for _ in range(10):
             await asyncio.sleep(0)
         left = [task for task in asyncio.all_tasks() if "_consume_request_iterator" in repr(task.get_coro())]
@@ -391,12 +390,11 @@ async def test_on_a_slow_clock_another_member_is_chosen_and_watches_follow(monke
     here, there = Member(says()), Member(says())
     async with members_of(here, there) as members, asyncio.timeout(30):
         stream = await members.stream([range_of("a")], deadline=soon())
-        members.choice._rng = random.Random(3)
-        with pytest.raises(Failure, match="another member") as caught:
+        members.choice._rng = Second()
+        with pytest.raises(Failure, match="anew") as caught:
             await stream.read()
         assert caught.value.trouble is FailureKind.REOPEN
-        members._balance_at = math.inf  # one move is enough
-        await stream.failed(caught.value)
+        await members.stream_failed(stream, caught.value)
         await members.stream([range_of("a")], deadline=soon())
         assert there.watched.qsize() == 1
         assert members.connected

@@ -1,4 +1,4 @@
-"""One connection to one member: what its answers and refusals mean, the stream of renewals, and the end."""
+"""One connection to one member: what its answers and refusals mean, the stream of watches, and the end."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import grpc
 import grpc.aio
 import pytest
 
-from store.errors import ProtocolError, StoreError, StoreReplaced, StoreUsageError, UsedAfterFork
+from store.errors import ProtocolError, StoreReplaced, StoreUsageError, UsedAfterFork
 from store.etcd.codec import Failure, FailureKind, range_of
 from store.etcd.rpc import connection as connection_room
 from store.etcd.rpc import etcd_pb2 as pb
-from store.etcd.rpc.connection import RENEWING_AT_ONCE, Connection
-from tests.store.etcd.test_members import HEADER, Member, refuses, says, says_nothing
+from store.etcd.rpc.connection import Connection
+from tests.store.etcd.test_members import Member, refuses, says, says_nothing
 from tests.support.processes import free_port
 
 if TYPE_CHECKING:
@@ -27,34 +27,18 @@ READ = "KV/Range"
 CLOSED = Failure("the client is closed", FailureKind.UNDONE)
 
 
-class Renewing(Member):
-    """A member that answers renewals: in the order of asking, each but those of lease 0."""
-
-    async def _renew(self, requests: Any, _: Any) -> AsyncIterator[bytes]:
-        async for data in requests:
-            lease = pb.LeaseKeepAliveRequest.FromString(data).ID
-            self.asked.append(f"renew {lease}")
-            if lease:
-                yield pb.LeaseKeepAliveResponse(header=HEADER, ID=lease, TTL=lease).SerializeToString()
-
-    def service(self, details: Any) -> Any:
-        """Answer whatever is asked."""
-        if details.method.endswith("Lease/LeaseKeepAlive"):
-            return grpc.stream_stream_rpc_method_handler(self._renew)
-        return super().service(details)
-
-
 @asynccontextmanager
-async def connected(member: Member, met: Any = lambda _: None) -> AsyncIterator[Connection]:
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((member,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with to(port, met) as connection:
-            yield connection
-    finally:
-        await server.stop(None)
+async def connected(member: Member | None, met: Any = lambda _: None) -> AsyncIterator[Connection]:
+    """A connection to a scripted member, or to a port where nobody listens."""
+    server, port = grpc.aio.server(), free_port()
+    if member is not None:
+        server.add_generic_rpc_handlers((member,))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+    connection = to(port, met)
+    yield connection
+    await connection.close(CLOSED)
+    await server.stop(None)
 
 
 def to(port: int, met: Any = lambda _: None) -> Connection:
@@ -62,116 +46,87 @@ def to(port: int, met: Any = lambda _: None) -> Connection:
 
 
 async def ask(connection: Connection, *, limit: float = 30.0, **fields: Any) -> Any:
-    return await connection.ask(READ, fields or {"key": b"key"}, token=None, limit=limit)
+    return await connection.ask(READ, fields or {"key": b"key"}, token="t", limit=limit)
 
 
-async def renew(connection: Connection, lease: int, *, limit: float = 30.0) -> Any:
-    return await connection.ask("Lease/LeaseKeepAlive", {"ID": lease}, token=None, limit=limit)
+async def asking(connection: Connection, **options: Any) -> asyncio.Task[Any]:
+    """A request that is under way."""
+    task = asyncio.ensure_future(ask(connection, **options))
+    while not connection.under_way:  # noqa: ASYNC110  nothing announces it
+        await asyncio.sleep(0)
+    return task
 
 
 async def test_a_request_shows_its_token_and_notes_when_something_came() -> None:
     member = Member(says())
     async with connected(member) as connection:
         connection.heard_at = 0.0
-        reply = await connection.ask(READ, {"key": b"key"}, token="t", limit=30.0)
-        assert (reply.count, member.tokens) == (1, ["t"])
+        assert (await ask(connection)).count == 1
+        assert member.tokens == ["t"]
         assert connection.heard_at > 0
-        assert connection.under_way == 0
 
 
 @pytest.mark.parametrize(
-    ("code", "words", "kind"),
+    ("member", "kind", "silent"),
     [
-        (grpc.StatusCode.UNAVAILABLE, "etcdserver: no leader", FailureKind.UNDONE),
-        (grpc.StatusCode.UNAVAILABLE, "etcdserver: request timed out", FailureKind.DOUBT),
-        (grpc.StatusCode.UNAUTHENTICATED, "etcdserver: invalid auth token", FailureKind.TOKEN),
+        (refuses(grpc.StatusCode.UNAVAILABLE, "etcdserver: no leader"), FailureKind.UNDONE, False),
+        (refuses(grpc.StatusCode.UNAVAILABLE, "etcdserver: request timed out"), FailureKind.DOUBT, False),
+        (refuses(grpc.StatusCode.UNAUTHENTICATED, "etcdserver: invalid auth token"), FailureKind.TOKEN, False),
+        (says_nothing, FailureKind.DOUBT, True),
+        (None, FailureKind.UNDONE, False),
     ],
 )
-async def test_a_refusal_that_another_attempt_may_mend_is_a_failure(
-    code: grpc.StatusCode, words: str, kind: FailureKind
-) -> None:
-    async with connected(Member(refuses(code, words))) as connection:
-        with pytest.raises(Failure, match=words) as caught:
-            await ask(connection)
-        assert (caught.value.trouble, caught.value.silent) == (kind, False)
+async def test_a_failure_says_whether_another_attempt_may_mend_it(member: Any, kind: FailureKind, silent: bool) -> None:
+    async with connected(Member(member) if member else None) as connection:
+        with pytest.raises(Failure) as caught:
+            await ask(connection, limit=0.1 if silent else 30.0)
+        assert (caught.value.trouble, caught.value.silent) == (kind, silent)
 
 
 async def test_what_no_attempt_mends_is_an_error() -> None:
     async with connected(Member(refuses(grpc.StatusCode.UNIMPLEMENTED, "unknown service"))) as connection:
         with pytest.raises(ProtocolError, match=r"etcd 3\.4 or later"):
             await ask(connection)
-        with pytest.raises(StoreUsageError, match="RangeRequest cannot be sent"):
+        with pytest.raises(StoreUsageError):
             await ask(connection, key=7)
-        with pytest.raises(UnicodeEncodeError):
-            await ask(connection, **range_of("\ud800"))
 
 
-async def test_silence_and_nobody_are_told_apart() -> None:
+async def test_what_is_closed_ends_its_watches_and_lets_requests_be_answered() -> None:
     async with connected(Member(says_nothing)) as connection:
-        with pytest.raises(Failure, match=r"has not answered within 0\.1 s") as caught:
-            await ask(connection, limit=0.1)
-        assert (caught.value.trouble, caught.value.silent) == (FailureKind.DOUBT, True)
-    async with to(free_port()) as nobody:
-        with pytest.raises(Failure, match="nobody listens there") as caught:
-            await ask(nobody)
-        assert caught.value.trouble is FailureKind.UNDONE
-
-
-async def test_renewals_share_streams_and_each_is_answered() -> None:
-    member = Renewing(says())
-    async with connected(member) as connection:
-        replies = await asyncio.gather(*(renew(connection, lease) for lease in (3, 4, 3)))
-        assert [reply.TTL for reply in replies] == [3, 4, 3]
-        with pytest.raises(Failure, match="has not answered") as caught:
-            await renew(connection, 0, limit=0.1)
-        assert caught.value.silent
-        assert (await renew(connection, 5)).TTL == 5
-        await asyncio.gather(*(renew(connection, lease) for lease in range(3, 99)))
-        assert len(connection._streams) == RENEWING_AT_ONCE
-
-
-async def test_what_is_closed_ends_its_streams_and_lets_requests_be_answered() -> None:
-    async with connected(Renewing(says_nothing)) as connection:
         subscription = connection.watches(None).subscribe([range_of("a")])
         await subscription.opened()
         assert connection.watching
-        renewing = asyncio.ensure_future(renew(connection, 0))
-        asking = asyncio.ensure_future(ask(connection, limit=0.3))
-        while not connection.under_way:  # noqa: ASYNC110  nothing announces it
-            await asyncio.sleep(0)
+        under_way = await asking(connection, limit=0.3)
         await connection.close(CLOSED)
         with pytest.raises(Failure, match="client is closed"):
             await subscription.read()
-        with pytest.raises(Failure, match="client is closed"):
-            await renewing
         with pytest.raises(Failure, match="has not answered"):  # it had its time
-            await asking
-        for late in (ask(connection), renew(connection, 1)):
-            with pytest.raises(Failure, match="client is closed"):
-                await late
+            await under_way
+        with pytest.raises(Failure, match="client is closed"):
+            await ask(connection)
 
 
 async def test_a_caller_that_is_cancelled_is_cancelled_and_leaves_nothing_under_way() -> None:
     async with connected(Member(says_nothing)) as connection:
-        asking = asyncio.ensure_future(ask(connection))
-        while not connection.under_way:  # noqa: ASYNC110  nothing announces it
-            await asyncio.sleep(0)
-        asking.cancel()
+        task = await asking(connection)
+        task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asking
+            await task
         assert connection.under_way == 0
 
 
-async def test_an_answer_that_comes_while_its_caller_is_cancelled_is_not_reported_as_lost() -> None:
+async def test_an_answer_that_comes_while_its_caller_is_cancelled_is_not_reported_as_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lost: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: lost.append(context))
     async with connected(Member(says())) as connection:
 
-        async def refused() -> Any:
+        async def refused(_: Any) -> Any:
             callers.pop().cancel()
             raise grpc.aio.AioRpcError(grpc.StatusCode.NOT_FOUND, grpc.aio.Metadata(), grpc.aio.Metadata())
 
-        connection._call = lambda _: lambda *_, **__: refused()  # type: ignore[assignment, method-assign]
+        monkeypatch.setattr(connection_room, "_answer", refused)
         callers = [asyncio.ensure_future(ask(connection))]
         done, _ = await asyncio.wait(callers)
         assert done.pop().cancelled()
@@ -186,9 +141,8 @@ async def test_a_stream_of_another_cluster_ends_for_that_reason() -> None:
         raise StoreReplaced("another one")
 
     async with connected(Member(says()), met) as connection:
-        subscription = connection.watches(None).subscribe([range_of("a")])
-        with pytest.raises(StoreError, match="another one"):
-            await subscription.opened()
+        with pytest.raises(StoreReplaced):
+            await connection.watches(None).subscribe([range_of("a")]).opened()
 
 
 async def test_the_watches_are_opened_anew_with_another_token() -> None:
@@ -197,7 +151,7 @@ async def test_the_watches_are_opened_anew_with_another_token() -> None:
         subscription = first.subscribe([range_of("a")])
         assert connection.watches("old") is first
         second = connection.watches("new")
-        with pytest.raises(Failure, match="new token") as caught:
+        with pytest.raises(Failure) as caught:
             await subscription.read()
         assert caught.value.trouble is FailureKind.REOPEN
         second.end(Failure("etcdserver: invalid auth token", FailureKind.TOKEN))
@@ -206,5 +160,5 @@ async def test_the_watches_are_opened_anew_with_another_token() -> None:
 
 async def test_a_child_of_a_process_that_has_used_grpc_is_told_that_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_room, "_used_by", os.getpid() + 1)
-    with pytest.raises(UsedAfterFork, match=r"before it forked this one, and gRPC cannot"):
+    with pytest.raises(UsedAfterFork):
         to(free_port())

@@ -11,7 +11,7 @@ from store.errors import AuthenticationError
 from store.etcd.codec import Failure, FailureKind, range_of
 from store.etcd.rpc import etcd_pb2 as pb
 from store.etcd.rpc import watch_stream
-from store.etcd.rpc.watch_stream import Outgoing, WatchStream
+from store.etcd.rpc.watch_stream import WatchStream
 
 
 def stream(*, token: str | None = None) -> WatchStream:
@@ -38,8 +38,9 @@ def stream_is_busy(watches: WatchStream) -> bool:
 def sent(watches: WatchStream) -> list[tuple[str, int]]:
     """What has been asked of the member since this was called last."""
     asked = []
-    while not watches._asked.empty():
-        request = watches._asked.get_nowait()
+    queue = watches.requests._queue
+    while not queue.empty():
+        request = queue.get_nowait()
         if request is None:
             break  # it has ended
         kind = request.WhichOneof("request_union")
@@ -145,11 +146,3 @@ async def test_the_end_of_the_stream_is_told_to_all_and_to_who_comes_later_the_f
         late.close()
     assert sent(watches) == [], "nobody would hear it"
     assert not watches.busy
-
-
-async def test_what_is_sent_ends_when_the_stream_does() -> None:
-    queue: asyncio.Queue[Any] = asyncio.Queue()
-    outgoing = Outgoing(queue)
-    queue.put_nowait("a")
-    outgoing.close()
-    assert [message async for message in outgoing] == ["a"]
