@@ -79,7 +79,6 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 RUN_TTL_LEAST = 60.0  # seconds; a shorter closed_ttl must not end a run between two of its nodes
 UNFIT_MOST = 64  # nodes of a run of which it is kept that they failed their health check, the last ones
 BAN_AFTER = "ban_after"  # who has banned a node that keeps failing: nobody, but the run's setting
-GIVE_BACK_WITHIN = 2.0  # seconds to revoke a lease that turned out not to be needed
 
 
 def check_node_id(node_id: str) -> None:

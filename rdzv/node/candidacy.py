@@ -10,7 +10,6 @@ nobody. The first node of a run takes the role with its arrival, and those who c
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
@@ -19,19 +18,20 @@ import anyio
 
 from rdzv.node.admission import OverruledError, take_settings
 from rdzv.node.coordinator import Term
-from rdzv.node.part.role import ELECTION_MOST, RoleGrant, election_pause, role_ttl
+from rdzv.node.part.role import ELECTION_MOST, Role, election_pause
 from rdzv.node.part.stopwatch import Stopwatch
 from rdzv.node.wakeup import Wakeup
 from store import ConditionFailed, ConnectionLost, Get, LeaseNotFound, Put, StoreTimeoutError, when
+from store.net.tasks import cancel_and_wait
 from store.printable import escaping
 
 if TYPE_CHECKING:
+    import asyncio
     import random
     from collections.abc import Callable, Coroutine, Sequence
 
     from rdzv.core.decision import Decision
     from rdzv.node.link import Link
-    from rdzv.node.part.role import TakenRole
     from rdzv.node.part.state import Part
 
 __all__ = ["Candidacy"]
@@ -43,7 +43,7 @@ class Candidacy:
     """One node's readiness to coordinate its run.
 
     Args:
-        link: The way to the store, on which the leadership lease is kept, and what this node knows of the head.
+        link: The way to the store, on which the lease of the role is kept, and what this node knows of the head.
         part: What this node is in its run: whoever finds other settings in the store, and cannot go by them, decides
             nothing.
         rng: For the pause before taking the role.
@@ -65,18 +65,18 @@ class Candidacy:
         self._node_id = part.node_id
         self._follower = link.follower
         self._rng = rng
-        self._neighbours = part.neighbours  # of those who came with this node
         self._apart = apart
         self._running: asyncio.Task[None] | None = None  # for the role, or in it
         self._failed_with: str | None = None
         self._lost_terms = 0  # in a row, since their lease was over
 
-    def begin(self, role: TakenRole | None) -> None:
+    def begin(self, role: Role | None) -> None:
         """Take the role whenever nobody has it, for as long as this node takes part.
 
         Args:
             role: If this node's arrival has taken it.
         """
+        self._link.resign = self._step_down
         self._follower.listeners.add(self)
         if role is not None:
             self._run(role)
@@ -88,14 +88,10 @@ class Candidacy:
         if self._is_free and self._running is None:
             self._run(None)
 
-    async def step_down(self) -> None:
-        """Coordinate no more, nor wish to."""
+    async def _step_down(self) -> None:
         self._follower.listeners.remove(self)
-        running = self._running
-        if running is not None:
-            running.cancel()
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait([running])
+        if self._running is not None:
+            await cancel_and_wait(self._running)
 
     @property
     def _is_free(self) -> bool:
@@ -104,10 +100,10 @@ class Candidacy:
         is_wanted = head.closed is None or self._part.is_member
         return head.coordinator is None and is_wanted and self._follower.error is None
 
-    def _run(self, role: TakenRole | None) -> None:
+    def _run(self, role: Role | None) -> None:
         self._running = self._link.start(self._run_until_taken(role), f"run for coordinator of {self._keys.run_id}")
 
-    async def _run_until_taken(self, role: TakenRole | None) -> None:
+    async def _run_until_taken(self, role: Role | None) -> None:
         """Take the role, and be coordinator, until somebody else is."""
         try:
             while role is not None or self._is_free:
@@ -120,7 +116,7 @@ class Candidacy:
         finally:
             self._running = None
 
-    async def _lead_and_survive(self, role: TakenRole | None) -> None:
+    async def _lead_and_survive(self, role: Role | None) -> None:
         """Be coordinator for as long as it lasts. Whatever ends it, this node stays ready: else the run is stuck."""
         try:
             if role is None:
@@ -147,23 +143,13 @@ class Candidacy:
 
     async def _take_role(self) -> None:
         """Try to become coordinator, and if that succeeds be it until the role is lost."""
-        ttl = role_ttl(
-            self._link,
-            max(self._nodes_known, self._part.agreed.rules.needed),
-            lost_terms=self._lost_terms,
-            neighbours=self._neighbours,
-        )
-        role = RoleGrant(
-            self._link,
-            ttl=ttl,
-            disconnect_ttl=self._part.settings.disconnect_ttl,
-            gone_ttl=self._part.settings.gone_ttl,
-        )
-        keys, sent_at = self._keys, self._store.time()
+        keys, agreed = self._keys, self._part.agreed
+        nodes = max(self._nodes_known, agreed.rules.needed)
+        role = Role(self._link, self._part.settings, nodes=nodes, lost_terms=self._lost_terms)
         try:
             with Stopwatch(self._store.time) as stopwatch:
                 taken = await self._store.transact(
-                    when=(when.missing(keys.coordinator), when.value(keys.settings) == self._part.agreed.value),
+                    when=(when.missing(keys.coordinator), when.value(keys.settings) == agreed.value),
                     then=(
                         Put(keys.coordinator, self._node_id.encode(), lease=role.lease.id),
                         *map(Get, self._where_it_stands),
@@ -176,10 +162,10 @@ class Candidacy:
             raise
         self._link.answered_in(stopwatch.seconds)
         if taken.succeeded:
-            _, *found = taken.results
-            await self._hold_office(role.taken(term=taken.revision, sent_at=sent_at), found)
+            role.term = taken.revision
+            await self._hold_office(role, taken.results[1:])
             return
-        if take_settings(taken, self._part.agreed):
+        if take_settings(taken, agreed):
             return
         self._follower.take_coordinator(taken.results[0], revision=taken.revision)
         known = Wakeup()
@@ -192,7 +178,7 @@ class Candidacy:
         """What a coordinator is to know of its run when its term begins."""
         return self._keys.round, self._keys.progress, self._keys.history
 
-    async def _hold_office(self, role: TakenRole, found: Sequence[object] | None) -> None:
+    async def _hold_office(self, role: Role, found: Sequence[object] | None) -> None:
         """Be coordinator until the role is lost.
 
         Args:

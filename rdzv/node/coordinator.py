@@ -46,6 +46,7 @@ from rdzv.node.agreement import Agreement
 from rdzv.node.office import Office, SharedLease
 from rdzv.node.stuck.others import look_for_stalls
 from store import ConditionFailed, Delete, Entry, Get, Lease, LimitExceeded, Put, StoreError, when
+from store.net.tasks import cancel_and_wait
 from store.printable import escaping, without_durations
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.decision import Decision, Rules
     from rdzv.node.link import Link
-    from rdzv.node.part.role import TakenRole
+    from rdzv.node.part.role import Role
     from rdzv.node.part.state import Part
     from store import Condition, Event
 
@@ -84,7 +85,7 @@ class Term:
     def __init__(
         self,
         link: Link,
-        role: TakenRole,
+        role: Role,
         part: Part,
         *,
         run_lease: Lease,
@@ -138,10 +139,8 @@ class Term:
                 await self._take_over(round, progress_entry, history)
                 await self._decide_for_ever()
         finally:
-            for task in tasks:
-                task.cancel()
+            await cancel_and_wait(*tasks)
             with anyio.CancelScope(shield=True):
-                await asyncio.wait(tasks)
                 await self._shared.give_back()
 
     async def _take_over(self, round: Round | None, progress_entry: Entry | None, history: Entry | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -25,7 +25,7 @@ from store import ConnectionLost, Entry, StoreTimeoutError
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from rdzv.core.keys import Keys
     from store import Event, Store, StoreError
@@ -55,12 +55,15 @@ class Follower:
 
     Attributes:
         head: What is known of it.
+        heard_at: When the store has told anything last, on this node's clock.
         own_ban: The last ban of this node, or of an attribute of its, also if it was lifted before anybody looked.
         before: Who was the last coordinator that has gone.
         resets: How often history was missed.
         error: Why it is not followed any more, if so.
         unreadable: Why the last round is not known, if so: while its key cannot be read, no other one is completed.
         unanswered: What came of the last attempt to begin, if that has failed; there is another one.
+        opened_in: Seconds that the store took to answer.
+        round_at: When the round completed, on this node's clock, if it was there.
         synced: Set once the head is known as it stands.
         listeners: Who is woken at every change.
     """
@@ -70,19 +73,20 @@ class Follower:
         self._keys = keys
         self._node_id = node_id
         self._own_ban_keys = frozenset([keys.banned(node_id)])
+        self.head: Head = Head()
+        self.heard_at: float = 0.0
         self.own_ban: OwnBan | None = None
         self.before: LastCoordinator | None = None
         self.resets: int = 0
-        self.opened_in: float | None = None  # seconds that the store took to answer
-        self.unanswered: StoreError | None = None
-        self._seen = 0  # the last revision that the watch has told of
-        self.head: Head = Head()
-        self.round_at: float | None = None  # when the round completed, on this node's clock, if it was there
-        self._anew: Head | None = None  # what a snapshot has said so far, until it is whole
         self.error: Exception | None = None
         self.unreadable: RendezvousStateError | None = None
+        self.unanswered: StoreError | None = None
+        self.opened_in: float | None = None
+        self.round_at: float | None = None
         self.synced: asyncio.Event = asyncio.Event()
         self.listeners: Listeners = Listeners()
+        self._seen = 0  # the last revision that the watch has told of
+        self._anew: Head | None = None  # what a snapshot has said so far, until it is whole
 
     def has_attributes(self, attributes: Mapping[str, str]) -> None:
         """Learn what this node says of itself: by that, it may be banned with others."""
@@ -105,43 +109,33 @@ class Follower:
         Whoever waits for the head has a time limit of its own. A server to which thousands come at once may be too busy
         to answer some of them within the time limit of a call.
         """
-        opening = Stopwatch(self._store.time)
-        opening.start()
-        try:
-            async with self._store.watch(self._keys.head, snapshot=True) as watch:
-                # A watch that was asked for with the hello is open by now.
-                self.opened_in = max(opening.stop(), self._store.answered_in)
-                async for events in watch.batches():
-                    for event in events:
-                        self._take(event)
-                        self._seen = max(self._seen, event.revision)
-                    self.listeners.changed()
-        except (ConnectionLost, StoreTimeoutError) as error:
-            if self.opened_in is not None or self._store.failure is not None:
-                raise
-            log.debug("the head of run %s is asked for once more: %s", self._keys.run_id, error)
-            self.unanswered = error
-            await anyio.sleep(ASK_AGAIN_AFTER)  # of no use to hurry: the time limit of a call has just passed
-        finally:
-            opening.stop()
+        with Stopwatch(self._store.time) as opening:
+            try:
+                async with self._store.watch(self._keys.head, snapshot=True) as watch:
+                    # A watch that was asked for with the hello is open by now.
+                    self.opened_in = max(opening.stop(), self._store.answered_in)
+                    async for events in watch.batches():
+                        self.heard_at = self._store.time()
+                        for event in events:
+                            self._take(event)
+                            self._seen = max(self._seen, event.revision)
+                        self.listeners.changed()
+            except (ConnectionLost, StoreTimeoutError) as error:
+                if self.opened_in is not None or self._store.failure is not None:
+                    raise
+                log.debug("the head of run %s is asked for once more: %s", self._keys.run_id, error)
+                self.unanswered = error
+                await anyio.sleep(ASK_AGAIN_AFTER)  # of no use to hurry: the time limit of a call has just passed
+
+    # ------------------------------------------------------------------------------------ learned by another way
 
     def take_round(self, round: Round) -> None:
-        """Learn of a round by another way than the watch; the later one counts."""
+        """Learn of a round; the later one counts."""
         if self._take_round(round):
             self.listeners.changed()
 
-    def _take_round(self, round: Round) -> bool:
-        """Learn of a round; False if it is none that is later than what is known."""
-        later = self.head.round is None or self.head.round.revision < round.revision
-        if later:
-            self.round_at = self._store.time() if self.synced.is_set() and self._anew is None else None
-            self.head = replace(self.head, round=round)
-            if self._anew is not None:
-                self._anew = replace(self._anew, round=round)
-        return later
-
     def take_coordinator(self, there: object, *, revision: int) -> None:
-        """Learn who coordinates by another way than the watch, unless that has come further.
+        """Learn who coordinates, unless the watch has come further.
 
         Args:
             there: The entry of its key, if there is one.
@@ -153,10 +147,12 @@ class Follower:
             self.listeners.changed()
 
     def take_closing(self, closed: Closed) -> None:
-        """Learn of the closing by another way than the watch; what the watch says later counts."""
+        """Learn of the closing; what the watch says later counts."""
         if self.head.closed is None:
             self.head = replace(self.head, closed=closed)
             self.listeners.changed()
+
+    # ------------------------------------------------------------------------------------ learned by the watch
 
     def _take(self, event: Event) -> None:
         match event.kind:
@@ -182,47 +178,56 @@ class Follower:
             if event.kind == "put":
                 self._take_round(Round.unpack(event.value, revision=event.revision))
         elif self._anew is None:
-            self.head = self._changed(self.head, event)
+            self.head = replace(self.head, **self._changes(self.head, event))
         else:
-            self._anew = self._changed(self._anew, event)
+            self._anew = replace(self._anew, **self._changes(self._anew, event))
 
-    def _changed(self, head: Head, event: Event) -> Head:
-        """The head after one event of any key but the round's."""
-        keys, put = self._keys, event.kind == "put"
-        if event.key == keys.coordinator:
-            coordinator = Coordinator(node_id=event.value.decode(errors="replace"), term=event.create_revision)
+    def _take_round(self, round: Round) -> bool:
+        """Learn of a round; False if it is none that is later than what is known."""
+        later = self.head.round is None or self.head.round.revision < round.revision
+        if later:
+            self.round_at = self._store.time() if self.synced.is_set() and self._anew is None else None
+            self.head = replace(self.head, round=round)
+            if self._anew is not None:
+                self._anew = replace(self._anew, round=round)
+        return later
+
+    def _changes(self, head: Head, event: Event) -> dict[str, Any]:
+        """What one event of any key but the round's changes in the head."""
+        keys, key, value, put = self._keys, event.key, event.value, event.kind == "put"
+        now, revision = self._store.time(), event.revision
+
+        def of_many(field: str, prefix: str, read: Callable[[], object]) -> dict[str, Any]:
+            there = {name: one for name, one in getattr(head, field).items() if prefix + name != key}
+            if put:
+                there[key.removeprefix(prefix)] = read()
+            return {field: there}
+
+        def leaving() -> Leaving:
+            drain = Drain.unpack(value)
+            return Leaving(until=now + drain.within, reason=drain.reason, revision=revision)
+
+        if key == keys.coordinator:
             if not put and head.coordinator is not None:
                 self.before = LastCoordinator(node_id=head.coordinator.node_id, cause=event.cause)
-            return replace(head, coordinator=coordinator if put else None)
-        if event.key == keys.closed:
-            return replace(head, closed=Closed.of(event.value) if put else None)
-        if event.key == keys.progress:
-            progress = Progress.unpack(event.value) if put else None
+            coordinator = Coordinator(node_id=value.decode(errors="replace"), term=event.create_revision)
+            return {"coordinator": coordinator if put else None}
+        if key == keys.closed:
+            return {"closed": Closed.of(value) if put else None}
+        if key == keys.progress:
             found = self._anew is not None or not self.synced.is_set()
-            return replace(head, progress=progress, progress_at=self._store.time(), progress_found=found)
-        if event.key == keys.stop:
-            return replace(head, stop=Stop.unpack(event.value, revision=event.revision) if put else None)
-        if event.key == keys.resized:
-            return replace(head, resized=Resized.unpack(event.value, revision=event.revision) if put else None)
-        if event.key.startswith(keys.drains):
-            drained = event.key.removeprefix(keys.drains)
-            drains = {node_id: leaving for node_id, leaving in head.drains.items() if node_id != drained}
-            if put:
-                drain = Drain.unpack(event.value)
-                until = self._store.time() + drain.within
-                drains[drained] = Leaving(until=until, reason=drain.reason, revision=event.revision)
-            return replace(head, drains=drains)
-        if event.key.startswith(keys.bans):
-            if put and event.key in self._own_ban_keys:
-                self.own_ban = OwnBan(event.revision, Ban.unpack(event.value))
-            bans = {node_id: ban for node_id, ban in head.bans.items() if keys.banned(node_id) != event.key}
-            if put:
-                bans[event.key.removeprefix(keys.bans)] = Ban.unpack(event.value)
-            return replace(head, bans=bans)
-        if event.key.startswith(keys.questions):
-            asked = event.key.removeprefix(keys.questions)
-            questions = {name: question for name, question in head.questions.items() if name != asked}
-            if put:
-                questions[asked] = Question.unpack(event.value)
-            return replace(head, questions=questions)
-        return head
+            progress = Progress.unpack(value) if put else None
+            return {"progress": progress, "progress_at": now, "progress_found": found}
+        if key == keys.stop:
+            return {"stop": Stop.unpack(value, revision=revision) if put else None}
+        if key == keys.resized:
+            return {"resized": Resized.unpack(value, revision=revision) if put else None}
+        if key.startswith(keys.drains):
+            return of_many("drains", keys.drains, leaving)
+        if key.startswith(keys.bans):
+            if put and key in self._own_ban_keys:
+                self.own_ban = OwnBan(revision, Ban.unpack(value))
+            return of_many("bans", keys.bans, lambda: Ban.unpack(value))
+        if key.startswith(keys.questions):
+            return of_many("questions", keys.questions, lambda: Question.unpack(value))
+        return {}

@@ -11,24 +11,24 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from rdzv.core.state import Closed
 from rdzv.node.admission import take_run_lease
 from rdzv.node.follower import Follower
-from store import ConnectionLost, Lease, LeaseNotFound, Put, StoreError, StoreTimeoutError, when
+from store import ConnectionLost, Lease, LeaseNotFound, StoreError, StoreTimeoutError
 from store.client.keepalive import TaskKeeper
 from store.messages import CHOSEN_LEASE_LEAST
 from store.net.dialing import NOBODY_LISTENS
+from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from rdzv.core.keys import Keys
-    from rdzv.membership import Membership
     from store import Store
 
 __all__ = ["Link", "StoreEndingError", "is_away"]
@@ -43,18 +43,11 @@ SAY_AWAY_AFTER = 2.9  # seconds for which the store is away before that is said,
 ASK_EVERY = 1.0  # seconds, while somebody waits: whether the store is still there must be known for that ...
 ASK_EVERY_PER_NODE = 0.01  # ... but it answers no more than 100 such questions a second, however many nodes there are
 RUN_RENEWALS_PER_TTL = 3  # of the run's lease, by each node
+LOOK_FOR_RUN_AFTER = 1.0  # seconds, where the store does not say which lease is the run's
 
 
 class StoreEndingError(StoreError):
     """The node that hosts the store is done, and nobody else is to come to it: the next store is to be found."""
-
-
-class Candidate(Protocol):
-    """Whoever coordinates for a node, or is ready to."""
-
-    async def step_down(self) -> None:
-        """Coordinate no more."""
-        ...
 
 
 class Link:
@@ -66,28 +59,31 @@ class Link:
         node_id: What this node is called.
         closed_ttl: How long the run's keys outlive its last node, if this node is the first to write any.
         rng: Spreads over time what many nodes do now and then.
+
+    Attributes:
+        known_run_lease: The lease that everything of the run is on but its nodes, if it is known.
+        resign: Ends this node's readiness to coordinate, if it is ready.
+        back_at: When the connection was made that stands, if there was one before.
     """
 
     def __init__(self, store: Store, keys: Keys, *, node_id: str, closed_ttl: float, rng: random.Random) -> None:
         self.store = store
         self.keeper: TaskKeeper = TaskKeeper(store)
         self.follower: Follower = Follower(store, keys, node_id=node_id)
+        self.known_run_lease: Lease | None = None
+        self.resign: Callable[[], Awaitable[None]] | None = None
+        self.back_at: float | None = None
         self._keys = keys
-        self._run_id = keys.run_id
-        self._node_id = node_id
         self._closed_ttl = closed_ttl
         self._rng = rng
-        self._run_lease: Lease | None = None
-        self._keeping_run: asyncio.TimerHandle | None = None  # once it is kept, also after it was renewed last
+        self._keeping_run: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._candidate: Candidate | None = None
         self._answered_in: deque[float] = deque(maxlen=ANSWERS_KEPT)
-        self._connection_changed = asyncio.Event()
+        self._reach_changed = asyncio.Event()
         self._who_waits: Callable[[], str] = str
         self._asking: asyncio.TimerHandle | None = None
         self._telling: asyncio.Task[None] | None = None  # while the store is away
         self._silent = False  # what was asked has had no answer for a while
-        self.back_at: float | None = None  # when the connection was made that stands, if there was one before
         self._closed = False
         store.on_connection(self._note_connection)
         self.keeper.tell_silence(self._note_silence)
@@ -101,9 +97,28 @@ class Link:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        _report_defect(task)
+        with contextlib.suppress(asyncio.CancelledError):
+            error = task.exception()
+            if error is not None and not isinstance(error, StoreError):
+                log.error("%s has failed: %r", task.get_name(), error, exc_info=error)
 
-    # ------------------------------------------------------------------------------------------ the connection
+    async def step_down(self) -> None:
+        """Coordinate no more, nor be ready to."""
+        resign, self.resign = self.resign, None
+        if resign is not None:
+            await resign()
+
+    async def aclose(self) -> None:
+        """End everything, the leases last: with them the node's record goes."""
+        self._closed = True
+        if self._asking is not None:
+            self._asking.cancel()
+        await self.step_down()
+        await cancel_and_wait(*self._tasks)
+        with anyio.CancelScope(shield=True):
+            await self.keeper.aclose()
+
+    # ------------------------------------------------------------------------------------------ whether it is there
 
     @property
     def in_reach(self) -> bool:
@@ -124,12 +139,17 @@ class Link:
         """Why the client is of no more use, if so."""
         return self.store.failure
 
-    async def in_reach_again(self, *, within: float) -> bool:
-        """Wait until the store is in reach again, or known to be lost; False if so many seconds have passed first."""
+    async def in_reach_again(self, *, within: float, answering: bool = False) -> bool:
+        """Wait until the store is in reach again, or known to be lost; False if so many seconds have passed first.
+
+        Args:
+            within: Seconds.
+            answering: Whether it is to answer as well.
+        """
         with anyio.move_on_after(within) as limit:
-            while not self.in_reach and self.failure is None:
-                self._connection_changed.clear()
-                await self._connection_changed.wait()
+            while self.failure is None and (not self.in_reach or (answering and self._silent)):
+                self._reach_changed.clear()
+                await self._reach_changed.wait()
         return not limit.cancelled_caught
 
     def say_when_away(self, who_waits: Callable[[], str]) -> None:
@@ -139,55 +159,54 @@ class Link:
             who_waits: Says in words who waits now, and must hear of it soon; empty if nobody does.
         """
         self._who_waits = who_waits
-        self._ask_now_and_then()
+        self._ask_in(self._asks_every)
 
-    def _ask_now_and_then(self) -> None:
-        if self._asking is not None and self._who_waits():
-            self.keeper.renew_now()
+    @property
+    def _asks_every(self) -> float:
         progress = self.follower.head.progress
         nodes = progress.live + progress.joined + progress.spares if progress is not None else 0
-        pause = max(ASK_EVERY, ASK_EVERY_PER_NODE * nodes)
-        self._asking = asyncio.get_running_loop().call_later(pause, self._ask_now_and_then)
+        return max(ASK_EVERY, ASK_EVERY_PER_NODE * nodes)
+
+    def _ask_in(self, seconds: float) -> None:
+        self._asking = asyncio.get_running_loop().call_later(seconds, self._ask)
+
+    def _ask(self) -> None:
+        """Ask whether the store is there, if somebody waits, and nothing was heard of it lately."""
+        every, silent_for = self._asks_every, self.store.time() - self.follower.heard_at
+        if self._who_waits() and silent_for >= every:
+            self.keeper.renew_now()
+            silent_for = 0.0
+        self._ask_in(max(every - silent_for, 0.0) or every)
 
     def _note_connection(self, connected: bool) -> None:
         """The connection was lost, or is back; or the client is of no more use."""
-        self._connection_changed.set()
+        self._reach_changed.set()
         if connected:
             self.back_at = self.store.time()
         else:
-            self._begin_telling(self.store.time(), SAY_AWAY_AFTER)
+            self._tell_of_absence(self.store.time(), SAY_AWAY_AFTER)
 
     def _note_silence(self, since: float | None) -> None:
         """The store has not answered for a while; None: it has, or it is not asked any more."""
         self._silent = since is not None
+        self._reach_changed.set()
         if since is not None:
-            self._begin_telling(since, 0.0)
-        else:
-            self._connection_changed.set()
+            self._tell_of_absence(since, 0.0)
 
-    def _begin_telling(self, since: float, first_after: float) -> None:
+    def _tell_of_absence(self, since: float, first_after: float) -> None:
         if not self._closed and (self._telling is None or self._telling.done()):
-            telling = self._say_how_long_away(since, first_after)
-            self._telling = self.start(telling, f"notice the store's absence from {self._run_id}")
+            what = f"notice the store's absence from {self._keys.run_id}"
+            self._telling = self.start(self._say_how_long_away(since, first_after), what)
 
     async def _say_how_long_away(self, since: float, pause: float) -> None:
-        said = False
-        while not await self._is_back(within=pause):
-            away = self.store.time() - since
-            said = True
+        run_id, said = self._keys.run_id, False
+        while not await self.in_reach_again(within=pause, answering=True):
+            away, said = self.store.time() - since, True
             what = "not answered" if self.in_reach else "been out of reach"
-            log.warning("run %s: the store has %s for %.0f s%s", self._run_id, what, away, self._who_waits())
+            log.warning("run %s: the store has %s for %.0f s%s", run_id, what, away, self._who_waits())
             pause = max(SAY_AWAY_AFTER, away)
         if said and self.failure is None:
-            log.warning("run %s: the store is back after %.0f s", self._run_id, self.store.time() - since)
-
-    async def _is_back(self, *, within: float) -> bool:
-        """Wait until the store answers again, or is known to be lost; False if so many seconds have passed first."""
-        with anyio.move_on_after(within) as limit:
-            while self.failure is None and (self._silent or not self.in_reach):
-                self._connection_changed.clear()
-                await self._connection_changed.wait()
-        return not limit.cancelled_caught
+            log.warning("run %s: the store is back after %.0f s", run_id, self.store.time() - since)
 
     # ------------------------------------------------------------------------------------------ how far away it is
 
@@ -211,13 +230,17 @@ class Link:
         """What to add to whatever a node waits for, if the store answers slowly."""
         return f"; the store takes {self.round_trip:.1f} s to answer" if self.round_trip >= SLOW else ""
 
-    # ------------------------------------------------------------------------------------------ the run's lease
+    # ------------------------------------------------------------------------------------------ leases
+
+    def choose_lease(self) -> int:
+        """An id for a lease that a transaction grants."""
+        return CHOSEN_LEASE_LEAST + self._rng.getrandbits(62)
 
     async def run_lease(self) -> Lease:
         """The lease that everything of the run is on but its nodes, taken over or granted (promise R19)."""
-        if self._run_lease is None:
-            self._run_lease = await take_run_lease(self.store, self._keys, self._closed_ttl)
-        return self._run_lease
+        if self.known_run_lease is None:
+            self.known_run_lease = await take_run_lease(self.store, self._keys, self._closed_ttl)
+        return self.known_run_lease
 
     async def close_run(self, closed: Closed) -> None:
         """Close the run for good; the first reason given stands."""
@@ -227,120 +250,31 @@ class Link:
         self.follower.take_closing(Closed.of(result.entry.value) if result.entry else closed)
         await lease.keep_alive()  # whoever closes it may be in no round, and then nobody else does
 
-    async def keep(self, membership: Membership, name: str, data: bytes) -> bool:
-        """Keep a little state of the run; False if the round is over for this node."""
-        lease = await self.run_lease()
-        result = await self.store.transact(
-            when=(
-                when.mod_revision(self._keys.round) == membership.round.revision,
-                when.mod_revision(self._keys.node(self._node_id)) == membership.arrival,
-            ),
-            then=(Put(self._keys.kept(name), data, lease=lease.id),),
-        )
-        return result.succeeded
-
-    async def change_tally(self, membership: Membership, change: Callable[[bytes], bytes]) -> bytes:
-        """Change what the nodes count together, from what it is by then; it stands as long as what the round shares."""
-        while True:
-            there = await self.store.get(self._keys.tally)
-            before = b"" if there is None else there.value
-            after = change(before)
-            if after == before:
-                return after
-            result = await self.store.compare_and_set(
-                self._keys.tally,
-                after,
-                expected_revision=0 if there is None else there.mod_revision,
-                lease=membership.round.lease,
-            )
-            if result.succeeded:
-                return after
-
-    def learn_run_lease(self, id: int, *, ttl: float) -> None:
-        """Learn of the run's lease by the way: whoever arrives is told."""
-        self._run_lease = Lease(self.store, id=id, ttl=ttl)
-
-    def choose_lease(self) -> int:
-        """An id for a lease that a transaction grants."""
-        return CHOSEN_LEASE_LEAST + self._rng.getrandbits(62)
-
-    def forget_run_lease(self) -> None:
-        """Look for the run's lease anew: what was known of it may have lapsed."""
-        self._run_lease = None
-
     def keep_run(self) -> None:
         """Renew the run's lease from now on: a run lives as long as any of its nodes does."""
-        if self._keeping_run is None:
-            self._renew_run_later()
+        if self._keeping_run is None or self._keeping_run.done():
+            self._keeping_run = self.start(self._renew_run(), f"keep run {self._keys.run_id}")
 
     def release_run(self) -> None:
         """Renew it no more; what others do not keep will lapse some day."""
-        timer, self._keeping_run = self._keeping_run, None
-        if timer is not None:
-            timer.cancel()
-
-    def _renew_run_later(self) -> None:
-        ttl = 0.0 if self._run_lease is None else self._run_lease.ttl  # which lease it is, is to be asked at once
-        pause = ttl / RUN_RENEWALS_PER_TTL * self._rng.uniform(0.8, 1.0)
-        self._keeping_run = asyncio.get_running_loop().call_later(pause, self._renew_run_now)
-
-    def _renew_run_now(self) -> None:
-        self.start(self._renew_run(), f"keep run {self._run_id}")
+        if self._keeping_run is not None:
+            self._keeping_run.cancel()
+            self._keeping_run = None
 
     async def _renew_run(self) -> None:
         """Renew it, also once the run is closed: its members may be at work, and go by what is on it."""
-        kept = self._keeping_run
-        try:
-            await (await self.run_lease()).keep_alive()
-        except LeaseNotFound:
-            self.forget_run_lease()  # the store was away for longer than that; whoever arrives next begins anew
-            return
-        except StoreError:
-            pass  # there are two more times before it matters
-        if self._keeping_run is kept and not self._closed:  # it may have been released meanwhile
-            self._renew_run_later()
-
-    # ------------------------------------------------------------------------------------------ coordinating
-
-    @property
-    def runs_for_coordinator(self) -> bool:
-        """Whether this node is ready to coordinate."""
-        return self._candidate is not None
-
-    def run_for_coordinator(self, candidate: Candidate) -> None:
-        """Note who coordinates for this node, or is ready to."""
-        assert self._candidate is None, "a node has one candidacy at a time"
-        self._candidate = candidate
-
-    async def step_down(self) -> None:
-        """Coordinate no more."""
-        candidate, self._candidate = self._candidate, None
-        if candidate is not None:
-            await candidate.step_down()
-
-    async def aclose(self) -> None:
-        """End everything, the leases last: with them the node's record goes."""
-        self._closed = True
-        self.release_run()
-        if self._asking is not None:
-            self._asking.cancel()
-        await self.step_down()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        with anyio.CancelScope(shield=True):
-            if tasks:
-                await asyncio.wait(tasks)
-            await self.keeper.aclose()
+        while True:
+            try:
+                lease = await self.run_lease()
+                await anyio.sleep(lease.ttl / RUN_RENEWALS_PER_TTL * self._rng.uniform(0.8, 1.0))
+                await lease.keep_alive()
+            except LeaseNotFound:
+                self.known_run_lease = None  # the store was away for too long; whoever arrives next begins anew
+                return
+            except StoreError:  # there are two more times before it matters
+                await anyio.sleep(LOOK_FOR_RUN_AFTER)
 
 
 def is_away(error: BaseException, link: Link) -> bool:
     """Whether a store that fails us is merely out of reach, and may come back."""
     return isinstance(error, ConnectionLost | StoreTimeoutError) and link.failure is None
-
-
-def _report_defect(task: asyncio.Task[None]) -> None:
-    with contextlib.suppress(asyncio.CancelledError):
-        error = task.exception()
-        if error is not None and not isinstance(error, StoreError):
-            log.error("%s has failed: %r", task.get_name(), error, exc_info=error)

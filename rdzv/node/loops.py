@@ -53,11 +53,6 @@ class NodeLoop(ABC):
         """Let few of the nodes that live here do the block at the same moment; to be entered in the loop."""
         return contextlib.nullcontext()
 
-    @property
-    def nodes(self) -> int:
-        """How many nodes live here, as far as it is known."""
-        return 1
-
     def leave(self) -> None:  # noqa: B027  a loop that is somebody else's goes on without us
         """Make no more use of it."""
 
@@ -125,11 +120,6 @@ class NodeThread(NodeLoop):
         finally:
             over.cancel()
             give_back()
-
-    @property
-    def nodes(self) -> int:
-        """Those of this process."""
-        return len(_users)
 
     def leave(self) -> None:
         """Make no more use of the thread; from any thread, and once."""

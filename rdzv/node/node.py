@@ -111,7 +111,6 @@ class Node:
         self.listeners: Listeners = Listeners()
         self.part: Part = Part(settings, self.keys, node_id=self.node_id, listeners=self.listeners, rng=rng, port=port)
         self._leaving = Leaving(self.part)
-        self._joining = Joining(self.part, self._leaving, loop=loop, rng=rng)
         self._open_store = open_store
         self._rng = rng
         self._link: Link | None = None
@@ -180,7 +179,7 @@ class Node:
                 stack.push_async_callback(link.aclose)
                 link.start(link.follower.run(), f"follow run {self.run_id}")
                 link.follower.listeners.add(self.listeners)
-                stack.enter_context(Noticing(self.part, link))
+                link.start(Noticing(self.part, link).run(), f"notice what befalls node {self.node_id}")
                 link.say_when_away(self._who_waits)
                 with anyio.CancelScope(deadline=client.time() + self.settings.join_timeout):
                     await link.follower.synced.wait()
@@ -276,7 +275,8 @@ class Node:
         link = await self.connect()
         while True:
             try:
-                return await self._joining.join(link, clock, examine)
+                joining = Joining(self.part, self._leaving, link, clock, loop=self.loop, rng=self._rng)
+                return await joining.join(examine)
             except StoreReplaced as error:
                 # It asked for the next round, and asks for it there: above every round it knows (promise S10).
                 log.warning("run %s, node %s: %s; it joins the run in the new one", self.run_id, self.node_id, error)
@@ -292,7 +292,7 @@ class Node:
             with anyio.move_on_after(clock.left(anyio.current_time())) as limit:
                 link = await self._find_store()
             if limit.cancelled_caught:
-                raise self.part.timeout(in_reach=self.in_reach)
+                raise self.part.timeout(self._link)
 
     async def _part_with(self, link: Link, error: Exception) -> None:
         async with self._connecting:

@@ -2,23 +2,18 @@
 
 Nothing here decides how long. `decide` says until when there is nothing to do, `JoinClock` when a node's patience ends;
 a coroutine sleeps until then, or until something has changed, whichever comes first. Nothing polls.
-
-What a node does rarely has no task that sleeps for its whole life: a `Reaction` begins one when there is something to
-do. A process may carry thousands of nodes, and each task that sleeps is twenty objects for the collector to walk.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
-    from typing import Any
+    from collections.abc import Iterator
 
-__all__ = ["Listener", "Listeners", "Reaction", "Wakeup"]
+__all__ = ["Listener", "Listeners", "Wakeup"]
 
 
 class Listener(Protocol):
@@ -70,63 +65,6 @@ class Wakeup:
 def _wake(sleeping: asyncio.Future[None]) -> None:
     if not sleeping.done():
         sleeping.set_result(None)
-
-
-class Reaction(ABC):
-    """Does something when it is told to, and at a time; a task exists only while it is being done.
-
-    It is done once at a time. If it is to begin meanwhile, it is done once more.
-    """
-
-    def __init__(self) -> None:
-        self._under_way = False
-        self._due = False
-        self._again: asyncio.TimerHandle | None = None
-        self._stopped = False
-
-    @abstractmethod
-    async def react(self) -> float | None:
-        """What is to be done; when to do it again if it does not begin before, on the loop's clock."""
-
-    @abstractmethod
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin a task, which somebody else ends."""
-
-    def begin(self) -> None:
-        """Do it now."""
-        self._due = True
-        if not self._stopped and not self._under_way:
-            self._under_way = True
-            self.start(self._run())
-
-    def stop(self) -> None:
-        """Begin no more."""
-        self._stopped = True
-        self._forget_time()
-
-    async def _run(self) -> None:
-        self._forget_time()
-        again: float | None = None
-        try:
-            while self._due:
-                self._due = False
-                again = await self.react()
-        finally:
-            self._under_way = False
-        if again is not None and not self._stopped:
-            self._begin_at(again)
-
-    def _begin_at(self, time: float) -> None:
-        loop = asyncio.get_running_loop()
-        if loop.time() < time:  # a timer may be early by what its clock can tell apart
-            self._again = loop.call_at(time, self._begin_at, time)
-        else:
-            self.begin()
-
-    def _forget_time(self) -> None:
-        timer, self._again = self._again, None
-        if timer is not None:
-            timer.cancel()
 
 
 class Listeners:

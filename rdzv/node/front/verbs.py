@@ -39,7 +39,7 @@ from rdzv.node.front.muster import wait_for_all
 from rdzv.node.front.queries import Changes
 from rdzv.node.front.sharing import shared_store
 from rdzv.node.status import read_history, read_roster, read_run
-from store import ConnectionLost, StoreError
+from store import ConnectionLost, Put, StoreError, when
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import Resized
     from rdzv.membership import Membership
     from rdzv.node.node import Node
+    from store import Store
 
 __all__ = [
     "accuse",
@@ -193,9 +194,21 @@ async def keep(node: Node, key: str, data: bytes) -> None:
         RendezvousSettingsError: The key is no text, or the data no bytes.
     """
     _check_text("key", key)
-    link, membership = await node.connect(), node.membership
-    if membership is None or not await node.ask_the_store(lambda _: link.keep(membership, key, data)):
-        raise RoundSupersededError(f"node {node.node_id} is in no round of run {node.run_id}; nothing was kept")
+    link, membership, keys = await node.connect(), node.membership, node.keys
+    over = f"node {node.node_id} is in no round of run {node.run_id}; nothing was kept"
+    if membership is None:
+        raise RoundSupersededError(over)
+    in_round = (
+        when.mod_revision(keys.round) == membership.round.revision,
+        when.mod_revision(keys.node(node.node_id)) == membership.arrival,
+    )
+
+    async def write(store: Store) -> bool:
+        put = Put(keys.kept(key), data, lease=(await link.run_lease()).id)
+        return (await store.transact(when=in_round, then=(put,))).succeeded
+
+    if not await node.ask_the_store(write):
+        raise RoundSupersededError(over)
 
 
 def _check_text(name: str, given: object) -> None:
@@ -277,10 +290,23 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
 
     It runs in the node's thread, and again if another node has changed it meanwhile.
     """
-    link, membership = await node.connect(), node.membership
+    await node.connect()
+    key, membership = node.keys.tally, node.membership
     if membership is None:
         raise RendezvousStateError(f"node {node.node_id} has been in no round of run {node.run_id}")
-    return await node.ask_the_store(lambda _: link.change_tally(membership, change))
+    lease = membership.round.lease  # it stands as long as what the round shares
+
+    async def write(store: Store) -> bytes:
+        while True:
+            there = await store.get(key)
+            before, at = (b"", 0) if there is None else (there.value, there.mod_revision)
+            after = change(before)
+            if after == before:
+                return after
+            if (await store.compare_and_set(key, after, expected_revision=at, lease=lease)).succeeded:
+                return after
+
+    return await node.ask_the_store(write)
 
 
 @goes_on

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable, Collection
 
-    from rdzv.core.keys import Keys
     from rdzv.core.round import Round
     from rdzv.membership import Membership
     from rdzv.node.link import Link
@@ -58,42 +56,52 @@ TRY_AGAIN_AFTER = 1.0  # seconds, or as soon as the connection is back
 
 
 class Joining:
-    """Makes a node a member of rounds, over one link to a store after the other.
+    """Makes a node a member of the next round, for one call, and over one link to a store.
 
     Args:
         part: What the node is in its run.
-        leaving: Takes back what a call has written that does not come to its end.
+        leaving: Takes back what the call has written if it does not come to its end.
+        link: The link.
+        clock: How much time the call has left.
         loop: Where a user's `rank_order` runs apart from the node.
         rng: Spreads the returns to a store that was away.
     """
 
-    def __init__(self, part: Part, leaving: Leaving, *, loop: NodeLoop, rng: random.Random) -> None:
+    def __init__(
+        self, part: Part, leaving: Leaving, link: Link, clock: JoinClock, *, loop: NodeLoop, rng: random.Random
+    ) -> None:
         self._part = part
         self._leaving = leaving
-        self._recording = Recording(part)
+        self._link = link
+        self._clock = clock
+        self._recording = Recording(part, link, clock)
         self._loop = loop
         self._rng = rng
+        self._me = self._new_me(was_member=False)
 
-    async def join(
-        self, link: Link, clock: JoinClock, examine: Callable[[], Awaitable[str | None]] | None
-    ) -> Membership:
-        """Come to be a member of the next round, over this link.
+    def _new_me(self, *, was_member: bool, left_out: str = "") -> Me:
+        part = self._part
+        return Me(
+            arrival=0, node_id=part.node_id, known_round=part.known_round, was_member=was_member, left_out=left_out
+        )
+
+    async def join(self, examine: Callable[[], Awaitable[str | None]] | None) -> Membership:
+        """Come to be a member of the next round.
 
         Raises:
             StoreReplaced: The link is of no more use, and the node is to join over another one.
         """
-        part = self._part
+        part, link = self._part, self._link
         # Whether it is still in it or has left it: the coordinator takes both in before it takes newcomers.
         last, mine = link.follower.head.round, part.membership
-        was_member = last is not None and mine is not None and mine.round.revision == last.revision
-        me = Me(arrival=0, node_id=part.node_id, known_round=part.known_round, was_member=was_member)
+        self._me = self._new_me(was_member=bool(last and mine and mine.round.revision == last.revision))
         part.refusal = None
         try:
             await check_prefix(link.store, part.keys.prefix)
-            await self._check_health(link, clock, examine)
+            await self._check_health(examine)
             while True:
-                membership = await self._join_as(link, clock, me)
-                verdict = await self._why_not_reached(link, membership)
+                membership = await self._join_once()
+                verdict = await self._why_not_reached(membership)
                 if verdict is None:
                     part.unreached, part.cut_off, part.given_up = False, (), ""
                     return membership
@@ -103,22 +111,14 @@ class Joining:
                     part.cut_off = (*part.cut_off, membership.round.host)[-CUT_OFF_MOST:]
                 part.given_up = f"round {membership.round.number} was given up: {verdict.why}"
                 log.warning("run %s: %s", part.keys.run_id, part.given_up)
-                clock.set(suspended=False, now=anyio.current_time())
-                left_out = part.given_up if is_left_out else ""
-                me = Me(
-                    arrival=0,
-                    node_id=part.node_id,
-                    known_round=part.known_round,
-                    was_member=not is_left_out,
-                    left_out=left_out,
-                )
+                self._clock.set(suspended=False, now=anyio.current_time())
+                self._me = self._new_me(was_member=not is_left_out, left_out=part.given_up if is_left_out else "")
         except BaseException as error:
-            refused = isinstance(error, RendezvousSettingsError | RendezvousRefusedError)
             if isinstance(error, StoreReplaced):
                 part.end_membership(f"the store is lost: {error}", dropped=True)
                 part.arrival.began = 0  # another store counts from 1 again
             with anyio.CancelScope(shield=True):
-                if refused:
+                if isinstance(error, RendezvousSettingsError | RendezvousRefusedError):
                     await link.step_down()  # who may not take part decides nothing, not even for a moment
                 await self._leaving.leave(link)
             raise
@@ -126,18 +126,18 @@ class Joining:
             part.reason = NOT_WAITING
             part.port.release()
 
-    async def _join_as(self, link: Link, clock: JoinClock, me: Me) -> Membership:
+    async def _join_once(self) -> Membership:
         """Arrive, as often as it takes, and wait for a round that holds the arrival; wait out a store that is away."""
-        part = self._part
-        part.lapses, part.neighbours = 0, self._loop.nodes
+        part, link, clock = self._part, self._link, self._clock
+        part.lapses = 0
         leaving = part.drained(link.follower.head)
         if leaving is not None:
             raise part.drained_error(leaving)
         while True:
             try:
-                if not part.arrival.stands(me.arrival):
-                    me = await self._arrive(link, clock, me)
-                membership, me = await self._wait_for_round(link, clock, me)
+                if not part.arrival.stands(self._me.arrival):
+                    await self._arrive()
+                membership = await self._wait_for_round()
                 if membership is not None:
                     return membership
                 # The lease was lost while we waited, or the record with it: arrive once more.
@@ -149,104 +149,104 @@ class Joining:
                 clock.set(suspended=False, now=now)
                 part.wait_for(f"the store at {part.settings.endpoint.url} is away: {error}")
                 if not clock.left(now):
-                    raise part.timeout(in_reach=link.in_reach, if_hosted=link.if_hosted) from error
+                    raise part.timeout(link) from error
                 if await link.in_reach_again(within=clock.left(now)):
                     await anyio.sleep(min(self._rng.uniform(0, TRY_AGAIN_AFTER), clock.left(anyio.current_time())))
 
-    async def _arrive(self, link: Link, clock: JoinClock, me: Me) -> Me:
+    async def _arrive(self) -> None:
         """Arrive, within the join timeout: a store that does not answer does not suspend that."""
-        part, now = self._part, link.store.time()
-        clock.set(suspended=False, now=now)
+        part, link, now = self._part, self._link, self._link.store.time()
+        self._clock.set(suspended=False, now=now)
         part.reason = "waiting for the store to take its arrival"
-        with anyio.CancelScope(deadline=now + clock.left(now)):
+        with anyio.CancelScope(deadline=now + self._clock.left(now)):
             async with self._loop.turn():
-                me, role = await self._recording.write(link, clock, me)
+                self._me, role = await self._recording.write(self._me)
             # Only from now on: the run has accepted this node, and with it the settings by which it would decide.
-            if not link.runs_for_coordinator:
+            if link.resign is None:
                 apart = self._loop.apart if callable(part.settings.rank_order) else None
-                candidacy = Candidacy(link, part, rng=self._rng, apart=apart)
-                link.run_for_coordinator(candidacy)
-                candidacy.begin(role)
+                Candidacy(link, part, rng=self._rng, apart=apart).begin(role)
             link.keep_run()
-            return me
-        raise part.timeout(in_reach=link.in_reach, if_hosted=link.if_hosted)
+            return
+        raise part.timeout(link)
 
-    async def _check_health(
-        self, link: Link, clock: JoinClock, examine: Callable[[], Awaitable[str | None]] | None
-    ) -> None:
+    async def _check_health(self, examine: Callable[[], Awaitable[str | None]] | None) -> None:
         """Run the user's health check, if there is one, within the join timeout."""
-        part = self._part
+        part, link = self._part, self._link
         if examine is None:
             return
         part.reason = "waiting for its own health check"
-        with anyio.move_on_after(clock.left(anyio.current_time())) as limit:
+        with anyio.move_on_after(self._clock.left(anyio.current_time())) as limit:
             failure = await examine()
             lease = await link.run_lease()
             await report_health(link.store, part.keys, lease, node_id=part.node_id, failure=failure)
         if limit.cancelled_caught:
-            raise part.timeout(in_reach=link.in_reach, if_hosted=link.if_hosted)
+            raise part.timeout(link)
 
-    async def _wait_for_round(self, link: Link, clock: JoinClock, me: Me) -> tuple[Membership | None, Me]:
+    async def _wait_for_round(self) -> Membership | None:
         """Wait for a round that holds us. None if our arrival was lost meanwhile, and must be made anew."""
-        part = self._part
+        part, link, follower = self._part, self._link, self._link.follower
         wakeup, loop = Wakeup(), asyncio.get_running_loop()
         with part.listeners.listening(wakeup):
             while True:
-                if (error := link.follower.error or link.follower.unreadable) is not None:
+                error = follower.error or follower.unreadable or part.refusal
+                if error is not None:
                     raise error
-                if part.refusal is not None:
-                    raise part.refusal
+                me = self._me
                 if not part.arrival.stands(me.arrival):
-                    return None, me
+                    return None
                 now = link.store.time()
-                match follow(me, link.follower.head, now=now):
+                match follow(me, follower.head, now=now):
                     case RoundToCheck(round=round):
-                        rank = await self._read_rank(link, round, me)
+                        rank = await self._read_rank(round)
                         if not part.arrival.stands(me.arrival):
                             continue  # the lease was lost while we read: we were in it, perhaps, and are not any more
                         if rank is not None:
-                            return part.become_member(round, rank, me, time=loop.time), me
-                        me = replace(me, passed_over=round.revision, known_round=round.number, was_member=False)
+                            return part.become_member(round, rank, me, time=loop.time)
+                        self._me = replace(me, passed_over=round.revision, known_round=round.number, was_member=False)
                         part.known_round = max(part.known_round, round.number)
                     case Refused(closed=closed, spare=spare):
                         raise part.closed_error(closed, spare=spare)
                     case Parked(reason=reason, suspended=suspended, until=until):
-                        ban = link.follower.head.ban_of(part.node_id, part.settings.attributes)
+                        ban = follower.head.ban_of(part.node_id, part.settings.attributes)
                         if ban is not None:
                             raise part.banned_error(ban)
-                        leaving = part.drained(link.follower.head)
+                        leaving = part.drained(follower.head)
                         if leaving is not None:
                             raise part.drained_error(leaving)
-                        reason += link.slowness()
-                        reason_now = partial(_parked_reason, link, me, loop, otherwise=reason)
-                        part.wait_for(reason, reason_now)
-                        clock.set(suspended=suspended, now=now)
-                        deadline = clock.deadline(now)
+                        part.wait_for(reason + link.slowness(), lambda: self._parked_reason(loop.time()))
+                        self._clock.set(suspended=suspended, now=now)
+                        deadline = self._clock.deadline(now)
                         if await wakeup.sleep_until(until if deadline is None else deadline) or deadline is None:
                             continue
                         part.reason = part.reason  # as of now: what it will be once our record is gone is another's
                         round_now = await self._leaving.give_up(link, me)
                         if round_now is None:
-                            raise part.timeout(in_reach=link.in_reach, if_hosted=link.if_hosted)
-                        link.follower.take_round(round_now)  # it was committed in the last moment, and may hold us
+                            raise part.timeout(link)
+                        follower.take_round(round_now)  # it was committed in the last moment, and may hold us
 
-    async def _read_rank(self, link: Link, round: Round, me: Me) -> int | None:
+    def _parked_reason(self, now: float) -> str | None:
+        """What a parked node waits for as of now, if it still does; from any thread."""
+        answer = follow(self._me, self._link.follower.head, now=now)
+        return answer.reason + self._link.slowness() if isinstance(answer, Parked) else None
+
+    async def _read_rank(self, round: Round) -> int | None:
         """Read which rank this node has in a round, if it is in it."""
-        part = self._part
+        part, arrival = self._part, self._me.arrival
         async with self._loop.turn():
-            member = await find_member(link.store, part.keys, round, node_id=part.node_id, arrival=me.arrival)
+            member = await find_member(self._link.store, part.keys, round, node_id=part.node_id, arrival=arrival)
         return None if member is None else member.rank
 
-    async def _why_not_reached(self, link: Link, membership: Membership) -> Verdict | None:
+    # ------------------------------------------------------------------------------------------ the way to rank 0
+
+    async def _why_not_reached(self, membership: Membership) -> Verdict | None:
         """What becomes of this round if its members check whether all of them reach rank 0, and not all do."""
-        part = self._part
-        round = membership.round
+        part, round = self._part, membership.round
         if not round.checked:
             return None
         part.reason = f"waiting for all {round.size} members to reach rank 0 at {round.host}:{round.port}"
         part.port.release()
         checking = asyncio.create_task(
-            self._check_the_way(link, membership), name=f"check the way to rank 0 of {part.keys.run_id}"
+            self._check_the_way(membership), name=f"check the way to rank 0 of {part.keys.run_id}"
         )
         wakeup = Wakeup()
         checking.add_done_callback(lambda _: wakeup.changed())
@@ -260,10 +260,19 @@ class Joining:
         finally:
             await cancel_and_wait(checking)
 
-    async def _check_the_way(self, link: Link, membership: Membership) -> Verdict | None:
+    async def _check_the_way(self, membership: Membership) -> Verdict | None:
         """Check, and if not all have come say as rank 0 what becomes of the round, or else hear of that from it."""
-        part, round, rank = self._part, membership.round, membership.rank
-        problem, missing = await check_the_way(round, rank, partial(_names_of, link, part.keys, round))
+        part, link, round, rank = self._part, self._link, membership.round, membership.rank
+
+        async def names_of(ranks: Collection[int]) -> list[str]:
+            """Who has these ranks, and where, as far as the store says so in a short time."""
+            found: dict[int, str] = {}
+            with anyio.move_on_after(NAMES_WITHIN), contextlib.suppress(StoreError):
+                for entry in await link.store.list(part.keys.roster(round.number, round.term)):
+                    found |= {one.rank: named(one.node_id, one.address) for one in Participant.unpack_all(entry.value)}
+            return [f"{found[rank]}, rank {rank}," if rank in found else f"rank {rank}" for rank in ranks]
+
+        problem, missing = await check_the_way(round, rank, names_of)
         if not problem:
             return None
         problem = f"node {part.node_id} (rank {rank}): {problem}"
@@ -282,18 +291,3 @@ class Joining:
             (entry,) = await link.store.wait([key])
             verdict = Verdict.unpack(entry.value)
         return verdict
-
-
-async def _names_of(link: Link, keys: Keys, round: Round, ranks: Collection[int]) -> list[str]:
-    """Who has these ranks in a round, and where, as far as the store says so in a short time."""
-    found: dict[int, str] = {}
-    with anyio.move_on_after(NAMES_WITHIN), contextlib.suppress(StoreError):
-        for entry in await link.store.list(keys.roster(round.number, round.term)):
-            found |= {one.rank: named(one.node_id, one.address) for one in Participant.unpack_all(entry.value)}
-    return [f"{found[rank]}, rank {rank}," if rank in found else f"rank {rank}" for rank in ranks]
-
-
-def _parked_reason(link: Link, me: Me, loop: asyncio.AbstractEventLoop, *, otherwise: str) -> str:
-    """What a parked node waits for as of now; from any thread."""
-    answer = follow(me, link.follower.head, now=loop.time())
-    return answer.reason + link.slowness() if isinstance(answer, Parked) else otherwise

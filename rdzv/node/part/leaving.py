@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
 from rdzv.core.round import Round
 from rdzv.core.state import NAMED_MOST
 from rdzv.node.wakeup import Wakeup
-from store import Get, Put, StoreError, when
+from store import Entry, Get, Put, StoreError, when
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,11 +34,7 @@ WITHDRAW_TRIPS = 4  # ... and so many round trips more: two writes, and the abov
 
 
 class Leaving:
-    """Takes back what a node has written of itself.
-
-    Args:
-        part: What the node is in its run.
-    """
+    """Takes back what a node has written of itself."""
 
     def __init__(self, part: Part) -> None:
         self._part = part
@@ -70,38 +66,37 @@ class Leaving:
                     link.release_run()
                 part.arrival.gone()
 
-    def _why(self, link: Link) -> str:
-        """Why this node leaves: as it says itself, or because it was drained."""
-        drain = link.follower.head.drains.get(self._part.node_id)
-        drained = "" if drain is None else f"drained{f': {drain.reason}' if drain.reason else ''}"
-        return self._part.leaves_because or drained
-
     async def _take_back(self, link: Link) -> bool:
         """Delete the record, and whether that was done in time."""
         part = self._part
+        drain = link.follower.head.drains.get(part.node_id)
+        drained = "" if drain is None else f"drained{f': {drain.reason}' if drain.reason else ''}"
         within = WITHDRAW_WITHIN + WITHDRAW_TRIPS * link.round_trip
         with anyio.move_on_after(within, shield=True), contextlib.suppress(StoreError):
             stopped = part.membership is not None and part.membership.gate.has_stopped
-            await self._say_and_go(link, part.arrival.revision, stopped=stopped, why=self._why(link))
+            await self._say_and_go(link, part.arrival.revision, stopped=stopped, why=part.leaves_because or drained)
             await self._see_departure_reported(link)
             return True
         return False
 
     async def _say_and_go(
-        self, link: Link, arrival: int, *conditions: Condition, otherwise: Sequence[Get] = (), **said: Any
+        self,
+        link: Link,
+        arrival: int,
+        *conditions: Condition,
+        otherwise: Sequence[Get] = (),
+        stopped: bool = False,
+        why: str = "",
     ) -> TransactionResult:
         """Write that this node leaves, if its record is still this one, and then delete that."""
-        record, lease, key = (
-            self._part.arrival.record,
-            self._part.arrival.lease,
-            self._part.keys.node(self._part.node_id),
-        )
+        record, lease = self._part.arrival.record, self._part.arrival.lease
         assert record is not None
         assert lease is not None
+        key = self._part.keys.node(self._part.node_id)
         # It stays on its lease: should we die before we delete it, it still goes.
         result = await link.store.transact(
             when=(when.mod_revision(key) == arrival, *conditions),
-            then=(Put(key, record.replace(left=True, **said).pack(), lease=lease.id),),
+            then=(Put(key, record.replace(left=True, stopped=stopped, why=why).pack(), lease=lease.id),),
             otherwise=otherwise,
         )
         if result.succeeded:
@@ -135,11 +130,9 @@ class Leaving:
         known = link.follower.head.round
         unchanged = when.mod_revision(part.keys.round) == (known.revision if known else 0)
         result = await self._say_and_go(link, me.arrival, unchanged, otherwise=(Get(part.keys.round),))
-        if result.succeeded:
-            part.arrival.gone()
-            return None
-        (entry,) = result.results
-        if entry is None or isinstance(entry, int) or (known is not None and entry.mod_revision == known.revision):
-            part.arrival.gone()  # the record itself has gone: nothing to take back
-            return None
-        return Round.unpack(entry.value, revision=entry.mod_revision)
+        if not result.succeeded:
+            (entry,) = result.results
+            if isinstance(entry, Entry) and (known is None or entry.mod_revision != known.revision):
+                return Round.unpack(entry.value, revision=entry.mod_revision)
+        part.arrival.gone()  # we have deleted the record, or it had gone by itself: there is nothing to take back
+        return None

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 import anyio
 
 from rdzv.node.agreement import Steps
 from rdzv.node.part.arrival import State
 from rdzv.node.stuck.own import earlier
-from rdzv.node.wakeup import Reaction
+from rdzv.node.wakeup import Wakeup
 from store import ConditionFailed, StoreError, when
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from rdzv.core.state import Ban
     from rdzv.membership import Membership
     from rdzv.node.link import Link
@@ -34,18 +32,13 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 LOOK_AGAIN_AFTER = 1.0  # seconds after the store has not answered
 
 
-class Noticing(Reaction):
+class Noticing:
     """Compares what becomes known of the run with what its node believes to be, for as long as a link is open.
 
     A node that waits for its round looks at what concerns it then: most of what a run tells does not.
-
-    Args:
-        part: What the node is in its run.
-        link: The way to the store, and what is known of the run.
     """
 
     def __init__(self, part: Part, link: Link) -> None:
-        super().__init__()
         self._part = part
         self._link = link
         self._follower = link.follower
@@ -53,31 +46,29 @@ class Noticing(Reaction):
         self._resets, self._banned_at = self._follower.resets, 0
         self._seen = self._concerns_all
         self._steps = Steps(part)
+        self._wakeup = Wakeup()
 
-    def __enter__(self) -> Self:
-        self._part.listeners.add(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._part.listeners.remove(self)
-        self.stop()  # what is under way ends with the link
+    async def run(self) -> None:
+        """Look whenever something has happened that may concern this node, or it is time to."""
+        with self._part.listeners.listening(self):
+            again: float | None = None
+            self.changed()  # since the link was made
+            while True:
+                await self._wakeup.sleep_until(again)
+                again = await self._look()
 
     def changed(self) -> None:
         """Something has happened; to this node, perhaps."""
-        membership, concerns_all = self._part.membership, self._concerns_all
-        if (membership is not None and membership.over is None) or concerns_all != self._seen:
+        concerns_all = self._concerns_all
+        if self._part.is_member or concerns_all != self._seen:
             self._seen = concerns_all
-            self.begin()
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Look, in a task of the link's."""
-        self._link.start(work, f"notice what befalls node {self._part.node_id}")
+            self._wakeup.changed()
 
     @property
     def _concerns_all(self) -> tuple[object, int]:
         return self._follower.own_ban, self._follower.resets
 
-    async def react(self) -> float | None:
+    async def _look(self) -> float | None:
         """Look once; when to look again, even if nothing has changed."""
         part, link, follower = self._part, self._link, self._follower
         again: float | None = None
@@ -96,8 +87,9 @@ class Noticing(Reaction):
                 again = await self._steps.heed(link, part.membership)
                 again = earlier(again, part.own_beats.attend(link, part.membership))
                 await self._notice_end_of_drain(link, part.membership)
-        except StoreError as error:
-            log.debug("what befalls node %s is not known: %s", part.node_id, error)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is looked at once more
+            level = logging.DEBUG if isinstance(error, StoreError) else logging.ERROR
+            log.log(level, "what befalls node %s is not known: %r", part.node_id, error)
             again = anyio.current_time() + LOOK_AGAIN_AFTER
         return again
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from rdzv.core.round import Round
     from rdzv.core.state import Ban, Closed, Head, Leaving
+    from rdzv.node.link import Link
     from rdzv.node.wakeup import Listeners
     from store.client.keepalive import HeldLease
 
@@ -45,10 +46,6 @@ __all__ = ["NOT_WAITING", "Part"]
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 NOT_WAITING = "not waiting for anything"
-
-
-def _is_news(reason: str, before: str) -> bool:
-    return without_durations(reason) != without_durations(before)
 
 
 class Part:
@@ -66,7 +63,6 @@ class Part:
         known_round: The last round that it knows of; -1 for none.
         leaves_because: Why this node leaves, in words, if it has said so; the others are told.
         lapses: How many leases it has lost while it waited for this round.
-        neighbours: How many nodes live in this process.
         lapsed_in: The round that this node was dropped from; -1 for none.
         unreached: It was rank 0 of the last round, which was given up since not all members reached it.
         cut_off: Where it did not reach rank 0, while others did, since the last round that held.
@@ -101,10 +97,9 @@ class Part:
         self.given_up: str = ""
         self.leaves_because: str = ""
         self.lapses: int = 0
-        self.neighbours: int = 1
         self.lapsed_in: int = -1
         self._reason = NOT_WAITING
-        self._reason_now: Callable[[], str] | None = None  # where its durations run on
+        self._reason_now: Callable[[], str | None] | None = None  # where its durations run on
         self.refusal: RendezvousError | None = None
         self.progress: int | None = None
         self.own_beats: OwnBeats = OwnBeats(settings)
@@ -124,13 +119,13 @@ class Part:
     def reason(self) -> str:
         """What it waits for, in words, as of now; from any thread."""
         reason_now = self._reason_now
-        return self._reason if reason_now is None else reason_now()
+        return (reason_now() if reason_now is not None else None) or self._reason
 
     @reason.setter
     def reason(self, reason: str) -> None:
         self._reason, self._reason_now = reason, None
 
-    def wait_for(self, reason: str, reason_now: Callable[[], str] | None = None) -> None:
+    def wait_for(self, reason: str, reason_now: Callable[[], str | None] | None = None) -> None:
         """Note what it waits for; into the log, too, if that is another thing than before.
 
         Args:
@@ -138,13 +133,15 @@ class Part:
             reason_now: Says it as of now, since its durations run on.
         """
         # In this order: it is asked at each push, and the last question costs most.
-        if reason != self._reason and log.isEnabledFor(logging.INFO) and _is_news(reason, self._reason):
+        is_shown = reason != self._reason and log.isEnabledFor(logging.INFO)
+        if is_shown and without_durations(reason) != without_durations(self._reason):
             log.info("run %s, node %s: %s", self.keys.run_id, self.node_id, reason)
         self._reason, self._reason_now = reason, reason_now
 
-    def timeout(self, *, in_reach: bool, if_hosted: str = "") -> RendezvousTimeoutError:
-        """The error for a call whose time is over; `if_hosted` is what may have become of the store."""
-        problem = "" if in_reach else f"; the store is out of reach{if_hosted}"
+    def timeout(self, link: Link | None) -> RendezvousTimeoutError:
+        """The error for a call whose time is over."""
+        away = link is None or not link.in_reach
+        problem = f"; the store is out of reach{link.if_hosted if link is not None else ''}" if away else ""
         reason = self.reason  # which has it already if that is what the coordinator says of all
         if self.given_up and self.given_up[:GIVEN_UP_MOST] not in reason:
             problem += f"; {self.given_up}"
@@ -207,7 +204,7 @@ class Part:
     def become_member(self, round: Round, rank: int, me: Me, *, time: Callable[[], float]) -> Membership:
         """Be a member of the round that holds us; `time` is this node's clock, from any thread."""
         self.arrival.taken_in()
-        self.lapses, self.neighbours = 0, 1
+        self.lapses = 0
         self.lapsed_in = -1
         self.membership = membership = Membership(
             round=round,
@@ -216,14 +213,8 @@ class Part:
             beats=Beats(round.number, time, expected=self.progress is not None),
         )
         self.known_round = max(self.known_round, round.number)
-        log.info(
-            "run %s, round %d: node %s has rank %d of %d",
-            self.keys.run_id,
-            round.number,
-            self.node_id,
-            rank,
-            round.size,
-        )
+        who = f"run {self.keys.run_id}, round {round.number}: node {self.node_id}"
+        log.info("%s has rank %d of %d", who, rank, round.size)
         self.listeners.changed()  # the head may have asked something of this round before it was known to be ours
         return membership
 
@@ -236,13 +227,8 @@ class Part:
             self.note_lapse()
         membership.end(reason, dropped=dropped)
         if dropped:
-            log.warning(
-                "run %s, round %d: node %s was dropped: %s",
-                self.keys.run_id,
-                membership.round.number,
-                self.node_id,
-                reason,
-            )
+            who = f"run {self.keys.run_id}, round {membership.round.number}: node {self.node_id}"
+            log.warning("%s was dropped: %s", who, reason)
         self.listeners.changed()
 
     def note_lapse(self) -> None:

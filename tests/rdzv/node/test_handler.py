@@ -19,6 +19,7 @@ from rdzv.errors import (
     RoundSupersededError,
 )
 from rdzv.node.part import joining as room_of_joining
+from rdzv.node.part import record as room_of_record
 from rdzv.node.status import find_member
 from store.messages import KeepAlive, Request, Revoke, Transact
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from rdzv.core.round import Member
     from rdzv.node.handler import Handler
     from rdzv.node.link import Link
+    from rdzv.node.part.state import Part
 
 pytestmark = pytest.mark.virtual_time
 
@@ -398,12 +400,11 @@ async def test_a_lease_lost_before_the_arrival_is_sent_makes_the_node_take_anoth
         a, b = run.handler("a"), run.handler("b")
         await run.meet(a, b)
         b_joining = await run.join(b)
-        recording, lost = a.node._joining._recording, False
-        make = recording.new_record
+        make, lost = room_of_record.new_record, False
 
-        async def make_late(link: Link) -> NodeRecord:
+        async def make_late(part: Part, link: Link) -> NodeRecord:
             nonlocal lost
-            if not lost:
+            if part.node_id == "a" and not lost:
                 lost = True
                 lease = a.node.part.arrival.lease
                 assert lease is not None
@@ -413,9 +414,9 @@ async def test_a_lease_lost_before_the_arrival_is_sent_makes_the_node_take_anoth
                 await run.clients["b"].call(KeepAlive(lease=lease.id))  # as by a store that stands still meanwhile
                 await asyncio.wait([keeping])
                 run.network.heal("a")
-            return await make(link)
+            return await make(part, link)
 
-        monkeypatch.setattr(recording, "new_record", make_late)
+        monkeypatch.setattr(room_of_record, "new_record", make_late)
         assert_one_round([await a.next_rendezvous(), await b_joining])
         assert lost
         await asyncio.sleep(20)

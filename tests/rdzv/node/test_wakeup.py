@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rdzv.node.wakeup import Listeners, Reaction, Wakeup
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
+from rdzv.node.wakeup import Listeners, Wakeup
 
 pytestmark = pytest.mark.virtual_time
 
@@ -83,59 +79,3 @@ async def test_whoever_listens_may_stop_while_being_woken() -> None:
     with listeners.listening(wakeup):
         listeners.changed()
     assert await wakeup.sleep_until(now() - 1) is True
-
-
-class Reacting(Reaction):
-    """A reaction, and at which moments it has begun; each takes a second."""
-
-    def __init__(self, *again: float) -> None:
-        super().__init__()
-        self.began: list[float] = []
-        self.tasks: list[asyncio.Task[None]] = []
-        self.times = list(again)
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        self.tasks.append(asyncio.create_task(work))
-
-    async def react(self) -> float | None:
-        self.began.append(now())
-        await asyncio.sleep(1)
-        return self.times.pop(0) if self.times else None
-
-
-async def test_a_reaction_is_one_at_a_time_and_misses_nothing() -> None:
-    reacting, began = Reacting(), now()
-    reacting.begin()
-    await asyncio.sleep(0.5)
-    reacting.begin()
-    reacting.begin()
-    await asyncio.sleep(5)
-    assert reacting.began == [began, began + 1]
-    assert [task.done() for task in reacting.tasks] == [True], "and no task is left"
-    reacting.begin()
-    await asyncio.sleep(5)
-    assert reacting.began == [began, began + 1, began + 5.5]
-
-
-async def test_a_reaction_comes_again_at_its_time_unless_something_has_changed_before() -> None:
-    began = now()
-    reacting = Reacting(began + 10, began + 20, began + 30)
-    reacting.begin()
-    await asyncio.sleep(5)
-    reacting.begin()
-    await asyncio.sleep(16)
-    assert reacting.began == [began, began + 5, began + 20]
-    reacting.stop()
-    await asyncio.sleep(100)
-    assert reacting.began == [began, began + 5, began + 20]
-
-
-async def test_a_timer_that_is_early_by_a_hair_has_nothing_done_twice() -> None:
-    """Virtual time stood still: what was to be done at a time was done for ever, as that had not quite come yet."""
-    began = now()
-    reacting = Reacting(began + 5)
-    asyncio.get_running_loop().call_at(began + 5 - 5e-10, asyncio.Event().set)  # within the loop's resolution
-    reacting.begin()
-    await asyncio.sleep(20)
-    assert len(reacting.began) == 2
-    assert reacting.began[1] >= began + 5

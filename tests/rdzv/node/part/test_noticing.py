@@ -19,6 +19,7 @@ from rdzv.node.part.arrival import State
 from rdzv.node.part.noticing import Noticing
 from rdzv.node.part.state import Part
 from rdzv.node.wakeup import Listeners
+from store.net.tasks import cancel_and_wait
 
 pytestmark = pytest.mark.virtual_time
 
@@ -48,14 +49,17 @@ async def test_a_question_that_came_before_the_node_knew_itself_a_member_is_answ
     follower = SimpleNamespace(
         head=Head(round=round), resets=0, own_ban=None, error=None, listeners=part.listeners, has_attributes=set
     )
-    start = lambda work, name: asyncio.create_task(work, name=name)  # noqa: E731
-    with Noticing(part, cast("Any", SimpleNamespace(store=store, follower=follower, start=start))):
+    noticing = asyncio.create_task(Noticing(part, cast("Any", SimpleNamespace(store=store, follower=follower))).run())
+    try:
+        await asyncio.sleep(0)
         follower.head = Head(round=round, stop=Stop(round=7, why="1 node waiting to come in"))
         part.listeners.changed()
         await asyncio.sleep(1)
         assert not answers
         membership = part.become_member(round, 0, Me(arrival=3), time=asyncio.get_running_loop().time)
         await asyncio.sleep(1)
-    part.port.release()
+    finally:
+        await cancel_and_wait(noticing)
+        part.port.release()
     assert answers == [Begun(round=7, step=None)]
     assert not membership.gate.passes(0), "and it begins no step before the members have agreed"

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from rdzv.node.part.role import ROLE_DISCONNECT_TTL, RoleGrant
+from rdzv.node.part.role import ROLE_DISCONNECT_TTL, Role
 
 if TYPE_CHECKING:
+    from rdzv.config.settings import Settings
     from rdzv.node.link import Link
 
 
@@ -27,5 +28,8 @@ def test_the_role_outlives_its_holders_connection_no_longer_than_a_members_lease
 ) -> None:
     """A store that had stood still for 1.4 s counted as far away for a whole term: a death was announced after 4 s."""
     leases = SimpleNamespace(prepare=lambda **_: SimpleNamespace(id=7))
-    link = cast("Link", SimpleNamespace(keeper=leases, choose_lease=lambda: 7, reconnects_in=reconnects_in))
-    assert RoleGrant(link, ttl=3.0, disconnect_ttl=members, gone_ttl=0.1).grant.disconnect_ttl == expected
+    store = SimpleNamespace(time=float, fail_over=0.0, lease_ttl_max=60.0)
+    way = {"keeper": leases, "choose_lease": lambda: 7, "reconnects_in": reconnects_in, "round_trip": 0.0}
+    link = cast("Link", SimpleNamespace(store=store, **way))
+    settings = cast("Settings", SimpleNamespace(disconnect_ttl=members, gone_ttl=0.1))
+    assert Role(link, settings, nodes=2).grant.disconnect_ttl == expected
