@@ -34,7 +34,7 @@ import rdzv
 import store
 from benchmarks import support
 from benchmarks.support import ms, us
-from store.client.watch import Watch
+from store.client.client import Watch
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

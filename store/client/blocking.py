@@ -1,7 +1,7 @@
-"""Shell: the client for blocking callers, on sockets of its own, and the server in a thread.
+"""Shell: the client of a store for callers who block, on sockets of its own.
 
-A blocking call writes to its socket and reads from it: one round trip, no event loop, no other thread. The protocol,
-and what happens after a reconnect, is `connection`'s, exactly as for the async client. A call takes a free channel, or
+A call writes to its socket and reads from it: one round trip, no event loop, no other thread. The protocol, and what
+happens after a reconnect, is `ClientConnection`'s, exactly as for the async client. A call takes a free channel, or
 makes another one, so threads do not wait for each other's waits. A call that is interrupted, by Ctrl-C or by a signal
 handler that raises, gets out at once; its channel is closed, since nobody knows how far it had come.
 """
@@ -9,23 +9,18 @@ handler that raises, gets out at once; its channel is closed, since nobody knows
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import ssl
-import threading
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from store import interface
-from store.client.channel import Channel
+from store.client.channel import Channel, Shared
 from store.errors import (
     ConnectionLost,
     StoreError,
     StoreTimeoutError,
-    UsedAfterFork,
-    WaitEnded,
     WatchCompacted,
-    unsent,
 )
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Event, Pong, Request, Response, waits
@@ -39,7 +34,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from store.net.address import Address
-
 
 __all__ = ["Client", "Watch"]
 
@@ -71,44 +65,42 @@ class Client(interface.BlockingStore):
     ) -> None:
         self.address = address
         self.name: str = str(address)
-        self.token = token
         self.tls = tls
-        self.context: ssl.SSLContext | None = (tls or ssl.create_default_context()) if address.secure else None
-        self.addresses: Addresses = Addresses(address.host, address.port)
         self.timeout = timeout
-        self.rng: random.Random = rng or random.Random()
-        self.store_id: str | None = None
+        self.shared: Shared = Shared(
+            Addresses(address.host, address.port),
+            (tls or ssl.create_default_context()) if address.secure else None,
+            name=self.name,
+            token=token,
+            rng=rng or random.Random(),
+        )
         self._free: list[Channel] = []  # appending and popping are atomic, so threads need no lock
-        self._all: list[Channel] = []
-        self._seen_revision = 0  # by channels that are gone
-        self._dropping = threading.Lock()
-        self._failed: StoreError | None = None
         self._waiting: set[Channel] = set()  # adding, discarding and copying are atomic, so threads need no lock
-        self._waits_ended = False
-        self._pid = os.getpid()
+
+    @property
+    def store_id(self) -> str | None:
+        """The identity of the store, once it has been met."""
+        return self.shared.store_id
 
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """Make one request and give its response; see `BlockingStore.call`."""
-        self.check_usable()
-        parks = waits(request)
+        shared, parks = self.shared, waits(request)
+        shared.check_usable()
         if timeout is None and not parks:
             timeout = self.timeout
-        channel = self.take_channel()
+        channel = self._free_channel()
         if parks:
             self._waiting.add(channel)
         try:
             # Once the channel is taken, and known to wait, so that `interrupt` and `end_waits` miss nobody.
-            if self._failed is not None:
-                raise unsent(self._failed)
-            if parks:
-                self.check_wait(request)
+            shared.check(request)
             return channel.call(request, timeout)[0]
         finally:
             if parks:
                 self._waiting.discard(channel)
             channel.idle_since = time.monotonic()
             self._free.append(channel)
-            if self._failed is not None:
+            if shared.failed is not None:
                 self._close_free()
             elif len(self._free) > 1:
                 self._give_back(channel.idle_since)
@@ -128,55 +120,30 @@ class Client(interface.BlockingStore):
 
     def __copy__(self) -> Client:
         """Return another client of the same store, on sockets of its own: for a forked child, say."""
-        client = Client(self.address, token=self.token, tls=self.tls, timeout=self.timeout)
-        client.store_id = self.store_id
+        client = Client(self.address, token=self.shared.token, tls=self.tls, timeout=self.timeout)
+        client.shared.store_id = self.store_id
         return client
 
     def interrupt(self, error: StoreError) -> None:
         """Make this client useless: every call under way, and every later one, raises `error`. From any thread."""
-        self.fail(error)
-        for channel in list(self._all):
+        self.shared.fail(error)
+        for channel in list(self.shared.channels):
             if channel not in self._free:
                 channel.interrupt()
 
     def end_waits(self) -> None:
         """End every wait, now and later; see `BlockingStore.end_waits`."""
-        self._waits_ended = True
+        self.shared.waits_ended = True
         for channel in tuple(self._waiting):
             channel.interrupt()  # should it have been answered meanwhile, the next call makes another connection
 
-    # The channels and watches of this room call these.
-
-    def check_wait(self, request: Request[Any]) -> None:
-        """Raise `WaitEnded` if this request waits, and none may any more."""
-        if self._waits_ended and waits(request):
-            raise WaitEnded("waits were ended here")
-
-    def seen_revision(self) -> int:
-        """The latest revision that the store has shown on any channel: it must not go back behind it."""
-        channels = [channel.connection.seen_revision for channel in list(self._all)]
-        return max([self._seen_revision, *channels])
-
-    def fail(self, error: StoreError) -> StoreError:
-        """This client is of no more use; the first reason counts."""
-        if self._failed is None:
-            self._failed = error
-        return error
-
-    def check_usable(self) -> None:
-        """Raise what this client failed of, or that it was inherited over `fork()`."""
-        if self._pid != os.getpid():
-            raise UsedAfterFork(f"this client of {self.name} was made before fork(); make a new one in the child")
-        if self._failed is not None:
-            raise unsent(self._failed)
-
-    def take_channel(self) -> Channel:
+    def _free_channel(self) -> Channel:
         """A free channel, or a new one."""
         try:
             return self._free.pop()
         except IndexError:
-            channel = Channel(self)
-            self._all.append(channel)
+            channel = Channel(self.shared)
+            self.shared.channels.append(channel)
             return channel
 
     def _give_back(self, now: float) -> None:
@@ -192,40 +159,32 @@ class Client(interface.BlockingStore):
                 channel = self._free.pop(0)
             except IndexError:  # other threads have taken them meanwhile
                 return
-            self.drop_channel(channel)
+            self.shared.drop(channel)
 
     def _close_free(self) -> None:
         with contextlib.suppress(IndexError):  # another thread closes them, too
             while True:
                 self._free.pop().close(farewell=True)
 
-    def drop_channel(self, channel: Channel) -> None:
-        """A watch no longer needs its channel."""
-        channel.close(farewell=True)
-        with self._dropping:  # or one thread would put back what it read before another one wrote
-            self._seen_revision = self.seen_revision()
-            with contextlib.suppress(ValueError):
-                self._all.remove(channel)
-
 
 class Watch(interface.BlockingWatch):
     """A watch with a connection of its own; see `interface.BlockingWatch`."""
 
     def __init__(self, client: Client, cursor: WatchCursor) -> None:
-        self._client = client
+        self._client, self._shared = client, client.shared
         self._cursor = cursor
-        self._channel = Channel(client)
+        self._channel = Channel(self._shared)
         self._id = 0
         self._reset: Event | None = None  # what the reader must be told once it is open again
         self._closed = False
 
     def __enter__(self) -> Self:
-        self._client.check_usable()
-        self._client._all.append(self._channel)
+        self._shared.check_usable()
+        self._shared.channels.append(self._channel)
         try:
             self._open()
         except BaseException:
-            self._client.drop_channel(self._channel)
+            self._shared.drop(self._channel)
             raise
         return self
 
@@ -233,7 +192,7 @@ class Watch(interface.BlockingWatch):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closed = True
-        self._client.drop_channel(self._channel)
+        self._shared.drop(self._channel)
 
     def close(self) -> None:
         """End it from another thread: its reader's loop ends."""
@@ -260,7 +219,7 @@ class Watch(interface.BlockingWatch):
                 if self._channel.sock is None:
                     yield from self._reopen()
                     continue
-                for item in self._channel.receive(None):
+                for item in self._channel.receive():
                     if isinstance(item, (Events, Lagged)):
                         self._channel.pushed.append(item)
                     elif isinstance(item, Reply):
@@ -279,7 +238,7 @@ class Watch(interface.BlockingWatch):
                 if not self._cursor.compacted():
                     raise
             except ConnectionLost:
-                self._client.check_usable()
+                self._shared.check_usable()
             except StoreTimeoutError:
                 self._channel.close()  # the server may open it yet, and would then send everything twice
             else:

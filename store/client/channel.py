@@ -1,8 +1,8 @@
-"""Shell: one socket of a blocking caller and the conversation on it, used by one thread at a time.
+"""Shell: one socket of a caller who blocks, and the conversation on it, used by one thread at a time.
 
 A call writes and reads on its own thread: no event loop, and no thread beside it that would notice silence. So a read
-looks up twice a second, and has `Pulse` judge what it sees. A fresh connection is tried beside a silent one (promise
-R8). What was asked is then asked again, and the session answers what was applied already.
+looks up twice a second, and has `Pulse` judge what it sees. A silent connection is replaced by a fresh one (promise
+R8): what was asked is asked again, and the session answers what was applied already.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import os
 import secrets
 import socket
 import ssl
+import threading
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from store.client.connecting import Connecting, Stage, greeted
 from store.client.outcomes import out_of_time, with_doubt
 from store.client.patience import HEARTBEAT, LASTED, SILENCE, Patience
 from store.client.pulse import Line, Pulse, Say
@@ -30,19 +31,16 @@ from store.errors import (
     StoreError,
     StoreReplaced,
     StoreUsageError,
+    UsedAfterFork,
+    WaitEnded,
+    unsent,
 )
 from store.messages import Cancel, Failed, Ping, Pong, Request, Response, waits
 from store.net import dialing
 from store.net.callers import check_blocking_caller
 from store.net.process import process_id
-from store.net.sockets import (
-    SYSTEM_TELLS,
-    have_calls_wait,
-    holds_unreadable,
-    let_go_in_children,
-    queued_bytes,
-    send_at_once,
-)
+from store.net.racing import Addresses, connected
+from store.net.sockets import have_calls_wait, let_go_in_children, outstanding, prepare, send_at_once
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, error_of
 from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
@@ -50,15 +48,14 @@ from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator
-    from typing import Any
 
-    from store.net.racing import Addresses
 
-__all__ = ["Channel", "Host"]
+__all__ = ["Channel", "Shared"]
 
 RECEIVE_BYTES = 64 * 1024
-CONNECT_TIMEOUT = 10.0  # seconds for an attempt to agree on TLS; there may be several within a call's timeout
 LOOK = SILENCE / 2  # seconds; how often whoever reads or writes looks up. One figure for both: changing it costs time
+IDLE_MOST = 60.0  # seconds; a connection that no call has needed for so long is closed, but for the last one ...
+GIVEN_BACK_AT_ONCE = 8  # ... and so many by one call, which waits for it
 
 R = TypeVar("R", bound=Response)
 
@@ -67,41 +64,76 @@ class _Expired(Exception):
     """The caller's time is over; it becomes one of the public errors before it leaves this room."""
 
 
-class Host(Protocol):
-    """What a channel needs of the client that it belongs to."""
+class Shared:
+    """What all channels of one client share: where the store is, what is known of it, and who is to get out.
 
-    name: str
-    token: bytes | None
-    addresses: Addresses
-    context: ssl.SSLContext | None
-    rng: random.Random
-    store_id: str | None
+    Args:
+        addresses: Where the store is.
+        tls: The client's context, if TLS is spoken there.
+        name: The store's address, for error messages.
+        token: What is proven to the server, and asked of it.
+        rng: For the jitter of reconnecting.
+    """
+
+    def __init__(
+        self,
+        addresses: Addresses,
+        tls: ssl.SSLContext | None,
+        *,
+        name: str,
+        token: bytes | None,
+        rng: random.Random,
+    ) -> None:
+        self.addresses, self.tls = addresses, tls
+        self.name, self.token, self.rng = name, token, rng
+        self.store_id: str | None = None
+        self.failed: StoreError | None = None  # why the client is of no more use
+        self.waits_ended: bool = False
+        self.channels: list[Channel] = []
+        self._seen_revision = 0  # by channels that are gone
+        self._dropping = threading.Lock()
+        self._pid = os.getpid()
 
     def seen_revision(self) -> int:
         """The latest revision that the store has shown on any channel: it must not go back behind it."""
-        ...
+        return max([self._seen_revision, *[channel.connection.seen_revision for channel in list(self.channels)]])
+
+    def drop(self, channel: Channel) -> None:
+        """This channel is no longer needed."""
+        channel.close(farewell=True)
+        with self._dropping:  # or one thread would put back what it read before another one wrote
+            self._seen_revision = self.seen_revision()
+            with contextlib.suppress(ValueError):
+                self.channels.remove(channel)
 
     def fail(self, error: StoreError) -> StoreError:
-        """This client is of no more use; the first reason counts."""
-        ...
+        """The client is of no more use; the first reason counts."""
+        if self.failed is None:
+            self.failed = error
+        return error
 
     def check_usable(self) -> None:
-        """Raise what this client failed of, or that it was inherited over `fork()`."""
-        ...
+        """Raise what the client failed of, or that it was inherited over `fork()`."""
+        if self._pid != os.getpid():
+            raise UsedAfterFork(f"this client of {self.name} was made before fork(); make a new one in the child")
+        if self.failed is not None:
+            raise unsent(self.failed)
 
-    def check_wait(self, request: Request[Any]) -> None:
-        """Raise `WaitEnded` if this request waits, and none may any more."""
-        ...
+    def check(self, request: Request[Any]) -> None:
+        """Raise why this request must not be made, or waited for, any longer."""
+        self.check_usable()
+        if self.waits_ended and waits(request):
+            raise WaitEnded("waits were ended here")
 
 
 class Channel:
     """One socket and its conversation, used by one thread at a time."""
 
-    def __init__(self, client: Host) -> None:
-        self._client = client
-        self._name = client.name
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._name = shared.name
         self.connection: ClientConnection = ClientConnection(
-            session_id=secrets.token_bytes(16), process=process_id(), token=client.token, name=client.name
+            session_id=secrets.token_bytes(16), process=process_id(), token=shared.token, name=shared.name
         )
         self.sock: socket.socket | None = None
         self._within = 0.0  # seconds that a call on it waits; none was told yet
@@ -110,27 +142,25 @@ class Channel:
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._attempt, self._welcomed_at = 0, -math.inf
         self._problem = dialing.NEVER_ANSWERED
-        self._patience = Patience(client.rng)
-        self._fresh: Connecting | None = None  # on which the server spoke while it was silent on the old connection ...
-        self._previous: socket.socket | None = None  # ... which is kept until we are welcomed: nobody has died (R20)
-        self._early = b""  # what it said there
+        self._patience = Patience(shared.rng)
+        self._previous: socket.socket | None = None  # silent, and kept until we are welcomed: nobody has died (R20)
 
     def call(self, request: Request[R], timeout: float | None) -> tuple[R, int]:
         """Ask, and wait for the answer through as many connections as it takes; the answer, and the request's id."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         item = self.connection.ask(request, None)
         try:
             while True:
                 try:
                     if self.sock is None:
-                        self._connect_for(item, deadline)
+                        self._connect(item, deadline)
                     self._send(self.connection.encode(item), deadline)
                     answer: R = self._answer_to(item, deadline)
                     self._patience.answered()
                     return answer, item.request_id
                 except OSError as error:
                     self.disconnected(error)
-                    self._client.check_wait(request)
+                    self._shared.check(request)
         except _Expired:
             late = out_of_time(item, cast("float", timeout), self._name, self._trouble())
             self._give_up(item)
@@ -147,10 +177,20 @@ class Channel:
             self.close()
             raise
 
-    def _connect_for(self, item: InFlight, deadline: float | None) -> None:
+    def _connect(self, item: InFlight, deadline: float) -> None:
+        """Make one attempt to connect and shake hands, for this request."""
+        check = partial(self._shared.check, item.request)
         self._pause(deadline)
-        self._client.check_usable()
-        self._connect(item, deadline)
+        check()
+        try:
+            self._reach(deadline, check)
+            self._shake_hands(deadline)
+        except BaseException as error:
+            self._drop()  # half a handshake is no connection that the next call could use
+            if not isinstance(error, TimeoutError):  # which had its time: the next one may pass at once
+                self._attempt += 1
+            raise
+        self._close_previous()
         self._attempt, self._welcomed_at = 0, time.monotonic()
         if not self.connection.resumed and item in self.connection.lost_for_good():
             raise ConnectionLost(
@@ -158,120 +198,81 @@ class Channel:
                 maybe_applied=True,
             )
         # Without a socket nobody could be got out of here (`interrupt`): whoever wanted that has left word meanwhile.
-        self._client.check_usable()
-        self._client.check_wait(item.request)
+        check()
 
-    def _pause(self, deadline: float | None) -> None:
+    def _pause(self, deadline: float) -> None:
         """Pause before another attempt."""
         now = time.monotonic()
-        if deadline is not None and now >= deadline:  # an attempt without time would fail at once, and so the next
+        if now >= deadline:  # an attempt without time would fail at once, and so the next
             raise _Expired
         # A server that welcomes us and hangs up each time is not to be asked without a pause, either.
-        if (self._attempt or now - self._welcomed_at < LASTED) and self._fresh is None:
+        if self._attempt or now - self._welcomed_at < LASTED:
             pause = self._patience.pause(max(self._attempt - 1, 0))
-            if deadline is not None and now + pause >= deadline:
+            if now + pause >= deadline:
                 time.sleep(deadline - now)
                 raise _Expired
             time.sleep(pause)
-        self._attempt += 1
 
-    def _connect(self, item: InFlight, deadline: float | None) -> Welcome:
-        fresh, self._fresh = self._fresh, None
+    def _reach(self, deadline: float, check: Callable[[], None]) -> None:
+        """Have a socket on which the other side's system has answered."""
+        addresses, began = self._shared.addresses, time.monotonic()
+        check_blocking_caller(addresses.host, addresses.port)
+        addresses.use_small_packets(self._patience.large_packets_seem_lost)
+        sock = connected(addresses, min(began + self._patience.attempt(), deadline), check)
+        self._patience.connected(time.monotonic() - began)
         try:
-            if fresh is None:
-                check_blocking_caller(self._client.addresses.host, self._client.addresses.port)
-                fresh = self._dial(deadline) if self._client.store_id is None else self._dial_again(item, deadline)
-            self._take(fresh)
-            return self._begin(deadline)
-        finally:
-            self._close_previous()
-
-    def _dial(self, deadline: float | None) -> Connecting:
-        """Make one attempt to connect to a store that was never met."""
-        fresh = Connecting(self._client.addresses, self._client.context)
-        try:
-            self._reach(fresh, Stage.TAKEN, self._patience.attempt(0), deadline)
-            self._patience.connected(time.monotonic() - fresh.began)
-            self._reach(fresh, Stage.SECURED, CONNECT_TIMEOUT, deadline)
-        except ssl.SSLCertVerificationError as error:
-            fresh.close()
-            raise self._client.fail(
-                AuthenticationError(f"{self._name} has no certificate that we trust: {error.verify_message}")
-            ) from None
-        except BaseException:
-            fresh.close()
-            raise
-        return fresh
-
-    def _reach(self, fresh: Connecting, stage: Stage, within: float, deadline: float | None) -> None:
-        until = time.monotonic() + within
-        if not fresh.go_on(until if deadline is None else min(until, deadline), to=stage):
-            self._attempt = 0  # it had its time: the next one may pass at once
-            raise TimeoutError
-
-    def _dial_again(self, item: InFlight, deadline: float | None) -> Connecting:
-        def check() -> None:
-            self._client.check_usable()
-            self._client.check_wait(item.request)
-
-        fresh = self._come_back(math.inf if deadline is None else deadline, check)
-        if fresh is None:
-            raise _Expired
-        return fresh
-
-    def _take(self, fresh: Connecting) -> None:
-        """Converse on this connection from now on."""
-        sock = fresh.take()
-        try:
+            prepare(sock)
+            if self._shared.tls is not None:
+                sock = self._shared.tls.wrap_socket(sock, server_hostname=addresses.host, do_handshake_on_connect=False)
             have_calls_wait(sock, LOOK)
             let_go_in_children(self, sock)
         except BaseException:
             sock.close()
             raise
-        self.sock, self._early, self._within = sock, fresh.first_word, LOOK
+        self.sock, self._within = sock, LOOK
 
-    def _begin(self, deadline: float | None) -> Welcome:
-        """Shake hands on a new connection."""
-        self.connection.store_id = self._client.store_id
-        self.connection.seen_revision = self._client.seen_revision()
+    def _shake_hands(self, deadline: float) -> None:
+        """Agree on TLS, if there is any, and wait for the server's welcome."""
+        secure, met = self._shared.tls is not None, self._shared.store_id is not None
+        self.connection.store_id = self._shared.store_id
+        self.connection.seen_revision = self._shared.seen_revision()
         self.connection.connected(nonce=secrets.token_bytes(16))
-        secure = self._client.context is not None
+        greeted_by = time.monotonic() + self._patience.first_word()
         try:
-            return self._shake_hands(deadline)
+            while self.connection.welcomed is None:
+                until = deadline if self.connection.met else min(greeted_by, deadline)
+                for item in self.receive(until):  # TLS, if there is any, is agreed on when it is read from first
+                    if isinstance(item, bytes):
+                        self._send(item)
+        except ssl.SSLCertVerificationError as error:
+            if met:
+                raise
+            untrusted = f"{self._name} has no certificate that we trust: {error.verify_message}"
+            raise self._shared.fail(AuthenticationError(untrusted)) from None
         except ConnectionResetError as error:
-            without_a_word = error.errno == errno.ECONNRESET and not self.connection.met
-            self._drop()
-            if without_a_word and secure:
-                raise dialing.HungUp from None
-            if without_a_word and self._client.store_id is None:
-                raise dialing.LeftWithoutAWord from None
+            if error.errno == errno.ECONNRESET and not self.connection.met:
+                if secure:
+                    raise dialing.HungUp from None
+                if not met:
+                    raise dialing.LeftWithoutAWord from None
             raise
         except _Expired:
-            if not self.connection.met and not secure:
+            if not self.connection.met and not secure and not met:
                 self._problem = dialing.SAYS_NOTHING
-            self._drop()
-            raise
-        except BaseException:
-            self._drop()  # half a handshake is no connection that the next call could use
-            raise
+            if time.monotonic() >= deadline:
+                raise
+            self._patience.changed_connection()
+            raise TimeoutError from None
+        self._shared.store_id = self.connection.store_id
 
-    def _shake_hands(self, deadline: float | None) -> Welcome:
-        while True:
-            for item in self.receive(deadline):
-                if isinstance(item, bytes):
-                    self._send(item)
-                elif isinstance(item, Welcome):
-                    self._client.store_id = self.connection.store_id
-                    return item
-
-    def _answer_to(self, item: InFlight, deadline: float | None) -> Any:
+    def _answer_to(self, item: InFlight, deadline: float) -> Any:
         answer: Response | None = None
         while answer is None:
             count = self._read(deadline)
             try:
                 answer = self.connection.only_answer(self._buffer[:count], item)
             except ProtocolError as error:
-                raise self._client.fail(error) from None
+                raise self._shared.fail(error) from None
             if answer is not None:
                 break
             for received in self._received(count):
@@ -286,7 +287,7 @@ class Channel:
             raise cast("StoreError", error_of(answer))
         return answer
 
-    def receive(self, deadline: float | None) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
+    def receive(self, deadline: float = math.inf) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
         """What the next bytes from the server say, waiting for them until the deadline.
 
         Raises:
@@ -299,26 +300,22 @@ class Channel:
         try:
             yield from self.connection.receive(self._buffer[:count])
         except (AuthenticationError, ProtocolError) as error:
-            if self._client.store_id is not None and self.connection.welcomed is None:
+            if self._shared.store_id is not None and self.connection.welcomed is None:
                 # Whoever stands in the place of a store that was met has proved nothing: it may be back later.
                 raise dialing.TurnedAway(str(error)) from None
-            raise self._client.fail(error) from None
+            raise self._shared.fail(error) from None
         except StoreReplaced as error:
-            raise self._client.fail(error) from None
+            raise self._shared.fail(error) from None
         except LimitExceeded as error:  # the server is full, and may have room later
             raise dialing.TurnedAway(str(error)) from None
 
-    def _read(self, deadline: float | None) -> int:
+    def _read(self, deadline: float) -> int:
         assert self.sock is not None
-        if self._early:
-            early, self._early = self._early, b""
-            self._buffer[: len(early)] = early
-            return len(early)
         now = time.monotonic()
         pulse: Pulse | None = None  # as a rule the answer is there sooner
         while True:
             within = LOOK
-            if deadline is not None and deadline - now < LOOK:
+            if deadline - now < LOOK:
                 within = deadline - now
                 if within <= 0:
                     raise _Expired
@@ -331,9 +328,9 @@ class Channel:
                 if pulse is None:
                     pulse = self._pulse(now)
                 now = time.monotonic()
-                if deadline is not None and now >= deadline:
+                if now >= deadline:
                     raise _Expired from None
-                self._look_up(self.sock, pulse, now, deadline)
+                self._look_up(self.sock, pulse, now)
                 now = time.monotonic()
             else:
                 if not count:
@@ -344,55 +341,34 @@ class Channel:
 
     def _pulse(self, since: float) -> Pulse:
         """Begin to take the pulse of this connection, on which somebody has been reading since then."""
-        greeted = self.connection.welcomed is not None
-        heartbeats = 2.0 ** min(max(self._attempt - 1, 0), 4)
-        pulse = Pulse(self._patience, since, heartbeats=heartbeats, probes=False)
-        expected = not greeted or any(not waits(item.request) for item in self.connection.in_flight.values())
-        if expected and self._client.store_id is not None:
+        pulse = Pulse(self._patience, since)
+        in_flight = self.connection.in_flight.values()
+        if self.connection.welcomed is None or any(not waits(item.request) for item in in_flight):
             pulse.expect(since)
         return pulse
 
-    def _look_up(self, sock: socket.socket, pulse: Pulse, now: float, deadline: float | None) -> None:
-        """Nothing has come for a moment: ask for a word, look for a fresh connection, or give this one up.
+    def _look_up(self, sock: socket.socket, pulse: Pulse, now: float) -> None:
+        """Nothing has come for a moment: ask for a word, or give this connection up.
 
         Raises:
-            ConnectionResetError: A fresh connection was found, or this one has been silent for too long.
+            TimeoutError: It has been silent for too long.
         """
-        under_way, held_back = queued_bytes(sock)
-        unsent = under_way + held_back
-        greeted = self.connection.welcomed is not None
-        line = Line(
-            unsent_bytes=unsent,
-            held_back=held_back > 0 and not under_way,
-            acknowledged=SYSTEM_TELLS and not unsent and not holds_unreadable(sock),
-            greeted=greeted,
-        )
-        verdict = pulse.look(now, line)
-        if verdict.say is Say.PING:
-            if not unsent:  # else that asks
+        line = Line(*outstanding(sock), welcomed=self.connection.welcomed is not None)
+        say, _ = pulse.look(now, line)
+        if say is Say.PING:
+            pulse.expect(now)
+            if not line.unsent_bytes:  # else that asks
                 self._tell(Ping())
-            if self._client.store_id is not None:
-                pulse.expect(now)
-        elif verdict.say is Say.HANG_UP:
-            raise ConnectionResetError(f"it has been silent for {now - pulse.heard_at:.0f} s")
-        elif verdict.say is Say.SEEK:
-            until = now + HEARTBEAT
-            fresh = self._come_back(min(until, deadline or until), self._client.check_usable, beside=sock)
-            if fresh is None:
-                pulse.seeking = False
-                return
-            self._fresh, self._previous, self.sock = fresh, sock, None
+        elif say is Say.SEEK:
+            # What its end would mean to the server, that this process has died, is not so.
+            if line.welcomed:
+                self._previous, self.sock = sock, None
             self._patience.changed_connection()
-            raise ConnectionResetError("it was silent, and a fresh connection was not")
+            raise TimeoutError
+        elif say is Say.HANG_UP:
+            raise TimeoutError
 
-    def _come_back(
-        self, until: float, check: Callable[[], None], beside: socket.socket | None = None
-    ) -> Connecting | None:
-        """Connect until the store, which was met before, speaks on a connection; see `greeted`."""
-        addresses, context, tell = self._client.addresses, self._client.context, partial(setattr, self, "_problem")
-        return greeted(addresses, context, self._patience, until=until, check=check, on_problem=tell, beside=beside)
-
-    def _send(self, frame: bytes, deadline: float | None = None) -> None:
+    def _send(self, frame: bytes, deadline: float = math.inf) -> None:
         """Send a frame within the caller's time, as long as the server takes some of it every now and then.
 
         Raises:
@@ -405,9 +381,7 @@ class Channel:
         rest = memoryview(frame)[sent:]
         stuck = 0.0
         while rest:  # not sendall(), whose timeout is for all of it: a large value may take longer
-            within = LOOK
-            if deadline is not None:
-                within = max(min(deadline - time.monotonic(), LOOK), 0.001)
+            within = max(min(deadline - time.monotonic(), LOOK), 0.001)
             if within != self._within:
                 have_calls_wait(self.sock, within)
                 self._within = within
@@ -416,7 +390,7 @@ class Channel:
                 stuck = 0.0
             except (TimeoutError, BlockingIOError):
                 stuck += within
-            if rest and deadline is not None and time.monotonic() >= deadline:
+            if rest and time.monotonic() >= deadline:
                 self.disconnected(TimeoutError())
                 raise _Expired
             if stuck >= HEARTBEAT:  # a server that takes nothing for so long is as good as gone
@@ -434,7 +408,7 @@ class Channel:
         if self.sock is not None and self.connection.welcomed is not None:
             return None
         lost = "the connection is lost, " if self.connection.store_id is not None else ""
-        return f"{lost}{self._problem}{self._client.addresses.where()}"
+        return f"{lost}{self._problem}{self._shared.addresses.where()}"
 
     def _give_up(self, item: InFlight) -> None:
         """Nobody waits for this answer any more; a parked wait is ended at the server, too."""
@@ -460,9 +434,6 @@ class Channel:
     def close(self, *, farewell: bool = False) -> None:
         """Close the socket. The conversation can go on over another one."""
         self._drop(farewell=farewell)
-        fresh, self._fresh = self._fresh, None
-        if fresh is not None:
-            fresh.close()
         self._close_previous()
 
     def _drop(self, *, farewell: bool = False) -> None:
@@ -472,7 +443,6 @@ class Channel:
                 with contextlib.suppress(OSError):
                     sock.sendall(wire.encode_bye("done"))
             sock.close()
-        self._early = b""
         self.pushed.clear()
         self.connection.disconnected()
 

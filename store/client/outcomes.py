@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from store.messages import Response
     from store.protocol.connection import InFlight
 
-__all__ = ["no_room", "out_of_time", "settle", "with_doubt"]
+__all__ = ["out_of_time", "settle", "with_doubt"]
 
 
 def settle(item: InFlight, outcome: Response | StoreError) -> None:
@@ -41,11 +41,3 @@ def out_of_time(item: InFlight, timeout: float, name: str, trouble: str | None) 
     if trouble is None:
         return StoreTimeoutError(f"no answer to {what} within {timeout:g} s", maybe_applied=maybe)
     return ConnectionLost(f"{what} was not answered within {timeout:g} s: {trouble}", maybe_applied=maybe)
-
-
-def no_room(asked: int, timeout: float | None, name: str) -> StoreError:
-    """The error for one caller that was held back until its time was over."""
-    return StoreTimeoutError(
-        f"{asked} requests to {name} are in flight, and there was no room for another within {timeout:g} s",
-        maybe_applied=False,
-    )

@@ -2,8 +2,12 @@
 
 TCP repeats what was lost after 0.2, 0.4, ... 3.3, 6.5 s. So after a cut of 4 s an old connection may stay silent for
 3 s more, and a firewall that has forgotten it keeps it silent for ever, while a new connection passes at once. Silence
-of a second is therefore a reason to try a fresh connection (promise R8). A slow server is silent, too, so the old
+of a second is therefore a reason to try a fresh connection (promise R8). A slow server is silent, too. So the old
 connection is kept meanwhile, and after each change of connection that brought no answer the client waits twice as long.
+
+Where the other side's system acknowledges what it is sent, the network works, and silence has two causes that look
+alike. The server is busy: then thousands who come over fresh connections keep it busier still. Or what acknowledges is
+a proxy behind which the connection has gone. So the client waits longer there, and longer than the server took lately.
 
 Leases shorten all of it: who has one second left to renew a lease does not sleep for two.
 """
@@ -17,17 +21,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-__all__ = [
-    "ATTEMPT_MOST",
-    "FIRST_ATTEMPT",
-    "HEARTBEAT",
-    "HEARTBEATS_OF_BUSY",
-    "LASTED",
-    "SILENCE",
-    "WATCHES_HEAR_EVERY",
-    "Patience",
-    "backoff",
-]
+__all__ = ["HEARTBEAT", "LASTED", "SILENCE", "Patience", "backoff"]
 
 BACKOFF_FIRST = 0.1  # seconds; the first pause is up to so long, and each further one up to twice as long ...
 BACKOFF_MOST = 2.0  # ... up to this. Full jitter, so that thousands do not come back at once
@@ -37,18 +31,15 @@ BACKOFF_SOON = 0.25  # ... so that the pauses are at most so long at first
 BACKOFF_LEASED = 0.5  # seconds; the longest pause of who holds a lease, however long the store has been away
 
 HEARTBEAT = 5.0  # seconds of silence before we ask, where nothing was asked, and again before we hang up
-HEARTBEATS_OF_BUSY = 6.0  # times as long, where the other side's system acknowledges what it is sent
-WATCHES_HEAR_EVERY = 20.0  # seconds; how far the store has come, so that a watch resumes there and not further back
 SILENCE = 1.0  # seconds without an answer after which a fresh connection is tried
 SILENCE_MOST = 5.0  # and after several fresh connections on which there was none, either
-BUSY_FACTOR = 30.0  # times as long is waited for a server whose system acknowledges what it is sent ...
+BUSY_FACTOR = 3.0  # times as long is waited for a server whose system acknowledges what it is sent ...
 BUSY_SHARE_OF_LEASE = 0.75  # ... but no longer than for this part of what is left of a lease
-SLOW_FACTOR = 3.0  # times as long as a server was silent lately, though it was asked, it may be silent once more ...
+SLOW_FACTOR = 3.0  # times as long as such a server was silent lately, though it was asked, it may be silent again ...
 SLOW_FOR = 15.0  # ... seconds, after which half of that is remembered: by then it may be quick again
-SPREAD = 0.5  # seconds over which those who wait for one server ask it on second connections
-ATTEMPT = 0.5  # seconds for the other side's system to answer, before another attempt begins
+ATTEMPT = 0.5  # seconds for the other side's system to answer, before another attempt begins: the next one may pass
 FIRST_ATTEMPT = 5.0  # the same before it is known how far away the store is
-ATTEMPT_MOST = 5.0  # seconds between attempts that were taken and heard nothing: more of them would not help the server
+WORD_MOST = 64.0  # seconds that a server which takes connections has to say its first word, after many that heard none
 ROUND_TRIPS = 3  # times what connecting took at best, that an answer, and an attempt and its greeting, have at least
 SHARE_OF_LEASE = 4  # so many attempts are to fit into what is left of a lease
 LEAST = 0.05  # seconds; a lease that has run out makes nobody spin
@@ -91,62 +82,49 @@ class Patience:
         self._unanswered_changes = 0
 
     def changed_connection(self) -> None:
-        """A fresh connection has taken the place of a silent one."""
+        """A fresh connection has been, or is to be, taken in place of one on which the server said nothing."""
         self._unanswered_changes += 1
-
-    def large_packets_seem_lost(self, unheard: int) -> bool:
-        """Whether the next attempt is to do without large packets.
-
-        Some networks drop them, and the word that they are too large ("MTU black hole"). Then a fresh connection, too,
-        is greeted, which takes small packets only, and falls silent; or TLS is never agreed on, whose first packets
-        are large.
-
-        Args:
-            unheard: How many attempts were taken by the other side and have heard nothing.
-        """
-        return self._unanswered_changes > 0 or unheard > 1
-
-    def silence(self, *, acknowledged: bool = False) -> float:
-        """Seconds without an answer after which a fresh connection is tried.
-
-        Args:
-            acknowledged: Whether the other side's system has acknowledged all that was sent. Then the network works,
-                and the server is slow: a fresh connection would burden it with more, and be as slow.
-        """
-        longest = min(SILENCE * 2.0 ** min(self._unanswered_changes, 8), SILENCE_MOST)
-        if acknowledged:
-            return max(min(longest * BUSY_FACTOR, self._remaining() * BUSY_SHARE_OF_LEASE), self._least_attempt())
-        return max(min(longest, self._share_of_lease()), self._least_attempt())
 
     def was_silent(self, seconds: float, *, now: float) -> None:
         """The server was silent for so long though something was asked, and then it was not."""
         if seconds >= self._slowness(now):
             self._slow, self._slow_at = seconds, now
 
-    def _slowness(self, now: float) -> float:
-        return self._slow * math.exp2((self._slow_at - now) / SLOW_FOR)
+    @property
+    def large_packets_seem_lost(self) -> bool:
+        """Whether the next attempt is to do without large packets.
 
-    def busy_silence(self, *, now: float) -> float:
-        """Seconds of silence after which a server that may be busy is asked by another: longer than it took lately.
-
-        Where thousands wait for it their asking would make it slower, and them ask more: none of them would be served.
+        Some networks drop them, and the word that they are too large ("MTU black hole"). Then a fresh connection, too,
+        is greeted, which takes small packets only, and falls silent; or TLS is never agreed on, whose first packets
+        are large.
         """
-        return max(self.silence(), SLOW_FACTOR * self._slowness(now))
+        return self._unanswered_changes > 0
 
-    def spread(self) -> float:
-        """Seconds to wait before a server is asked by others that may be busy: thousands may be about to ask."""
-        return self._rng.uniform(0.0, min(SPREAD, self._share_of_lease()))
-
-    def attempt(self, unheard: int) -> float:
-        """Seconds that an attempt has for itself before the next one begins.
+    def silence(self, now: float, *, acknowledged: bool = False) -> float:
+        """Seconds without an answer after which a fresh connection is tried.
 
         Args:
-            unheard: How many attempts were taken by the other side and have heard nothing.
+            now: On the clock of `was_silent`.
+            acknowledged: Whether the other side's system has acknowledged all that was sent.
         """
-        if self._round_trip is None:
-            return FIRST_ATTEMPT
-        longest = min(ATTEMPT * 2.0 ** min(unheard, 8), ATTEMPT_MOST)
-        return max(min(longest, self._share_of_lease()), self._least_attempt())
+        longest = min(SILENCE * 2.0 ** min(self._unanswered_changes, 8), SILENCE_MOST)
+        share = 1 / SHARE_OF_LEASE
+        if acknowledged:
+            longest, share = max(longest * BUSY_FACTOR, SLOW_FACTOR * self._slowness(now)), BUSY_SHARE_OF_LEASE
+        return self._within_leases(longest, share)
+
+    def attempt(self) -> float:
+        """Seconds that the other side's system has to answer an attempt to connect."""
+        return FIRST_ATTEMPT if self._round_trip is None else self._within_leases(ATTEMPT, 1 / SHARE_OF_LEASE)
+
+    def first_word(self) -> float:
+        """Seconds that a server has to say its first word, once its system has answered.
+
+        A busy one greets in the order of coming: who gives up and comes again stands last. So each time it has longer.
+        """
+        first = 2 * HEARTBEAT if self._round_trip is None else SILENCE
+        longest = min(first * 2.0 ** min(self._unanswered_changes, 8), WORD_MOST)
+        return max(self._within_leases(longest, BUSY_SHARE_OF_LEASE), SILENCE)
 
     def pause(self, attempt: int, *, away: float = math.inf) -> float:
         """Seconds to sleep before another attempt; the arguments are those of `backoff`."""
@@ -159,9 +137,9 @@ class Patience:
     def _remaining(self) -> float:
         return min((remaining() for remaining in self._leases), default=math.inf)
 
-    def _share_of_lease(self) -> float:
-        return max(self._remaining() / SHARE_OF_LEASE, LEAST)
+    def _within_leases(self, longest: float, share: float) -> float:
+        """At most this share of what is left of a lease; but no answer could have come before a few round trips."""
+        return max(min(longest, max(self._remaining() * share, LEAST)), ROUND_TRIPS * (self._round_trip or 0.0))
 
-    def _least_attempt(self) -> float:
-        """Seconds below which an answer could not have come yet."""
-        return ROUND_TRIPS * (self._round_trip or 0.0)
+    def _slowness(self, now: float) -> float:
+        return self._slow * math.exp2((self._slow_at - now) / SLOW_FOR)

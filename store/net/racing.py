@@ -16,23 +16,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
+import select
 import socket
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-__all__ = ["STAGGER", "Addresses", "Race", "connected_socket"]
+__all__ = ["Addresses", "Race", "connected", "connected_socket"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
 STAGGER = 0.25  # seconds that one address has for itself, as RFC 8305 recommends
 
+CHECK_EVERY = 0.5  # seconds; how late who blocks may notice that he is to end
 LOOKED_UP_WITHIN = 1.0  # seconds, where it is known what the name stood for last time
 TOLD_MOST = 4  # addresses of a name in one sentence
 SMALL_SEGMENT = 1024  # bytes; with all headers such a packet passes wherever IPv6 does, and through most tunnels
@@ -247,6 +251,38 @@ class Race:
     def _check_over(self) -> None:
         if not self._left and not self.connecting and self._problem is not None:
             raise self._problem
+
+
+def connected(addresses: Addresses, until: float, check: Callable[[], None]) -> socket.socket:
+    """Give a socket that is connected to the first address that answers, for a caller who blocks; it does not block.
+
+    Args:
+        addresses: Where to connect to.
+        until: When to give up, on `time.monotonic()`.
+        check: Called every now and then; what it raises ends this.
+
+    Raises:
+        OSError: None of them can be reached. A `TimeoutError`: it was not in time.
+    """
+    with contextlib.closing(Race(addresses, addresses.resolve())) as race:
+        next_at = time.monotonic()
+        while True:
+            check()
+            now = time.monotonic()
+            if now >= until:
+                raise TimeoutError
+            if race.more and now >= next_at:
+                race.begin_next()
+                next_at = now + STAGGER
+            waiting = select.poll()
+            for sock in race.connecting:
+                waiting.register(sock, select.POLLOUT)
+            wake_at = min(until, now + CHECK_EVERY, next_at if race.more else math.inf)
+            ready = {number for number, _ in waiting.poll((wake_at - now) * 1000 + 1)}
+            for sock in [sock for sock in race.connecting if sock.fileno() in ready]:
+                if race.won(sock):
+                    return sock
+                next_at = now  # its turn is over
 
 
 async def connected_socket(addresses: Addresses) -> socket.socket:

@@ -31,11 +31,10 @@ __all__ = [
     "forget",
     "free_port",
     "have_calls_wait",
-    "holds_unreadable",
     "let_go_in_children",
     "open_files",
+    "outstanding",
     "prepare",
-    "queued_bytes",
     "raise_file_limit",
     "raised_file_limit",
     "send_at_once",
@@ -101,13 +100,32 @@ def prepare(sock: Any) -> None:
             sock.setsockopt(level, option, value)
 
 
-def queued_bytes(sock: Any) -> tuple[int, int]:
+def outstanding(sock: Any, buffered: int = 0) -> tuple[int, bool, bool]:
+    """What of all that was sent the other side has not got yet.
+
+    Where the system does not tell, that is what stands in our own buffer.
+
+    Args:
+        sock: The socket; None if it is no socket of the system's.
+        buffered: Bytes that the system has not taken yet.
+
+    Returns:
+        How many bytes were not acknowledged: while they fall, the network works. Whether they only wait for the other
+        side to read on: it takes no more for now, and answers the probes that ask whether it does again. And whether
+        its system has certainly acknowledged all of it, and nothing that came back was lost.
+    """
+    under_way, unsent = (0, 0) if sock is None else _queued_bytes(sock)
+    waiting = buffered + unsent
+    acknowledged = sock is not None and SYSTEM_TELLS and not under_way + waiting and not _holds_unreadable(sock)
+    return under_way + waiting, waiting > 0 and not under_way, acknowledged
+
+
+def _queued_bytes(sock: Any) -> tuple[int, int]:
     """What the system holds of what was sent: bytes under way, not acknowledged yet, and bytes not sent yet.
 
-    The latter alone means that the other side takes no more for now, and answers the probes that ask whether it does
-    again. Without such answers the network is broken, and what was not sent counts as under way: so it is where the
-    system cannot send at all, since the address that the connection was made from is not this machine's any more.
-    Where the system does not tell, both are 0.
+    The latter alone means that the other side takes no more for now. But where it does not answer probes, the network
+    is broken, and what was not sent counts as under way: so it is where the system cannot send at all, since the
+    address that the connection was made from is not this machine's any more.
     """
     try:
         held, unsent = (
@@ -133,13 +151,11 @@ def _unanswered_probes(sock: Any) -> int:
     return info[TCP_INFO_PROBES]
 
 
-def holds_unreadable(sock: Any) -> bool:
+def _holds_unreadable(sock: Any) -> bool:
     """Whether the system has received something that cannot be read, since what belongs before it was lost.
 
     So it is for a moment after any loss; and for ever where the network drops large packets and lets small ones pass.
     """
-    if not SYSTEM_TELLS:
-        return False
     try:
         held: bytes = sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO_BYTES)
     except (OSError, ValueError):  # it is closed

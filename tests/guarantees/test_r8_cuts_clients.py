@@ -7,6 +7,7 @@ through only when TCP sends it again, seconds after the cut, or never. A new con
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from typing import TYPE_CHECKING
 
@@ -202,3 +203,25 @@ async def test_r8_a_cut_on_a_real_network_is_over_within_a_second() -> None:
         assert await client.get("count") is not None
         assert lapses == []
         await keeper.aclose()
+
+
+@pytest.mark.skipif("sys.platform != 'linux'", reason="elsewhere nobody knows what was acknowledged")
+@pytest.mark.parametrize("blocking", [False, True])
+async def test_r8_a_connection_that_a_proxy_only_pretends_to_carry_is_left(blocking: bool) -> None:
+    """The proxy's system acknowledges all that is sent; it was believed for 30 s, and for most of a lease."""
+    async with (
+        store.serve() as server,
+        Proxy("127.0.0.1", server.port) as proxy,
+        store.connect(f"tcp://127.0.0.1:{proxy.port}", timeout=25.0) as awaited,
+    ):
+        with contextlib.ExitStack() as stack:
+            blocked = store.sync.connect(f"tcp://127.0.0.1:{proxy.port}", timeout=25.0)
+            client = await asyncio.to_thread(stack.enter_context, blocked) if blocking else None
+
+            async def add() -> int:
+                return await (awaited.add("count", 1) if client is None else asyncio.to_thread(client.add, "count", 1))
+
+            assert await add() == 1
+            proxy.swallow()
+            proxy.pass_new()
+            assert await add() == 2, "the session has gone on, on another connection"

@@ -167,7 +167,7 @@ async def test_s10_blocking_calls_end_when_the_store_was_replaced(restartable: R
     assert not caught.maybe_applied or kind == "put"
     assert isinstance(await outcome_of(asyncio.to_thread(client.count, "")), StoreReplaced)
     await asyncio.to_thread(client.close)
-    assert all(channel.sock is None for channel in client._all)
+    assert all(channel.sock is None for channel in client.shared.channels)
 
 
 async def test_s10_a_blocking_watch_ends_when_the_store_was_replaced(restartable: Restartable) -> None:
@@ -184,7 +184,7 @@ async def test_s10_a_channel_that_met_the_store_first_speaks_for_all_of_its_clie
     """A thread that connects only after the replacement would otherwise take the new store for the old one."""
     client = store.sync.Client(Address(host="127.0.0.1", port=restartable.server.port))
     await asyncio.to_thread(client.ping)
-    held = client.take_channel()
+    held = client._free_channel()
     await restartable.replace()
     assert isinstance(await outcome_of(asyncio.to_thread(client.get, "a")), StoreReplaced), "on a channel of its own"
     held.close()

@@ -17,7 +17,7 @@ import pytest
 import store
 from rdzv.testing.network import MemoryNetwork
 from store import Limits, WatchCompacted
-from store.client import watch as watch_room
+from store.client import client as watch_room
 from store.net.address import Address
 from tests.support.proxy import Proxy
 from tests.support.seeds import FRESH

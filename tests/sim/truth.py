@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from store.client import watch as watch_room
+from store.client import client as watch_room
 from store.client.client import Client
 from store.engine.keyspace import events_of
 from store.errors import StoreError

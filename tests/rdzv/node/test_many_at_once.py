@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from store.client.link import Link
+from store.client import reconnecting
 from tests.support.runs import VirtualRun, assert_one_round
 
 if TYPE_CHECKING:
@@ -113,7 +113,9 @@ async def test_thousands_at_once_meet_at_a_store_that_takes_seconds_to_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Terms were over before anything was decided, and whoever waited came again: 10,000 nodes never met."""
-    monkeypatch.setattr(Link, "acknowledged", True)  # as Linux tells of a network that works
+    monkeypatch.setattr(
+        reconnecting, "outstanding", lambda _, buffered: (buffered, False, True)
+    )  # as Linux tells of a network that works
     parameters: dict[str, Any] = {"min_nodes": MANY, "join_timeout": 3600, "ttl": 60}
     async with VirtualRun(**parameters) as run, slow_server(run, 4.0 / MANY) as server:
         handlers = [run.handler(f"n{number}") for number in range(MANY)]

@@ -16,7 +16,7 @@ import pytest
 
 import store
 from store import sync
-from store.client import blocking, pulse
+from store.client import blocking, patience, pulse
 from store.client import channel as rooms
 from store.errors import (
     ConnectionLost,
@@ -30,7 +30,7 @@ from store.errors import (
 from store.limits import Limits
 from store.messages import Watch
 from store.net.address import Address
-from store.net.racing import Addresses
+from store.net.racing import Addresses, connected
 from store.net.sockets import have_calls_wait
 from tests.support.proxy import Proxy
 
@@ -122,12 +122,12 @@ def test_the_connections_of_the_busiest_moment_are_given_back(server: Server, mo
             thread.join()
         for _ in range(3):
             client.ping()
-        assert len(client._all) == 12, "it may be about to be as busy again"
+        assert len(client.shared.channels) == 12, "it may be about to be as busy again"
         later = time.monotonic() + blocking.IDLE_MOST
         monkeypatch.setattr(time, "monotonic", lambda: later)
         for left in (4, 1, 1):
             client.ping()
-            assert len(client._all) == left
+            assert len(client.shared.channels) == left
         monkeypatch.undo()
         assert client.add("count", 1) == 1
         while client.stats()["connections"] > 1:
@@ -171,7 +171,7 @@ def test_a_value_may_take_longer_than_a_heartbeat_to_send(monkeypatch: pytest.Mo
     with ours, theirs:
         reader = threading.Thread(target=read_slowly)
         reader.start()
-        channel = rooms.Channel(sync.Client(Address(host="nowhere", port=1)))
+        channel = rooms.Channel(sync.Client(Address(host="nowhere", port=1)).shared)
         channel.sock = ours
         frame = os.urandom(400_000)
         channel._send(frame)
@@ -186,7 +186,7 @@ def test_a_server_that_takes_nothing_is_as_good_as_gone(monkeypatch: pytest.Monk
     monkeypatch.setattr(rooms, "LOOK", 0.05)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        channel = rooms.Channel(sync.Client(Address(host="nowhere", port=1)))
+        channel = rooms.Channel(sync.Client(Address(host="nowhere", port=1)).shared)
         channel.sock = ours
         with pytest.raises(TimeoutError):
             channel._send(bytes(10 * MIB))
@@ -286,7 +286,7 @@ class Soon(random.Random):
 
 def test_an_outage_of_thousands_of_attempts_is_still_only_an_outage() -> None:
     client = sync.Client(Address(host="127.0.0.1", port=1), rng=Soon())
-    channel = client.take_channel()
+    channel = client._free_channel()
     channel._attempt = 100_000
     client._free.append(channel)
     with pytest.raises(ConnectionLost, match="nobody listens there"):
@@ -344,7 +344,11 @@ async def test_writes_given_up_without_a_connection_do_not_keep_later_replies_fr
     async with through_proxy(Limits(session_replies_max=10)) as (server, proxy, client):
         proxy.black_hole()
         putting = in_thread(lambda: client.put("a", b"", timeout=0.5))
-        await until(lambda: any(item.sent for channel in client._all for item in channel.connection.in_flight.values()))
+        await until(
+            lambda: any(
+                item.sent for channel in client.shared.channels for item in channel.connection.in_flight.values()
+            )
+        )
         await proxy.refuse()
         proxy.cut()
         with pytest.raises(ConnectionLost) as caught:
@@ -376,8 +380,8 @@ async def test_closing_from_another_thread_ends_calls_and_says_what_is_known_of_
             in_thread(lambda: client.put("a", b"", timeout=30.0)),
             in_thread(lambda: client.get("a", timeout=30.0)),
         ]
-        await until(lambda: sum(len(channel.connection.in_flight) for channel in client._all) == 2)
-        await until(lambda: client._all[0].connection.in_flight[2].sent)
+        await until(lambda: sum(len(channel.connection.in_flight) for channel in client.shared.channels) == 2)
+        await until(lambda: client.shared.channels[0].connection.in_flight[2].sent)
         await asyncio.to_thread(client.close)
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert {type(outcome) for outcome in outcomes} == {ConnectionLost}
@@ -385,14 +389,18 @@ async def test_closing_from_another_thread_ends_calls_and_says_what_is_known_of_
         assert not cast("ConnectionLost", outcomes[1]).maybe_applied
         with pytest.raises(ConnectionLost, match="is closed"):
             client.get("a")
-        assert all(channel.sock is None for channel in client._all)
+        assert all(channel.sock is None for channel in client.shared.channels)
 
 
 async def test_a_write_that_was_under_way_when_its_client_was_closed_is_in_doubt() -> None:
     async with through_proxy() as (_, proxy, client):
         proxy.black_hole()
         putting = in_thread(lambda: client.put("a", b"", timeout=30.0))
-        await until(lambda: any(item.sent for channel in client._all for item in channel.connection.in_flight.values()))
+        await until(
+            lambda: any(
+                item.sent for channel in client.shared.channels for item in channel.connection.in_flight.values()
+            )
+        )
         await asyncio.to_thread(client.close)
         with pytest.raises(ConnectionLost, match="is closed") as caught:
             await putting
@@ -412,7 +420,7 @@ async def test_silence_is_asked_after_and_then_hung_up_on(monkeypatch: pytest.Mo
         async with store.connect(server.url) as other:
             await other.put("later", b"")
         assert (await waiting)[0].key == "later"
-        (channel,) = client._all
+        (channel,) = client.shared.channels
         assert channel.connection.in_flight == {}, "questions that were never answered are forgotten"
 
 
@@ -429,7 +437,7 @@ def test_what_cannot_be_sent_is_the_callers_mistake_and_costs_nothing_else(serve
 
 def test_a_client_inherited_over_fork_says_so(server: Server) -> None:
     with store.sync.connect(server.url) as client:
-        client._pid = os.getpid() + 1  # as it is in a child
+        client.shared._pid = os.getpid() + 1  # as it is in a child
         with pytest.raises(UsedAfterFork):
             client.get("a")
         with pytest.raises(UsedAfterFork), client.watch(""):
@@ -574,20 +582,20 @@ def test_the_latest_revision_seen_outlives_watches_that_end_at_once(server: Serv
         first.__enter__()
         second.__enter__()
         second._channel.connection.seen_revision = 5
-        seen, ending = client.seen_revision, threading.Thread(target=lambda: second.__exit__(None, None, None))
+        seen, ending = client.shared.seen_revision, threading.Thread(target=lambda: second.__exit__(None, None, None))
 
         def seen_before() -> int:
             revision = seen()
-            client.seen_revision = seen  # type: ignore[method-assign]
+            client.shared.seen_revision = seen  # type: ignore[method-assign]
             second._channel.connection.seen_revision = 10  # an event comes, and then this one ends, too
             ending.start()
             ending.join(0.2)
             return revision
 
-        client.seen_revision = seen_before  # type: ignore[method-assign]
+        client.shared.seen_revision = seen_before  # type: ignore[method-assign]
         first.__exit__(None, None, None)
         ending.join()
-        assert client.seen_revision() == 10
+        assert client.shared.seen_revision() == 10
 
 
 # ------------------------------------------------------------------------------------------------ time, and impostors
@@ -624,13 +632,13 @@ def test_a_call_keeps_its_time_limit_while_it_sends() -> None:
 
 def test_an_impostor_does_not_end_a_client_that_has_met_its_store() -> None:
     with sync.serve() as server, sync.connect(server.url) as client, socket.create_server(("127.0.0.1", 0)) as impostor:
-        right, client.addresses = client.addresses, Addresses("127.0.0.1", impostor.getsockname()[1])
+        right, client.shared.addresses = client.shared.addresses, Addresses("127.0.0.1", impostor.getsockname()[1])
 
         def answer() -> None:
             connection, _ = impostor.accept()
             connection.sendall(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
             connection.close()
-            client.addresses = right
+            client.shared.addresses = right
 
         answering = threading.Thread(target=answer)
         answering.start()
@@ -650,15 +658,70 @@ def test_whoever_is_to_get_out_while_its_channel_connects_does_not_wait_once_tha
     get_out: Callable[[sync.Client], None], error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There was no socket to break yet, and then a wait for a member that was gone went on for its whole timeout."""
-    dial = rooms.Channel._dial
     with sync.serve() as server:
         client = sync.Client(Address(host="127.0.0.1", port=server.port))
 
-        def dial_slowly(channel: rooms.Channel, deadline: float | None) -> Any:
-            fresh = dial(channel, deadline)
+        def connect_slowly(*args: Any) -> Any:
+            sock = connected(*args)
             get_out(client)
-            return fresh
+            return sock
 
-        monkeypatch.setattr(rooms.Channel, "_dial", dial_slowly)
+        monkeypatch.setattr(rooms, "connected", connect_slowly)
         with contextlib.closing(client), pytest.raises(error):
             client.wait(["never"], timeout=10)
+
+
+# ------------------------------------------------------------------------------------------------ silence
+
+
+@contextlib.asynccontextmanager
+async def silent_connection(
+    monkeypatch: pytest.MonkeyPatch, *, acknowledged: bool = False
+) -> AsyncIterator[tuple[Server, Proxy, sync.Client]]:
+    """A client with little patience. Its proxy acknowledges all that it drops, and is believed only if asked to be."""
+    monkeypatch.setattr(rooms, "LOOK", 0.02)
+    monkeypatch.setattr(rooms, "outstanding", lambda _: (0, False, acknowledged))
+    monkeypatch.setattr(patience, "SILENCE", 0.1)
+    async with through_proxy() as (server, proxy, client):
+        client.timeout = 30.0
+        yield server, proxy, client
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_a_silent_connection_is_left_for_a_fresh_one_on_which_the_server_speaks(
+    cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for ten seconds, or on the first fresh one that was taken; what it had asked is applied once."""
+    async with silent_connection(monkeypatch) as (server, proxy, client):
+        assert await asyncio.to_thread(client.add, "count", 1) == 1
+        proxy.swallow()
+        if cut:
+            proxy.cut()
+        adding = in_thread(lambda: client.add("count", 1))
+        await proxy.until(lambda: proxy.connections == 3, timeout=30.0)
+        proxy.pass_new()
+        assert await adding == 2
+        assert server.figures()["sessions"] == 1
+        made = proxy.connections
+        with pytest.raises(StoreTimeoutError):
+            await asyncio.to_thread(client.wait, ["later"], timeout=0.3)
+        assert proxy.connections == made, "who waits for what comes later is not answered, and none the worse for it"
+
+
+async def test_a_server_whose_system_acknowledges_is_taken_for_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fresh connection would be as slow, and keep it busier still."""
+    async with silent_connection(monkeypatch, acknowledged=True) as (_, proxy, client):
+        proxy.black_hole()
+        with pytest.raises(StoreTimeoutError):
+            await asyncio.to_thread(client.put, "a", b"", timeout=0.25)
+        assert proxy.connections == 1
+
+
+async def test_a_caller_gets_out_while_it_looks_for_a_fresh_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with silent_connection(monkeypatch) as (_, proxy, client):
+        proxy.swallow()
+        putting = in_thread(lambda: client.put("b", b""))
+        await proxy.until(lambda: proxy.connections > 1, timeout=30.0)
+        await asyncio.to_thread(client.close)
+        with pytest.raises(ConnectionLost, match="is closed"):
+            await putting

@@ -11,6 +11,7 @@ from store.client.patience import (
     BACKOFF_LEASED,
     BUSY_FACTOR,
     FIRST_ATTEMPT,
+    HEARTBEAT,
     LEAST,
     SILENCE,
     SILENCE_MOST,
@@ -48,48 +49,56 @@ def test_pauses_are_bounded_by_what_is_left_of_a_lease() -> None:
 def test_the_lease_that_ends_first_counts() -> None:
     made = patience(remaining=100.0)
     made.bound_by(lambda: 0.8)
-    assert made.silence() == made.attempt(0) == pytest.approx(0.2)
+    assert made.silence(0.0) == made.attempt() == pytest.approx(0.2)
 
 
 def test_who_found_no_answer_on_fresh_connections_waits_longer_until_there_is_one() -> None:
     made = patience()
     waits = []
     for _ in range(6):
-        waits.append(made.silence())
+        waits.append(made.silence(0.0))
         made.changed_connection()
     assert waits[0] == SILENCE
     assert waits == sorted(waits)
     assert waits[-1] == SILENCE_MOST
     made.answered()
-    assert made.silence() == SILENCE
+    assert made.silence(0.0) == SILENCE
 
 
-def test_attempts_begin_every_half_second_and_are_rarer_where_they_are_taken_and_not_heard() -> None:
-    assert patience(round_trip=None).attempt(0) == FIRST_ATTEMPT
-    assert [patience().attempt(unheard) for unheard in (0, 1, 2, 9)] == [0.5, 1.0, 2.0, 5.0]
+def test_a_server_that_takes_connections_has_longer_each_time_to_say_a_word() -> None:
+    made = patience(round_trip=None)
+    assert (made.attempt(), made.first_word()) == (FIRST_ATTEMPT, 2 * HEARTBEAT)
+    made = patience()
+    words = []
+    for _ in range(9):
+        words.append(made.first_word())
+        made.changed_connection()
+    assert words == [1, 2, 4, 8, 16, 32, 64, 64, 64]
+    assert made.attempt() == 0.5
+    assert patience(remaining=0.1).first_word() == SILENCE, "a lease that ends does not make it come in vain"
 
 
 @pytest.mark.parametrize("remaining", [math.inf, 0.5, -1.0])
 def test_nobody_is_given_up_before_an_answer_could_have_come(remaining: float) -> None:
     made = patience(remaining=remaining, round_trip=1.5)
     made.connected(3.0)  # the quickest counts
-    assert made.attempt(0) >= 2 * 1.5
-    assert made.silence() >= 2 * 1.5
+    assert made.attempt() >= 2 * 1.5
+    assert made.silence(0.0) >= 2 * 1.5
 
 
 def test_a_server_whose_system_acknowledges_what_it_is_sent_is_given_longer_within_the_lease() -> None:
     made = patience()
-    assert made.silence(acknowledged=True) == BUSY_FACTOR * SILENCE
+    assert made.silence(0.0, acknowledged=True) == BUSY_FACTOR * SILENCE
     made = patience(remaining=4.0)
-    assert made.silence(acknowledged=True) == pytest.approx(3.0)
-    assert made.silence() == pytest.approx(1.0)
+    assert made.silence(0.0, acknowledged=True) == pytest.approx(3.0)
+    assert made.silence(0.0) == pytest.approx(1.0)
 
 
 def test_large_packets_seem_lost_where_one_is_greeted_and_then_hears_nothing() -> None:
     """Greetings are small, and so are all packets of TCP; those of TLS are not."""
     made = patience()
-    assert [made.large_packets_seem_lost(unheard) for unheard in range(3)] == [False, False, True]
-    made.changed_connection()
-    assert made.large_packets_seem_lost(0)
-    made.answered()
-    assert not made.large_packets_seem_lost(0)
+    seemed = []
+    for happened in (made.answered, made.changed_connection, made.answered):
+        happened()
+        seemed.append(made.large_packets_seem_lost)
+    assert seemed == [False, True, False]

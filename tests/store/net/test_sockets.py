@@ -91,14 +91,17 @@ def test_preparing_a_socket_that_is_closed_already_is_its_owners_concern() -> No
 
 def test_what_can_be_read_is_not_held_back_by_a_loss() -> None:
     """What is, is seen in tests/hosts/test_large_packets.py: loopback loses nothing."""
-    ours, theirs = socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours, theirs = socket.create_connection(listener.getsockname()), listener.accept()[0]
+    acknowledged = (0, False, sockets.SYSTEM_TELLS)
     with ours, theirs:
-        assert not sockets.holds_unreadable(ours)
+        assert sockets.outstanding(ours) == acknowledged
         theirs.send(b"to be read")
-        assert not sockets.holds_unreadable(ours)
+        assert sockets.outstanding(ours) == acknowledged
         ours.recv(100)
-        assert not sockets.holds_unreadable(ours)
-    assert not sockets.holds_unreadable(ours), "it is closed"
+        assert sockets.outstanding(ours) == acknowledged
+        assert sockets.outstanding(ours, 100) == (100, True, False)
+    assert sockets.outstanding(None, 100) == (100, True, False)
 
 
 def test_in_a_child_a_socket_is_replaced_by_nothing_and_stays_the_parents() -> None:

@@ -1,0 +1,152 @@
+"""When a client takes a connection for broken, and when only for slow; when it asks on an idle one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from rdzv.testing.network import MemoryNetwork
+from store.client.patience import BUSY_FACTOR, HEARTBEAT, SILENCE, SLOW_FOR, Patience
+from store.client.pulse import HEARTBEATS_OF_BUSY, WATCHES_HEAR_EVERY, Line, Pulse, Say
+from store.client.reconnecting import Link
+from tests.support.processes import require
+from tests.support.stores import connect_in_memory, serve_in_memory
+
+QUIET, BUSY = Line(), Line(acknowledged=True)
+BUSY_SILENCE = BUSY_FACTOR * SILENCE
+
+
+def pulse() -> Pulse:
+    patience = Patience(random.Random(0))
+    patience.connected(0.001)
+    return Pulse(patience, 0.0)
+
+
+def said(one: Pulse, line: Line = QUIET, *, since: float = 0.0, until: float = 1000.0) -> list[tuple[Say, Any]]:
+    """What it says and when, until it hangs up, if nothing is heard and it is looked at whenever it wants to be."""
+    found: list[tuple[Say, Any]] = []
+    now = one.first_look_at(since)
+    while now < until and Say.HANG_UP not in [say for say, _ in found]:
+        say, now_next = one.look(now, line)
+        if say is not Say.NOTHING:
+            found.append((say, pytest.approx(now, abs=0.01)))
+        now = max(now_next, now)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "silence", "patient"),
+    [(Line(), SILENCE, 1.0), (BUSY, BUSY_SILENCE, HEARTBEATS_OF_BUSY)],
+)
+def test_who_owes_an_answer_is_asked_once_more_then_replaced_and_in_the_end_hung_up_on(
+    line: Line, silence: float, patient: float
+) -> None:
+    one = pulse()
+    one.expect(0.0)
+    expected = [(Say.PING, silence / 2), (Say.SEEK, silence), (Say.HANG_UP, 2 * patient * HEARTBEAT)]
+    assert said(one, line) == expected
+
+
+@pytest.mark.parametrize(("line", "patient"), [(Line(), 1.0), (BUSY, HEARTBEATS_OF_BUSY)])
+def test_a_server_that_owes_nothing_is_asked_after_a_heartbeat(line: Line, patient: float) -> None:
+    first, second, *_, last = said(pulse(), line)
+    assert first == (Say.PING, HEARTBEAT)
+    assert second[0] is Say.SEEK
+    assert last == (Say.HANG_UP, max(2 * patient, 1 + patient) * HEARTBEAT)
+
+
+def test_one_that_answers_is_asked_again_a_heartbeat_later() -> None:
+    one = pulse()
+    assert one.look(HEARTBEAT, Line())[0] is Say.PING
+    one.heard(HEARTBEAT + 0.1, expecting=False)
+    assert said(one, since=HEARTBEAT + 0.1, until=2 * HEARTBEAT + 0.2) == [(Say.PING, 2 * HEARTBEAT + 0.1)]
+
+
+def test_who_is_heard_is_sought_no_more_and_sought_again_when_it_falls_silent() -> None:
+    one = pulse()
+    one.expect(0.0)
+    assert said(one, until=2.0)[-1][0] is Say.SEEK
+    one.heard(2.0, expecting=True)
+    assert not one.seeking
+    assert said(one, since=2.0, until=4.0) == [(Say.PING, 2.0 + SILENCE / 2), (Say.SEEK, 2.0 + SILENCE)]
+
+
+def test_a_server_that_takes_what_we_send_is_there() -> None:
+    one = pulse()
+    one.expect(0.0)
+    for tenth in range(200):
+        assert one.look(tenth / 10, Line(unsent_bytes=1000 - tenth))[0] is Say.NOTHING
+        assert one.look(tenth / 10, Line(unsent_bytes=1000 - tenth, held_back=True))[0] is Say.NOTHING
+
+
+def test_a_server_that_was_slow_lately_is_given_more_time() -> None:
+    """Each of thousands who waited came over another connection, which made it slower: none was served."""
+    one = pulse()
+    one.expect(0.0)
+    one.heard(4.0, expecting=True)
+    assert Say.SEEK not in dict(said(one, BUSY, since=4.0, until=4.0 + 2 * 4.0))
+    one.heard(14.0, expecting=False)
+    later = 14.0 + 10 * SLOW_FOR
+    one.expect(later)
+    assert (Say.SEEK, later + BUSY_SILENCE) in said(one, BUSY, since=later), "that was long ago"
+
+
+def test_time_in_which_the_loop_was_held_up_is_not_the_servers_silence() -> None:
+    """With thousands of clients in one loop, what the server had answered was taken for silence before it was read."""
+    one = pulse()
+    one.expect(0.0)
+    assert one.look(30.0, Line(), late=29.5) == (Say.NOTHING, 30.0), "first what has come is read"
+    assert said(one, since=30.0, until=32.0) == [(Say.SEEK, 30.5)]
+
+
+def test_watches_hear_how_far_the_store_has_come_also_on_a_connection_that_is_busy() -> None:
+    one, pings = pulse(), 0
+    for second in range(int(WATCHES_HEAR_EVERY + HEARTBEAT)):
+        one.expect(second)
+        one.heard(second, expecting=True)
+        pings += one.look(second, Line(has_watches=True))[0] is Say.PING
+    assert pings == 1
+
+
+def test_nobody_is_asked_before_the_welcome() -> None:
+    one = pulse()
+    one.expect(0.0)
+    assert [say for say, _ in said(one, Line(welcomed=False))] == [Say.SEEK, Say.HANG_UP]
+
+
+# ------------------------------------------------------------------------------------------------ looking in time
+
+
+@pytest.mark.virtual_time
+async def test_an_answer_that_a_busy_loop_has_not_read_yet_costs_no_ping() -> None:
+    """In a loop that was too busy with thousands of clients each request cost a ping as well, which kept it busier."""
+    network = MemoryNetwork(latency=SILENCE / 3)
+    loop: Any = asyncio.get_running_loop()
+    async with serve_in_memory(network) as server, connect_in_memory(network) as client:
+        before = server.figures()["requests"]
+        asking = asyncio.create_task(client.get("a", timeout=100.0))
+        await asyncio.sleep(SILENCE / 4)
+        loop._jumping_selector.now += 30.0  # one callback that takes half a minute
+        await asking
+        assert server.figures()["requests"] == before + 1
+        assert len(network.links("client")) == 1
+
+
+def test_on_uvloop_a_look_that_is_due_at_once_is_one_that_can_be_hastened() -> None:
+    """uvloop makes of it a handle that does not say when it is due, and the first request after it failed."""
+    require("uvloop")
+    import uvloop
+
+    async def ask() -> None:
+        client: Any = type("Owner", (), {"patience": Patience(random.Random(0)), "met": False})
+        link = Link(client, 0.0)
+        link._look_at(asyncio.get_running_loop().time() - 1.0)
+        link.expect_answer()
+        link.end()
+        await asyncio.sleep(0)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(ask())
