@@ -41,7 +41,6 @@ PURE_ROOMS_ELSEWHERE = (
     "store.client.outcomes",
     "store.client.patience",
     "store.client.pulse",
-    "store.server.entry.strangers",
     "store.net.address",
     "store.etcd.choice",
     "store.etcd.codec",

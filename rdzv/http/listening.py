@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio.to_thread
 from aiohttp import web
 
+from store.limits import Limits
 from store.net.sockets import bound_sockets
 from store.server.entry.door import Door
-from store.server.entry.strangers import BESIDE_SHARE
-from store.server.entry.table import Table
+from store.server.entry.table import BESIDE_SHARE, Table
 from store.server.entry.tls import TLS_BYTES, TlsLayer
 
 if TYPE_CHECKING:
@@ -34,15 +34,9 @@ VISITORS_MOST: Final = 256  # of a process that serves no store, where all of th
 
 def own_table() -> Table:
     """Return a table for a process that serves no store; to be made in the loop that listens."""
-    clock = asyncio.get_running_loop().time
-    within = ASKS_WITHIN
-    table = Table(
-        most=VISITORS_MOST * BESIDE_SHARE,
-        per_address_max=VISITORS_MOST,
-        within=within,
-        clock=clock,
-        turned_away=lambda: False,
-    )
+    most = 2 * BESIDE_SHARE * VISITORS_MOST  # half of it may be strangers, of whom those beside a store are a share
+    limits = Limits(connections_max=most, address_connections_max=VISITORS_MOST, handshake_timeout=ASKS_WITHIN)
+    table = Table(limits, asyncio.get_running_loop().time)
     table.connections_max = VISITORS_MOST
     return table
 
@@ -70,7 +64,7 @@ class Visitors:
         try:
             return await handler(request)
         finally:
-            self._table.stands_again(visitor, self._table.clock())
+            self._table.stands_again(visitor)
             self._table.expect(visitor, ASKS_AGAIN_WITHIN, visitor.abort)
 
     def protocol(self, handler: asyncio.Protocol, tls: ssl.SSLContext | None) -> asyncio.BaseProtocol:
@@ -105,11 +99,11 @@ class _Visitor(asyncio.Protocol):
         self._transport = transport
         self._by_handler[self._inner] = self
         self._inner.connection_made(transport)
-        if not self._table.has_room or self._table.refusal(address) is not None:
-            self._table.turned_away()
+        if self._table.refusal(address) is not None:
+            self._table.refused += 1
             self.abort()
             return
-        self._table.came(self, address, self._table.clock(), cost=self._cost, beside=True)
+        self._table.came(self, address, cost=self._cost, beside=True)
         self._table.expect(self, ASKS_WITHIN, self.abort)
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -13,6 +13,7 @@ import heapq
 import socket
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rdzv.core.keys import Keys
@@ -51,7 +52,7 @@ async def client_of(server: Server, *, token: bytes | None) -> AsyncIterator[Cli
     async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
         loop = asyncio.get_running_loop()
         ours, theirs = _socket_pair()
-        await loop.connect_accepted_socket(server.protocol_beside, theirs)
+        await loop.connect_accepted_socket(partial(server.protocol, is_of_ours=True), theirs)
         return await loop.create_connection(factory, sock=ours)
 
     async with Client(dial, name="its own store", token=token) as client:

@@ -271,9 +271,8 @@ class StoreMachine:
         self.server = server = self.new_server(engine, journal, host)
         server.on_failure(lambda: self.failed(server))
         self._listener = self._world.network.listen(STORE, server.protocol, loop=host)
-        server.start_journal()
-        for timer in (host.start(server.keep_time()), host.start(server.drop_the_silent())):
-            timer.add_done_callback(server.timer_ended)
+        server.durability.start()
+        host.start(server.keep_time()).add_done_callback(server.timer_ended)
 
     def die(self, *, silently: bool = False) -> None:
         """The process is killed; or, silently, its machine loses its power."""

@@ -346,10 +346,6 @@ class Engine:
         session = self._session_of.get(peer)
         return None if session is None else session.number
 
-    def silent_leases(self, fraction: float) -> list[tuple[int, LeaseRecord, float]]:
-        """The leases whose keepers are connected and have not renewed them for this part of their TTL; O(n)."""
-        return self._leases.silent(fraction)
-
     def next_tick_in(self) -> float | None:
         """Seconds until the next lease may lapse; None if there is none."""
         return self._leases.next_due_in()

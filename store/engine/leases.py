@@ -210,17 +210,6 @@ class Leases:
         """The leases that this connection keeps, in the order in which they were granted."""
         return [self._leases[id] for id in sorted(self._kept_by.get(peer, ()))]
 
-    def silent(self, fraction: float) -> list[tuple[int, LeaseRecord, float]]:
-        """The leases that connections keep and have not renewed for this part of their TTL: by whom, and what is left.
-
-        It looks at each lease there is.
-        """
-        return [
-            (lease.keeper, lease, lease.lapses_at - self._served)
-            for lease in self._leases.values()
-            if lease.keeper is not None and lease.lapses_at - self._served < (1 - fraction) * lease.ttl
-        ]
-
     def take_note(self, lease: LeaseRecord, note: bytes) -> None:
         """Keep what came with a keep-alive, in place of what came before."""
         lease.note, lease.noted_at = note, self._looked_at or 0.0

@@ -15,15 +15,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio.lowlevel
 
 from store.engine.processes import Closing
 from store.errors import AuthenticationError, ProtocolError
-from store.messages import Failed, Guarded, Stats, Watch
+from store.messages import Failed, Figures, Guarded, Stats, Watch
 from store.protocol import wire
 from store.protocol.wire import Bye, Hello, Sorry
+from store.server.log_lines import RationedLog
 from store.server.outbox import PIECE_BYTES
 from store.server.telling import Telling
 from store.server.turns import TURN, Turns
@@ -31,15 +32,14 @@ from store.server.turns import TURN, Turns
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from store.engine.engine import Engine, Work
-    from store.limits import Limits
+    from store.engine.engine import Work
     from store.messages import Request, Response
     from store.server.durability import Durability
-    from store.server.log_lines import Complaints
     from store.server.memory import Memory
     from store.server.peer import Peer
+    from store.server.reception import Reception
 
-__all__ = ["Conversations", "Host"]
+__all__ = ["Conversations"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -49,50 +49,19 @@ SLOW = 0.05  # seconds of one request that the log has a line for
 SLOW_LINE = "%s: its request %s took %d ms, which held others up"
 
 
-class Host(Protocol):
-    """What the conversations need of their server."""
-
-    def accepted(self, peer: Peer) -> None:
-        """A connection was made."""
-        ...
-
-    def take_in(self, peer: Peer, hello: Hello, now: float) -> None:
-        """A peer has said hello, and proven what is wanted."""
-        ...
-
-    def guessed_wrong(self, peer: Peer, sorry: Sorry) -> None:
-        """A peer has not proven what is wanted, and is to be told so."""
-        ...
-
-    def hang_up(self, peer: Peer, sorry: Sorry) -> None:
-        """Cost a peer its connection, and nobody else anything."""
-        ...
-
-    def lost(self, peer: Peer) -> None:
-        """A connection has ended."""
-        ...
-
-    def figures(self) -> dict[str, Any]:
-        """The counters that `stats()` shows."""
-        ...
-
-
 class Conversations:
     """All peers of a server, from the first byte of a request to the last of what it causes.
 
     Args:
-        engine: The store.
         peers: Everybody who was taken in, by number.
-        limits: What they may ask.
-        durability: What is to be written down before it is said.
+        durability: The store, and what is to be written down before it is said.
         memory: What all of them hold.
-        complaints: The log's lines about them.
+        reception: Who is taken in, and hung up on.
         clock: The server's.
         stopwatch: What tells how long turns take; the clock of a test may stand still meanwhile.
-        host: The server.
+        figures: What `stats()` shows.
 
     Attributes:
-        engine: The store; another one, once it has been read from its disk again.
         telling: What peers are told.
         buffer: Where bytes arrive, whoever sends them.
         bytes_in: How many have.
@@ -101,76 +70,45 @@ class Conversations:
 
     def __init__(
         self,
-        engine: Engine,
         peers: dict[int, Peer],
         *,
-        limits: Limits,
         durability: Durability,
         memory: Memory,
-        complaints: Complaints,
+        reception: Reception,
         clock: Callable[[], float],
         stopwatch: Callable[[], float],
-        host: Host,
+        figures: Callable[[], dict[str, Any]],
     ) -> None:
-        self.engine: Engine = engine
         self._durability = durability
         self._memory = memory
-        self._complaints = complaints
+        self._reception = reception
         self._clock = clock
         self._stopwatch = stopwatch
-        self._host = host
+        self._figures = figures
+        self._slow_lines = RationedLog(clock)
         self._turns: Turns[Peer] = Turns()
         self._pass_comes = False
         self.telling: Telling = Telling(
-            engine,
-            peers,
-            limits=limits,
-            durability=durability,
-            memory=memory,
-            stopwatch=stopwatch,
-            have_pass=self._have_pass,
+            peers, durability=durability, memory=memory, stopwatch=stopwatch, have_pass=self._have_pass
         )
         self._slowed: dict[Peer, None] = {}  # peers that are not read until the disk has taken more
         self.buffer: memoryview[int] = memoryview(bytearray(RECEIVE_BYTES))
         self.bytes_in: int = 0
         self.on_request: Callable[[str, str, float], None] | None = None
-        self._count_memory()
-
-    def _count_memory(self) -> None:
-        """Have the store count what is held for connections and for the disk."""
-        self.engine.count_elsewhere(lambda: self._memory.held_bytes)
 
     # ------------------------------------------------------------------------------------------ called by peers
 
-    @property
-    def disk_is_behind(self) -> bool:
-        """Whether so much has been done that is not on disk yet that no more is to be taken on."""
-        return self._durability.behind
-
-    def now(self) -> float:
-        """Seconds on the server's clock."""
-        return self._clock()
-
     def accepted(self, peer: Peer) -> None:
         """A connection was made."""
-        self._host.accepted(peer)
-
-    def restored(self, engine: Engine) -> None:
-        """Serve this store from now on: it is what is on disk."""
-        self.engine = self.telling.engine = engine
-        self._count_memory()
-
-    def waits_for_disk(self, peer: Peer) -> None:
-        """This peer is to be read again when the disk has taken more."""
-        self._slowed[peer] = None
+        self._reception.accepted(peer)
 
     def lost(self, peer: Peer) -> None:
         """A connection has ended."""
         self.telling.forget(peer)
         self._slowed.pop(peer, None)
         self._turns.leave(peer)
-        self._host.lost(peer)
-        if self.engine.has_chores:
+        self._reception.lost(peer)
+        if self._durability.engine.has_chores:
             self._have_pass()
 
     def received(self, peer: Peer, size: int) -> None:
@@ -179,49 +117,67 @@ class Conversations:
         peer.received_at = now = self._clock()
         if self._durability.leaving:
             return  # the journal takes its last group: what came after that could not be answered any more
-        assert peer.connection is not None, "only peers that were taken in are read"
         assert peer.unread is None, "a peer is not read while its requests wait"
-        data = self.buffer[:size]
-        if not self._pass_comes or not self._busy:  # with nothing left for the next pass, nobody has used up this one
-            began, response = self._stopwatch(), None
-            try:
-                asked = peer.connection.only_request(data)
-                if asked is not None:
-                    request_id, acknowledged, request = asked
-                    response = self._apply(peer, request_id, acknowledged, request, now)
-            except ProtocolError as error:
-                self._host.hang_up(peer, Sorry("protocol", str(error)))
-                return
-            finally:
-                if self.telling.dirty:
-                    self.telling.flush()  # whatever happened: what was announced is told
-                took = self._stopwatch() - began
-                self._count_time(took)
-            if asked is not None:
-                if took > SLOW or self.on_request is not None:
-                    self._note(peer, asked[2], response, took, now)
-                if peer.work is None:
-                    return
-            peer.unread = iter(()) if asked is not None else peer.connection.receive(data)
-            copied = False
-        elif copied := size < SMALL_BYTES:
-            peer.unread = peer.connection.receive(bytes(data))
-        else:
-            peer.unread = peer.connection.receive(data)
-        peer.reads(size)
+        data, copied = self.buffer[:size], False
+        if self._pass_comes and self._busy:
+            copied = size < SMALL_BYTES
+            peer.unread = peer.connection.receive(bytes(data) if copied else data)
+        elif not self._done_at_once(peer, data, now):
+            peer.unread = iter(()) if peer.work is not None else peer.connection.receive(data)
+        if peer.unread is None:
+            return
+        peer.batch_bytes = size
         before = peer.connection.held_bytes
         peer.count_inbox(before + size, progress=False)
-        self.go_on(peer)
+        self._go_on(peer)
         if not copied and peer.unread is not None:
             # The requests that are left lie in the buffer, which now stays theirs: others get a new one.
             self.buffer = memoryview(bytearray(RECEIVE_BYTES))
             peer.count_inbox(before + RECEIVE_BYTES, progress=True)
-        if self._memory.inboxes_hold_too_much:
-            self._memory.make_room_in_inboxes(peer.received_at)
+        self._memory.make_room_in_inboxes(now)
         if peer.connection.held_bytes > PIECE_BYTES and self._durability.behind and not peer.gone:
-            peer.wait_for_disk()
+            peer.pause_reading()
+            self._slowed[peer] = None
 
-    def go_on(self, peer: Peer) -> None:
+    def read_on(self, peer: Peer) -> None:
+        """Carry out what was read of a peer, and read it again, if the disk does not keep it from that."""
+        behind = self._durability.behind
+        if peer.outbox.held and (peer.outbox.bytes > PIECE_BYTES or behind):
+            return
+        if behind:
+            self._slowed[peer] = None
+            return
+        peer.lags = False
+        self._go_on(peer)
+        if peer.unread is None:
+            peer.resume_reading(self._clock())
+
+    # ------------------------------------------------------------------------------------------ turns
+
+    def _done_at_once(self, peer: Peer, data: memoryview, now: float) -> bool:
+        """Carry out the one request that has come, if it is one and no more; whether nothing is left to be done.
+
+        That is what one caller at a time sends, and most do.
+        """
+        began = self._stopwatch()
+        try:
+            asked = peer.connection.only_request(data)
+            if asked is None:
+                return False
+            response = self._apply(peer, asked, now, alone=True)
+        except ProtocolError as error:
+            self._reception.hang_up(peer, Sorry("protocol", str(error)))
+            return True
+        finally:
+            if self.telling.dirty:
+                self.telling.flush()  # whatever happened: what was announced is told
+            took = self._stopwatch() - began
+            self._count_time(took)
+        if took > SLOW or self.on_request is not None:
+            self._note(peer, asked[2], response, took)
+        return peer.work is None
+
+    def _go_on(self, peer: Peer) -> None:
         """Carry out what a peer has asked, in its turn, while its outbox has room for the answers. No await here."""
         if self._durability.leaving or peer.unread is None or peer in self._turns:
             return
@@ -232,14 +188,12 @@ class Conversations:
         try:
             self._take_turn(peer, began)
         except AuthenticationError as error:
-            self._host.guessed_wrong(peer, Sorry("authentication", str(error)))
+            self._reception.guessed_wrong(peer, Sorry("authentication", str(error)))
         except ProtocolError as error:
-            self._host.hang_up(peer, Sorry("protocol", str(error)))
+            self._reception.hang_up(peer, Sorry("protocol", str(error)))
         finally:
             self.telling.flush()  # whatever happened: what was announced is told
             self._count_time(self._stopwatch() - began)
-
-    # ------------------------------------------------------------------------------------------ turns
 
     def _take_turn(self, peer: Peer, began: float) -> None:
         """Carry out what a peer has asked until its turn is over, its outbox is full, or nothing is left."""
@@ -253,20 +207,19 @@ class Conversations:
                 try:
                     item = next(peer.unread)
                 except StopIteration:
-                    self._has_read(peer)
+                    peer.has_read()
                     return
-                if item is None:
-                    pass  # a large request is being decoded
-                elif isinstance(item, Hello):
-                    self._host.take_in(peer, item, now)
+                if isinstance(item, Hello):
+                    welcome = self._reception.take_in(peer, item, now)
+                    if welcome is not None:
+                        self.telling.say(peer, welcome)
                 elif isinstance(item, Bye):
                     peer.close(Closing.GOODBYE)
-                else:
-                    request_id, acknowledged, request = item
-                    response = self._apply(peer, request_id, acknowledged, request, now)
+                elif item is not None:  # else a large request is being decoded
+                    response = self._apply(peer, item, now)
                     took = self._stopwatch() - began
                     if took > SLOW or self.on_request is not None:
-                        self._note(peer, request, response, took, now)
+                        self._note(peer, item[2], response, took)
             if peer.gone:
                 return
             if peer.outbox.bytes > PIECE_BYTES:
@@ -309,58 +262,10 @@ class Conversations:
             self._turns.spent = self._stopwatch() - began
         self.telling.flush()
         while not self._busy and (peer := self._turns.next()) is not None:
-            self.go_on(peer)
+            self._go_on(peer)
             peer.read_on()
         if self._turns or self.telling.goes_on:
             self._have_pass()
-
-    def _has_read(self, peer: Peer) -> None:
-        """Everything that has come from this peer is done, but for a frame that has not come whole."""
-        assert peer.connection is not None, "only peers that were taken in are read"
-        held = peer.connection.held_bytes
-        peer.has_read()
-        peer.count_inbox(held, progress=held < peer.inbox_bytes)
-
-    # ------------------------------------------------------------------------------------------ one request
-
-    def _apply(
-        self,
-        peer: Peer,
-        request_id: int,
-        acknowledged: int,
-        request: Request[Any],
-        now: float,
-    ) -> Response | None:
-        """Carry out one request; what it is answered with, None if that is still to come."""
-        response, deliveries, work = self.engine.apply(request, peer.id, request_id, acknowledged, now)
-        number = 0
-        if type(request) is Stats:
-            response = type(response)(figures=self._host.figures())  # type: ignore[misc, call-arg]
-        if self._durability.journal is not None:
-            self._durability.record()
-            if response is not None:
-                number, response = self._durability.unwritten.wait_for(request, response)
-        if response is not None:
-            self.telling.say(peer, wire.encode_response(request_id, response), number)
-        peer.work = work
-        if deliveries or self.engine.has_chores:
-            self.telling.deliver(deliveries, opening=type(request) is Watch)
-        return response
-
-    def _note(self, peer: Peer, request: Request[Any], response: Response | None, took: float, now: float) -> None:
-        """Tell who wants to know of each request, and the log if it took long to decode and to carry out."""
-        if self.on_request is not None:
-            self.on_request(*_kind_and_outcome(request, response), took)
-        if took > SLOW and self._complaints.say(now):
-            log.warning(SLOW_LINE, peer.name, type(request).__name__, took * 1000)
-
-    def _go_on_with(self, peer: Peer, work: Work) -> None:
-        """Do one more step of a request that takes several."""
-        applied = self.engine.go_on(work)
-        peer.work = applied.work
-        if applied.response is not None:
-            self.telling.say(peer, wire.encode_response(work.watcher[1], applied.response))
-        self.telling.deliver(applied.deliveries, opening=True)
 
     async def hear_newcomers(self) -> None:
         """Wait until all have had a turn who have come to the ring before now."""
@@ -377,17 +282,55 @@ class Conversations:
         waiting = chain(self._turns, self._slowed, self.telling.holding())
         return {peer.id: peer.waiting_for(now) for peer in waiting if peer.reading_paused}
 
+    # ------------------------------------------------------------------------------------------ one request
+
+    def _apply(
+        self, peer: Peer, asked: tuple[int, int, Request[Any]], now: float, *, alone: bool = False
+    ) -> Response | None:
+        """Carry out one request; what it is answered with, None if that is still to come."""
+        engine = self._durability.engine
+        request_id, acknowledged, request = asked
+        response, deliveries, work = engine.apply(request, peer.id, request_id, acknowledged, now)
+        peer.work = work
+        number = 0
+        if type(request) is Stats:
+            response = Figures(figures=self._figures())
+        if self._durability.journal is not None:
+            self._durability.record()
+            if response is not None:
+                number, response = self._durability.unwritten.wait_for(request, response)
+        if response is not None:
+            frame = wire.encode_response(request_id, response)
+            if alone:
+                self.telling.answer_alone(peer, frame, number)
+            else:
+                self.telling.say(peer, frame, number=number)
+        if deliveries or engine.has_chores:
+            self.telling.deliver(deliveries, opening=type(request) is Watch)
+        return response
+
+    def _go_on_with(self, peer: Peer, work: Work) -> None:
+        """Do one more step of a request that takes several."""
+        applied = self._durability.engine.go_on(work)
+        peer.work = applied.work
+        if applied.response is not None:
+            self.telling.say(peer, wire.encode_response(work.watcher[1], applied.response))
+        self.telling.deliver(applied.deliveries, opening=True)
+
+    def _note(self, peer: Peer, request: Request[Any], response: Response | None, took: float) -> None:
+        """Tell who wants to know of each request, and the log if it took long to decode and to carry out."""
+        if self.on_request is not None:
+            asked = request.request if isinstance(request, Guarded) else request
+            outcome = response.kind.name.lower() if isinstance(response, Failed) else "ok"
+            self.on_request(type(asked).__name__, outcome, took)
+        if took > SLOW:
+            self._slow_lines.write(log, logging.WARNING, SLOW_LINE, peer.name, type(request).__name__, took * 1000)
+
     # ------------------------------------------------------------------------------------------ what waits for the disk
 
     def became_durable(self, number: int) -> None:
         """Let go of the frames that waited for this, and read those again who were not read meanwhile."""
-        waiting = self.telling.release(number)
+        self.telling.release(number)
         slowed, self._slowed = self._slowed, {}
-        for peer in {**dict.fromkeys(waiting), **slowed}:
+        for peer in slowed:
             peer.read_on()
-
-
-def _kind_and_outcome(request: Request[Any], response: Response | None) -> tuple[str, str]:
-    """Which kind of request this is, and "ok" or how it failed."""
-    asked = request.request if isinstance(request, Guarded) else request
-    return type(asked).__name__, response.kind.name.lower() if isinstance(response, Failed) else "ok"

@@ -57,16 +57,12 @@ class Outbox:
     def queue(self, frame: bytes) -> None:
         """Put a frame after those that may be sent, also before those that are held."""
         self.ready.append(frame)
-        more = weight(len(frame))
-        self.bytes += more
-        self._budget.bytes += more
+        self._count(weight(len(frame)))
 
     def hold(self, frame: bytes, number: int) -> None:
         """Put a frame at the end, to be released once the journal has made this number durable."""
         self.held.append((number, frame))
-        more = weight(len(frame))
-        self.bytes += more
-        self._budget.bytes += more
+        self._count(weight(len(frame)))
 
     def release(self, number: int) -> bool:
         """Release the frames that waited for this number; whether others still wait."""
@@ -76,21 +72,15 @@ class Outbox:
 
     def take(self) -> bytes | memoryview:
         """The next frames that may be sent, of about one piece; or a piece of one that is larger."""
-        first = self.ready[0]
-        if len(first) > PIECE_BYTES:
-            return self._take_part(first)
-        self.ready.popleft()
-        taken = weight(len(first))
-        if not self.ready:
-            self._count(-taken)
-            return first
-        frames = [first]
-        while self.ready and taken + len(self.ready[0]) < PIECE_BYTES:
-            frame = self.ready.popleft()
-            taken += weight(len(frame))
-            frames.append(frame)
+        if len(self.ready[0]) > PIECE_BYTES:
+            return self._take_part(self.ready[0])
+        frames: list[bytes] = []
+        taken = 0
+        while self.ready and (not frames or taken + len(self.ready[0]) < PIECE_BYTES):
+            frames.append(self.ready.popleft())
+            taken += weight(len(frames[-1]))
         self._count(-taken)
-        return first if len(frames) == 1 else b"".join(frames)
+        return frames[0] if len(frames) == 1 else b"".join(frames)
 
     def _take_part(self, frame: bytes) -> memoryview:
         """The next piece of a frame that is larger than one; it counts until the last of it is taken."""
@@ -109,15 +99,11 @@ class Outbox:
 
     def clear(self, *, but_begun: bool = False) -> None:
         """Forget what waits, but for what the transport has; and, if asked to, the rest of a frame that has begun."""
-        begun = self.ready[0] if but_begun and self._cut else None
-        self.ready.clear()
+        begun = [self.ready[0]] if but_begun and self._cut else []
+        self.ready = deque(begun)
         self.held.clear()
-        self._count(self._handed - self.bytes)
-        if begun is None:
-            self._cut = 0
-        else:
-            self.ready.append(begun)
-            self._count(weight(len(begun)))
+        self._cut = self._cut if begun else 0
+        self._count(self._handed + sum(weight(len(frame)) for frame in begun) - self.bytes)
 
     def _count(self, more: int) -> None:
         self.bytes += more

@@ -4,8 +4,8 @@ Whoever asks little is served at once. Whoever has used up its turn stands in a 
 others in it have had theirs. In one pass of the event loop no more is done than `PASS` allows; who comes after that
 stands in front of those who have used up a turn, since it may ask little.
 
-What one change means to thousands is told in slices, too. Somebody who is to be told anything else meanwhile is first
-told what is still to come of earlier changes: for each of them the order stays.
+What one change means to many is told in slices, too. Somebody who is to be told anything else meanwhile is first told
+what is still to come of earlier changes: for each of them the order stays.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
 __all__ = ["AT_ONCE", "PASS", "TURN", "Announcement", "Turns"]
 
@@ -91,39 +91,24 @@ class Announcement(Generic[W]):
 
     Args:
         items: Who is to be told, in order: the number of a peer, and what of it is told.
-        tell: How it is told.
     """
 
-    __slots__ = ("_ahead", "_by_peer", "_items", "_next", "_tell")
+    __slots__ = ("_left",)
 
-    def __init__(self, items: Sequence[tuple[int, W]], tell: Callable[[tuple[int, W]], None]) -> None:
-        self._items = items
-        self._tell = tell
-        self._next = 0
-        self._ahead: set[int] = set()  # the places of those who were told before it was their turn
-        self._by_peer: dict[int, list[int]] | None = None  # the places of each peer, once somebody has asked for them
+    def __init__(self, items: Iterable[tuple[int, W]]) -> None:
+        self._left: OrderedDict[int, list[W]] = OrderedDict()
+        for peer, what in items:
+            self._left.setdefault(peer, []).append(what)
 
     @property
     def over(self) -> bool:
         """Whether all have been told."""
-        return self._next >= len(self._items)
+        return not self._left
 
-    def go_on(self) -> None:
-        """Tell some more."""
-        last = min(self._next + AT_ONCE, len(self._items))
-        while self._next < last:
-            place = self._next
-            self._next += 1
-            if place not in self._ahead:
-                self._tell(self._items[place])
+    def next(self) -> tuple[int, list[W]]:
+        """Who is to be told next, and what."""
+        return self._left.popitem(last=False)
 
-    def tell_now(self, peer: int) -> None:
-        """Tell one peer, before it is told anything else."""
-        if self._by_peer is None:
-            self._by_peer = {}
-            for place in range(self._next, len(self._items)):
-                self._by_peer.setdefault(self._items[place][0], []).append(place)
-        for place in self._by_peer.pop(peer, ()):
-            if place >= self._next:
-                self._ahead.add(place)
-                self._tell(self._items[place])
+    def take(self, peer: int) -> list[W]:
+        """What this peer is to be told, before it is told anything else."""
+        return self._left.pop(peer, [])

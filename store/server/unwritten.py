@@ -6,7 +6,7 @@ at once also while the disk hangs. A reply never says a later revision than the 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from store.messages import Count, Counted, Failed, Get, GetMany, Guarded, KeepAlive, List, Listing, Ping, Pong
@@ -37,39 +37,29 @@ class Unwritten:
         self.appended: int = durable
         self.revision: int = revision
         self.bytes: int = 0
-        self._steps: deque[tuple[int, int, Facts]] = deque()  # number, bytes, and what it was
-        self._revisions: dict[int, int] = {}  # of the store, after each of these steps
+        self._steps: OrderedDict[int, tuple[int, int, Facts]] = OrderedDict()  # bytes, revision after it, what it was
         self._last_revision = revision
-        self._changed: dict[str, int] = {}  # the step that last changed a key
-        self._leases: dict[int, int] = {}  # and the one that last made or ended a lease
+        self._changed: dict[str | int, int] = {}  # the step that last changed a key, or made or ended a lease
 
     def append(self, number: int, facts: Facts) -> None:
         """A step was handed to the journal under this number."""
+        if facts.revisions:
+            self._last_revision = facts.revisions[-1][0].revision
         size = facts.size
         self.appended = number
         self.bytes += size
-        self._steps.append((number, size, facts))
-        for events in facts.revisions:
-            self._last_revision = events[0].revision
-            for event in events:
-                self._changed[event.key] = number
-        self._revisions[number] = self._last_revision
-        self._leases.update(dict.fromkeys(facts.leases, number))
+        self._steps[number] = size, self._last_revision, facts
+        self._changed.update(dict.fromkeys(_what_changed(facts), number))
 
     def written(self, number: int) -> None:
         """Everything up to this number is on disk."""
         self.durable = number
-        while self._steps and self._steps[0][0] <= number:
-            step, size, facts = self._steps.popleft()
+        while self._steps and next(iter(self._steps)) <= number:
+            _, (size, self.revision, facts) = self._steps.popitem(last=False)
             self.bytes -= size
-            self.revision = self._revisions.pop(step)
-            for events in facts.revisions:
-                for event in events:
-                    if self._changed.get(event.key, number + 1) <= number:
-                        del self._changed[event.key]
-            for lease in facts.leases:
-                if self._leases.get(lease, number + 1) <= number:  # an id that came again is of a later step
-                    del self._leases[lease]
+            for what in _what_changed(facts):
+                if self._changed.get(what, number + 1) <= number:  # what changed again is of a later step
+                    del self._changed[what]
 
     def wait_for(self, request: Request[Any], response: Response) -> tuple[int, Response]:
         """Up to which number all must be on disk before this may be said, and what to say."""
@@ -79,7 +69,7 @@ class Unwritten:
         if isinstance(response, Listing | Counted | Pong):
             # What it says was so at the revision after that step, too: nothing that it says has changed since. The
             # listing of many keys may be of an earlier revision, which it keeps.
-            on_disk_by_then = self.revision if number <= self.durable else self._revisions[number]
+            on_disk_by_then = self.revision if number <= self.durable else self._steps[number][1]
             if response.revision > on_disk_by_then:
                 response = response.replace(revision=on_disk_by_then)
         return number, response
@@ -94,12 +84,17 @@ class Unwritten:
             case GetMany(keys=keys):
                 return self._last_of(keys)
             case List(prefix=prefix) | Count(prefix=prefix) if len(self._changed) <= PREFIX_LOOKS_MAX:
-                return self._last_of(key for key in self._changed if key.startswith(prefix))
+                return self._last_of(key for key in self._changed if isinstance(key, str) and key.startswith(prefix))
             case KeepAlive(lease=lease):
-                return self._leases.get(lease, 0)
+                return self._changed.get(lease, 0)
             case Ping():
                 return 0
         return self.appended
 
     def _last_of(self, keys: Iterable[str]) -> int:
         return max((self._changed.get(key, 0) for key in keys), default=0)
+
+
+def _what_changed(facts: Facts) -> list[str | int]:
+    """The keys and the leases of a step; those are text, and these are numbers."""
+    return [event.key for events in facts.revisions for event in events] + [*facts.leases]

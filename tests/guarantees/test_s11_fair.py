@@ -77,16 +77,16 @@ class Timed:
         self.waits: list[float] = []
         self.peers = conversations.telling._peers
         conversations.received = self.received  # type: ignore[method-assign]
-        conversations._apply = self.apply  # type: ignore[method-assign, assignment]
+        conversations._apply = self.apply  # type: ignore[method-assign]
 
     def received(self, peer: Any, size: int) -> None:
         self._arrived[peer.id] = self._stopwatch()
         self._received(peer, size)
 
-    def apply(self, peer: Any, request_id: int, acknowledged: int, request: Any, *how: Any) -> Any:
-        if type(request) is Ping:
+    def apply(self, peer: Any, asked: Any, now: float, **how: Any) -> Any:
+        if type(asked[2]) is Ping:
             self.waits.append(self._stopwatch() - self._arrived[peer.id])
-        return self._apply(peer, request_id, acknowledged, request, *how)
+        return self._apply(peer, asked, now, **how)
 
 
 def serve_counted(network: MemoryNetwork, engine: Engine) -> Timed:

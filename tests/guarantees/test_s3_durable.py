@@ -386,7 +386,7 @@ async def test_s3_what_is_asked_of_a_leaving_server_is_not_carried_out_and_keeps
         await taken(journal.begun)
         leaving = asyncio.create_task(stack.aclose())
         received = server.figures()["bytes_in"]
-        await until(lambda: server._leaving)
+        await until(lambda: server.durability.leaving)
         peer.ask(Put("too late", b""))
         await until(lambda: server.figures()["bytes_in"] > received)
         journal.may_commit.release()

@@ -238,7 +238,7 @@ async def test_s5_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts(
     journal = OnTheLoopsClock(tmp_path, new_id="id")
     engine = Engine.restore(journal.load(), limits=Limits(journal_bytes_max=1000), now=now())
     server = Server(engine, clock=now, journal=journal)
-    server.start_journal()
+    server.durability.start()
     time_keeping = asyncio.create_task(server.keep_time())
     network = MemoryNetwork()
     async with network.listen("store", server.protocol):

@@ -19,8 +19,7 @@ import pytest
 import store
 from store import AuthenticationError, ConnectionLost, StoreUsageError
 from store.protocol.connection import ServerConnection
-from store.server import server as server_room
-from store.server.entry.strangers import LATE_ANSWER
+from store.server.entry.table import LATE_ANSWER
 from tests.support.processes import Child, require, start_python
 from tests.support.proxy import Proxy
 
@@ -132,7 +131,7 @@ class Credulous(ServerConnection):
 @pytest.fixture
 async def impostor(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
     with monkeypatch.context() as patch:
-        patch.setattr(server_room, "ServerConnection", Credulous)
+        patch.setattr("store.server.reception.ServerConnection", Credulous)
         Credulous.heard.clear()
         async with store.serve(token=IMPOSTORS_TOKEN) as server:
             yield server
@@ -438,7 +437,7 @@ async def test_s8_wrong_tokens_from_an_address_keep_nobody_out_who_has_the_right
     """Eight a second from behind one address let 2 of 37 in who had the right one."""
     async with store.serve(token=TOKEN) as server:
         for _ in range(1000):
-            server.table.guessed_wrong("127.0.0.1", server.table.clock())
+            server.table.guessed_wrong("127.0.0.1")
 
         async def guess() -> float:
             began = asyncio.get_running_loop().time()

@@ -19,7 +19,7 @@ from store import Client, ConnectionLost, LimitExceeded, Server
 from store.net.address import Address
 from store.net.dialing import dial
 from store.server.journal import Journal
-from store.server.server import LEAVE_WITHIN
+from store.server.peer import LEAVE_WITHIN
 from tests.support.processes import start_python
 from tests.support.stores import Peer, connect_in_memory, introduce, serve_in_memory
 

@@ -141,7 +141,6 @@ class ObservedStore(StoreMachine):
 
     def new_server(self, engine: Engine, journal: SimulatedJournal | None, host: Host) -> Server:
         """One with the bug that was planted, if any, whose engine is observed."""
-        self._observe(engine)
         kind = _observed(self._observe)
         return kind(engine, clock=host.time, journal=journal, in_thread=host.in_thread, stopwatch=self._stopwatch)
 

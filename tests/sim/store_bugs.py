@@ -63,7 +63,7 @@ def _from_the_next(
 
 def say_at_once(self: Telling, peer: Peer, frame: bytes, number: int) -> None:  # noqa: ARG001
     """Say what was done before the disk has it."""
-    peer.queue(frame)
+    peer.outbox.queue(frame)
     self.dirty[peer] = None
 
 

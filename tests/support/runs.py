@@ -122,7 +122,7 @@ class VirtualRun:
     def _serve(self, engine: Engine) -> None:
         self.engine = engine
         self.server = Server(self.engine, clock=self._clock, journal=self.journal)
-        self.server.start_journal()
+        self.server.durability.start()
         self._listener = self.network.listen("store", self.server.protocol)
         self._time = asyncio.create_task(self.server.keep_time(), name="keep time")
 

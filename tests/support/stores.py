@@ -44,15 +44,14 @@ async def serve_in_memory(
     clock = asyncio.get_running_loop().time
     # In virtual time no turn is too long then, however busy the machine is.
     server = Server(engine, token=token, clock=clock, stopwatch=clock)
-    timers = [asyncio.create_task(server.keep_time()), asyncio.create_task(server.drop_the_silent())]
+    timer = asyncio.create_task(server.keep_time())
     try:
         async with network.listen(name, server.protocol):
             yield server
     finally:
         await server.leave()
-        for timer in timers:
-            timer.cancel()
-        await asyncio.gather(*timers, return_exceptions=True)
+        timer.cancel()
+        await asyncio.gather(timer, return_exceptions=True)
 
 
 def connect_in_memory(

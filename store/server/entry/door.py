@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from store.server.entry.table import Table
 
-__all__ = ["BACKLOG", "Door", "WayOut"]
+__all__ = ["Door", "WayOut"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -58,9 +58,10 @@ class Door:
         self._table = table
         self.socks: list[socket.socket] = list(socks)
         self._protocol = protocol
+        self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()  # connections that the loop has not taken over yet
         self._timer: asyncio.TimerHandle | None = None
-        self._said_at: float | None = None
+        self._quiet_until = 0.0
 
     def open(self) -> None:
         """Listen, and accept from now on."""
@@ -75,9 +76,8 @@ class Door:
         """Accept nobody any more."""
         if self._timer is not None:
             self._timer.cancel()
-        loop = asyncio.get_running_loop()
         for sock in self.socks:
-            loop.remove_reader(sock)
+            self._loop.remove_reader(sock)
             sock.close()
 
     async def wait_closed(self) -> None:
@@ -86,19 +86,17 @@ class Door:
 
     def _resume(self) -> None:
         self._timer = None
-        loop = asyncio.get_running_loop()
         for sock in self.socks:
-            loop.add_reader(sock, self._accept, sock)
+            self._loop.add_reader(sock, self._accept, sock)
 
     def _pause(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
         for sock in self.socks:
-            loop.remove_reader(sock)
-        self._timer = loop.call_later(seconds, self._resume)
+            self._loop.remove_reader(sock)
+        self._timer = self._loop.call_later(seconds, self._resume)
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPT_AT_ONCE):
-            if not self._has_room():
+            if not self._table.make_room(coming=len(self._tasks), beside=self._beside):
                 self._pause(LOOK_AGAIN)
                 return
             try:
@@ -114,18 +112,13 @@ class Door:
             sock.setblocking(False)
             if not PASSED_ON:
                 prepare(sock)
-            task = asyncio.get_running_loop().create_task(self._hand_over(sock))
+            task = self._loop.create_task(self._hand_over(sock))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _has_room(self) -> bool:
-        """Whether one more stranger may come."""
-        return self._table.make_room(coming=len(self._tasks), beside=self._beside)
-
     def _say_that_files_ran_out(self, error: OSError) -> None:
-        now = self._table.clock()
-        if self._said_at is None or now - self._said_at > QUIET_FOR:
-            self._said_at = now
+        if self._loop.time() >= self._quiet_until:
+            self._quiet_until = self._loop.time() + QUIET_FOR
             what = "no more files can be opened" if error.errno in OUT_OF_FILES else "nobody can be accepted"
             log.error(
                 "%s (%s): newcomers wait until connections end; raise the limit of open files (ulimit -n), or lower "
@@ -135,7 +128,7 @@ class Door:
 
     async def _hand_over(self, sock: socket.socket) -> None:
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, sock)
+            await self._loop.connect_accepted_socket(self._protocol, sock)
         except OSError:
             sock.close()
         except BaseException:
@@ -169,8 +162,8 @@ class WayOut:
             self.taken = True
             self._left.set()
 
-    def leave_when_alone(self) -> bool:
-        """From another thread: take nobody in any more once no client is connected; whether that is so already."""
+    def wait_until_alone(self, within: float) -> bool:
+        """From another thread: take nobody in any more once no client is connected; whether that is so in time."""
         assert self._loop is not None, "only what is served can be left"
         begun = Flag()
 
@@ -181,11 +174,7 @@ class WayOut:
 
         self._loop.call_soon_threadsafe(begin)
         begun.wait()
-        return self.taken
-
-    def wait_until_alone(self, within: float) -> bool:
-        """From another thread: the same, and wait for it; False if clients are connected after `within` seconds."""
-        return self.leave_when_alone() or self._left.wait(within)
+        return self.taken or self._left.wait(within)
 
     def stop_waiting(self) -> None:
         """From any thread: whoever waits to be alone need wait no longer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 
 from store.errors import StoreUsageError
-from store.server.entry.strangers import is_loopback
+from store.server.entry.table import is_loopback
 
 __all__ = ["check_exposure", "token_bytes"]
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import ssl
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from store.net.address import host_and_port
@@ -25,9 +25,7 @@ from store.net.sockets import forget, let_go_in_children
 if TYPE_CHECKING:
     from store.server.entry.table import Table
 
-__all__ = ["HANDSHAKE", "HANDSHAKE_BYTES", "RECORD_BYTES", "TLS_BYTES", "TlsLayer"]
-
-log: logging.Logger = logging.getLogger(__name__)
+__all__ = ["TLS_BYTES", "TlsLayer"]
 
 TLS_BYTES: Final = 24 * 1024  # what a connection takes more than one without TLS, nearly all of it OpenSSL's
 HANDSHAKE: Final = 0x16  # the content type of a client's first record: RFC 8446, B.1
@@ -92,19 +90,20 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection has been accepted."""
         self._raw = cast("asyncio.Transport", transport)
-        if not self._table.has_room:
-            self._table.turned_away()  # before TLS there is no way to say so that it would understand; it comes again
-            self.abort()
-            return
         peername = transport.get_extra_info("peername")
         if peername:
             self._name = host_and_port(*peername[:2])
+        if not self._table.has_room:  # before TLS there is no way to say so that it would understand; it comes again
+            self._table.refused += 1
+            self.abort()
+            return
         sock = transport.get_extra_info("socket")
         if sock is not None:
             let_go_in_children(self, sock)
         self._came_at = self._table.clock()
-        self._table.came(self, str(peername[0]) if peername else "", self._came_at, cost=TLS_BYTES, beside=self._beside)
-        self._table.expect(self, min(SILENCE, self._within / 2), self._is_silent)
+        self._table.came(self, str(peername[0]) if peername else "", cost=TLS_BYTES, beside=self._beside)
+        says_nothing = partial(self._turn_away, "it says nothing, as a client does that speaks no TLS", self._farewell)
+        self._table.expect(self, min(SILENCE, self._within / 2), says_nothing)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the buffer is as large as it is
         """Where the next bytes go: what has come is copied out of it at once."""
@@ -165,7 +164,8 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
     def _hear_hello(self, data: memoryview) -> None:
         """Look at the first record; nothing is made for a client that has not sent all of it."""
         if not self._hello:
-            self._table.expect(self, self._came_at + self._within - self._table.clock(), self._is_late)
+            is_late = partial(self._turn_away, f"no handshake within {self._within:g} s")
+            self._table.expect(self, self._came_at + self._within - self._table.clock(), is_late)
         self._hello += data
         if self._hello[0] != HANDSHAKE:
             self._turn_away("what it says is not TLS", self._farewell)
@@ -197,12 +197,6 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._inner.connection_made(self)
         self._decrypt()
 
-    def _is_silent(self) -> None:
-        self._turn_away("it says nothing, as a client does that speaks no TLS", self._farewell)
-
-    def _is_late(self) -> None:
-        self._turn_away(f"no handshake within {self._within:g} s")
-
     def _hung_up(self) -> None:
         if self._hello or self._tls is not None:  # else it has said nothing wrong: a port is looked at by many
             self._turn_away(HUNG_UP)
@@ -212,8 +206,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             return
         self._ending = True
         self._table.went(self)
-        if self._table.turned_away():
-            log.warning("%s is refused: TLS failed: %s", self._name, why)
+        self._table.turned_away("%s is refused: TLS failed: %s", self._name, why)
         if farewell:
             self._raw.write(farewell)
         self._raw.close()
@@ -222,37 +215,37 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
 
     def _decrypt(self) -> None:
         """Give to who is inside what can be read, until it wants no more."""
-        inner, more = self._inner, True
-        while more and self._tls is not None and not self._paused and not self.is_closing():
-            plain = (
-                memoryview(inner.get_buffer(-1)) if isinstance(inner, asyncio.BufferedProtocol) else self._table.plain
-            )
-            size, count = 0, 1
-            ended: ssl.SSLError | None = None
-            try:
-                while count and size < len(plain):
-                    count = self._read_into(plain[size:])
-                    size += count
-                if not count:
-                    ended = ssl.SSLEOFError()
-            except ssl.SSLWantReadError:
-                more = False
-            except ssl.SSLError as error:
-                ended = error
-            if size and isinstance(inner, asyncio.BufferedProtocol):
-                inner.buffer_updated(size)
-            elif size:
-                cast("asyncio.Protocol", inner).data_received(bytes(plain[:size]))
-            if ended is not None:
-                more = False
-                self._has_ended(None if isinstance(ended, ssl.SSLEOFError) else ended)
+        inner, ended = self._inner, None
+        while ended is None and self._tls is not None and not self._paused and not self.is_closing():
+            if isinstance(inner, asyncio.BufferedProtocol):
+                size, ended = self._read_into(memoryview(inner.get_buffer(-1)))
+                if size:
+                    inner.buffer_updated(size)
+            else:
+                size, ended = self._read_into(self._table.plain)
+                if size:
+                    cast("asyncio.Protocol", inner).data_received(bytes(self._table.plain[:size]))
+        if isinstance(ended, ssl.SSLEOFError):
+            if not cast("asyncio.Protocol", inner).eof_received():
+                self.close()
+        elif ended is not None and not isinstance(ended, ssl.SSLWantReadError):
+            self._fail(ended)
         if self._tls is not None:
             self._send()  # an answer of TLS's own, if there is any
 
-    def _read_into(self, room: memoryview) -> int:
-        """Decrypt at most one record; 0 once the client has said goodbye."""
+    def _read_into(self, room: memoryview) -> tuple[int, ssl.SSLError | None]:
+        """Decrypt what there is room for: how much that was, and why there is no more, if that is known."""
         assert self._tls is not None, "it is decrypted what was agreed on"
-        return cast("int", self._tls.read(len(room), room))  # into a buffer it gives a number, and not bytes
+        size = 0
+        try:
+            while size < len(room):
+                count = cast("int", self._tls.read(len(room) - size, room[size:]))  # no bytes: it was given a buffer
+                if not count:
+                    return size, ssl.SSLEOFError()
+                size += count
+        except ssl.SSLError as error:
+            return size, error
+        return size, None
 
     def _go_on(self) -> None:
         """Decrypt what has come before; nobody hears a connection that has failed at it again."""
@@ -261,13 +254,6 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         except BaseException:
             self.abort()
             raise
-
-    def _has_ended(self, error: ssl.SSLError | None) -> None:
-        """The client says no more, or nothing that makes sense."""
-        if error is not None:
-            self._fail(error)
-        elif not cast("asyncio.Protocol", self._inner).eof_received():
-            self.close()
 
     def _fail(self, error: ssl.SSLError) -> None:
         """End what makes no sense any more; whether the client lives is not said by that."""
@@ -283,13 +269,8 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """What is known of the connection; `held_bytes` is what has come and was not decrypted yet."""
-        if name == "sslcontext":
-            return self._context
-        if name == "ssl_object":
-            return self._tls
-        if name == "held_bytes":
-            return self._incoming.pending
-        return self._raw.get_extra_info(name, default)
+        ours = {"sslcontext": self._context, "ssl_object": self._tls, "held_bytes": self._incoming.pending}
+        return ours[name] if name in ours else self._raw.get_extra_info(name, default)
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         """Encrypt and send it."""

@@ -18,7 +18,7 @@ import trustme
 import rdzv
 import store
 from rdzv.http import app
-from store.server.entry.strangers import BESIDE_SHARE, YIELD_AFTER
+from store.server.entry.table import BESIDE_SHARE, YIELD_AFTER
 from tests.rdzv.core.test_report import SCHEMA
 from tests.support.processes import ROOT, start, start_python
 from tools.pictures import write_timeline

@@ -1,16 +1,22 @@
-"""Strangers cannot fill a log, and what it left out is counted; the operator is warned at 80 % of any limit, once."""
+"""Strangers cannot fill a log; at 80 % of a limit the operator is warned, once; with `-v` sessions are told of."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import logging
 
 import pytest
 
 import store
+from rdzv.testing.network import MemoryNetwork
 from store.engine.keyspace import Groups
 from store.limits import Limits
 from store.server import server as server_room
-from store.server.log_lines import AT_ONCE, PER_SECOND, Complaints, LimitWarnings
+from store.server.log_lines import AT_ONCE, PER_SECOND, LimitWarnings, RationedLog
+from tests.support.stores import connect_in_memory, serve_in_memory
+
+log = logging.getLogger(__name__)
 
 
 def figures(limits: Limits, **used: int) -> dict[str, object]:
@@ -22,52 +28,33 @@ def test_each_limit_of_the_whole_store_is_warned_of_once_until_it_is_well_below(
     limits = Limits()
     most = getattr(limits, limit)
     warnings, groups = LimitWarnings(), Groups(limits)
-    assert warnings.look(figures(limits, **{used: most * 8 // 10}), groups) == []
-    (line,) = warnings.look(figures(limits, **{used: most * 9 // 10}), groups)
-    assert f"90 % of {limit} ({most})" in line or f"89 % of {limit} ({most})" in line
-    assert warnings.look(figures(limits, **{used: most}), groups) == []
-    assert warnings.look(figures(limits, **{used: most * 75 // 100}), groups) == []
-    assert warnings.look(figures(limits, **{used: most * 9 // 10}), groups) == [], "it has not been well below"
-    assert warnings.look(figures(limits, **{used: most // 2}), groups) == []
-    assert len(warnings.look(figures(limits, **{used: most * 9 // 10}), groups)) == 1
+    said = [
+        (percent, limit in line and "9 %" in line.replace("90 %", "89 %"))
+        for percent in (80, 90, 100, 75, 90, 50, 90)
+        for line in warnings.look(figures(limits, **{used: most * percent // 100}), groups)
+    ]
+    assert said == [(90, True), (90, True)], "the first and the last time"
 
 
-def test_the_group_that_holds_most_is_named() -> None:
-    limits = Limits(keys_max=100)
-    groups = Groups(limits)
-    groups.count("/rdzv/small/x", 10, 10)
-    groups.count("/rdzv/big/x", 80, 20)
-    (line,) = LimitWarnings().look(figures(limits, keys=90), groups)
-    assert line == (
-        "keys is 90, 90 % of keys_max (100); of all groups of keys, '/rdzv/big/' holds 80 keys and 20 bytes, which is "
-        "most"
-    )
-
-
-def test_groups_near_their_own_limits_are_named_some_of_them() -> None:
-    limits = Limits(group_keys_max=10)
-    groups = Groups(limits)
-    warnings = LimitWarnings()
+def test_groups_that_hold_most_or_are_near_their_own_limits_are_named_some_of_them() -> None:
+    limits = Limits(keys_max=100, group_keys_max=10)
+    groups, warnings = Groups(limits), LimitWarnings()
     for number in range(12):
         groups.count(f"/rdzv/{number}/x", 9, 100)
-    lines = warnings.look(figures(limits), groups)
-    assert len(lines) == 9
-    assert lines[0].startswith("'/rdzv/0/' holds 9 keys and 100 bytes: near group_keys_max (10)")
+    lines = warnings.look(figures(limits, keys=90), groups)
+    assert "keys_max (100); of all groups of keys, '/rdzv/0/' holds 9 keys and 100 bytes" in lines[0]
+    assert len(lines) == 10
+    assert lines[1].startswith("'/rdzv/0/' holds 9 keys and 100 bytes: near group_keys_max (10)")
     assert lines[-1] == "so do 4 more groups of keys"
-    assert warnings.look(figures(limits), groups) == []
-    groups.count("/rdzv/3/x", -5, 0)
-    assert warnings.look(figures(limits), groups) == []
-    groups.count("/rdzv/3/x", 5, 0)
-    assert len(warnings.look(figures(limits), groups)) == 1
+    for change, count in ((0, 0), (-5, 0), (5, 1)):
+        groups.count("/rdzv/3/x", change, 0)
+        assert len(warnings.look(figures(limits, keys=90), groups)) == count
 
 
 async def test_a_server_writes_it_to_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """The honest run: a store of ten keys, nine of which are one group's."""
     monkeypatch.setattr(server_room, "WARN_EVERY", 0.01)
-    async with (
-        store.serve(limits=Limits(keys_max=10)) as server,
-        store.connect(server.url) as client,
-    ):
+    async with store.serve(limits=Limits(keys_max=10)) as server, store.connect(server.url) as client:
         for number in range(9):
             await client.put(f"/rdzv/job/{number}", b"")
         while "keys_max (10)" not in caplog.text:  # the limit of every test ends this
@@ -77,32 +64,53 @@ async def test_a_server_writes_it_to_the_log(caplog: pytest.LogCaptureFixture, m
         assert (stats["keys"], stats["keys_max"], stats["groups"]) == (9, 10, 1)
 
 
-# ------------------------------------------------------------------------------------------------ complaints
+# ------------------------------------------------------------------------------------------------ as many as it bears
 
 
-def test_a_flood_gets_so_many_lines_and_then_few_a_second() -> None:
-    complaints = Complaints()
-    said = sum(complaints.say(number / 3000) for number in range(30_000))  # ten seconds of it
+def said_of(caplog: pytest.LogCaptureFixture, times: list[float]) -> int:
+    clock = iter([0.0, *times])
+    lines = RationedLog(lambda: next(clock))
+    caplog.clear()
+    for number, _ in enumerate(times):
+        lines.write(log, logging.WARNING, "line %d", number)
+    return len(caplog.records)
+
+
+def test_a_flood_gets_so_many_lines_and_then_few_a_second_and_what_was_left_out_is_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said = said_of(caplog, [number / 1000 for number in range(10_000)])
     assert AT_ONCE + 9 * PER_SECOND <= said <= AT_ONCE + 11 * PER_SECOND
-    assert complaints.take_unsaid() == 30_000 - said
-    assert complaints.take_unsaid() == 0
+    assert "(99 lines like this were left out before it)" in caplog.text
+    assert said_of(caplog, [number / PER_SECOND for number in range(2 * AT_ONCE)]) == 2 * AT_ONCE, "now and then"
+    assert said_of(caplog, [0.0] * 2 * AT_ONCE + [3600.0] * 2 * AT_ONCE) == 2 * AT_ONCE, "after a quiet hour"
+    assert said_of(caplog, [5.0] * AT_ONCE + [5.0, 4.0]) == AT_ONCE, "a clock that stands still gives nothing"
 
 
-def test_what_is_said_now_and_then_is_always_said() -> None:
-    complaints = Complaints()
-    assert all(complaints.say(number / PER_SECOND) for number in range(5 * AT_ONCE))
-    assert complaints.take_unsaid() == 0
+# ------------------------------------------------------------------------------------------------ sessions
 
 
-def test_after_a_quiet_hour_there_is_no_more_than_at_first() -> None:
-    complaints = Complaints()
-    assert sum(complaints.say(0.0) for _ in range(2 * AT_ONCE)) == AT_ONCE
-    assert sum(complaints.say(3600.0) for _ in range(2 * AT_ONCE)) == AT_ONCE
-
-
-def test_a_clock_that_stands_still_gives_nothing() -> None:
-    complaints = Complaints()
-    for _ in range(AT_ONCE):
-        complaints.say(5.0)
-    assert not complaints.say(5.0)
-    assert not complaints.say(4.0)
+@pytest.mark.virtual_time
+async def test_a_server_that_is_to_tell_logs_who_comes_and_goes_and_what_lapses(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log of `rdzv serve -v` had two lines in an hour with outages: that it began, and that it left."""
+    caplog.set_level(logging.INFO, logger="store.server")
+    network = MemoryNetwork()
+    async with serve_in_memory(network):
+        async with connect_in_memory(network) as client:
+            lease = await client.grant(10)
+            await client.put("/rdzv/job-7/nodes/a", b"", lease=lease)
+            network.reset("client")
+            await client.ping()
+            await asyncio.sleep(12)  # it renews nothing
+        await asyncio.sleep(1)
+    said = [record.getMessage() for record in caplog.records]
+    kept = "/rdzv/job-7/nodes/a"
+    assert said == [
+        "session 1 comes from client:1 (peer 1)",
+        f"session 1 from client:1 (peer 1) is gone: its connection was closed without a goodbye; it keeps {kept}",
+        "session 1 comes from client:2 (peer 2)",
+        f"lease 1 (10 s; its client's connection had ended) has lapsed, and with it {kept}",
+        "session 1 from client:2 (peer 2) has ended with a goodbye",
+    ]

@@ -10,7 +10,7 @@ from rdzv.testing.network import MemoryNetwork
 from store.limits import Limits
 from store.messages import Delete, Failed, FailureKind, Ping, Put, Wait, Watch
 from store.protocol.wire import Events, Lagged
-from store.server.server import PIECE_BYTES
+from store.server.outbox import PIECE_BYTES
 from tests.support.stores import connect_in_memory, introduce, serve_in_memory
 
 MIB = 1024 * 1024

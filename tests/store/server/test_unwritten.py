@@ -110,7 +110,7 @@ def test_a_listing_of_an_earlier_revision_keeps_that(prefix: str) -> None:
     assert with_a_change().wait_for(List(prefix=prefix), listing)[1] is listing
 
 
-def test_a_step_that_only_grants_leases_is_of_the_revision_before_it() -> None:
+def test_a_step_that_only_grants_changed_is_of_the_revision_before_it() -> None:
     unwritten = with_a_change()
     unwritten.append(13, Facts(leases={4: SavedLease(id=4, ttl=1.0)}))
     unwritten.written(13)
@@ -146,4 +146,4 @@ def test_a_lease_that_came_again_is_waited_for_until_the_later_grant_is_on_disk(
     assert unwritten.wait_for(KeepAlive(lease=3), Granted(lease=3, ttl=1.0))[0] == 14
     unwritten.written(14)
     assert unwritten.wait_for(KeepAlive(lease=3), Granted(lease=3, ttl=1.0))[0] <= 14
-    assert not unwritten._leases
+    assert not unwritten._changed

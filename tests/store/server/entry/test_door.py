@@ -1,4 +1,4 @@
-"""The door: who is accepted, when, and what the log says of it. The rules are those of `test_strangers.py`."""
+"""The door: who is accepted, when, and what the log says of it. The rules are those of `test_table.py`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Taken(asyncio.Protocol):
 
 def a_table() -> Table:
     loop = asyncio.get_running_loop()
-    return Table(most=4, per_address_max=100, within=10.0, clock=loop.time, turned_away=lambda: True)
+    return Table(Limits(handshakes_max=4), loop.time)
 
 
 async def test_files_that_run_out_cost_one_line_and_no_connection(caplog: pytest.LogCaptureFixture) -> None:
@@ -125,7 +125,6 @@ async def test_nobody_slips_in_between_being_alone_and_the_end() -> None:
     """A client that came just then was welcomed, lost its store, and stuck to it."""
     with store.sync.serve() as server:
         async with store.connect(server.url) as client:
-            assert not await asyncio.to_thread(server.way_out.leave_when_alone)
             assert not await asyncio.to_thread(server.way_out.wait_until_alone, 0)
             async with store.connect(server.url) as another:  # as long as somebody is there, others may come
                 assert await another.count("") == 0

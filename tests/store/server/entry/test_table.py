@@ -1,15 +1,27 @@
-"""Connections that do not go on in time are given up, each in its own time, by one timer; and make way for others."""
+"""All connections: which strangers may stand, for how long, and who makes way for others; by one timer."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
-import anyio
 import pytest
 
-from store.server.entry.table import Table
+from store.limits import Limits
+from store.server.entry.table import (
+    ADDRESSES_MOST,
+    GUESSES_AT_ONCE,
+    GUESSES_PER_SECOND,
+    LATE_ANSWER,
+    LATELY,
+    YIELD_AFTER,
+    YIELD_FACTOR,
+    YIELD_MOST,
+    Table,
+)
 
-pytestmark = pytest.mark.virtual_time
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 WITHIN = 3.0
 
@@ -25,88 +37,182 @@ class Somebody:
 
 
 class Scene:
-    """Who has been given up, and when."""
+    """A table whose clock is set by hand."""
 
-    def __init__(self, *, most: int = 10_000) -> None:
+    def __init__(self, **limits: int) -> None:
+        self.now = 0.0
+        self.table = Table(Limits(handshake_timeout=WITHIN, **limits), self.clock)
+
+    def clock(self) -> float:
+        return self.now
+
+    def comes(self, address: str = "10.0.0.1", *, at: float | None = None) -> Somebody:
+        self.now = self.now if at is None else at
+        who = Somebody()
+        self.table.came(who, address, cost=100)
+        return who
+
+    def has_room(self, *, at: float) -> bool:
+        self.now = at
+        return self.table.make_room()
+
+
+def test_who_proves_himself_makes_room_and_all_are_counted_until_they_go() -> None:
+    scene = Scene(handshakes_max=2)
+    first = scene.comes()
+    assert scene.has_room(at=0.0)
+    second = scene.comes()
+    assert not scene.has_room(at=0.0)
+    scene.table.proved(first)
+    assert scene.has_room(at=0.0)
+    assert (scene.table.strangers, scene.table.connections, scene.table.bytes) == (1, 2, 200)
+    for _ in range(2):
+        scene.table.went(first)
+    scene.table.went(second)
+    assert (scene.table.strangers, scene.table.connections, scene.table.bytes) == (0, 0, 0)
+
+
+def test_the_longest_silent_of_the_address_that_has_most_makes_way_and_nobody_before_his_time() -> None:
+    scene = Scene(handshakes_max=4)
+    alone = scene.comes("10.0.0.1")
+    oldest, other = (scene.comes("10.0.0.2", at=at) for at in (0.1, 0.2))
+    assert scene.has_room(at=59.9)
+    newest = scene.comes("10.0.0.2")
+    assert scene.has_room(at=60.0)
+    assert [who.aborted for who in (alone, oldest, other, newest)] == [False, True, False, False]
+    hasty = Scene(handshakes_max=1)
+    hasty.comes()
+    assert not hasty.has_room(at=YIELD_AFTER * 0.9)
+    assert hasty.has_room(at=YIELD_AFTER)
+
+
+def test_where_honest_clients_take_long_all_are_given_longer_before_they_make_way() -> None:
+    """On a machine that is busy a client may take seconds to say hello; turned away, it comes again, and takes more."""
+    scene = Scene(handshakes_max=1)
+    slow = scene.comes()
+    scene.now = 2.0
+    scene.table.proved(slow)
+    scene.comes(at=10.0)
+    assert not scene.has_room(at=10.0 + YIELD_AFTER)
+    assert scene.has_room(at=10.0 + 2.0 * YIELD_FACTOR)
+    scene.comes(at=2.0 + LATELY)
+    assert scene.has_room(at=2.1 + LATELY + YIELD_AFTER), "that was long ago"
+    slow = scene.comes(at=100.0)
+    scene.now = 200.0
+    scene.table.proved(slow)
+    scene.comes()
+    assert scene.has_room(at=200.0 + YIELD_MOST), "there is an end to it"
+
+
+def test_one_address_has_so_many_connections_and_loopback_any() -> None:
+    scene = Scene(address_connections_max=2)
+    there = {address: [scene.comes(address), scene.comes(address)] for address in ("10.0.0.1", "127.0.0.1", "::1")}
+    assert "address_connections_max" in (scene.table.refusal("10.0.0.1") or "")
+    for address in ("10.0.0.2", "127.0.0.1", "::1"):
+        assert scene.table.refusal(address) is None
+    scene.table.went(there["10.0.0.1"][0])
+    assert scene.table.refusal("10.0.0.1") is None
+
+
+def test_wrong_guesses_are_told_late_to_their_address_alone_and_nobody_is_refused_for_them() -> None:
+    scene = Scene()
+    at_once = 0
+    for step in range(10_000):  # 10 s of trying as quickly as can be
+        scene.now = step / 1000
+        at_once += not scene.table.guessed_wrong("10.0.0.1")
+    assert GUESSES_AT_ONCE <= at_once <= GUESSES_AT_ONCE + 10 * GUESSES_PER_SECOND
+    assert scene.table.guessed_wrong("10.0.0.1") == LATE_ANSWER
+    assert scene.table.guessed_wrong("10.0.0.2") == 0.0
+    assert scene.table.refusal("10.0.0.1") is None
+    scene.now = 12.0
+    assert scene.table.guessed_wrong("10.0.0.1") == 0.0
+    for number in range(ADDRESSES_MOST + 50):
+        scene.table.guessed_wrong(f"fd00::{number:x}")
+    assert len(scene.table._guesses) == ADDRESSES_MOST
+
+
+# ------------------------------------------------------------------------------------------------ in their own time
+
+
+class Timed:
+    """Who has been given up, and when, on the loop's own time."""
+
+    def __init__(self) -> None:
         self.given_up: dict[Somebody, float] = {}
         self.timers = 0
         self.loop = asyncio.get_running_loop()
-        call_later = self.loop.call_later
+        call_later: Callable[..., asyncio.TimerHandle] = self.loop.call_later
 
         def counted(delay: float, *arguments: object) -> asyncio.TimerHandle:
             self.timers += getattr(arguments[0], "__name__", "") == "_look"
-            return call_later(delay, *arguments)  # type: ignore[arg-type]
+            return call_later(delay, *arguments)
 
         self.loop.call_later = counted  # type: ignore[method-assign,assignment]
-        self.table = Table(
-            most=most, per_address_max=10_000, within=WITHIN, clock=self.loop.time, turned_away=lambda: True
-        )
+        self.table = Table(Limits(handshakes_max=10_000, handshake_timeout=WITHIN), self.loop.time)
+        self._began = self.loop.time()
 
-    def somebody(self, *, within: float = WITHIN) -> Somebody:
+    def comes(self, *, within: float = WITHIN) -> Somebody:
         who = Somebody()
-        self.table.came(who, "10.0.0.1", self.loop.time(), cost=100)
-        give_up = lambda: self.given_up.update({who: self.loop.time()})  # noqa: E731
+        self.table.came(who, "10.0.0.1")
+        give_up = lambda: self.given_up.update({who: self.loop.time() - self._began})  # noqa: E731
         self.table.expect(who, within, give_up, patiently=True)
         return who
 
 
+@pytest.mark.virtual_time
 async def test_each_is_given_up_in_its_own_time_whoever_came_first() -> None:
-    scene = Scene()
-    began = anyio.current_time()
-    first = scene.somebody()
-    await anyio.sleep(1.0)
-    second, quick = scene.somebody(), scene.somebody(within=0.5)
-    await anyio.sleep(10.0)
+    scene = Timed()
+    first = scene.comes()
+    await asyncio.sleep(1.0)
+    second, quick = scene.comes(), scene.comes(within=0.5)
+    await asyncio.sleep(10.0)
     assert list(scene.given_up) == [quick, first, second]
-    assert [at - began for at in scene.given_up.values()] == pytest.approx([1.5, 3.0, 4.0])
+    assert [*scene.given_up.values()] == pytest.approx([1.5, 3.0, 4.0])
+    third = scene.comes()
+    await asyncio.sleep(10.0)
+    assert scene.given_up[third] == pytest.approx(14.0), "who comes after all others have gone is waited for anew"
 
 
-async def test_a_thousand_that_say_hello_have_one_timer_and_are_counted_until_they_go() -> None:
-    scene = Scene()
-    thousand = [scene.somebody() for _ in range(1000)]
-    assert scene.timers == 1
+@pytest.mark.virtual_time
+async def test_a_thousand_that_say_hello_have_one_timer_and_none_is_given_up() -> None:
+    scene = Timed()
+    thousand = [scene.comes() for _ in range(1000)]
     for who in thousand:
-        scene.table.proved(who, scene.loop.time())
-    assert (len(scene.table), scene.table.connections, scene.table.bytes) == (0, 1000, 100_000)
+        scene.table.proved(who)
     for who in thousand:
         scene.table.went(who)
-        scene.table.went(who)
-    assert (scene.table.connections, scene.table.bytes) == (0, 0)
-    await anyio.sleep(10.0)
-    assert scene.given_up == {}
-    assert scene.timers == 1
+    await asyncio.sleep(10.0)
+    assert (scene.given_up, scene.timers) == ({}, 1)
 
 
-async def test_who_comes_after_all_others_have_gone_is_waited_for_anew() -> None:
-    scene = Scene()
-    scene.table.went(scene.somebody())
-    await anyio.sleep(2.0)
-    began = anyio.current_time()
-    second = scene.somebody()
-    await anyio.sleep(10.0)
-    assert scene.given_up[second] - began == pytest.approx(WITHIN)
+@pytest.mark.virtual_time
+async def test_where_honest_clients_take_long_all_are_given_more_time_each_its_own_and_not_for_ever() -> None:
+    scene = Timed()
+    honest, first = scene.comes(), scene.comes()
+    await asyncio.sleep(1.0)
+    second = scene.comes()
+    await asyncio.sleep(1.5)
+    scene.table.proved(honest)
+    await asyncio.sleep(30.0)
+    assert [scene.given_up[who] for who in (first, second)] == pytest.approx([7.5, 8.5])
+    slowest, last = scene.comes(within=60.0), scene.comes(within=50.0)
+    await asyncio.sleep(40.0)
+    scene.table.proved(slowest)
+    await asyncio.sleep(20.0)
+    assert scene.given_up[last] == pytest.approx(32.5 + 50.0), "six times its time was over"
 
 
-async def test_where_honest_clients_take_long_all_are_given_more_time_each_its_own() -> None:
-    scene = Scene()
-    began = anyio.current_time()
-    honest, first = scene.somebody(), scene.somebody()
-    await anyio.sleep(1.0)
-    second = scene.somebody()
-    await anyio.sleep(1.5)
-    scene.table.proved(honest, scene.loop.time())
-    await anyio.sleep(30.0)
-    assert [scene.given_up[who] - began for who in (first, second)] == pytest.approx([7.5, 8.5])
-
-
+@pytest.mark.virtual_time
 async def test_who_is_served_makes_no_way_and_stands_again_afterwards() -> None:
-    scene = Scene(most=1)
-    page = scene.somebody()
-    scene.table.is_served(page)
-    assert scene.table.make_room()
-    scene.table.stands_again(page, scene.loop.time())
-    assert not scene.table.make_room(), "it has been of use a moment ago"
-    await anyio.sleep(2.0)
-    assert scene.table.make_room()
+    table = Table(Limits(handshakes_max=1), asyncio.get_running_loop().time)
+    page = Somebody()
+    table.came(page, "10.0.0.1", beside=True)
+    table.is_served(page)
+    await asyncio.sleep(2.0)
+    assert table.make_room()
+    table.stands_again(page)
+    assert not table.make_room(), "it has been of use a moment ago"
+    await asyncio.sleep(2.0)
+    assert table.make_room()
     assert page.aborted
-    assert scene.table.connections == 0
+    assert table.connections == 0

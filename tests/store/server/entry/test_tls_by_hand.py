@@ -11,6 +11,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 import store
+from store.limits import Limits
 from store.server.entry.table import Table
 from store.server.entry.tls import HANDSHAKE, HANDSHAKE_BYTES, RECORD_BYTES, TlsLayer
 from tests.support.processes import require
@@ -102,7 +103,7 @@ class Conversation:
         trusting = ssl.create_default_context()
         authority.configure_trust(trusting)
         clock = asyncio.get_running_loop().time
-        self.table = Table(most=10, per_address_max=10, within=9.0, clock=clock, turned_away=lambda: False)
+        self.table = Table(Limits(), clock)
         self.line, self.inside = Line(), Inside()
         self.layer = TlsLayer(self.inside, self.server, self.table, within=9.0, farewell=b"")
         self.layer.connection_made(self.line)
@@ -200,7 +201,7 @@ async def test_who_fails_at_what_it_hears_late_is_hung_up_on_as_one_who_fails_at
 async def test_a_first_record_that_is_too_long_is_not_waited_for() -> None:
     """What has come of it was kept until its time was over: 64 KiB for each who claims so much."""
     clock = asyncio.get_running_loop().time
-    table = Table(most=10, per_address_max=10, within=9.0, clock=clock, turned_away=lambda: False)
+    table = Table(Limits(), clock)
     line = Line()
     layer = TlsLayer(Inside(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), table, within=9.0, farewell=b"")
     layer.connection_made(line)

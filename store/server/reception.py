@@ -1,0 +1,164 @@
+"""Shell: which connections are taken in, which are refused or hung up on, and what becomes of their sessions.
+
+Whoever is hung up on costs nobody else anything, and the log one line, as long as it can bear that (promise S7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+from store.protocol.connection import ServerConnection
+from store.protocol.wire import Sorry
+from store.server.entry.door import WayOut
+from store.server.entry.tls import TLS_BYTES
+from store.server.log_lines import RationedLog, lapsed_line, left_line
+from store.server.peer import PEER_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from store.engine.leases import LeaseRecord
+    from store.protocol.wire import Hello
+    from store.server.durability import Durability
+    from store.server.entry.table import Table
+    from store.server.peer import Peer
+
+__all__ = ["Reception"]
+
+log: logging.Logger = logging.getLogger(__name__)
+
+
+class Reception:
+    """Who is taken in, and who is not.
+
+    Args:
+        peers: Everybody who was taken in, by number; it is kept here.
+        durability: The store.
+        table: All connections, of which these are some.
+        token: What clients must prove to know, if anything.
+        clock: The server's.
+
+    Attributes:
+        leaving: Nobody is taken in any more.
+        way_out: How the server ends once nobody needs it any more.
+        empty: Whether nobody is connected.
+        bytes_out: What was sent to those who have gone.
+    """
+
+    def __init__(
+        self,
+        peers: dict[int, Peer],
+        durability: Durability,
+        table: Table,
+        *,
+        token: bytes | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._peers = peers
+        self._durability = durability
+        self._table = table
+        self._token = token
+        self._clock = clock
+        self._refuses = False  # connections, since the last one that was taken in
+        self._sessions = RationedLog(clock)  # the log's lines about them
+        self.leaving: bool = False
+        self.way_out: WayOut = WayOut(self._is_alone)
+        self.empty: asyncio.Event = asyncio.Event()
+        self.empty.set()
+        self.bytes_out: int = 0
+
+    def _is_alone(self) -> bool:
+        """Whether no client is connected but of this process; the first of the others answers it."""
+        return all(peer.is_of_ours for peer in self._peers.values())
+
+    def accepted(self, peer: Peer) -> None:
+        """A connection was made."""
+        engine, table = self._durability.engine, self._table
+        nonce = os.urandom(16)  # as `secrets.token_bytes`, which takes twice as long to ask for them
+        peer.connection = ServerConnection(
+            store_id=engine.store_id, nonce=nonce, token=self._token, limits=engine.limits
+        )
+        leaving = "the server is leaving" if self.leaving or self.way_out.taken else None
+        refusal = leaving or self._durability.refusal() or table.refusal(peer.address)
+        if refusal is not None:
+            if self._refuses or leaving:
+                table.refused += 1
+            else:
+                what = "store %s refuses connections, from %s on: %s"
+                table.turned_away(what, engine.store_id, peer.name, refusal)
+            self._refuses = True
+            peer.refuse(Sorry("limit", refusal))
+            return
+        self._refuses = False
+        self._peers[peer.id] = peer
+        self.empty.clear()
+        within = engine.limits.handshake_timeout
+        # An honest client on a busy machine is slow, too, and tries again.
+        is_mute = partial(self.hang_up, peer, Sorry("limit", f"no hello within {within:g} s (handshake_timeout)"))
+        table.came(peer, peer.address, cost=PEER_BYTES + (TLS_BYTES if peer.secure else 0))
+        table.expect(peer, within, is_mute, patiently=True)
+        peer.outbox.queue(peer.connection.greeting())
+        peer.flush()
+
+    def take_in(self, peer: Peer, hello: Hello, now: float) -> bytes | None:
+        """Open the session of a peer that has said hello, and proven what is wanted; the welcome to say, if any."""
+        engine = self._durability.engine
+        opened = engine.connect(peer.id, session_id=hello.session_id, process=hello.process, now=now)
+        self._durability.record()
+        if opened is None:
+            most = engine.limits.sessions_max
+            self.hang_up(peer, Sorry("limit", f"the server has {most} sessions (sessions_max): come again"))
+            return None
+        session, previous = opened
+        replaced = None if previous is None else self._peers.get(previous)
+        if log.isEnabledFor(logging.INFO):
+            instead = "" if replaced is None else f": {replaced.name}, its connection until now, is given up"
+            self._sessions.write(log, logging.INFO, "session %d comes from %s%s", session, peer.name, instead)
+        if replaced is not None:
+            # The client came back before its old connection was seen to end; it renews its leases on the new one. At
+            # once: what waits there is for nobody, and a network that was cut would take it for half a minute more.
+            replaced.abort()
+        self._table.proved(peer)
+        return peer.connection.welcome(session=session, address=peer.address, revision=engine.revision)
+
+    def guessed_wrong(self, peer: Peer, sorry: Sorry) -> None:
+        """A peer has not proven what is wanted: it is told so, late if others of its address have guessed, too."""
+        wait = self._table.guessed_wrong(peer.address)
+        if not wait:
+            self.hang_up(peer, sorry)
+            return
+        peer.pause_reading()
+        self._table.expect(peer, wait, partial(self.hang_up, peer, sorry))
+
+    def hang_up(self, peer: Peer, sorry: Sorry) -> None:
+        """Cost a peer its connection, and nobody else anything (S7)."""
+        if not peer.gone:
+            self._table.turned_away("%s is disconnected: %s", peer.name, sorry.message)
+            peer.refuse(sorry)
+
+    def lost(self, peer: Peer) -> None:
+        """A connection has ended."""
+        if self._peers.pop(peer.id, None) is None:
+            return
+        self._table.went(peer)
+        self.bytes_out += peer.bytes_out
+        engine = self._durability.engine
+        session = engine.session_of(peer.id)
+        if session is not None and not self.leaving and log.isEnabledFor(logging.INFO):
+            line = left_line(session, peer.name, peer.closing, engine.kept_by(peer.id))
+            self._sessions.write(log, logging.INFO, "%s", line)
+        engine.disconnect(peer.id, now=self._clock(), how=peer.closing)
+        self._durability.record()
+        if not self._peers:
+            self.empty.set()
+        if self._is_alone():
+            self.way_out.note()
+
+    def lapsed(self, lease: LeaseRecord) -> None:
+        """A lease has lapsed; its keys are still on it."""
+        if log.isEnabledFor(logging.INFO):
+            self._sessions.write(log, logging.INFO, "%s", lapsed_line(lease))
