@@ -200,24 +200,12 @@ class Limits:
             value = getattr(self, limit.name)
             if not value > 0:
                 raise ValueError(f"the limit {limit.name} is {value!r}; it must be above 0")
-        if self.value_bytes_max > self.frame_bytes_max - 4 * KIB:
-            raise ValueError(
-                f"value_bytes_max ({self.value_bytes_max}) leaves no room in a frame of frame_bytes_max "
-                f"({self.frame_bytes_max}): keep it at least 4096 below"
-            )
-        if self.revision_bytes_max < self.value_bytes_max:
-            raise ValueError(
-                f"revision_bytes_max ({self.revision_bytes_max}) has no room for one value of value_bytes_max "
-                f"({self.value_bytes_max}): keep it at least as high"
-            )
-        if self.memory_bytes_max < self.memory_kept_back + self.history_bytes_max:
-            raise ValueError(
-                f"memory_bytes_max ({self.memory_bytes_max}) has no room for one outbox (outbox_bytes_max), one frame "
-                f"(frame_bytes_max) and the history (history_bytes_max): make it more than "
-                f"{self.memory_kept_back + self.history_bytes_max}"
-            )
-        if self.inboxes_bytes_max < self.frame_bytes_max:
-            raise ValueError(
-                f"inboxes_bytes_max ({self.inboxes_bytes_max}) has no room for one frame of frame_bytes_max "
-                f"({self.frame_bytes_max}): keep it at least as high"
-            )
+        held_back = self.memory_kept_back + self.history_bytes_max
+        for name, least, for_what in (
+            ("frame_bytes_max", self.value_bytes_max + 4 * KIB, "one value of value_bytes_max and what goes with it"),
+            ("revision_bytes_max", self.value_bytes_max, "one value of value_bytes_max"),
+            ("inboxes_bytes_max", self.frame_bytes_max, "one frame of frame_bytes_max"),
+            ("memory_bytes_max", held_back, "one outbox_bytes_max, one frame_bytes_max and history_bytes_max"),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} ({getattr(self, name)}) has no room for {for_what}: make it at least {least}")

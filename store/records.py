@@ -26,6 +26,7 @@ Fields are therefore only ever added at the end, with a default.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import types
 from collections import namedtuple
@@ -36,7 +37,6 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
-    Generic,
     Literal,
     TypeVar,
     Union,
@@ -68,8 +68,8 @@ class UnknownWord(Unfit):
     """It is a number of a request, or of a kind of condition, that only later releases know."""
 
 
-class _NotOf(Exception):
-    """A value is not of this type; it becomes `Unfit` where the name of the field is known."""
+class _NotOf(Unfit):
+    """A value is not of this type; where the name of its field is known, the error names that."""
 
 
 def shown(value: object) -> str:
@@ -92,8 +92,6 @@ class RecordType(type):
         made: Any = super().__new__(cls, name, bases, {"__slots__": (), **body})
         fields = tuple(each for each, said in made.__annotations__.items() if not str(said).startswith("ClassVar"))
         made.fields, made.code = fields, code
-        if "read" not in body:
-            made.read = Record.__dict__["read"]  # its own, which becomes the reader of its own fields
         type.__setattr__(made, "__match_args__", fields)
         made.defaults = {each: body[each] for each in fields if each in body}
         for place, each in enumerate(fields, start=code is not None):
@@ -144,16 +142,16 @@ class Record(_Base, metaclass=RecordType):
         Raises:
             Unfit: It is none; the message says why.
         """
-        cls.read = _Shape(cls).read  # type: ignore[method-assign]  # from now on: this is the hot path
-        return cls.read(values)
+        made: R = _shape_of(cls).read(values)
+        return made
 
     @classmethod
     def read_in_steps(cls: type[R], values: object) -> Steps[R]:
         """Do what `read` does, and pause after each thousand elements of an array."""
-        return cast("Steps[R]", _Shape(cls).read_in_steps(values))
+        return _shape_of(cls).read_in_steps(values)
 
     def check(self: R) -> R:
-        """Return this record as it is sent, which is itself unless a value is of a subclass of what it should be.
+        """Return this record as it is sent: what is of a subclass of its type becomes that type.
 
         Raises:
             Unfit: A field has a value that could not be read back.
@@ -184,22 +182,18 @@ class _Kind:
     """What a field of one type takes.
 
     Args:
-        check: Returns a value as it is to be; `_NotOf` if it is nothing of the kind.
+        read: Returns a value as it is to be; `_NotOf` if it is nothing of the kind.
         plain: Types of which every value is taken as it is.
-        in_steps: `check`, for what may be too long for one step.
     """
 
-    __slots__ = ("check", "in_steps", "plain")
-
-    def __init__(
-        self,
-        check: Callable[[Any], Any],
-        plain: tuple[type, ...] = (),
-        in_steps: Callable[[Any], Steps[Any]] | None = None,
-    ) -> None:
-        self.check = check
+    def __init__(self, read: Callable[[Any], Any], plain: tuple[type, ...] = ()) -> None:
+        self.read = read
         self.plain = plain
-        self.in_steps = in_steps
+
+    def read_in_steps(self, value: Any) -> Steps[Any]:
+        """Do what `read` does; what may be too long for one step pauses in between."""
+        yield from ()
+        return self.read(value)
 
 
 _ARRAYS: Any = (tuple, list)
@@ -211,15 +205,15 @@ def _kind_of(type_: Any) -> _Kind:
     if origin is Annotated:
         return _kind_of(arguments[1])
     if origin in (Union, types.UnionType):
-        return _either(arguments)
+        return AnyOf(arguments)
     if origin is tuple:
-        return _many(_kind_of(arguments[0])) if arguments[1:] == (...,) else _row(list(map(_kind_of, arguments)))
+        return _Many(_kind_of(arguments[0])) if arguments[1:] == (...,) else _row(list(map(_kind_of, arguments)))
     if origin in (dict, Mapping):
         return _mapping(*map(_kind_of, arguments))
     if origin is Literal:
         return _exactly(type(arguments[0]))
     if _is_record(type_):
-        return _either((type_,))
+        return AnyOf((type_,))
     if type_ is Any:
         return _Kind(lambda value: value)
     if issubclass(type_, IntEnum):
@@ -234,21 +228,21 @@ def _is_record(type_: Any) -> bool:
 def _exactly(type_: type) -> _Kind:
     also = _ALSO.get(type_, (type_,))
 
-    def check(value: Any) -> Any:
+    def read(value: Any) -> Any:
         if type(value) is type_:
             return value
         if type(value) is bool or not isinstance(value, also):
             raise _NotOf
         return type_(value)
 
-    return _Kind(check, (type_,))
+    return _Kind(read, (type_,))
 
 
 def _member(type_: type[IntEnum]) -> _Kind:
     members = {member.value: member for member in type_}
     other = type_.__members__.get("OTHER")  # what stands for all those that only later releases know
 
-    def check(value: Any) -> Any:
+    def read(value: Any) -> Any:
         if type(value) is bool or not isinstance(value, int):
             raise _NotOf
         member = members.get(value, other)
@@ -256,11 +250,11 @@ def _member(type_: type[IntEnum]) -> _Kind:
             raise UnknownWord(f"{type_.__name__.lower()} {int(value)}")
         return member
 
-    return _Kind(check, (type_,))
+    return _Kind(read, (type_,))
 
 
 def _word(type_: type[StrEnum]) -> _Kind:
-    def check(value: Any) -> Any:
+    def read(value: Any) -> Any:
         if not isinstance(value, str):
             raise _NotOf
         try:
@@ -268,107 +262,94 @@ def _word(type_: type[StrEnum]) -> _Kind:
         except ValueError:
             raise UnknownWord(f"{type_.__name__.lower()} {shown(value)}") from None
 
-    return _Kind(check, (type_,))
+    return _Kind(read, (type_,))
 
 
 def _row(kinds: list[_Kind]) -> _Kind:
-    def check(value: Any) -> tuple[Any, ...]:
+    def read(value: Any) -> tuple[Any, ...]:
         if type(value) not in _ARRAYS or len(value) < len(kinds):
             raise _NotOf
-        return tuple([kind.check(one) for kind, one in zip(kinds, value, strict=False)])
+        return tuple([kind.read(one) for kind, one in zip(kinds, value, strict=False)])
 
-    return _Kind(check)
-
-
-def _many(kind: _Kind) -> _Kind:
-    check_one, plain = kind.check, frozenset(kind.plain)
-
-    def check(value: Any) -> tuple[Any, ...]:
-        if type(value) not in _ARRAYS:
-            raise _NotOf
-        if plain.issuperset(map(type, value)):
-            return tuple(value)
-        return tuple([check_one(one) for one in value])
-
-    def in_steps(value: Any) -> Steps[tuple[Any, ...]]:
-        if type(value) not in _ARRAYS or len(value) <= CHECKED_AT_ONCE:
-            return check(value)
-        checked: list[Any] = []
-        for start in range(0, len(value), CHECKED_AT_ONCE):
-            checked += map(check_one, value[start : start + CHECKED_AT_ONCE])
-            yield
-        return tuple(checked)
-
-    return _Kind(check, (), in_steps)
+    return _Kind(read)
 
 
 def _mapping(name: _Kind, what: _Kind) -> _Kind:
-    def check(value: Any) -> dict[Any, Any]:
+    def read(value: Any) -> dict[Any, Any]:
         if not isinstance(value, dict | types.MappingProxyType):
             raise _NotOf
-        return {name.check(each): what.check(held) for each, held in value.items()}
+        return {name.read(each): what.read(held) for each, held in value.items()}
 
-    return _Kind(check)
+    return _Kind(read)
 
 
-def _either(of: tuple[Any, ...]) -> _Kind:
-    """A union, also of one: of any other types, and of either one record without a code or of several with codes."""
-    by_code = {record.code: record for record in (get_origin(each) or each for each in of if _is_record(each))}
-    only = by_code.get(None)
-    others = [_kind_of(each) for each in of if not _is_record(each)]
-    plain = tuple(itertools.chain.from_iterable(kind.plain for kind in others))
-    at_once = frozenset(plain)
+class _Many(_Kind):
+    """An array of any length."""
 
-    def kind_of(value: Any) -> Any:
-        code = value[0] if value else None
-        if only is not None:
-            return only
-        if type(code) is not int:
+    def __init__(self, kind: _Kind) -> None:
+        super().__init__(self._read)
+        self._read_one, self._plain = kind.read, frozenset(kind.plain)
+
+    def _read(self, value: Any) -> tuple[Any, ...]:
+        if type(value) not in _ARRAYS:
             raise _NotOf
-        if code not in by_code:
-            raise UnknownWord(f"request {code}")
-        return by_code[code]
+        if self._plain.issuperset(map(type, value)):
+            return tuple(value)
+        return tuple(map(self._read_one, value))
 
-    def check(value: Any) -> Any:
-        if type(value) in at_once:
+    def read_in_steps(self, value: Any) -> Steps[Any]:
+        """Do what `read` does, and pause after each thousand elements."""
+        if type(value) not in _ARRAYS or len(value) <= CHECKED_AT_ONCE:
+            return self._read(value)
+        checked: list[Any] = []
+        for start in range(0, len(value), CHECKED_AT_ONCE):
+            checked += self._read(value[start : start + CHECKED_AT_ONCE])
+            yield
+        return tuple(checked)
+
+
+class AnyOf(_Kind):
+    """A union, also of one: of any other types, and of either one record without a code or of several with codes."""
+
+    def __init__(self, kinds: Iterable[Any]) -> None:
+        of = [get_origin(each) or each if _is_record(each) else each for each in kinds]
+        self._by_code = {record.code: record for record in of if _is_record(record)}
+        self._others = [_kind_of(each) for each in of if not _is_record(each)]
+        super().__init__(self._read, tuple(itertools.chain.from_iterable(kind.plain for kind in self._others)))
+
+    def _record(self, value: Any) -> Any:
+        """Return the kind of record that an array is, by its code."""
+        if None in self._by_code:
+            return self._by_code[None]
+        code = value[0] if value else None
+        if type(code) is not int:
+            raise _NotOf(f"{shown(value)} does not begin with a code")
+        if code not in self._by_code:
+            raise UnknownWord(f"request {code}")
+        return self._by_code[code]
+
+    def _read(self, value: Any) -> Any:
+        if type(value) in self.plain:
             return value
-        if by_code and isinstance(value, _ARRAYS):
-            return (only or kind_of(value)).read(value)
-        for kind in others:
+        if self._by_code and isinstance(value, _ARRAYS):
+            return self._record(value).read(value)
+        for kind in self._others:
             try:
-                return kind.check(value)
+                return kind.read(value)
             except _NotOf:
                 continue
-        raise _NotOf
+        raise _NotOf(f"{shown(value)} is no array")
 
-    def in_steps(value: Any) -> Steps[Any]:
-        if not isinstance(value, _ARRAYS):
-            return check(value)
-        return (yield from kind_of(value).read_in_steps(value))
+    def read_in_steps(self, value: Any) -> Steps[Any]:
+        """Do what `read` does, and pause where a record of the union does."""
+        if self._by_code and isinstance(value, _ARRAYS):
+            return (yield from self._record(value).read_in_steps(value))
+        return self._read(value)
 
-    return _Kind(check, plain, in_steps if by_code else None)
 
-
-class AnyOf(Generic[R]):
-    """What reads records of several kinds, by their codes."""
-
-    def __init__(self, kinds: Iterable[type[R]]) -> None:
-        self._kind = _either(tuple(kinds))
-
-    def read(self, values: Any) -> Any:
-        """Make a record of the kind that the code says."""
-        try:
-            return self._kind.check(values)
-        except _NotOf:
-            raise Unfit(f"{shown(values)} does not begin with a code") from None
-
-    def read_in_steps(self, values: Any) -> Steps[Any]:
-        """Do what `read` does, and pause in between."""
-        assert self._kind.in_steps is not None
-        try:
-            return (yield from self._kind.in_steps(values))
-        except _NotOf:
-            raise Unfit(f"{shown(values)} does not begin with a code") from None
+@functools.cache
+def _shape_of(record: type[Record]) -> _Shape:
+    return _Shape(record)
 
 
 class _Shape:
@@ -377,17 +358,12 @@ class _Shape:
     def __init__(self, record: type[Record]) -> None:
         types_ = get_type_hints(record, include_extras=True)
         self._record = record
-        self._names = record.fields if record.code is None else ("code", *record.fields)
-        kinds = [_kind_of(types_.get(name, int)) for name in self._names]
-        self._fields = [
-            (name, frozenset(kind.plain), kind.check, kind.in_steps)
-            for name, kind in zip(self._names, kinds, strict=True)
-        ]
-        self._checks = [kind.check for kind in kinds]
-        self._in_need: dict[tuple[type, ...], tuple[int, ...]] = {}  # of a check: which fields, by the types of all
+        names = record.fields if record.code is None else ("code", *record.fields)
+        self._fields = [(name, _kind_of(types_.get(name, int))) for name in names]
         # To compare the types of all fields at once is what the hot path can afford.
-        self._plain = frozenset(itertools.product(*(kind.plain for kind in kinds)))
-        self._unfit = None if record.unfit is Record.unfit else record.unfit
+        self._plain = frozenset(itertools.product(*(kind.plain for _, kind in self._fields)))
+        self._in_need: dict[tuple[type, ...], list[tuple[int, str, _Kind]]] = {}  # which, by the types of all
+        self._can_be_unfit = record.unfit is not Record.unfit
 
     def read(self, values: Any) -> Any:
         """Make a record of an array, or look at one that there is."""
@@ -395,49 +371,43 @@ class _Shape:
             raise Unfit(f"{shown(values)} stands where {self._record.__name__} belongs")
         types_ = tuple(map(type, values))
         if types_ in self._plain:
-            made = values if type(values) is self._record else _new(self._record, values)
-            return made if self._unfit is None else self._whole(made)
-        places = self._in_need.get(types_)
-        if places is None:
-            places = self._note(types_)
+            return self._whole(values)
+        in_need = self._in_need.get(types_)
+        if in_need is None:
+            fields = enumerate(zip(self._fields, types_, strict=False))
+            in_need = [(at, *field) for at, (field, type_) in fields if type_ not in field[1].plain]
+            if len(self._in_need) < TYPES_NOTED_MOST:
+                self._in_need[types_] = in_need
         checked = list(values)
-        for place in places:
+        for at, name, kind in in_need:
             try:
-                checked[place] = self._checks[place](checked[place])
+                checked[at] = kind.read(checked[at])
             except _NotOf:
-                raise self._cannot_have(self._names[place], checked[place]) from None
+                raise self._cannot_have(name, checked[at]) from None
         return self._filled(checked)
-
-    def _note(self, types_: tuple[type, ...]) -> tuple[int, ...]:
-        """Which fields are to be looked at where they have these types."""
-        needs = zip(types_, self._fields, strict=False)
-        places = tuple(place for place, (type_, (_, plain, *_)) in enumerate(needs) if type_ not in plain)
-        if len(self._in_need) < TYPES_NOTED_MOST:
-            self._in_need[types_] = places
-        return places
 
     def read_in_steps(self, values: Any) -> Steps[Any]:
         """Do what `read` does, and pause in between."""
         checked = []
-        for (name, _, check, in_steps), value in zip(self._fields, values, strict=False):
+        for (name, kind), value in zip(self._fields, values, strict=False):
             try:
-                checked.append(check(value) if in_steps is None else (yield from in_steps(value)))
+                checked.append((yield from kind.read_in_steps(value)))
             except _NotOf:
                 raise self._cannot_have(name, value) from None
         return self._filled(checked)
 
     def _filled(self, values: list[Any]) -> Any:
         """The record of these values, without those that later releases have added, and with the defaults of others."""
-        if len(values) < len(self._names):
-            missing = self._names[len(values) :]
+        if len(values) < len(self._fields):
+            missing = [name for name, _ in self._fields[len(values) :]]
             if any(name not in self._record.defaults for name in missing):
-                raise Unfit(f"{self._record.__name__} has {len(self._names)} fields, not {len(values)}")
+                raise Unfit(f"{self._record.__name__} has {len(self._fields)} fields, not {len(values)}")
             values += [self._record.defaults[name] for name in missing]
-        made = _new(self._record, values[: len(self._names)])
-        return made if self._unfit is None else self._whole(made)
+        return self._whole(values[: len(self._fields)])
 
-    def _whole(self, made: Any) -> Any:
-        if self._unfit is not None and (why := self._unfit(made)) is not None:
+    def _whole(self, values: Any) -> Any:
+        made = _new(self._record, values)
+        if self._can_be_unfit and (why := made.unfit()) is not None:
             raise Unfit(f"{self._record.__name__} {why}")
         return made
 

@@ -13,10 +13,6 @@ from store.messages import Condition, Target
 __all__ = ["create_revision", "exists", "missing", "mod_revision", "value", "value_if_any"]
 
 
-_NO_HASH = "unhashable: `==` makes a condition of it and does not compare, so it cannot be a dictionary key"
-_NO_NE = "a condition says what is, not what is not: use ==, exists or missing"
-
-
 class _Term:
     """A revision of a key, or its value, waiting to be compared."""
 
@@ -34,10 +30,9 @@ class _Term:
         return Condition(key=self._key, target=self._target, expected=other)
 
     def __ne__(self, other: object) -> NoReturn:
-        raise TypeError(_NO_NE)
+        raise TypeError("a condition says what is, not what is not: use ==, exists or missing")
 
-    def __hash__(self) -> NoReturn:
-        raise TypeError(_NO_HASH)
+    __hash__ = None  # type: ignore[assignment]  # what does not compare is no dictionary key
 
 
 def mod_revision(key: str) -> _Term:

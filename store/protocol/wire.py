@@ -124,7 +124,7 @@ def _bytes_of(value: object) -> bytes:
 
 
 _pack = _packer()
-_asked: AnyOf[Request[Any]] = AnyOf(REQUESTS.values())
+_asked: AnyOf = AnyOf(REQUESTS.values())
 _unpack: Callable[..., Any] = msgpack.unpackb
 
 

@@ -21,10 +21,19 @@ def test_a_limit_is_above_zero(name: str, value: float) -> None:
         Limits(**limit)
 
 
-def test_a_value_leaves_room_in_its_frame_for_what_goes_with_it() -> None:
-    assert Limits(frame_bytes_max=100_000, value_bytes_max=100_000 - 4096).value_bytes_max == 95_904
-    with pytest.raises(ValueError, match="leaves no room in a frame"):
-        Limits(frame_bytes_max=100_000, value_bytes_max=100_000 - 4095)
+@pytest.mark.parametrize(
+    ("limit", "least", "others"),
+    [
+        ("frame_bytes_max", 100_000, {"value_bytes_max": 100_000 - 4096}),
+        ("revision_bytes_max", 1000, {"value_bytes_max": 1000}),
+        ("inboxes_bytes_max", 10**9, {"frame_bytes_max": 10**9}),
+        ("memory_bytes_max", 3 * 2**26, {}),
+    ],
+)
+def test_what_is_a_part_of_another_has_room_there(limit: str, least: int, others: dict[str, Any]) -> None:
+    assert getattr(Limits(**{limit: least, **others}), limit) == least
+    with pytest.raises(ValueError, match=f"{limit} .* has no room for"):
+        Limits(**{limit: least - 1, **others})
 
 
 def shown(value: Any, name: str) -> str:
@@ -52,15 +61,3 @@ def test_the_table_in_the_docs_is_that_of_the_limits() -> None:
 
 def test_every_limit_is_explained() -> None:
     assert [one.name for one in fields(Limits) if not one.metadata["help"].endswith(".")] == []
-
-
-def test_all_inboxes_together_have_room_for_one_frame() -> None:
-    assert Limits(frame_bytes_max=10**9, inboxes_bytes_max=10**9).inboxes_bytes_max == 10**9
-    with pytest.raises(ValueError, match=r"inboxes_bytes_max .* has no room for one frame"):
-        Limits(frame_bytes_max=10**9, inboxes_bytes_max=10**9 - 1)
-
-
-def test_one_revision_has_room_for_one_value() -> None:
-    assert Limits(value_bytes_max=1000, revision_bytes_max=1000).revision_bytes_max == 1000
-    with pytest.raises(ValueError, match=r"revision_bytes_max .* has no room for one value"):
-        Limits(value_bytes_max=1000, revision_bytes_max=999)

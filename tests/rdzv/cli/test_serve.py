@@ -197,7 +197,7 @@ def test_every_limit_has_a_flag_with_its_default_and_says_what_it_bounds(capsys:
     [
         (["--keys-max", "0"], "the limit keys_max is 0; it must be above 0"),
         (["--frame-timeout", "nan"], "the limit frame_timeout is nan"),
-        (["--frame-bytes-max", "5000"], "leaves no room in a frame"),
+        (["--frame-bytes-max", "5000"], "has no room for one value"),
         (["--key", "k.pem"], "--key and --ca need --cert"),
         (["--cert", "/nowhere.pem"], "they must be readable PEM files"),
         (["--token-file", "/nowhere"], "--token-file /nowhere cannot be read"),
