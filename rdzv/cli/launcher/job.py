@@ -1,5 +1,8 @@
 """What `rdzv run` runs, where each process stands among all processes of the round, and what it is told. Pure.
 
+**Flags.** Each field of `Job` that a user chooses says by `_option` how it is given: its flag, default and help stand
+here and nowhere else.
+
 **Ranks.** A node says how many processes it runs in an attribute, `nproc`, beside the user's own attributes, and leaves
 the payload alone. The members are read once a round, in order of rank; a node's first process comes after all processes
 of the nodes before it. A member without the attribute, which uses the library rather than this launcher, counts as one.
@@ -7,25 +10,29 @@ of the nodes before it. A member without the attribute, which uses the library r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
+import signal
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from rdzv.cli.command import Argument, argument, duration, whole_number
 from rdzv.errors import RendezvousStateError
 
 if TYPE_CHECKING:
-    import signal
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rdzv.core.round import Participant
     from rdzv.membership import RendezvousInfo
 
-__all__ = ["CHECKPOINT_FILE", "NPROC", "Job", "OnChange", "Place", "environment_of", "place_of"]
+__all__ = ["CHECKPOINT_FILE", "NPROC", "Job", "OnChange", "Place", "arguments", "environment_of", "place_of"]
 
 NPROC: Final = "nproc"  # the attribute
 
 CHECKPOINT_FILE: Final = "RDZV_CHECKPOINT_FILE"
 """The environment variable with the name of the file that a job writes to say that it is at a checkpoint."""
+
+DRAINS_ON: Final = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 
 
 class OnChange(Enum):
@@ -36,6 +43,25 @@ class OnChange(Enum):
     CHECKPOINT = "checkpoint"  # they are told nothing, and asked to end once they say that they are at a checkpoint
 
 
+def _modules(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} must be names of modules, separated by commas: torch,numpy")
+    return names
+
+
+def _signal(text: str) -> signal.Signals:
+    name = text.upper().removeprefix("SIG")
+    if name not in DRAINS_ON:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} must be one of {', '.join(DRAINS_ON)}")
+    return signal.Signals[f"SIG{name}"]
+
+
+def _option(flag: str, otherwise: Any, /, **settings: Any) -> Any:
+    """A field that a flag chooses, given what it is without."""
+    return field(default=otherwise, metadata={"flag": flag, "settings": {"default": otherwise, **settings}})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What to run, and how.
@@ -43,48 +69,131 @@ class Job:
     Attributes:
         url: Of the run to join.
         command: A program and its arguments.
-        nproc: How many processes of it on this node.
-        max_restarts: How often the run starts again after a process has failed; PyTorch's default, too, is never.
-        give_up_status: The exit status by which a process says that the run is not to go on anywhere.
-        on_change: What becomes of the processes when nodes wait to come in.
-        grace: Seconds from SIGTERM to SIGKILL, and for which newcomers wait for a checkpoint.
-        prefix: Whether each line of output gets the rank in front.
-        preload: Modules that a process of this node imports once, to fork the command's processes from.
-        standby: How many of these are forked ahead.
-        drain_on: The signal on which this node leaves in good order; None: none does.
-        drain_in: Seconds that it then has.
-        ban_after: How many failures of a node, within how long, get it banned for as long; None: as the URL says.
-        no_progress: After how many rounds without a checkpoint or a step the run is given up; 0: never.
-        log_dir: A folder for a file of each process's output, beside what is passed on; None for no files.
-        stacks: Whether the processes can be asked for their Python stacks.
-        remote_stacks: Whether operators may see these over the store.
-        allow_chaos: Whether this node may be killed, and its processes stopped, by `rdzv chaos`.
         says_cost: Whether this launcher writes the closing line, of those whose output goes to one place.
     """
 
     url: str
     command: tuple[str, ...]
-    nproc: int = 1
-    max_restarts: int = 0
-    give_up_status: int = 93
-    on_change: OnChange = OnChange.TERM
-    grace: float = 10.0
-    prefix: bool = True
-    preload: tuple[str, ...] = ()
-    standby: int = 0
-    drain_on: signal.Signals | None = None
-    drain_in: float = 30.0
-    ban_after: str | None = None
-    no_progress: int = 0
-    stacks: bool = True
-    log_dir: str | None = None
-    remote_stacks: bool = True
-    allow_chaos: bool = False
     says_cost: bool = True
+    # What is started here, and how.
+    nproc: int = _option(
+        "--nproc",
+        1,
+        default=None,  # under Slurm another number than 1 is meant
+        type=whole_number(1),
+        metavar="N",
+        help="processes here (default: 1, and under Slurm one for each GPU of the node's)",
+    )
+    preload: tuple[str, ...] = _option(
+        "--preload",
+        (),
+        type=_modules,
+        metavar="MODULES",
+        help="torch,numpy, say: import these once, and fork the processes of a Python command from there, so that a "
+        "restart does not import them again",
+    )
+    standby: int = _option(
+        "--standby",
+        0,
+        type=whole_number(0),
+        metavar="N",
+        help="with --preload: processes that are forked ahead (default: 0)",
+    )
+    # What a process's end means for the run.
+    max_restarts: int = _option(
+        "--max-restarts",
+        0,  # as PyTorch's default
+        type=whole_number(0),
+        metavar="N",
+        help="of the run, after failures (default: 0)",
+    )
+    give_up_status: int = _option(
+        "--give-up-status",
+        93,
+        type=whole_number(1),
+        metavar="N",
+        help="a process that exits with it ends the run on every node, with this status (default: %(default)d)",
+    )
+    no_progress: int = _option(
+        "--no-progress",
+        0,
+        type=whole_number(0),
+        metavar="N",
+        help=f"give the run up after so many rounds, one after the other, that ended by a failure or a loss before any "
+        f"process had written the file {CHECKPOINT_FILE}, or told of a second step (default: 0, never)",
+    )
+    # How processes end that are well, since nodes come or this one leaves.
+    drain_on: signal.Signals | None = _option(  # noqa: RUF009  it makes a field
+        "--drain-on",
+        None,
+        type=_signal,
+        metavar="SIGNAL",
+        help="TERM, say: announce on it that this node leaves, and leave in good order; a second one ends it at once",
+    )
+    drain_in: float = _option(
+        "--drain-in",
+        30.0,
+        type=duration,
+        metavar="SECONDS",
+        help="that this node then has, less than whoever sends the signal allows (default: %(default)g)",
+    )
+    on_change: OnChange = _option(  # noqa: RUF009  it makes a field
+        "--on-change",
+        OnChange.TERM,
+        type=OnChange,
+        metavar="{term,usr1,checkpoint}",
+        help=f"when nodes wait to come in: end the processes at once (term); tell them by SIGUSR1, so that they end by "
+        f"themselves (usr1); or wait until one has written the file {CHECKPOINT_FILE} (checkpoint); the last two for "
+        f"as long as --grace (default: term)",
+    )
+    grace: float = _option(
+        "--grace",
+        10.0,
+        type=duration,
+        metavar="SECONDS",
+        help="from SIGTERM to SIGKILL, and the longest wait for a checkpoint (default: %(default)g)",
+    )
+    # What is seen of the processes, and who may look.
+    prefix: bool = _option(
+        "--no-prefix",
+        True,
+        action="store_false",
+        help="pass output through, without the rank before each line",
+    )
+    log_dir: str | None = _option(
+        "--log-dir",
+        None,
+        metavar="DIR",
+        help="also write what each process writes into DIR/RUN/round-N/rank-R.log",
+    )
+    stacks: bool = _option(
+        "--no-stacks",
+        True,
+        action="store_false",
+        help="do not let Python processes of the command write their stacks when asked, by a folder in PYTHONPATH",
+    )
+    remote_stacks: bool = _option(
+        "--no-remote-stacks",
+        True,
+        action="store_false",
+        help="refuse rdzv stacks: the stacks of the processes are for this node's log alone",
+    )
+    allow_chaos: bool = _option(
+        "--allow-chaos",
+        False,
+        action="store_true",
+        help="let rdzv chaos kill this node, to rehearse a failure",
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+def arguments() -> Iterator[Argument]:
+    """Yield the flags of a job."""
+    for each in fields(Job):
+        if each.metadata:
+            yield argument(each.metadata["flag"], dest=each.name, **each.metadata["settings"])
+
+
+class Place(NamedTuple):
     """Where this node's processes are among all those of the round."""
 
     first_rank: int

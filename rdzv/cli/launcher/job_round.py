@@ -21,7 +21,7 @@ import asyncio
 import logging
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -48,13 +48,12 @@ if TYPE_CHECKING:
     from rdzv.membership import RendezvousInfo
     from rdzv.node.handler import Handler
 
-__all__ = ["Changed", "End", "Failed", "JobRound", "NoProgress", "Succeeded", "describe"]
+__all__ = ["Changed", "End", "Failed", "JobRound", "Succeeded", "Workplace", "describe"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
 COUNT: Final = "rdzv.run/succeeded"  # key in the round's shared store
 
-NO_STACKS: Final = "they are not to be had: this launcher runs with --no-stacks"
 KILL_WITHIN: Final = 5.0  # seconds in which killed processes have ended, unless the kernel itself hangs
 
 HEAD_START: Final = 0.1
@@ -67,98 +66,95 @@ LOOK_AGAIN: Final = 0.05
 announces that a file was written."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
+class Workplace:
+    """What all rounds of a launcher have in common.
+
+    Attributes:
+        job: What to run.
+        checkpoint_file: What a job writes to say that it is at a checkpoint.
+        beats: The folder in which processes say how far they are.
+        stacks: Asks the processes for their stacks; None if it may not.
+        files: The soft limit of open files for the processes.
+        preloaded: What the processes are forked from; None: each is started anew.
+    """
+
+    job: Job
+    checkpoint_file: Path
+    beats: Path
+    stacks: WorkerStacks | None
+    files: int
+    preloaded: PreloadServer | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Succeeded:
     """All processes of all nodes have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """A process has; `counts` if nobody else is to blame for that, `achieved` if a checkpoint was written before."""
+    """A process has; `counts` if nobody else is to blame for that."""
 
     rank: int
     status: int
     counts: bool
-    achieved: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changed:
-    """The members have, or will; `announced` if by nobody's failure, `achieved` if a checkpoint was written before."""
+    """The members have, or will; `announced` if by nobody's failure."""
 
     why: str
     announced: bool = False
-    achieved: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FailedElsewhere:
-    """A process of another node has, as that says."""
+End = Succeeded | Failed | Changed | Closed
 
-    node_id: str
-    how: str
+Wished = NodesWaiting | Draining | Resized
+"""Changes that are announced, and may have to wait for a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoProgress:
-    """So many rounds have failed, one after the other, without a checkpoint or a finished step."""
+class Wait:
+    """Somebody waits for a checkpoint of the job: for another one than the last, or until its time is up."""
 
-    rounds: int
-
-
-End = Succeeded | Failed | Changed | NoProgress | Closed
+    wished: Wished
+    why: str
+    until: float
+    checkpoint: int
 
 
 class JobRound:
-    """The processes of one node in one round."""
+    """The processes of one node in one round.
 
-    def __init__(
-        self,
-        job: Job,
-        handler: Handler,
-        info: RendezvousInfo,
-        *,
-        checkpoint_file: str,
-        beats: Path,
-        stacks: WorkerStacks | None = None,
-    ) -> None:
-        self._job = job
-        self._stacks = stacks
+    Attributes:
+        achieved: Whether the job has got on in it: it has written a checkpoint, or told of more than one step.
+    """
+
+    def __init__(self, workplace: Workplace, handler: Handler, info: RendezvousInfo, *, restarts: int) -> None:
+        self._workplace = workplace
+        self._job = workplace.job
         self._handler = handler
         self._info = info
-        self._checkpoint_file = checkpoint_file
+        self._restarts = restarts
         self._checkpoint_before = self._checkpoint()
-        self._beats = beats
         self._membership = handler.node.membership
         self._processes: list[Process] = []
         self._running = 0
-        self._heard: asyncio.Queue[Change | Process | FailedElsewhere] = asyncio.Queue()
+        self._heard: asyncio.Queue[Change | Process | Changed] = asyncio.Queue()
         self._passed_on: set[int] = set()
+        self.achieved = False
 
-    def pass_on(self, number: int) -> bool:
-        """Send a signal to the processes; False if there are none to send it to."""
-        running = [process for process in self._processes if process.status is None]
-        for process in running:
-            process.pass_on(number)
-        if running:
-            self._passed_on.add(number)
-        return bool(running)
-
-    async def run(self, *, restarts: int, files: int, preloaded: PreloadServer | None = None) -> End | signal.Signals:
+    async def run(self) -> End | signal.Signals:
         """Run the command until the round is over.
-
-        Args:
-            restarts: How often the run has started again after a failure.
-            files: The soft limit of open files for the processes.
-            preloaded: What to fork the processes from.
 
         Returns:
             What has ended the round; or the signal, if the command has ended by one that was passed on to it.
         """
         info, job = self._info, self._job
         try:
-            participants = await info.participants()
-            place = place_of(info.rank, participants, job.nproc)
+            place = place_of(info.rank, await info.participants(), job.nproc)
         except RoundSupersededError:
             return Changed(why="the round is over before it began")
         log.info(
@@ -170,9 +166,9 @@ class JobRound:
             place.world_size,
             *info.bootstrap_address,
         )
-        forget_beats(self._beats)
-        await self._start(place, restarts=restarts, files=files, preloaded=preloaded)
-        start_to_follow(self._handler.node, self._beats)
+        forget_beats(self._workplace.beats)
+        await self._start(place)
+        start_to_follow(self._handler.node, self._workplace.beats)
         async with self._handler.changes() as changes, anyio.create_task_group() as listening:
             listening.start_soon(self._hear_changes, changes)
             listening.start_soon(self._hear_of_failure_elsewhere)
@@ -184,9 +180,13 @@ class JobRound:
             except (RoundSupersededError, StoreError) as error:
                 end = Changed(why=f"who has succeeded is not known: {error}")
             listening.cancel_scope.cancel()
+        self.achieved = self._has_achieved()
         return end
 
-    async def _start(self, place: Place, *, restarts: int, files: int, preloaded: PreloadServer | None) -> None:
+    async def _start(self, place: Place) -> None:
+        preloaded = self._workplace.preloaded
+        if preloaded is not None and not await preloaded.is_ready():
+            preloaded = None
         for local_rank in range(self._job.nproc):
             # The first of these processes that is not rank 0; the others begin when it does.
             if preloaded is not None and place.world_size > 1 and local_rank == (0 if place.first_rank else 1):
@@ -196,14 +196,15 @@ class JobRound:
                 self._info,
                 place,
                 local_rank=local_rank,
-                restarts=restarts,
-                checkpoint_file=self._checkpoint_file,
+                restarts=self._restarts,
+                checkpoint_file=str(self._workplace.checkpoint_file),
             )
-            environment[BEAT_DIR] = str(self._beats)
-            if self._stacks is not None:
-                environment |= self._stacks.environment()
+            environment[BEAT_DIR] = str(self._workplace.beats)
+            if self._workplace.stacks is not None:
+                environment |= self._workplace.stacks.environment()
             with anyio.CancelScope(shield=True):  # short; a process must not be lost between its start and us
-                self._processes.append(await Process.start(self._job, environment, files=files, preloaded=preloaded))
+                process = await Process.start(self._job, environment, files=self._workplace.files, preloaded=preloaded)
+                self._processes.append(process)
         self._running = self._job.nproc
 
     async def _hear_changes(self, changes: AsyncIterator[Change]) -> None:
@@ -217,48 +218,76 @@ class JobRound:
     async def _hear_of_failure_elsewhere(self) -> None:
         told = await who_failed_first(self._info.store)
         if told is not None and told[1] and told[0] != self._info.node_id:
-            self._heard.put_nowait(FailedElsewhere(*told))
+            self._heard.put_nowait(Changed(why=f"{told[0]}: {told[1]}"))
 
     # -------------------------------------------------------------------------------------- what ends a round
 
     async def _end(self) -> End | signal.Signals:
         """Wait for what ends the round; whoever else will feel it has been told who began."""
-        while True:
-            match await self._heard.get():
-                case (NodesWaiting() | Draining() | Resized()) as wished if self._lets_wait(wished):
-                    end = await self._let_wait(wished)
-                case heard:
-                    end = await self._judge(heard)
-            if end is not None:
+        wait: Wait | None = None
+        while wait is None or not self._is_over(wait):
+            heard: Change | Process | Changed | None = None
+            with anyio.move_on_after(None if wait is None else LOOK_AGAIN):  # what is in the queue then stays there
+                heard = await self._heard.get()
+            if isinstance(heard, Process) and wait is not None and self._tells:
+                self._running -= 1  # it ended because it was told to, with whatever status
+            elif isinstance(heard, Wished) and self._running and self._job.on_change is not OnChange.TERM:
+                wait = await self._wait(heard, wait)
+            elif heard is not None and (end := await self._judge(heard)) is not None:
                 return end
+        if self._tells:
+            return Changed(why=wait.why, announced=True)
+        return await self._meet_again(wait.why, announced=True)
 
-    def _lets_wait(self, wished: NodesWaiting | Draining | Resized) -> bool:
-        """Whether what somebody wishes has to wait for a checkpoint of the job."""
-        return self._job.on_change is not OnChange.TERM and bool(self._running and self._ends_round(wished))
+    @property
+    def _tells(self) -> bool:
+        return self._job.on_change is OnChange.USR1
 
-    async def _judge(self, heard: Change | Process | FailedElsewhere) -> End | signal.Signals | None:
+    async def _wait(self, wished: Wished, wait: Wait | None) -> Wait | None:
+        """Let newcomers wait for a checkpoint of the job, and who is to leave for as long as it has."""
+        why = self._ends_round(wished)
+        if why is None:
+            gone = isinstance(wished, NodesWaiting) and wait is not None and isinstance(wait.wished, NodesWaiting)
+            return None if gone and not self._tells else wait
+        within = min(self._job.grace, wished.seconds_left) if isinstance(wished, Draining) else self._job.grace
+        until = anyio.current_time() + within
+        if wait is not None:
+            return replace(wait, until=min(until, wait.until))
+        log.info("%s, for a checkpoint of the job, at most %g s", printable(why), within)
+        wait = Wait(wished=wished, why=why, until=until, checkpoint=self._checkpoint())
+        if self._tells:
+            await be_first(self._info.store, self._info.node_id)  # others may fail as soon as processes here have ended
+            for process in self._processes:
+                process.tell(signal.SIGUSR1)
+        return wait
+
+    def _is_over(self, wait: Wait) -> bool:
+        return not self._running or anyio.current_time() >= wait.until or self._checkpoint() != wait.checkpoint
+
+    async def _judge(self, heard: Change | Process | Changed) -> End | signal.Signals | None:
         """Say what a change, or the end of a process, means for the round; None if it goes on."""
         match heard:
-            case Process() as process if process.failed:
-                number = self._ended_by_signal(process)
-                return number if number is not None else await self._end_of_failure(process)
+            case Process() if heard.status:
+                return self._ended_by_signal(heard) or await self._end_of_failure(heard)
             case Process():
                 self._running -= 1
                 return Succeeded() if self._running == 0 and await self._count(1) else None
-            case Closed() as closed:
-                return closed
-            case FailedElsewhere(node_id=node_id, how=how):
-                if self._running == 0 and await self._count(0):
-                    return Succeeded()
-                return Changed(why=f"{node_id}: {how}", achieved=self._achieved)
+            case Closed():
+                return heard
+            case Changed():
+                return Succeeded() if await self._all_have_succeeded() else heard
             case change:
                 why = self._ends_round(change)
                 if why is None:
                     return None
-                if self._running == 0 and await self._count(0):
-                    return Succeeded()
-                await be_first(self._info.store, self._info.node_id)
-                return self._changed(change, why)
+                return await self._meet_again(why, announced=isinstance(change, Wished))
+
+    async def _meet_again(self, why: str, *, announced: bool) -> End:
+        """Say that this node ends the round for a change; or, if all have succeeded meanwhile, that."""
+        if await self._all_have_succeeded():
+            return Succeeded()
+        await be_first(self._info.store, self._info.node_id)
+        return Changed(why=why, announced=announced)
 
     def _ends_round(self, change: Change) -> str | None:
         """Say why a change means meeting again; None if it does not."""
@@ -277,6 +306,9 @@ class JobRound:
             case Dropped(reason=reason):
                 return f"this node was dropped: {reason}"
         return None
+
+    async def _all_have_succeeded(self) -> bool:
+        return self._running == 0 and await self._count(0)
 
     async def _count(self, more: int) -> bool:
         """Count this node among those that have succeeded, or not; whether all have."""
@@ -312,7 +344,7 @@ class JobRound:
                         case NodesLost() | NodesLeft() | Dropped():
                             news = Fact.ENDED
             act = life.happens(news)
-        return Failed(rank=failed.rank, status=failed.status, counts=act is Act.RAISE, achieved=self._achieved)
+        return Failed(rank=failed.rank, status=failed.status, counts=act is Act.RAISE)
 
     def _others_live(self) -> bool:
         """Whether all other members have come for the next round: then none of them has died."""
@@ -324,76 +356,47 @@ class JobRound:
             and not (progress.lost or progress.departed)
         )
 
-    async def _let_wait(self, wished: NodesWaiting | Draining | Resized) -> End | signal.Signals | None:
-        """Let newcomers wait until the job is at a checkpoint, or the grace is over; None if they do not any more.
-
-        So must who is to leave, for as long as it has.
-        """
-        why = self._ends_round(wished)
-        assert why is not None, "somebody waits"
-        within = min(self._job.grace, wished.seconds_left) if isinstance(wished, Draining) else self._job.grace
-        log.info("%s, for a checkpoint of the job, at most %g s", printable(why), within)
-        tells = self._job.on_change is OnChange.USR1
-        before = self._checkpoint()
-        if tells:
-            await be_first(self._info.store, self._info.node_id)  # others may fail as soon as processes here have ended
-            for process in self._processes:
-                process.tell(signal.SIGUSR1)
-        until = anyio.current_time() + within
-        while self._running and anyio.current_time() < until and self._checkpoint() == before:
-            heard: Change | Process | FailedElsewhere | None = None
-            with anyio.move_on_after(LOOK_AGAIN):  # if the time is up, what is in the queue stays there
-                heard = await self._heard.get()
-            match heard:
-                case NodesWaiting(count=0) if not tells and isinstance(wished, NodesWaiting):
-                    return None
-                case None | NodesWaiting():
-                    pass
-                case Process() if tells:  # it ended because it was told to, with whatever status
-                    self._running -= 1
-                case _:
-                    end = await self._judge(heard)
-                    if end is not None:
-                        return end
-        return self._changed(wished, why) if tells else await self._judge(wished)
-
-    def _changed(self, change: Change, why: str) -> Changed:
-        announced = isinstance(change, NodesWaiting | Draining | Resized)
-        return Changed(why=why, announced=announced, achieved=self._achieved)
-
-    @property
-    def _achieved(self) -> bool:
-        """Whether the job has got on in this round: it has written a checkpoint, or told of more than one step."""
+    def _has_achieved(self) -> bool:
         if self._checkpoint() != self._checkpoint_before:
             return True
         if self._membership is None:
             return False
-        look_at_beats(self._membership, self._beats)  # what its processes have said last, perhaps at their very end
+        look_at_beats(self._membership, self._workplace.beats)  # what its processes said last, perhaps at their end
         return not self._membership.beats.first
 
     def _checkpoint(self) -> int:
         """When the job last said that it was at a checkpoint, by the file system's clock; -1 for never."""
         try:
-            return os.stat(self._checkpoint_file).st_mtime_ns
+            return os.stat(self._workplace.checkpoint_file).st_mtime_ns
         except OSError:
             return -1
 
-    # ------------------------------------------------------------------------------------------ the end
+    # ------------------------------------------------------------------------------------------ the processes
+
+    def _running_now(self) -> list[Process]:
+        return [process for process in self._processes if process.status is None]
+
+    def pass_on(self, number: int) -> bool:
+        """Send a signal to the processes; False if there are none to send it to."""
+        running = self._running_now()
+        for process in running:
+            process.pass_on(number)
+        if running:
+            self._passed_on.add(number)
+        return bool(running)
 
     async def stacks(self) -> str:
         """Return the Python stacks of the processes that run now."""
-        if self._stacks is None:
-            return NO_STACKS
-        return await self._stacks.dump(process.rank for process in self._processes if process.status is None)
+        if self._workplace.stacks is None:
+            return "they are not to be had: this launcher runs with --no-stacks"
+        return await self._workplace.stacks.dump(process.rank for process in self._running_now())
 
     async def stop(self, number: int) -> None:
         """Ask the processes to end, by this signal, then make them; and pass on what they have written."""
         for process in self._processes:
             process.ask_to_end(number)
-        with anyio.move_on_after(self._job.grace):
-            for process in self._processes:
-                await process.wait()
-        if any(process.status is None for process in self._processes):
+        await self._wait_for_processes(self._job.grace)
+        if self._running_now():
             log.warning(
                 "run %s, round %d: told to end, and not done after --grace %g s; to be killed with these stacks:\n%s",
                 self._info.run_id,
@@ -403,15 +406,18 @@ class JobRound:
             )
         for process in self._processes:
             process.kill()
-        with anyio.move_on_after(KILL_WITHIN) as scope:
-            for process in self._processes:
-                await process.wait()
-        if scope.cancelled_caught:
+        await self._wait_for_processes(KILL_WITHIN)
+        if self._running_now():
             log.error("a process does not end although it was killed; a driver or a file system may hang")
         for process in self._processes:
             await process.release()
-        if self._stacks is not None:
-            self._stacks.forget_ended()
+        if self._workplace.stacks is not None:
+            self._workplace.stacks.forget_ended()
+
+    async def _wait_for_processes(self, seconds: float) -> None:
+        with anyio.move_on_after(seconds):
+            for process in self._processes:
+                await process.wait()
 
 
 def describe(status: int) -> str:

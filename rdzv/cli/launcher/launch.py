@@ -39,12 +39,12 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 import anyio
 
-from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.cli.launcher.job import NPROC
-from rdzv.cli.launcher.job_round import Changed, Failed, JobRound, NoProgress, Succeeded, describe
-from rdzv.cli.launcher.preload import Preloading
+from rdzv.cli.launcher.job_round import Changed, Failed, JobRound, Succeeded, Workplace, describe
+from rdzv.cli.launcher.preload import preloading
 from rdzv.cli.launcher.stacks import WorkerStacks
 from rdzv.cli.look import read
+from rdzv.config.settings import parse
 from rdzv.core.asking import KILL, STACKS
 from rdzv.core.state import Closed
 from rdzv.core.stuck.tally import Tally
@@ -56,8 +56,7 @@ from rdzv.errors import (
     RendezvousSettingsError,
 )
 from rdzv.loop.blame import be_first
-from rdzv.node.admission import BAN_AFTER
-from rdzv.node.handler import Handler
+from rdzv.loop.rounds import handler_of
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping, printable, without_durations
 
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
     from rdzv.cli.launcher.job import Job
     from rdzv.cli.launcher.job_round import End
     from rdzv.membership import RendezvousInfo
+    from rdzv.node.handler import Handler
 
 __all__ = ["SUCCEEDED", "run"]
 
@@ -77,8 +77,6 @@ SUCCEEDED: Final = "the command has succeeded on every node"
 
 SAID_AGAIN_AFTER: Final = 30.0  # seconds until what has not changed is said once more
 A_MOMENT: Final = 2.0  # seconds that nobody minds waiting in silence; and not more often is another reason told
-
-REFUSED: Final = "refused: this launcher was not started with --allow-chaos"
 
 ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 PASSED_ON: Final = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -104,32 +102,27 @@ class _Launcher:
 
     def __init__(self, job: Job, folder: Path) -> None:
         self._job = job
-        self._checkpoint_file = str(folder / "checkpoint")
-        self._beats = folder / "beats"
-        self._beats.mkdir()
-        self._stacks = WorkerStacks(folder) if job.stacks else None
+        self._workplace = Workplace(
+            job=job,
+            checkpoint_file=folder / "checkpoint",
+            beats=folder / "beats",
+            stacks=WorkerStacks(folder) if job.stacks else None,
+            files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],  # before a store hosted here raises it
+        )
+        self._workplace.beats.mkdir()
         self._tally = Tally()
         self._signal: int | None = None
         self._scope = anyio.CancelScope()  # what a signal ends
         self._drains = asyncio.Event()
         self._round: JobRound | None = None
-        self._preloading = Preloading(job)
-        self._files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # before a store hosted here raises it
 
     async def run(self) -> int:
         """Take part in the run until it is over for this node."""
-        loop = asyncio.get_running_loop()
-        for number in ENDING:
-            loop.add_signal_handler(number, self._asked_to_stop, number)
-        for number in PASSED_ON:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # which nohup asks for
-                loop.add_signal_handler(number, self._pass_on, number)
-        if self._job.drain_on is not None:
-            loop.add_signal_handler(self._job.drain_on, self._asked_to_drain, self._job.drain_on)
+        self._handle_signals()
         status: int | None = None
         with anyio.CancelScope() as everything:
             self._scope = everything
-            async with Preloading(self._job) as self._preloading, self._handler() as handler:
+            async with preloading(self._job) as self._workplace.preloaded, self._handler() as handler:
                 with anyio.CancelScope() as taking_part:
                     self._scope = taking_part
                     status = await self._take_part_and_answer(handler)
@@ -140,6 +133,38 @@ class _Launcher:
             assert self._signal is not None
             return 128 + self._signal
         return status
+
+    def _handler(self) -> Handler:
+        """Make the handler of this node, with its number of processes beside what the user wants it to bring."""
+        chosen = parse(self._job.url, {}, os.environ)
+        _ = chosen.needed  # raises if this is an observer's URL, before anything is started
+        mine = str(self._job.nproc)
+        if chosen.attributes.get(NPROC, mine) != mine:
+            raise RendezvousSettingsError(
+                f"the attribute {NPROC}:{chosen.attributes[NPROC]} contradicts --nproc {mine}, which is told the other "
+                f"nodes by that name; rename the attribute"
+            )
+        if chosen.ban_after is not None and chosen.node_id is None:
+            log.warning(
+                "ban_after=%s goes by the names of nodes, and this one's is made up anew at each start, so that only "
+                "what happens until then counts together; give it one: node_id=$(hostname)",
+                chosen.ban_after,
+            )
+        attributes = {**chosen.attributes, NPROC: mine}
+        check = chosen.bootstrap_check is not False
+        return handler_of(self._job.url, {"attributes": attributes, "bootstrap_check": check})
+
+    # ------------------------------------------------------------------------------------------ signals
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in ENDING:
+            loop.add_signal_handler(number, self._asked_to_stop, number)
+        for number in PASSED_ON:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # which nohup asks for
+                loop.add_signal_handler(number, self._pass_on, number)
+        if self._job.drain_on is not None:
+            loop.add_signal_handler(self._job.drain_on, self._asked_to_drain, self._job.drain_on)
 
     def _asked_to_stop(self, number: int) -> None:
         """Leave in good order; asked again, at once: the guards then kill what is running."""
@@ -175,26 +200,7 @@ class _Launcher:
         else:
             log.warning("%s came while no process was running to pass it on to", number.name)
 
-    def _handler(self) -> Handler:
-        """Make the handler of this node, with its number of processes beside what the user wants it to bring."""
-        given = {} if self._job.ban_after is None else {BAN_AFTER: self._job.ban_after}
-        chosen = _handler_for(RendezvousParameters.from_url(self._job.url, given)).settings
-        _ = chosen.needed  # raises if this is an observer's URL, before anything is started
-        mine = str(self._job.nproc)
-        if chosen.attributes.get(NPROC, mine) != mine:
-            raise RendezvousSettingsError(
-                f"the attribute {NPROC}:{chosen.attributes[NPROC]} contradicts --nproc {mine}, which is told the other "
-                f"nodes by that name; rename the attribute"
-            )
-        attributes = {**chosen.attributes, NPROC: mine}
-        mine_too = {**given, "attributes": attributes, "bootstrap_check": chosen.bootstrap_check is not False}
-        if chosen.ban_after is not None and chosen.node_id is None:
-            log.warning(
-                "ban_after=%s goes by the names of nodes, and this one's is made up anew at each start, so that only "
-                "what happens until then counts together; give it one: node_id=$(hostname)",
-                chosen.ban_after,
-            )
-        return _handler_for(RendezvousParameters.from_url(self._job.url, mine_too))
+    # ------------------------------------------------------------------------------------------ operators
 
     async def _take_part_and_answer(self, handler: Handler) -> int:
         """Take part, and answer what operators ask meanwhile."""
@@ -204,8 +210,7 @@ class _Launcher:
         try:
             return await self._take_part(handler)
         finally:
-            await cancel_and_wait(draining)
-            await cancel_and_wait(answering)
+            await cancel_and_wait(draining, answering)
             if handler.node.head.closed is not None and self._job.says_cost:
                 with anyio.CancelScope(shield=True):
                     await _say_what_it_has_cost(handler)
@@ -228,8 +233,10 @@ class _Launcher:
                 return "refused: this launcher runs with --no-remote-stacks"
             return "no process runs: it waits for a round" if self._round is None else await self._round.stacks()
         if asked == KILL:
-            return "killed" if self._job.allow_chaos else REFUSED
+            return "killed" if self._job.allow_chaos else "refused: this launcher was not started with --allow-chaos"
         return None
+
+    # ------------------------------------------------------------------------------------------ rounds
 
     async def _take_part(self, handler: Handler) -> int:
         was_open = not await handler.is_closed()
@@ -246,28 +253,23 @@ class _Launcher:
                     sys.stderr.write(f"rdzv run: {printable(str(error))}\n")
                     return error.status
                 raise
-            end = await self._play(handler, info)
-            status = await self._follow(handler, info, end)
+            await self._count(handler, lambda tally: tally)
+            if 0 < self._job.no_progress <= self._tally.fruitless:
+                verdict = (
+                    f"{self._tally.fruitless} rounds have failed, one after the other, without a checkpoint or a step "
+                    f"(--no-progress)"
+                )
+                return await _give_up(handler, info, verdict, self._job.give_up_status)
+            status = await self._follow(handler, info, *await self._play(handler, info))
             if status is not None:
                 return status
 
-    async def _play(self, handler: Handler, info: RendezvousInfo) -> End:
-        """Run the command in a round until that is over; no process is left then."""
-        await self._count(handler, lambda tally: tally)
-        if 0 < self._job.no_progress <= self._tally.fruitless:
-            return NoProgress(rounds=self._tally.fruitless)
-        self._round = JobRound(
-            self._job,
-            handler,
-            info,
-            checkpoint_file=self._checkpoint_file,
-            beats=self._beats,
-            stacks=self._stacks,
-        )
+    async def _play(self, handler: Handler, info: RendezvousInfo) -> tuple[End, bool]:
+        """Run the command in a round until that is over; whether the job got on. No process is left then."""
+        current = self._round = JobRound(self._workplace, handler, info, restarts=self._tally.restarts)
         end: End | signal.Signals | None = None
         try:
-            preloaded = await self._preloading.server()
-            end = await self._round.run(restarts=self._tally.restarts, files=self._files, preloaded=preloaded)
+            end = await current.run()
             if isinstance(end, signal.Signals):  # our command has ended by it, and we do as it does
                 if self._signal is None:
                     self._asked_to_stop(end)
@@ -277,10 +279,10 @@ class _Launcher:
                 if end is None or isinstance(end, signal.Signals):
                     # A signal; or a defect, and then, too, others had better not be blamed.
                     await be_first(info.store, info.node_id)
-                await self._round.stop(self._signal or signal.SIGTERM)
+                await current.stop(self._signal or signal.SIGTERM)
                 self._round = None
         assert not isinstance(end, signal.Signals)
-        return end
+        return end, current.achieved
 
     async def _count(self, handler: Handler, change: Callable[[Tally], Tally]) -> None:
         """Change what all launchers count, or learn of it; where the store is away, this node counts for itself."""
@@ -290,7 +292,7 @@ class _Launcher:
             self._tally = change(self._tally)
             log.warning("what the run counts is not known: %s", error)
 
-    async def _follow(self, handler: Handler, info: RendezvousInfo, end: End) -> int | None:
+    async def _follow(self, handler: Handler, info: RendezvousInfo, end: End, achieved: bool) -> int | None:
         """Draw the consequence of a round's end: the exit status, or None to meet again."""
         where = f"run {info.run_id}, round {info.round}"
         match end:
@@ -312,38 +314,30 @@ class _Launcher:
                     reason=reason,
                 )
             case Failed(rank=rank, status=status, counts=counts):
-                ended = describe(status)
+                ended = f"rank {rank} {describe(status)}"
                 if status == self._job.give_up_status:
-                    verdict = f"rank {rank} {ended}, which says not to go on"
-                    log.error("%s: %s", where, verdict)
-                    await handler.set_closed(verdict, given_up=True, status=status)
-                    return status
+                    return await _give_up(handler, info, f"{ended}, which says not to go on", status)
                 await self._count(
-                    handler,
-                    lambda tally: tally.after(info.round, restart=counts, failed=True, achieved=end.achieved),
+                    handler, lambda tally: tally.after(info.round, restart=counts, failed=True, achieved=achieved)
                 )
-                if counts:
-                    await _note_failure(handler, f"rank {rank} {ended}")
                 if not counts:
-                    log.warning("%s: rank %d %s because others have gone; meeting again", where, rank, ended)
-                elif self._tally.restarts <= self._job.max_restarts:
+                    log.warning("%s: %s because others have gone; meeting again", where, ended)
+                    return None
+                try:
+                    await handler.note_failure(ended)
+                except RendezvousError as error:
+                    log.warning("that this node has failed is not counted: %s", error)
+                if self._tally.restarts <= self._job.max_restarts:
                     of = f"restart {self._tally.restarts} of {self._job.max_restarts}"
-                    log.warning("%s: rank %d %s; %s", where, rank, ended, of)
-                else:
-                    handler.leaves_because(f"rank {rank} {ended}")
-                    sys.stderr.write(
-                        f"rdzv run: {where}: rank {rank} {ended}, and --max-restarts {self._job.max_restarts} "
-                        f"allows no restart; see what it wrote, or allow more\n"
-                    )
-                    return status if status >= 0 else 128 - status
-            case NoProgress(rounds=rounds):
-                verdict = (
-                    f"{rounds} rounds have failed, one after the other, without a checkpoint or a step (--no-progress)"
+                    log.warning("%s: %s; %s", where, ended, of)
+                    return None
+                handler.leaves_because(ended)
+                sys.stderr.write(
+                    f"rdzv run: {where}: {ended}, and --max-restarts {self._job.max_restarts} allows no restart; see "
+                    f"what it wrote, or allow more\n"
                 )
-                log.error("%s: %s", where, verdict)
-                await handler.set_closed(verdict, given_up=True, status=self._job.give_up_status)
-                return self._job.give_up_status
-            case Changed(why=why, announced=announced, achieved=achieved):
+                return status if status >= 0 else 128 - status
+            case Changed(why=why, announced=announced):
                 await self._count(
                     handler, lambda tally: tally.after(info.round, failed=not announced, achieved=achieved)
                 )
@@ -351,40 +345,24 @@ class _Launcher:
                     log.warning("%s: %s; this node leaves, and does not come again", where, why)
                     return 0
                 log.warning("%s: %s; meeting again", where, why)
-            case _:
-                assert_never(end)
-        return None
+                return None
+        assert_never(end)
+
+
+async def _give_up(handler: Handler, info: RendezvousInfo, verdict: str, status: int) -> int:
+    """End the run on every node, with this status."""
+    log.error("run %s, round %d: %s", info.run_id, info.round, verdict)
+    await handler.set_closed(verdict, given_up=True, status=status)
+    return status
 
 
 async def _meet(handler: Handler) -> RendezvousInfo:
     """Meet the others; who sits before a terminal for longer than a moment reads there what is waited for."""
-    met: RendezvousInfo | RendezvousError
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_tell_what_is_waited_for, handler)
-        try:
-            met = await handler.next_rendezvous()
-        except RendezvousError as error:  # raised once the group has ended, which would wrap it
-            met = error
-        tasks.cancel_scope.cancel()
-    if isinstance(met, RendezvousError):
-        raise met
-    return met
-
-
-async def _note_failure(handler: Handler, why: str) -> None:
-    """Have it counted that this node has failed, if the store can be told."""
+    telling = asyncio.create_task(_tell_what_is_waited_for(handler), name="tell what is waited for")
     try:
-        await handler.note_failure(why)
-    except RendezvousError as error:
-        log.warning("that this node has failed is not counted: %s", error)
-
-
-async def _say_what_it_has_cost(handler: Handler) -> None:
-    """Write the closing line, if the store is still there to say what it remembers."""
-    with anyio.move_on_after(A_MOMENT), contextlib.suppress(RendezvousError):
-        _, history, cost = await read(handler)
-        if history.chapters:
-            sys.stderr.write(f"rdzv run: {printable(str(cost))}\n")
+        return await handler.next_rendezvous()
+    finally:
+        await cancel_and_wait(telling)
 
 
 async def _tell_what_is_waited_for(handler: Handler) -> None:
@@ -399,11 +377,9 @@ async def _tell_what_is_waited_for(handler: Handler) -> None:
             sys.stderr.flush()
 
 
-def _handler_for(parameters: RendezvousParameters) -> Handler:
-    handler = rendezvous_handler_registry.create_handler(parameters)
-    if not isinstance(handler, Handler):
-        raise RendezvousSettingsError(
-            f"the backend {parameters.backend!r} cannot run commands: its handlers tell no changes and share no store; "
-            f"use one of rdzv's own schemes"
-        )
-    return handler
+async def _say_what_it_has_cost(handler: Handler) -> None:
+    """Write the closing line, if the store is still there to say what it remembers."""
+    with anyio.move_on_after(A_MOMENT), contextlib.suppress(RendezvousError):
+        _, history, cost = await read(handler)
+        if history.chapters:
+            sys.stderr.write(f"rdzv run: {printable(str(cost))}\n")

@@ -1,9 +1,9 @@
 """Shell: workers that start warm: forked from a process that has imported what they need.
 
-    async with Preloading(job) as preloading:
-        server = await preloading.server()        # None: start the command as ever; it has been said why
-        worker = await server.start_worker(environment, control=..., streams=(0, 1, 2), files=1024)
-        await worker.wait()
+    async with preloading(job) as server:         # None: start the command as ever; it has been said why
+        if server is not None and await server.is_ready():
+            worker = await server.start_worker(environment, control=..., streams=(0, 1, 2), files=1024)
+            await worker.wait()
 
 One server a launcher: it starts in the background, so that the imports and the first meeting of the nodes overlap. What
 runs in it and in the workers is `preload_server.py`. A command that cannot be started this way (another interpreter, a
@@ -31,11 +31,11 @@ import anyio
 from rdzv.cli.launcher import preload_server
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from rdzv.cli.launcher.job import Job
 
-__all__ = ["PreloadServer", "Preloading", "PythonCommand", "WarmWorker", "python_command"]
+__all__ = ["PreloadServer", "PythonCommand", "WarmWorker", "preloading", "python_command"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -135,11 +135,18 @@ class WarmWorker:
 class PreloadServer:
     """The process that workers are forked from."""
 
-    def __init__(self, process: asyncio.subprocess.Process, requests: socket.socket, command: PythonCommand) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        requests: socket.socket,
+        command: PythonCommand,
+        modules: Sequence[str],
+    ) -> None:
         self._process = process
         self._requests = requests
         self._command = command
-        self._ready: str | None = None
+        self._modules = modules
+        self._is_ready: bool | None = None
 
     @classmethod
     async def start(cls, command: PythonCommand, modules: Sequence[str], *, standby: int = 0) -> Self:
@@ -168,7 +175,7 @@ class PreloadServer:
                 ours.close()
                 raise
         ours.setblocking(False)
-        return cls(process, ours, command)
+        return cls(process, ours, command, modules)
 
     async def __aenter__(self) -> Self:
         return self
@@ -179,25 +186,27 @@ class PreloadServer:
     async def aclose(self) -> None:
         """End the server and the workers that wait in it; those that run are the launcher's to end."""
         self._requests.close()
-        try:
-            with anyio.fail_after(END_WITHIN):
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(END_WITHIN):
                 await self._process.wait()
-        except TimeoutError:  # it is still importing something
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
+            if self._process.returncode is None:  # it is still importing something
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+                await self._process.wait()
 
-    async def why_not(self) -> str | None:
-        """Wait until the imports are done; None if workers can be forked, else why they cannot, in words."""
-        if self._ready is None:
+    async def is_ready(self) -> bool:
+        """Wait until the imports are done; False if no worker can be forked, and then it has been said why."""
+        if self._is_ready is None:
             said = b""
             while not said.endswith(b"\n"):
                 chunk = await asyncio.get_running_loop().sock_recv(self._requests, 1024)
                 if not chunk:
                     said = b"the modules could not be imported; see above\n"
                 said += chunk
-            self._ready = said.decode(errors="replace").strip()
-        return None if self._ready.encode() + b"\n" == preload_server.READY else self._ready
+            self._is_ready = said == preload_server.READY
+            if not self._is_ready:
+                _say_why_not(self._modules, said.decode(errors="replace").strip())
+        return self._is_ready
 
     async def start_worker(
         self, environment: Mapping[str, str], *, control: int, streams: tuple[int, int, int], files: int
@@ -236,39 +245,18 @@ class PreloadServer:
         return WarmWorker(reading)
 
 
-class Preloading:
-    """What a job's processes are forked from, for as long as the block lasts, if it can be.
+@contextlib.asynccontextmanager
+async def preloading(job: Job) -> AsyncIterator[PreloadServer | None]:
+    """Give what a job's processes are forked from, for as long as the block lasts; None, where they cannot be."""
+    command = python_command(job.command) if job.preload else None
+    if isinstance(command, PythonCommand):
+        async with await PreloadServer.start(command, job.preload, standby=job.standby) as server:
+            yield server
+        return
+    if command is not None:
+        _say_why_not(job.preload, command)
+    yield None
 
-    Args:
-        job: With the command, and the modules to import.
-    """
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._server: PreloadServer | None = None
-
-    async def __aenter__(self) -> Self:
-        if self._job.preload:
-            command = python_command(self._job.command)
-            if isinstance(command, PythonCommand):
-                modules = self._job.preload
-                self._server = await PreloadServer.start(command, modules, standby=self._job.standby)
-            else:
-                self._say(command)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        server, self._server = self._server, None
-        if server is not None:
-            with anyio.CancelScope(shield=True):  # it takes END_WITHIN and a kill at most
-                await server.aclose()
-
-    async def server(self) -> PreloadServer | None:
-        """Wait until the imports are done; None where the command is to be started as ever."""
-        if self._server is not None and (why := await self._server.why_not()) is not None:
-            self._say(why)
-            await self.__aexit__()
-        return self._server
-
-    def _say(self, why: str) -> None:
-        log.warning("--preload %s has no effect, the command starts as ever: %s", ",".join(self._job.preload), why)
+def _say_why_not(modules: Sequence[str], why: str) -> None:
+    log.warning("--preload %s has no effect, the command starts as ever: %s", ",".join(modules), why)

@@ -284,8 +284,8 @@ async def test_who_waits_for_others_reads_for_what_and_who_does_not_reads_nothin
 
 
 async def test_a_node_whose_command_keeps_failing_is_banned_for_a_while_and_the_others_go_on(server: str) -> None:
-    url = f"{server}/job?min_nodes=1&max_nodes=2&last_call_timeout=30&disconnect_ttl=0.3"
-    options = ("--max-restarts", "9", "--ban-after", "1/1h")
+    url = f"{server}/job?min_nodes=1&max_nodes=2&last_call_timeout=30&disconnect_ttl=0.3&ban_after=1/1h"
+    options = ("--max-restarts", "9")
     async with (
         node(url, "a", *options) as a,
         node(url, "b", *options, command=("sh", "-c", 'test "$WORLD_SIZE" = 1 || exit 7')) as b,
@@ -305,10 +305,10 @@ async def test_a_node_whose_command_keeps_failing_is_banned_for_a_while_and_the_
 async def test_a_ban_that_goes_by_names_warns_who_has_none_of_its_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for url, warned in (("tcp://a/job?min_nodes=1&node_id=b", 0), ("tcp://a/job?min_nodes=1", 1)):
+    for url, warned in (("min_nodes=1&ban_after=2/60m&node_id=b", 0), ("min_nodes=1&ban_after=2/60m", 1)):
         folder = tmp_path / str(warned)
         folder.mkdir()
-        handler = _Launcher(Job(url=url, command=("true",), ban_after="2/60m"), folder)._handler()
+        handler = _Launcher(Job(url=f"tcp://a/job?{url}", command=("true",)), folder)._handler()
         assert handler.settings.ban_after == "2/1h"
         assert caplog.text.count("ban_after=2/1h goes by the names of nodes") == warned
 
