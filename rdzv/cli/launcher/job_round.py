@@ -144,7 +144,7 @@ class JobRound:
         self._running = 0
         self._heard: asyncio.Queue[Change | Process | Changed] = asyncio.Queue()
         self._passed_on: set[int] = set()
-        self.achieved = False
+        self.achieved: bool = False
 
     async def run(self) -> End | signal.Signals:
         """Run the command until the round is over.

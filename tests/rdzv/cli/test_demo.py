@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
-from collections import deque
+import sys
+from asyncio.subprocess import PIPE, STDOUT
 from typing import Any
 
 import pytest
@@ -37,64 +39,48 @@ async def test_the_nodes_end_with_the_demo_and_say_nothing_of_it(number: signal.
         assert all(re.match(r" +\d+ ms  ", line) for line in child.output), child.written()
 
 
-# What nodes say, handed to the director without processes: each list is one node's, in its own order.
+# What nodes say, handed to the director without a run: each node says all of it at once.
 
 
-class Played(demo._Actor):
-    """A node that has said all of this already."""
+async def directed(**nodes: str) -> demo._Director:
+    director = demo._Director(lambda _: None)
+    for name, script in nodes.items():
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=PIPE, stderr=STDOUT)
+        director._actors[name] = demo._Actor(name, process)
+    return director
 
-    def __init__(self, name: str, *said: dict[str, Any]) -> None:
-        self.name = name
-        self._said = asyncio.Queue()
-        for at, what in enumerate(said):
-            self._said.put_nowait((float(at), what))
-        self._last_words = deque(["Traceback ...", "MemoryError"])
+
+def says(*told: dict[str, Any]) -> str:
+    return "\n".join(f"print('{json.dumps(one)}')" for one in told)
 
 
 def round_of(number: int, rank: int, size: int = 2) -> dict[str, Any]:
     return {"what": "round", "round": number, "rank": rank, "size": size, "total": [size * (size + 1) / 2] * 4}
 
 
-GONE = {"what": "gone", "nodes": ["cleo"]}
+OVER = {"what": "over", "reason": "lost: cleo"}
 
 
-@pytest.fixture
-def told() -> list[str]:
-    return []
+async def test_a_fast_node_may_be_a_round_ahead_of_what_a_slow_one_has_said() -> None:
+    director = await directed(
+        ada=says(OVER, round_of(1, 0), OVER, round_of(2, 0)), ben=says(OVER, round_of(1, 1), round_of(2, 1))
+    )
+    assert (await director.hear({"ada"}, "over"))["ada"]["reason"] == "lost: cleo"
+    for number in (1, 2):
+        await director.expect_round(number, {"ada", "ben"})
+    await director.end()
 
 
-@pytest.fixture
-def director(told: list[str]) -> demo._Director:
-    return demo._Director(told.append)
-
-
-async def test_a_fast_node_may_be_a_round_ahead_of_what_a_slow_one_has_said(director: demo._Director) -> None:
-    waiting = {"what": "waiting", "count": 1}
-    director._actors = {
-        "ada": Played("ada", GONE, round_of(1, 0), waiting, round_of(2, 0)),
-        "ben": Played("ben", {"what": "gone", "nodes": ["ada"]}, round_of(1, 1), round_of(2, 1)),
-    }
-    names = {"ada", "ben"}
-    gone = await director.hear({"ada"}, "gone")
-    assert gone["ada"]["nodes"] == ["cleo"]
-    await director.hear({"ben"}, "gone")
-    await director.expect_round(1, names)
-    await director.expect_round(2, names)
-
-
-async def test_a_node_that_dies_ends_the_wait_with_its_last_words(director: demo._Director) -> None:
-    ada, ben = Played("ada"), Played("ben", {"what": "ended"})
-    ben.process = await asyncio.create_subprocess_exec("false")
-    await ben.process.wait()
-    director._actors = {"ada": ada, "ben": ben}
-    with pytest.raises(demo._Failed, match=r"ben ended with status 1 while it should say round(.|\n)*MemoryError"):
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("raise MemoryError", r"ben ended with status 1 (.|\n)*MemoryError"),
+        (says(round_of(0, 1, size=3)), "ben should be in round 0 of 2"),
+        (says(round_of(0, 0)), "the ranks are not 0 to 1"),
+    ],
+)
+async def test_a_node_that_dies_or_says_something_else_fails_the_demo(script: str, why: str) -> None:
+    director = await directed(ada=says(round_of(0, 0)), ben=script)
+    with pytest.raises(demo._Failed, match=why):
         await director.expect_round(0, {"ada", "ben"})
-
-
-async def test_a_node_that_says_something_else_fails_the_demo(director: demo._Director) -> None:
-    director._actors = {"ada": Played("ada", round_of(0, 0, size=2))}
-    with pytest.raises(demo._Failed, match="should be in round 0 of 1"):
-        await director.expect_round(0, {"ada"})
-    director._actors = {"ada": Played("ada", {"what": "closed", "reason": ""})}
-    with pytest.raises(demo._Failed, match="while it should say gone"):
-        await director.hear({"ada"}, "gone")
+    await director.end()
