@@ -4,7 +4,7 @@ A lease is known to be ours until its TTL has passed since the *sending* of the 
 on our own clock (promise R9). From then on it may be gone, whatever the network says later, and its holder is told.
 
 `KeptLease` and `BlockingKeptLease` are for who uses the store alone. A node of a run has its leases kept in a thread,
-by `store.client.keepalive`, over the same `Keeping`.
+by the same `Keeping`.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ class Candidacy:
             self._lost_terms += 1
             lost.cancel()
 
-        self._link.keeper.keep(role.lease, sent_at=role.sent_at, on_lapse=lapsed)
+        role.lease.keep(sent_at=role.sent_at, on_lapse=lapsed)
         log.info("run %s: node %s coordinates", self._keys.run_id, self._node_id)
         try:
             with lost, contextlib.suppress(ConditionFailed):

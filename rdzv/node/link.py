@@ -19,7 +19,7 @@ from rdzv.core.state import Closed
 from rdzv.node.admission import take_run_lease
 from rdzv.node.follower import Follower
 from store import ConnectionLost, Lease, LeaseNotFound, StoreError, StoreTimeoutError
-from store.client.keepalive import TaskKeeper
+from store.keeping import Keeping
 from store.messages import CHOSEN_LEASE_LEAST
 from store.net.dialing import NOBODY_LISTENS
 from store.net.tasks import cancel_and_wait
@@ -68,7 +68,7 @@ class Link:
 
     def __init__(self, store: Store, keys: Keys, *, node_id: str, closed_ttl: float, rng: random.Random) -> None:
         self.store = store
-        self.keeper: TaskKeeper = TaskKeeper(store)
+        self.keeping: Keeping = Keeping(store)
         self.follower: Follower = Follower(store, keys, node_id=node_id)
         self.known_run_lease: Lease | None = None
         self.resign: Callable[[], Awaitable[None]] | None = None
@@ -86,7 +86,7 @@ class Link:
         self._silent = False  # what was asked has had no answer for a while
         self._closed = False
         store.on_connection(self._note_connection)
-        self.keeper.tell_silence(self._note_silence)
+        self.keeping.on_silence = self._note_silence
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run something until the link is closed."""
@@ -116,7 +116,7 @@ class Link:
         await self.step_down()
         await cancel_and_wait(*self._tasks)
         with anyio.CancelScope(shield=True):
-            await self.keeper.aclose()
+            await self.keeping.release_all()
 
     # ------------------------------------------------------------------------------------------ whether it is there
 
@@ -174,7 +174,7 @@ class Link:
         """Ask whether the store is there, if somebody waits, and nothing was heard of it lately."""
         every, silent_for = self._asks_every, self.store.time() - self.follower.heard_at
         if self._who_waits() and silent_for >= every:
-            self.keeper.renew_now()
+            self.keeping.renew_now()
             silent_for = 0.0
         self._ask_in(max(every - silent_for, 0.0) or every)
 

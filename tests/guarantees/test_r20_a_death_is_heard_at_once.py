@@ -17,8 +17,8 @@ import store
 from rdzv.testing.machines import process_id_of
 from rdzv.testing.network import MemoryNetwork
 from store import Grant, Put
-from store.client.keepalive import TaskKeeper
 from store.engine.engine import Engine
+from store.keeping import Keeping
 from store.messages import Granted
 from tests.support.processes import start_python
 from tests.support.runs import VirtualRun, listen
@@ -44,15 +44,13 @@ def now() -> float:
 async def member(network: MemoryNetwork, name: str, lapses: list[str]) -> AsyncIterator[Client]:
     """A process that keeps a lease, and has a key of its name on it."""
     async with connect_in_memory(network, source=name) as client:
-        keeper = TaskKeeper(client)
-        lease = await keeper.hold(
-            ttl=10.0, disconnect_ttl=DISCONNECT_TTL, on_lapse=lambda reason: lapses.append(f"{name}: {reason}")
-        )
+        keeper = Keeping(client)
+        lease = await keeper.hold(10.0, DISCONNECT_TTL, GONE_TTL, lambda reason: lapses.append(f"{name}: {reason}"))
         await client.put(f"members/{name}", b"", lease=lease.id)
         try:
             yield client
         finally:
-            await keeper.aclose()
+            await keeper.release_all()
 
 
 async def deaths(watch: Watch, count: int) -> list[float]:

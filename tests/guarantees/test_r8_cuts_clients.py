@@ -16,7 +16,8 @@ import pytest
 import store
 from rdzv.testing.network import MemoryNetwork
 from store import Client
-from store.client.keepalive import TaskKeeper
+from store.keeping import Keeping
+from store.messages import GONE_TTL
 from tests.support.proxy import Proxy
 from tests.support.stores import connect_in_memory, serve_in_memory
 
@@ -68,8 +69,8 @@ async def test_r8_a_silent_cut_of_up_to_half_the_ttl_costs_no_lease_and_is_over_
     async with serve_in_memory(network) as server:
         for number in range(50):
             async with cut.client(f"node {number}") as client:
-                keeper = TaskKeeper(client)
-                await keeper.hold(ttl=TTL, disconnect_ttl=None, on_lapse=lapses.append)
+                keeper = Keeping(client)
+                await keeper.hold(TTL, None, GONE_TTL, lapses.append)
                 await asyncio.sleep(rng.uniform(2 * TTL, 3 * TTL))  # the cut comes in every phase of the renewals
                 cutting = asyncio.create_task(cut.during(seconds))
                 await asyncio.sleep(rng.uniform(0, seconds))
@@ -80,7 +81,7 @@ async def test_r8_a_silent_cut_of_up_to_half_the_ttl_costs_no_lease_and_is_over_
                 back.append(now() - max(healed_at, 0))
                 await asyncio.sleep(TTL)
                 assert server.figures()["leases"] == 1
-                await keeper.aclose()
+                await keeper.release_all()
     assert lapses == []
     assert max(back) <= 1.6, "asked just before the end: a second of patience, and an attempt"
     assert sorted(back)[len(back) // 2] <= (1.6 if seconds < 1.5 else 0.6)
@@ -93,14 +94,14 @@ async def test_r8_a_cut_soon_after_another_finds_the_lease_renewed() -> None:
     cut, rng = Cut(network), random.Random(7)
     lapses: list[str] = []
     async with serve_in_memory(network), cut.client("node") as client:
-        keeper = TaskKeeper(client)
-        await keeper.hold(ttl=TTL, disconnect_ttl=None, on_lapse=lapses.append)
+        keeper = Keeping(client)
+        await keeper.hold(TTL, None, GONE_TTL, lapses.append)
         for _ in range(100):
             await asyncio.sleep(rng.uniform(1.5, TTL / 3))
             await cut.during(rng.uniform(0.5, TTL / 2))
         await asyncio.sleep(TTL)
         assert lapses == []
-        await keeper.aclose()
+        await keeper.release_all()
 
 
 @virtual_time
@@ -108,8 +109,8 @@ async def test_r8_a_firewall_that_forgets_connections_costs_a_second() -> None:
     network = MemoryNetwork(latency=0.001)
     lapses: list[str] = []
     async with serve_in_memory(network) as server, connect_in_memory(network) as client:
-        keeper = TaskKeeper(client)
-        await keeper.hold(ttl=TTL, disconnect_ttl=1.0, on_lapse=lapses.append)
+        keeper = Keeping(client)
+        await keeper.hold(TTL, 1.0, GONE_TTL, lapses.append)
         counted = await client.add("count", 1)
         for _ in range(20):
             await asyncio.sleep(7.3)
@@ -120,7 +121,7 @@ async def test_r8_a_firewall_that_forgets_connections_costs_a_second() -> None:
             assert now() - began <= 1.2
         assert lapses == []
         assert server.figures()["leases"] == 1
-        await keeper.aclose()
+        await keeper.release_all()
 
 
 @virtual_time
@@ -133,8 +134,8 @@ async def test_r8_pauses_between_attempts_leave_time_for_a_short_lease() -> None
         keepers = []
         for client in clients:
             await client.__aenter__()
-            keepers.append(TaskKeeper(client))
-            await keepers[-1].hold(ttl=3.0, disconnect_ttl=None, on_lapse=lapses.append)
+            keepers.append(Keeping(client))
+            await keepers[-1].hold(3.0, None, GONE_TTL, lapses.append)
             await asyncio.sleep(0.03)
         network.refuse("store")
         network.reset("store")
@@ -144,7 +145,7 @@ async def test_r8_pauses_between_attempts_leave_time_for_a_short_lease() -> None
         assert all(client.connected for client in clients)
         assert lapses == []
         for client, keeper in zip(clients, keepers, strict=True):
-            await keeper.aclose()
+            await keeper.release_all()
             await client.aclose()
 
 
@@ -171,8 +172,8 @@ async def test_r8_where_every_answer_takes_three_seconds_nobody_changes_connecti
     network = MemoryNetwork(latency=1.5)
     lapses: list[str] = []
     async with serve_in_memory(network), connect_in_memory(network) as client:
-        keeper = TaskKeeper(client)
-        await keeper.hold(ttl=60.0, disconnect_ttl=None, on_lapse=lapses.append)
+        keeper = Keeping(client)
+        await keeper.hold(60.0, None, GONE_TTL, lapses.append)
         changes: list[bool] = []
         client.on_connection(changes.append)
         for _ in range(30):
@@ -182,7 +183,7 @@ async def test_r8_where_every_answer_takes_three_seconds_nobody_changes_connecti
         await client.put("a", b"", timeout=60.0)
         assert changes == [False, True]
         assert lapses == []
-        await keeper.aclose()
+        await keeper.release_all()
 
 
 async def test_r8_a_cut_on_a_real_network_is_over_within_a_second() -> None:
@@ -193,8 +194,8 @@ async def test_r8_a_cut_on_a_real_network_is_over_within_a_second() -> None:
         store.connect(f"tcp://127.0.0.1:{proxy.port}") as client,
     ):
         lapses: list[str] = []
-        keeper = TaskKeeper(client)
-        await keeper.hold(ttl=TTL, disconnect_ttl=None, on_lapse=lapses.append)
+        keeper = Keeping(client)
+        await keeper.hold(TTL, None, GONE_TTL, lapses.append)
         proxy.swallow()
         asked = asyncio.create_task(client.add("count", 1))
         await proxy.until(lambda: proxy.connections >= 3)
@@ -202,7 +203,7 @@ async def test_r8_a_cut_on_a_real_network_is_over_within_a_second() -> None:
         assert await asked == 1
         assert await client.get("count") is not None
         assert lapses == []
-        await keeper.aclose()
+        await keeper.release_all()
 
 
 @pytest.mark.skipif("sys.platform != 'linux'", reason="elsewhere nobody knows what was acknowledged")

@@ -10,9 +10,9 @@ import pytest
 
 import store
 from store import Add, Get, StoreReplaced
-from store.client.keepalive import TaskKeeper
 from store.engine.engine import Engine
-from store.messages import Ping, Request, Watch
+from store.keeping import Keeping
+from store.messages import GONE_TTL, Ping, Request, Watch
 from store.net.address import Address
 from tests.support.by_hand import Post, Town
 
@@ -111,7 +111,7 @@ async def test_s10_calls_watches_and_leases_end_when_the_store_was_replaced(rest
     async with store.connect(restartable.server.url) as client:
         before = client.store_id
         lapsed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        lease = await TaskKeeper(client).hold(ttl=60.0, disconnect_ttl=None, on_lapse=lapsed.set_result)
+        lease = await Keeping(client).hold(60.0, None, GONE_TTL, lapsed.set_result)
         await client.put("mine", b"", lease=lease)
         waiting = asyncio.create_task(client.wait(["never"]))
         watch = await client.watch("", snapshot=True).__aenter__()

@@ -26,6 +26,7 @@ from rdzv.node.part.role import Role
 from rdzv.node.part.stopwatch import Stopwatch
 from rdzv.node.wakeup import Wakeup
 from store import Create, Delete, Entry, Get, Grant, Lease, LeaseNotFound, LimitExceeded, Put, StoreError, when
+from store.client.keepalive import HeldLease
 from store.keeping import renewed_if_old
 from store.net.process import loopback_id
 from store.net.tasks import cancel_and_wait
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from rdzv.node.link import Link
     from rdzv.node.part.state import Part
     from store import TransactionResult
-    from store.client.keepalive import HeldLease
     from store.messages import Operation
 
 __all__ = ["Recording", "new_record", "node_ttl"]
@@ -98,7 +98,7 @@ class Recording:
                 expected = await self._after_refusal(me, result, is_newcomer=not expected)
                 continue
             if not lease.kept:
-                link.keeper.keep(lease, sent_at=sent_at, on_lapse=partial(part.lease_lost, lease), note=part.note)
+                lease.keep(sent_at=sent_at, on_lapse=partial(part.lease_lost, lease), note=part.note)
             if run is not None:
                 self._learn_of_run(run, result.results[2])
             if role is not None and not await self._has_role(role, result, sent_at):
@@ -116,7 +116,7 @@ class Recording:
         if part.arrival.lease is None:
             most = link.store.lease_ttl_max
             ttl = node_ttl(part.settings.ttl, round_trip=link.round_trip, lapses=part.lapses, most=most)
-            part.arrival.lease = link.keeper.prepare(id=link.choose_lease(), ttl=ttl)
+            part.arrival.lease = HeldLease(link.store, link.keeping, id=link.choose_lease(), ttl=ttl)
         return part.arrival.lease
 
     async def _send(

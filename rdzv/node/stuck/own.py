@@ -58,7 +58,7 @@ class OwnBeats:
 
         async def send() -> None:
             if self._link is not None:
-                self._link.keeper.renew_now()
+                self._link.keeping.renew_now()
 
         with contextlib.suppress(RendezvousStateError):  # it has ended, and nobody judges its member any more
             loop.start(send())
@@ -78,13 +78,13 @@ class OwnBeats:
         if every < self._renewed_every:  # the keep-alives alone would tell too late how far this member is
             if now >= self._noted_at + every:
                 self._noted_at = now
-                link.keeper.renew_now()
+                link.keeping.renew_now()
             next_note = self._noted_at + every
         if now < since + limit:
             return min(since + limit, next_note)
         if self._told != (membership, since):
             self._told = membership, since
-            link.keeper.renew_now()
+            link.keeping.renew_now()
         # Whoever goes on from here is to be noticed when it is quiet again.
         return min(now + limit / LOOKS_PER_LIMIT, next_note)
 

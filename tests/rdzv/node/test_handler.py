@@ -41,7 +41,7 @@ async def lose_lease(run: VirtualRun, handler: Handler, by: str) -> None:
     """Somebody revokes a node's lease, and the node has heard of it."""
     lease, link = handler.node.part.arrival.lease, await connected(handler)
     assert lease is not None
-    _, keeping = link.keeper._keeping._tasks[lease.id]
+    _, keeping = link.keeping._tasks[lease.id]
     await run.clients[by].call(Revoke(lease=lease.id))
     await asyncio.wait([keeping])
 
@@ -408,7 +408,7 @@ async def test_a_lease_lost_before_the_arrival_is_sent_makes_the_node_take_anoth
                 lost = True
                 lease = a.node.part.arrival.lease
                 assert lease is not None
-                _, keeping = link.keeper._keeping._tasks[lease.id]
+                _, keeping = link.keeping._tasks[lease.id]
                 run.network.partition("a")
                 await asyncio.sleep(5)
                 await run.clients["b"].call(KeepAlive(lease=lease.id))  # as by a store that stands still meanwhile

@@ -9,10 +9,9 @@ import pytest
 
 from rdzv.testing.network import MemoryNetwork
 from store import interface
-from store.client.keepalive import TaskKeeper
 from store.errors import LeaseNotFound, LimitExceeded
-from store.keeping import RELEASE_WITHIN
-from store.messages import Granted, KeepAlive, Request, Revoke
+from store.keeping import RELEASE_WITHIN, Keeping
+from store.messages import GONE_TTL, Granted, KeepAlive, Request, Revoke
 from tests.support.stores import connect_in_memory, serve_in_memory
 
 virtual_time = pytest.mark.virtual_time
@@ -44,14 +43,14 @@ async def test_a_lease_is_kept_for_as_long_as_it_is_held_and_goes_at_once_when_r
     network = MemoryNetwork(latency=0.05)
     async with serve_in_memory(network), connect_in_memory(network) as client:
         lapses = Lapses()
-        keeper = TaskKeeper(client)
-        lease = await keeper.hold(ttl=5.0, disconnect_ttl=None, on_lapse=lapses)
+        keeper = Keeping(client)
+        lease = await keeper.hold(5.0, None, GONE_TTL, lapses)
         await client.put("mine", b"", lease=lease)
         await asyncio.sleep(600.0)
         assert await client.get("mine") is not None
-        await lease.release()
+        await keeper.release(lease.id)
         assert await client.get("mine") is None
-        await lease.release()  # again: nothing left to do
+        await keeper.release(lease.id)  # again: nothing left to do
         assert lapses.reasons == []
 
 
@@ -59,10 +58,10 @@ async def test_a_lease_is_kept_for_as_long_as_it_is_held_and_goes_at_once_when_r
 async def test_closing_releases_everything_that_is_held() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network) as server, connect_in_memory(network) as client:
-        keeper = TaskKeeper(client)
+        keeper = Keeping(client)
         for _ in range(10):
-            await keeper.hold(ttl=5.0, disconnect_ttl=1.0, on_lapse=Lapses())
-        await keeper.aclose()
+            await keeper.hold(5.0, 1.0, GONE_TTL, Lapses())
+        await keeper.release_all()
         assert server.figures()["leases"] == 0
 
 
@@ -75,15 +74,15 @@ async def test_a_new_connection_claims_the_lease_before_its_disconnect_ttl() -> 
         connect_in_memory(network, source="other") as other,
     ):
         lapses = Lapses()
-        keeper = TaskKeeper(client)
-        lease = await keeper.hold(ttl=60.0, disconnect_ttl=0.5, on_lapse=lapses)
+        keeper = Keeping(client)
+        lease = await keeper.hold(60.0, 0.5, GONE_TTL, lapses)
         await other.put("mine", b"", lease=lease.id)
         for _ in range(50):
             network.reset("keeper")
             await asyncio.sleep(3.0)
         assert await other.get("mine") is not None
         assert lapses.reasons == []
-        await keeper.aclose()
+        await keeper.release_all()
 
 
 @virtual_time
@@ -95,7 +94,7 @@ async def test_a_lease_that_cannot_be_renewed_is_given_up_before_the_server_lets
         connect_in_memory(network, source="other") as other,
     ):
         lapses = Lapses()
-        lease = await TaskKeeper(client).hold(ttl=9.0, disconnect_ttl=None, on_lapse=lapses)
+        lease = await Keeping(client).hold(9.0, None, GONE_TTL, lapses)
         await other.put("mine", b"", lease=lease.id)
         await asyncio.sleep(100.0)
         network.partition("keeper")
@@ -116,7 +115,7 @@ async def test_a_lease_that_somebody_revoked_is_known_to_be_lost_at_the_next_ren
     network = MemoryNetwork()
     async with serve_in_memory(network), connect_in_memory(network) as client:
         lapses = Lapses()
-        lease = await TaskKeeper(client).hold(ttl=9.0, disconnect_ttl=None, on_lapse=lapses)
+        lease = await Keeping(client).hold(9.0, None, GONE_TTL, lapses)
         await client.call(Revoke(lease=lease.id))
         revoked_at = now()
         await lapses.told.wait()
@@ -130,7 +129,7 @@ async def test_a_store_that_was_replaced_is_told_at_once() -> None:
     lapses = Lapses()
     async with serve_in_memory(network):
         client = await connect_in_memory(network).__aenter__()
-        await TaskKeeper(client).hold(ttl=60.0, disconnect_ttl=None, on_lapse=lapses)
+        await Keeping(client).hold(60.0, None, GONE_TTL, lapses)
     async with serve_in_memory(network):
         replaced_at = now()
         await lapses.told.wait()
@@ -143,12 +142,12 @@ async def test_a_store_that_was_replaced_is_told_at_once() -> None:
 async def test_releasing_from_an_unreachable_store_takes_a_short_time_however_many_there_are() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network), connect_in_memory(network) as client:
-        keeper = TaskKeeper(client)
+        keeper = Keeping(client)
         for _ in range(10):
-            await keeper.hold(ttl=60.0, disconnect_ttl=None, on_lapse=Lapses())
+            await keeper.hold(60.0, None, GONE_TTL, Lapses())
         network.partition("client")
         started = now()
-        await keeper.aclose()
+        await keeper.release_all()
         assert now() - started <= RELEASE_WITHIN + 0.1
         network.heal("client")
 
@@ -181,9 +180,9 @@ class Moody(interface.Store):
 async def test_a_renewal_that_failed_is_tried_again_at_once_not_at_the_next_one() -> None:
     moody = Moody()
     lapses = Lapses()
-    keeper = TaskKeeper(moody)
+    keeper = Keeping(moody)
     started = now()
-    await keeper.hold(ttl=9.0, disconnect_ttl=None, on_lapse=lapses)
+    await keeper.hold(9.0, None, GONE_TTL, lapses)
     moody.refusals = [LimitExceeded("it is busy")] * 20
     await asyncio.sleep(8.5)
     assert moody.renewed_at[0] - started == pytest.approx(3.0)
@@ -192,4 +191,4 @@ async def test_a_renewal_that_failed_is_tried_again_at_once_not_at_the_next_one(
     assert lapses.reasons == []
     moody.refusals = [LeaseNotFound("gone")]
     await lapses.told.wait()
-    await keeper.aclose()
+    await keeper.release_all()
