@@ -95,7 +95,7 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
             replies.setdefault(reply.session_id, {})[reply.request_id] = reply.response
             acknowledged[reply.session_id] = reply.acknowledged
     written = [
-        seal(event.key, bytes(event.value), event.create_revision, event.revision, event.lease)
+        seal(event.key, event.value, event.create_revision, event.revision, event.lease)
         for event in changed.values()
         if event.kind == "put"
     ]

@@ -242,14 +242,15 @@ class Engine:
         if changes:
             if request_id <= session.highest:
                 return Applied(response=self._replay(session, request_id, peer))
-            refusal = self._refuse_mutation(session, request)
-            if refusal is not None:
-                return Applied(response=refusal)  # not kept: there is no room for it, and it says that nothing was done
+            try:
+                self._check_mutation(session, request)
+            except LimitExceeded as error:  # not kept: there is no room for it, and it says that nothing was done
+                return Applied(response=_failed(error))
         try:
             response = self._asked.carry_out(request, peer, request_id)
         except StoreError as error:
             assert not self._changes.made, "a refused request has changed nothing"
-            response = Failed(kind=_FAILURES[type(error)], message=str(error))
+            response = _failed(error)
         if self._changes.made:
             self._announce()
         work = self._asked.work
@@ -273,19 +274,18 @@ class Engine:
             del self._works[work.watcher[0]]
         return _make_applied(Applied, (response, self._take_deliveries(), more))
 
-    def _refuse_mutation(self, session: Session, request: Request[Any]) -> Failed | None:
-        """What to answer a mutation that cannot be made, or whose reply could not be kept; None if it may be made."""
+    def _check_mutation(self, session: Session, request: Request[Any]) -> None:
+        """Refuse a mutation that cannot be made, or whose reply could not be kept."""
         if self.read_only is not None:
-            message = f"nothing can be written now, and nothing was: {self.read_only}; reading goes on"
-            return Failed(kind=FailureKind.LIMIT, message=message)
+            raise LimitExceeded(f"nothing can be written now, and nothing was: {self.read_only}; reading goes on")
         if self.only_deletes is not None and not only_takes_away(request):
-            message = f"only deletes can be written now, and nothing was: {self.only_deletes}; delete something"
-            return Failed(kind=FailureKind.LIMIT, message=message)
-        refusal = self._admission.check_session(session) if session.held_bytes else None
-        if refusal is None and self._replies.bytes >= self.limits.replies_bytes_max:
+            why = f"only deletes can be written now, and nothing was: {self.only_deletes}; delete something"
+            raise LimitExceeded(why)
+        full = self._replies.bytes >= self.limits.replies_bytes_max
+        if full:
             self._note_forgotten(self._sessions.make_room(self.limits.replies_bytes_max))
-            refusal = self._admission.check_reply(session, request)
-        return refusal
+        if full or session.held_bytes:
+            self._admission.check_reply(session, request)
 
     def _take_deliveries(self) -> tuple[Delivery | Answer | Overtaken, ...]:
         if not self._asked.deliveries:
@@ -421,6 +421,10 @@ class Engine:
         if self._ends and next(self._ends[0], ENDED) is ENDED:
             self._ends.popleft()
         return self._take_deliveries()
+
+
+def _failed(error: StoreError) -> Failed:
+    return Failed(kind=_FAILURES[type(error)], message=str(error))
 
 
 def _forgotten(request_id: int) -> Failed:

@@ -28,11 +28,9 @@ __all__ = [
     "Chunk",
     "Group",
     "Groups",
-    "GrownValue",
     "Keyspace",
     "SortedKeys",
     "answer_bytes",
-    "appended",
     "events_of",
     "put_event",
 ]
@@ -40,7 +38,6 @@ __all__ = [
 ENTRY_OVERHEAD = 300  # bytes of bookkeeping per key: the entry, two dictionaries, the index
 NEARLY = 0.8  # of a limit: from there on the operator is warned
 CHUNK_MAX = 1024  # keys of one short list: where splitting and searching cost about the same
-GROWN_BYTES = 64 * 1024  # from here on copying a value with every append costs more than keeping it apart
 COMPARED_MOST = 50_000  # groups that `largest` compares: about 3 ms. With more of them, none holds much
 
 Change = Entry | Event
@@ -67,58 +64,6 @@ def events_of(changes: Iterable[Change]) -> tuple[Event, ...]:
 def answer_bytes(entry: Entry | None) -> int:
     """About how many bytes an entry takes in an answer."""
     return 1 if entry is None else key_bytes(entry.key) + len(entry.value) + 40
-
-
-class GrownValue:
-    """A long value that has been appended to, in the place of `bytes`: thousands of appends copy it a few times only.
-
-    All versions of it share one buffer, of which each is the beginning, so that an append costs what it adds. Whoever
-    wants its bytes, to send them or to compare them, has them copied then.
-    """
-
-    __slots__ = ("_buffer", "_size")
-
-    def __init__(self, buffer: bytearray) -> None:
-        self._buffer = buffer
-        self._size = len(buffer)
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __bytes__(self) -> bytes:
-        # Not by way of a memoryview: the journal's thread reads this while another append may lengthen the buffer.
-        return bytes(self._buffer[: self._size])
-
-    def __getitem__(self, part: slice) -> bytes:
-        start, stop, step = part.indices(self._size)
-        return bytes(self._buffer[start:stop:step])
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, bytes | GrownValue):
-            return NotImplemented
-        return len(other) == self._size and bytes(other) == bytes(self)
-
-    def __hash__(self) -> int:
-        return hash(bytes(self))
-
-    def __repr__(self) -> str:
-        return f"<{self._size} bytes, grown>"
-
-    def and_then(self, more: bytes) -> GrownValue:
-        """This value with more at its end."""
-        # Only the newest version is appended to in place: what follows an older one in the buffer is not its own.
-        buffer = self._buffer if len(self._buffer) == self._size else self._buffer[: self._size]
-        buffer += more
-        return GrownValue(buffer)
-
-
-def appended(value: bytes | GrownValue, more: bytes) -> bytes | GrownValue:
-    """A value with more at its end."""
-    if isinstance(value, GrownValue):
-        return value.and_then(more)
-    if len(value) + len(more) < GROWN_BYTES:
-        return value + more
-    return GrownValue(bytearray(value) + more)
 
 
 class Group:

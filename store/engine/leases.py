@@ -50,11 +50,11 @@ class LeaseRecord:
     ttl: float
     disconnect_ttl: float | None
     gone_ttl: float | None
+    anonymous: bool  # made by a put with `ttl=`: it ends with its one key
     lapses_at: float
     slot: int = -1  # in which it stands; -1: in none
     process: Process | None = None  # which keeps it, if it ends early with that
-    keeper: int | None  # the peer whose closing shortens it
-    anonymous: bool  # made by a put with `ttl=`: it ends with its one key
+    keeper: int | None = None  # the peer whose closing shortens it
     disconnected: bool = False  # `lapses_at` is that of `disconnect_ttl`
     ending: bool = False  # its time is over; keys of it are left, which go in the ticks to come
     keys: dict[str, None] = field(default_factory=dict)  # in the order in which they came
@@ -112,8 +112,7 @@ class Leases:
         """
         self._last_id = last
         for one in saved:
-            lease = self._add(one.id, one.ttl, one.disconnect_ttl, one.gone_ttl, anonymous=one.anonymous)
-            lease.ending = not one.ttl
+            self.grant(one, peer=None).ending = not one.ttl
 
     def advance(self, now: float) -> None:
         """Let served time follow the server's clock, whose reading is `now`, but not through a stall."""
@@ -131,22 +130,24 @@ class Leases:
         """The lease of this id, also if it is ending and only its keys are left."""
         return self._leases.get(lease)
 
-    def grant(
-        self,
-        ttl: float,
-        *,
-        disconnect_ttl: float | None = None,
-        gone_ttl: float | None = None,
-        peer: int | None,
-        anonymous: bool = False,
-        id: int | None = None,
-    ) -> LeaseRecord:
-        """Make a lease that lapses in `ttl` seconds unless it is renewed; with an `id` that its client has chosen."""
-        if id is None:
-            id = self._last_id = self._last_id + 1
-        lease = self._add(id, ttl, disconnect_ttl, gone_ttl, anonymous=anonymous)
-        if not anonymous:
-            self._keep(lease, peer)
+    def next_id(self) -> int:
+        """An id for a lease that has none of its client's choice."""
+        self._last_id += 1
+        return self._last_id
+
+    def grant(self, terms: SavedLease, *, peer: int | None) -> LeaseRecord:
+        """Make a lease that lapses unless it is renewed, and that `peer` keeps, if anybody does."""
+        lease = LeaseRecord(
+            id=terms.id,
+            ttl=terms.ttl,
+            disconnect_ttl=terms.disconnect_ttl,
+            gone_ttl=terms.gone_ttl,
+            anonymous=terms.anonymous,
+            lapses_at=self._served + terms.ttl,
+        )
+        self._leases[lease.id] = lease
+        self._stand(lease, _slot_of(lease.lapses_at))
+        self._keep(lease, peer)
         return lease
 
     def keep_alive(self, lease: LeaseRecord, *, peer: int) -> None:
@@ -305,22 +306,6 @@ class Leases:
                 self._order = list(self._slots)
                 heapq.heapify(self._order)
         lease.slot = -1
-
-    def _add(
-        self, id: int, ttl: float, disconnect_ttl: float | None, gone_ttl: float | None, *, anonymous: bool
-    ) -> LeaseRecord:
-        lease = LeaseRecord(
-            id=id,
-            ttl=ttl,
-            disconnect_ttl=disconnect_ttl,
-            gone_ttl=gone_ttl,
-            lapses_at=self._served + ttl,
-            keeper=None,
-            anonymous=anonymous,
-        )
-        self._leases[id] = lease
-        self._stand(lease, _slot_of(lease.lapses_at))
-        return lease
 
     def _keep(self, lease: LeaseRecord, peer: int | None) -> None:
         if lease.keeper == peer:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from store.engine.admission import Admission, shown, sum_of
 from store.engine.applied import Answer, Delivery, Overtaken, Work
 from store.engine.keyspace import answer_bytes, put_event
 from store.engine.snapshots import PART_BYTES, STEP_KEYS, Snapshot
@@ -71,10 +70,12 @@ from store.messages import (
     Watching,
     Written,
 )
+from store.records import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from store.engine.admission import Admission, Write
     from store.engine.changes import Changes
     from store.engine.leases import LeaseRecord
     from store.engine.state import State
@@ -122,7 +123,7 @@ class Requests:
         return handle(self, request)
 
     def _guarded(self, request: Guarded[Any]) -> Response | None:
-        self._admission.check_count(len(request.when), "conditions")
+        self._admission.at_most("operations_max", len(request.when), "conditions")
         if not _all_hold(request.when, self._keys.entries):
             raise ConditionFailed(_broken(request.when, self._keys.entries))
         handle = None if type(request.request) is Guarded else _HANDLERS.get(type(request.request))
@@ -144,7 +145,7 @@ class Requests:
         return Found(self._keys.get(request.key))
 
     def _get_many(self, request: GetMany) -> Listing | ListingPart:
-        self._admission.check_count(len(request.keys), "keys")
+        self._admission.at_most("operations_max", len(request.keys), "keys")
         listing = self._listing(tuple(map(self._keys.get, request.keys)), self._keys.revision)
         if len(request.keys) <= STEP_KEYS:
             return listing
@@ -153,7 +154,7 @@ class Requests:
 
     def _listing(self, entries: tuple[Entry | None, ...], revision: int) -> Listing:
         if len(entries) * self._keys.answer_bytes_max > self._limits.frame_bytes_max:  # else there is nothing to add up
-            self._admission.check_answer(sum(map(answer_bytes, entries)))
+            self._admission.at_most("frame_bytes_max", sum(map(answer_bytes, entries)))
         return Listing(entries, revision)
 
     def _list(self, request: List) -> Listing | ListingPart:
@@ -225,9 +226,13 @@ class Requests:
     # -------------------------------------------------------------------------------------- writes
 
     def _put(self, request: Put) -> Written:
-        self._admission.check_put(request.key, request.value, request.ttl, request.lease)
-        self._admission.check_room_for(request.key, len(request.value))
-        return Written(self._changes.put(request))
+        return Written(self._changes.write(request, self._admit(request)).mod_revision)
+
+    def _admit(self, write: Write) -> bytes:
+        """The value that this write, alone, is to leave."""
+        value = self._admission.admit(write)
+        self._admission.check_room_for(write.key, len(value))
+        return value
 
     def _delete(self, request: Delete) -> Counted:
         return Counted(count=int(self._changes.erase(request.key)), revision=self._changes.revision)
@@ -235,7 +240,7 @@ class Requests:
     def _delete_prefix(self, request: DeletePrefix) -> Counted:
         most = self._limits.writes_max
         if request.at_most is None:
-            self._admission.check_writes(self._keys.index.count(request.prefix))
+            self._admission.at_most("writes_max", self._keys.index.count(request.prefix), "keys to be deleted")
         else:
             most = max(min(most, request.at_most), 0)
         keys = self._keys.index.stretch(request.prefix, after=None, most=most)
@@ -252,51 +257,45 @@ class Requests:
                 f"compare_and_set of {shown(request.key)} takes exactly one expectation: expected_revision or "
                 f"expected_value"
             )
-        self._admission.check_put(request.key, request.value, request.ttl, request.lease)
         entry = self._keys.get(request.key)
         if request.expected_revision is not None:
             as_expected = (entry.mod_revision if entry else 0) == request.expected_revision
         else:
             as_expected = entry is not None and entry.value == request.expected_value
+        value = self._admission.admit(request)
         if not as_expected:
             return CompareAndSetResult(False, entry)
-        self._admission.check_room_for(request.key, len(request.value))
-        self._changes.put(request)
-        return CompareAndSetResult(True, self._keys.entries[request.key])
+        self._admission.check_room_for(request.key, len(value))
+        return CompareAndSetResult(True, self._changes.write(request, value))
 
     def _add(self, request: Add) -> Added:
-        self._admission.check_rewrite(request)
-        total = sum_of(request, self._keys.get(request.key))
-        self._admission.check_room_for(request.key, len(total))
-        return Added(value=int(total), revision=self._changes.rewrite(request, total))
+        value = self._admit(request)
+        return Added(value=int(value), revision=self._changes.write(request, value).mod_revision)
 
     def _append(self, request: Append) -> Added:
-        self._admission.check_rewrite(request)
-        self._admission.check_room_for(request.key, self._admission.check_append(request))
-        length, revision = self._changes.append(request)
-        return Added(value=length, revision=revision)
+        value = self._admit(request)
+        return Added(value=len(value), revision=self._changes.write(request, value).mod_revision)
 
     def _transact(self, request: Transact) -> TransactionResult:
-        self._admission.check_count(len(request.when), "conditions")
-        self._admission.check_branches(len(request.then) + len(request.otherwise))
+        self._admission.at_most("operations_max", len(request.when), "conditions")
+        self._admission.at_most("writes_max", len(request.then) + len(request.otherwise), "operations")
         succeeded = _all_hold(request.when, self._keys.entries)
         operations = request.then if succeeded else request.otherwise
         granted = self._grant_for(operations, request.grants) if request.grants else ()
         try:
-            self._admission.check_operations(operations)
+            values = self._admission.admit_branch(operations)
         except StoreError:
             for lease in granted:
                 self._changes.end_lease(lease, most=0)  # no key is on it yet
             raise
-        operate = self._changes.operate
-        results = tuple([operate(operation) for operation in operations])
+        results = tuple(map(self._changes.operate, operations, values))
         return TransactionResult(succeeded, results, self._changes.revision)
 
     # -------------------------------------------------------------------------------------- leases
 
     def _grant_for(self, operations: tuple[Operation, ...], grants: tuple[Grant, ...]) -> list[LeaseRecord]:
         """Grant those leases that these operations put a key on, and that are not there."""
-        self._admission.check_count(len(grants), "leases")
+        self._admission.at_most("operations_max", len(grants), "leases")
         used = {
             operation.lease
             for operation in operations
@@ -308,19 +307,14 @@ class Requests:
             if self._leases.with_keys(grant.id or 0) is not None:
                 raise LeaseNotFound(f"lease {grant.id} has lapsed, and its keys are going: come again in a moment")
         self._admission.check_grants(wanted)
-        return [self._make_lease(grant) for grant in wanted]
-
-    def _make_lease(self, grant: Grant) -> LeaseRecord:
-        return self._changes.grant(
-            grant.ttl, disconnect_ttl=grant.disconnect_ttl, gone_ttl=grant.gone_ttl, peer=self._peer, id=grant.id
-        )
+        return [self._changes.grant(grant, peer=self._peer) for grant in wanted]
 
     def _grant(self, request: Grant) -> Granted:
         if request.id is not None:
             raise StoreUsageError("a lease of a chosen id is granted in a transaction that puts a key on it")
         self._admission.check_grant(request)
         self._admission.check_lease_room()
-        lease = self._make_lease(request)
+        lease = self._changes.grant(request, peer=self._peer)
         return Granted(lease=lease.id, ttl=lease.ttl)
 
     def _keep_alive(self, request: KeepAlive) -> Granted:
@@ -338,8 +332,8 @@ class Requests:
 
     def _time_to_live(self, request: TimeToLive) -> LeaseState:
         lease = self._admission.lease(request.lease)
-        self._admission.check_count(len(lease.keys), "keys, those of the lease")
-        self._admission.check_answer(sum(map(len, lease.keys)))
+        self._admission.at_most("operations_max", len(lease.keys), "keys, those of the lease")
+        self._admission.at_most("frame_bytes_max", sum(map(len, lease.keys)))
         return LeaseState(remaining=self._leases.remaining(lease), ttl=lease.ttl, keys=tuple(sorted(lease.keys)))
 
     # -------------------------------------------------------------------------------------- watches and waits
@@ -395,7 +389,7 @@ class Requests:
 
     def _wait(self, request: Wait) -> Listing | None:
         peer, when = self._peer, self._when
-        self._admission.check_count(len(request.keys), "keys")
+        self._admission.at_most("operations_max", len(request.keys), "keys")
         entries = tuple(map(self._keys.get, request.keys))
         if all(entries):
             return self._listing(entries, self._keys.revision)
@@ -403,7 +397,7 @@ class Requests:
             self._admission.check_key(key)
         cost = wait_bytes(request.keys, when)
         self._admission.check_open(peer, cost)
-        self._admission.check_waits(peer, cost)
+        self._admission.at_most("waits_bytes_max", self._waits.bytes_of(peer) + cost)
         parked = Parked(keys=request.keys, missing=entries.index(None), when=when)
         self._waits.add((peer, self._request_id), parked, cost=cost)
         return None

@@ -112,15 +112,8 @@ def _packer() -> Callable[[object], bytes]:
     """
     in_one_step = "fallback" not in msgpack.Packer.__module__ and getattr(sys, "_is_gil_enabled", lambda: True)()
     if in_one_step:
-        return cast("Callable[[object], bytes]", msgpack.Packer(default=_bytes_of).pack)
-    return lambda message: cast("bytes", msgpack.packb(message, default=_bytes_of))
-
-
-def _bytes_of(value: object) -> bytes:
-    """The bytes of a value that stands for them, as one that has grown by appending does."""
-    if hasattr(value, "__bytes__"):
-        return bytes(value)
-    raise TypeError(f"{shown(value)} cannot be sent")
+        return cast("Callable[[object], bytes]", msgpack.Packer().pack)
+    return cast("Callable[[object], bytes]", msgpack.packb)
 
 
 _pack = _packer()

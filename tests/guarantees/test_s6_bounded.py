@@ -205,7 +205,7 @@ def test_s6_what_others_do_not_read_keeps_nobody_from_working() -> None:
         assert desk.ask(Add("b", 1), peer=2).value == number, "it acknowledges all it gets"
     assert desk.engine.figures()["replies_bytes"] <= 1100
     refused = desk.ask(Add("b", 1), peer=2, acknowledged=0)
-    assert "1100 bytes of replies, 100 of them of this client, wait to be acknowledged" in refused.message
+    assert "replies_bytes_max is 1000" in refused.message
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_s6_many_clients_that_each_keep_one_large_reply_meet_the_limit_of_all_re
     for peer in range(2, 10):
         refused = desk.ask(large, peer=peer, acknowledged=0)
         assert refused.kind is FailureKind.LIMIT
-        assert "replies_bytes_max is 10000: come again, or ask for no large values" in refused.message
+        assert "replies_bytes_max is 10000: " in refused.message
     assert desk.engine.figures()["replies_bytes"] < 110_000
     assert desk.ask(CompareAndSet(key="small", value=b"", expected_revision=0), peer=2).succeeded
     assert desk.ask(Transact(when=(), then=(Put("b", b""), Get("small"))), peer=3).succeeded

@@ -114,7 +114,7 @@ async def a_key(scene: Scene) -> str:
     return await refusal(scene.client.put("k" * 101, b""))
 
 
-@past({"keys_max": 3}, "holds 3 keys", "delete some")
+@past({"keys_max": 3}, "hold 4 keys", "delete some")
 async def keys(scene: Scene) -> str:
     await scene.client.transact(then=[Put("a", b""), Put("b", b"")])
     message = await refusal(scene.client.put("c", b""))
@@ -130,7 +130,7 @@ async def keys_under_one_name(scene: Scene) -> str:
     return await refusal(scene.client.put("one/d", b""))
 
 
-@past({"group_keys_max": 2}, "holds 2 keys", "delete some")
+@past({"group_keys_max": 2}, "hold 3 keys", "delete some")
 async def keys_of_a_group(scene: Scene) -> str:
     for key in ("/rdzv/a/1", "/rdzv/a/2", "/rdzv/b/1", "/rdzv/b"):
         await scene.client.put(key, b"")
@@ -176,7 +176,7 @@ async def operations(scene: Scene) -> str:
     return await refusal(scene.client.transact(when=[when.missing("a")] * 4, then=[Get("a")]))
 
 
-@past({"watches_max": 2}, "2 watches and waits", "end some")
+@past({"watches_max": 2}, "3 watches and waits", "end some")
 async def watches(scene: Scene) -> str:
     async with scene.client.watch("a"), scene.client.watch("b"):
         assert "watches_max" in await refusal(scene.client.wait(["never"]))
@@ -222,7 +222,7 @@ async def an_outbox(scene: Scene) -> str:
     return refused.message
 
 
-@past({"lease_keys_max": 2}, "has 2 keys", "another lease")
+@past({"lease_keys_max": 2}, "have 3 keys", "another lease")
 async def keys_of_a_lease(scene: Scene) -> str:
     lease = await scene.client.grant(60.0)
     for key in ("a", "b", "a"):
@@ -381,17 +381,17 @@ async def sessions(scene: Scene) -> str:
     return message
 
 
-@past({"session_replies_max": 4}, "4 replies of this client", "read replies before sending more")
+@past({"session_replies_max": 4}, "5 replies of this client", "read replies before sending more")
 async def session_replies(scene: Scene) -> str:
     return await unacknowledged(await scene.a_peer(), Add("a", 1), first=1, count=5)
 
 
-@past({"session_replies_bytes_max": 450}, "500 bytes of replies of this client", "read replies before sending more")
+@past({"session_replies_bytes_max": 450}, "bytes of replies of this client", "read replies before sending more")
 async def session_replies_bytes(scene: Scene) -> str:
     return await unacknowledged(await scene.a_peer(), Add("a", 1), first=1, count=6)
 
 
-@past({"replies_bytes_max": 5000}, "bytes of replies,", "read replies before sending more")
+@past({"replies_bytes_max": 5000}, "bytes of replies", "read replies before sending more")
 async def all_replies(scene: Scene) -> str:
     large = CompareAndSet(key="a", value=bytes(400), expected_revision=0)
     await unacknowledged(await scene.a_peer(), large, first=1, count=40)
@@ -416,7 +416,7 @@ async def a_session_that_was_left(scene: Scene) -> str:
     return "session_ttl is 0.2: another session"
 
 
-@past({"leases_max": 2}, "has 2 leases", "revoke some")
+@past({"leases_max": 2}, "have 3 leases", "revoke some")
 async def leases(scene: Scene) -> str:
     await scene.client.grant(10.0)
     await scene.client.grant(10.0)

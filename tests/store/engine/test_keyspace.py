@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import random
-import time
 
 import pytest
 
-from store.engine.keyspace import ENTRY_OVERHEAD, Groups, Keyspace, answer_bytes, appended
+from store.engine.keyspace import ENTRY_OVERHEAD, Groups, Keyspace, answer_bytes
 from store.engine.requests import GROUPS_AT_ONCE
 from store.limits import Limits
 from store.messages import (
-    Add,
     Append,
-    CompareAndSet,
     Delete,
     DeletePrefix,
     Entry,
     Failed,
-    Get,
     GroupPage,
     ListGroups,
     Put,
-    Watch,
 )
 from tests.support.by_hand import Desk
 
@@ -121,37 +116,6 @@ def test_the_largest_group_is_known() -> None:
     assert heavy is not None
     assert many is not None
     assert (heavy.name, many.name) == ("a/heavy/", "a/many/")
-
-
-def test_a_long_value_is_appended_to_in_its_place_and_each_version_stays_what_it_was() -> None:
-    desk = Desk()
-    begun = bytes(range(256)) * 1024
-    desk.ask(Put("k", begun))
-    desk.ask(Watch(prefix="k"), peer=2)
-    before = desk.ask(Get("k")).entry
-    for number in range(3):
-        assert desk.ask(Append("k", b"%d" % number)).value == len(begun) + number + 1
-    versions = [events[0].value for events in desk.told[2, 1]]
-    assert [bytes(value) for value in versions] == [begun + b"0", begun + b"01", begun + b"012"]
-    assert before.value == begun
-    assert begun + b"01" == versions[1] != versions[2]
-    assert versions[1][-2:] == b"01"
-    assert desk.ask(CompareAndSet(key="k", value=b"new", expected_value=begun + b"012")).succeeded
-    assert bytes(appended(versions[0], b"x")) == begun + b"0x", "also from an older version"
-    assert bytes(versions[2]) == begun + b"012"
-    assert "no decimal number" in desk.fails(Add("k", 1)).message
-
-
-def test_thousands_of_appends_to_a_long_value_copy_it_a_few_times_only() -> None:
-    """3,000 of one byte to 33 MB took 68 s."""
-    desk = Desk()
-    desk.ask(Put("k", bytes(30 * 2**20)))
-    began = time.process_time()
-    for _ in range(3000):
-        desk.ask(Append("k", b"x"))
-    assert time.process_time() - began < 5.0, "a copy takes some 5 ms"
-    assert len(desk.ask(Get("k")).entry.value) == 30 * 2**20 + 3000
-    assert desk.engine.figures()["stored_bytes"] > 30 * 2**20 + 3000
 
 
 def test_no_entry_takes_more_in_an_answer_than_the_keyspace_says() -> None:

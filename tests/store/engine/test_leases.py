@@ -28,13 +28,17 @@ def close(leases: Leases, peer: int) -> None:
         pass
 
 
+def grant(leases: Leases, ttl: float, *, peer: int | None, disconnect_ttl: float | None = None) -> LeaseRecord:
+    return leases.grant(SavedLease(id=leases.next_id(), ttl=ttl, disconnect_ttl=disconnect_ttl), peer=peer)
+
+
 def ids(leases: list[LeaseRecord]) -> list[int]:
     return [lease.id for lease in leases]
 
 
 def test_a_lease_is_due_when_its_time_is_over_and_not_before() -> None:
     leases = at()
-    lease = leases.grant(1.0, peer=7)
+    lease = grant(leases, 1.0, peer=7)
     now = let_pass(leases, 0.75)
     assert leases.due() == []
     assert leases.remaining(lease) == 0.25
@@ -46,18 +50,18 @@ def test_a_lease_is_due_when_its_time_is_over_and_not_before() -> None:
 
 def test_leases_have_ids_of_their_own_and_can_be_found_by_them() -> None:
     leases = at()
-    first, second = leases.grant(1.0, peer=1), leases.grant(1.0, peer=1)
+    first, second = grant(leases, 1.0, peer=1), grant(leases, 1.0, peer=1)
     assert first.id != second.id
     assert leases.get(second.id) is second
     assert len(leases) == 2
     leases.end(second)
     assert leases.get(second.id) is None
-    assert leases.grant(1.0, peer=1).id not in {first.id, second.id}
+    assert grant(leases, 1.0, peer=1).id not in {first.id, second.id}
 
 
 def test_keeping_a_lease_alive_gives_it_its_full_ttl_again() -> None:
     leases = at()
-    lease = leases.grant(1.0, peer=7)
+    lease = grant(leases, 1.0, peer=7)
     now = let_pass(leases, 0.75)
     leases.keep_alive(lease, peer=7)
     now = let_pass(leases, 0.75, now=now)
@@ -68,7 +72,7 @@ def test_keeping_a_lease_alive_gives_it_its_full_ttl_again() -> None:
 
 def test_a_keep_alive_that_comes_after_the_time_but_before_the_lapse_still_counts() -> None:
     leases = at()
-    lease = leases.grant(1.0, peer=7)
+    lease = grant(leases, 1.0, peer=7)
     let_pass(leases, 2.0)
     leases.keep_alive(lease, peer=7)
     assert leases.due() == []
@@ -76,7 +80,7 @@ def test_a_keep_alive_that_comes_after_the_time_but_before_the_lapse_still_count
 
 def test_a_stall_counts_for_no_more_than_the_longest_pause_between_two_looks() -> None:
     leases = at()
-    lease = leases.grant(1.0, peer=7)
+    lease = grant(leases, 1.0, peer=7)
     leases.advance(3600.0)
     assert leases.remaining(lease) == 1.0 - STALL_AFTER
     leases.advance(7200.0)
@@ -85,16 +89,16 @@ def test_a_stall_counts_for_no_more_than_the_longest_pause_between_two_looks() -
 
 def test_a_clock_that_goes_back_takes_nothing_away() -> None:
     leases = at(100.0)
-    lease = leases.grant(1.0, peer=7)
+    lease = grant(leases, 1.0, peer=7)
     leases.advance(50.0)
     assert leases.remaining(lease) == 1.0
 
 
 def test_leases_that_are_due_come_in_the_order_in_which_their_time_was_over() -> None:
     leases = at()
-    renewed = leases.grant(0.1, peer=7)
+    renewed = grant(leases, 0.1, peer=7)
     leases.advance(0.05)
-    other = leases.grant(0.1, peer=7)
+    other = grant(leases, 0.1, peer=7)
     leases.advance(0.09)
     leases.keep_alive(renewed, peer=7)
     leases.advance(0.25)
@@ -103,7 +107,7 @@ def test_leases_that_are_due_come_in_the_order_in_which_their_time_was_over() ->
 
 def test_what_a_closed_connection_kept_lapses_after_its_disconnect_ttl() -> None:
     leases = at()
-    lease = leases.grant(10.0, disconnect_ttl=1.0, peer=7)
+    lease = grant(leases, 10.0, disconnect_ttl=1.0, peer=7)
     close(leases, 7)
     now = let_pass(leases, 0.75)
     assert leases.due() == []
@@ -113,14 +117,14 @@ def test_what_a_closed_connection_kept_lapses_after_its_disconnect_ttl() -> None
 
 def test_a_disconnect_ttl_never_prolongs_a_lease() -> None:
     leases = at()
-    lease = leases.grant(1.0, disconnect_ttl=5.0, peer=7)
+    lease = grant(leases, 1.0, disconnect_ttl=5.0, peer=7)
     close(leases, 7)
     assert leases.remaining(lease) == 1.0
 
 
 def test_without_a_disconnect_ttl_closing_changes_nothing() -> None:
     leases = at()
-    lease = leases.grant(1.0, peer=7)
+    lease = grant(leases, 1.0, peer=7)
     close(leases, 7)
     assert leases.remaining(lease) == 1.0
     leases.keep_alive(lease, peer=8)
@@ -129,7 +133,7 @@ def test_without_a_disconnect_ttl_closing_changes_nothing() -> None:
 
 def test_coming_back_in_time_restores_the_full_ttl() -> None:
     leases = at()
-    lease = leases.grant(10.0, disconnect_ttl=1.0, peer=7)
+    lease = grant(leases, 10.0, disconnect_ttl=1.0, peer=7)
     close(leases, 7)
     now = let_pass(leases, 0.75)
     leases.keep_alive(lease, peer=8)
@@ -140,7 +144,7 @@ def test_coming_back_in_time_restores_the_full_ttl() -> None:
 
 def test_whoever_renewed_a_lease_last_keeps_it() -> None:
     leases = at()
-    lease = leases.grant(10.0, disconnect_ttl=1.0, peer=7)
+    lease = grant(leases, 10.0, disconnect_ttl=1.0, peer=7)
     leases.keep_alive(lease, peer=8)
     close(leases, 7)
     assert leases.remaining(lease) == 10.0
@@ -150,27 +154,19 @@ def test_whoever_renewed_a_lease_last_keeps_it() -> None:
 
 def test_closing_a_connection_shortens_all_that_it_kept_and_nothing_else() -> None:
     leases = at()
-    first = leases.grant(10.0, disconnect_ttl=1.0, peer=7)
-    second = leases.grant(10.0, disconnect_ttl=2.0, peer=7)
-    other = leases.grant(10.0, disconnect_ttl=1.0, peer=8)
-    leases.end(leases.grant(10.0, disconnect_ttl=1.0, peer=7))
+    first = grant(leases, 10.0, disconnect_ttl=1.0, peer=7)
+    second = grant(leases, 10.0, disconnect_ttl=2.0, peer=7)
+    other = grant(leases, 10.0, disconnect_ttl=1.0, peer=8)
+    leases.end(grant(leases, 10.0, disconnect_ttl=1.0, peer=7))
     close(leases, 7)
     close(leases, 7)
     close(leases, 99)
     assert [leases.remaining(lease) for lease in (first, second, other)] == [1.0, 2.0, 10.0]
 
 
-def test_an_anonymous_lease_is_kept_by_nobody() -> None:
-    leases = at()
-    lease = leases.grant(10.0, disconnect_ttl=1.0, peer=7, anonymous=True)
-    assert lease.keeper is None
-    close(leases, 7)
-    assert leases.remaining(lease) == 10.0
-
-
 def test_a_lease_that_was_ended_is_not_due() -> None:
     leases = at()
-    leases.end(leases.grant(1.0, peer=7))
+    leases.end(grant(leases, 1.0, peer=7))
     let_pass(leases, 2.0)
     assert leases.due() == []
 
@@ -178,8 +174,8 @@ def test_a_lease_that_was_ended_is_not_due() -> None:
 def test_the_next_due_time_is_known_or_there_is_none() -> None:
     leases = at()
     assert leases.next_due_in() is None
-    leases.grant(3.0, peer=7)
-    leases.grant(1.0, peer=7)
+    grant(leases, 3.0, peer=7)
+    grant(leases, 1.0, peer=7)
     assert leases.next_due_in() == 1.0
     let_pass(leases, 2.0)
     assert leases.next_due_in() == 0
@@ -191,7 +187,7 @@ def test_leases_that_are_renewed_in_time_are_never_looked_at_as_due() -> None:
     members = []
     now = 0.0
     for _ in range(50):
-        members.append(leases.grant(3.0, peer=7))
+        members.append(grant(leases, 3.0, peer=7))
         now = let_pass(leases, 0.02, now=now)
     for _ in range(20):
         now = let_pass(leases, 1.0, now=now)
@@ -208,7 +204,7 @@ def test_leases_that_are_renewed_in_time_are_never_looked_at_as_due() -> None:
 def test_many_renewals_are_put_right_a_few_thousand_at_once() -> None:
     leases = at()
     for _ in range(PUT_RIGHT_AT_ONCE + 10):
-        leases.keep_alive(leases.grant(1.0, peer=7), peer=7)
+        leases.keep_alive(grant(leases, 1.0, peer=7), peer=7)
     now = let_pass(leases, 0.5)
     for id in range(1, PUT_RIGHT_AT_ONCE + 11):
         lease = leases.get(id)
@@ -238,7 +234,7 @@ def test_restored_leases_have_their_full_ttl_and_no_keeper_until_one_renews_them
     leases.keep_alive(first, peer=1)
     close(leases, 1)
     assert leases.remaining(first) == 1.0
-    assert leases.grant(1.0, peer=1).id == 8
+    assert grant(leases, 1.0, peer=1).id == 8
     let_pass(leases, 2.0, now=1000.0)
     assert ids(leases.due()) == [3, 8, 5]
 
@@ -247,7 +243,7 @@ def test_waiting_for_the_next_due_time_always_gets_there() -> None:
     """Sums of floats differ by less than a clock can show: a wait of 1e-16 s at the reading 1000 s is none at all."""
     now = 1000.0
     leases = at(now)
-    leases.grant(1.0, peer=7)
+    grant(leases, 1.0, peer=7)
     for _ in range(100):
         due_in = leases.next_due_in()
         assert due_in is not None
@@ -260,13 +256,13 @@ def test_waiting_for_the_next_due_time_always_gets_there() -> None:
 def test_leases_that_come_and_go_do_not_fill_memory() -> None:
     leases = at()
     for _ in range(10 * UNTIDY):
-        leases.end(leases.grant(86_400.0, peer=7))
+        leases.end(grant(leases, 86_400.0, peer=7))
     assert len(leases._order) <= UNTIDY
 
 
 def test_connections_that_come_and_go_do_not_fill_memory() -> None:
     leases = at()
-    lease = leases.grant(86_400.0, disconnect_ttl=60.0, peer=0)
+    lease = grant(leases, 86_400.0, disconnect_ttl=60.0, peer=0)
     for peer in range(10 * UNTIDY):
         close(leases, peer)
         leases.keep_alive(lease, peer=peer + 1)
