@@ -51,7 +51,6 @@ __all__ = [
     "Me",
     "Parked",
     "Refused",
-    "RoundToCheck",
     "Rules",
     "Wait",
     "decide",
@@ -434,13 +433,6 @@ class Parked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundToCheck:
-    """A round has completed since we arrived: our bucket tells whether we are in it."""
-
-    round: Round
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
     """The run is closed; `spare` if this node was only waiting in case."""
 
@@ -448,15 +440,15 @@ class Refused:
     spare: bool = False
 
 
-def follow(me: Me, head: Head, *, now: float) -> Parked | RoundToCheck | Refused:
-    """Return what the head means to a node that has arrived.
+def follow(me: Me, head: Head, *, now: float) -> Parked | Round | Refused:
+    """Return what the head means to a node that has arrived; a round, if one has completed since, and may hold it.
 
     A round is looked at before a closing: both are known only if the round came first, for a commit is conditional on
     there being no closing.
     """
     round = head.round
     if round is not None and round.revision > max(me.arrival, me.passed_over):
-        return RoundToCheck(round=round)
+        return round
     spare = _is_spare(me, head)
     if head.closed is not None:
         return Refused(closed=head.closed, spare=spare)

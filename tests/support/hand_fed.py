@@ -17,10 +17,10 @@ from rdzv.core.view import View
 from store import Event
 
 if TYPE_CHECKING:
-    from rdzv.core.decision import Parked, Refused, RoundToCheck
+    from rdzv.core.decision import Parked, Refused
     from rdzv.core.ranks import RankOrder
 
-__all__ = ["NODES", "HandFed"]
+__all__ = ["NODES", "HandFed", "round_of"]
 
 NODES = "/rdzv/job/nodes/"
 
@@ -98,6 +98,12 @@ class HandFed:
         """An event comes to the coordinator."""
         self.view.fold(event, now=self.now, last_call_timeout=self.rules.last_call)
 
+    def play(self, story: str) -> None:
+        """Several of these happen: "arrive a b, die a, leave b"."""
+        for step in filter(None, story.split(", ")):
+            what, *names = step.split()
+            getattr(self, what)(*names)
+
     # ------------------------------------------------------------------------------------- what comes of it
 
     def decide(self) -> Decision:
@@ -166,7 +172,7 @@ class HandFed:
         """What a node that waits knows of itself."""
         return Me(arrival=self.stored[name][0], **known)
 
-    def follow(self, name: str, **known: Any) -> Parked | RoundToCheck | Refused:
+    def follow(self, name: str, **known: Any) -> Parked | Round | Refused:
         """What it all means to a node that waits."""
         return follow(self.me(name, **known), self.head(), now=self.now)
 
@@ -181,3 +187,12 @@ class HandFed:
         """What the watch says of a record as it stands."""
         revision, value = self.stored[name]
         return Event(kind="put", revision=revision, key=NODES + name, value=value, create_revision=revision)
+
+
+def round_of(*names: str, **rules: Any) -> HandFed:
+    """A run whose first round these nodes have just completed."""
+    run = HandFed(**{"needed": len(names), "capacity": len(names), **rules})
+    run.arrive(*names)
+    run.now += run.rules.last_call
+    assert run.commit() == list(names)
+    return run

@@ -20,8 +20,8 @@ import anyio
 
 from rdzv.bootstrap_check import Verdict, check_the_way, judge
 from rdzv.core.absent import named
-from rdzv.core.decision import JoinClock, Me, Parked, Refused, RoundToCheck, follow
-from rdzv.core.round import Participant
+from rdzv.core.decision import JoinClock, Me, Parked, Refused, follow
+from rdzv.core.round import Participant, Round
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, RendezvousStateError
 from rdzv.node.admission import check_prefix, report_health
 from rdzv.node.candidacy import Candidacy
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable, Collection
 
-    from rdzv.core.round import Round
     from rdzv.membership import Membership
     from rdzv.node.link import Link
     from rdzv.node.loops import NodeLoop
@@ -196,7 +195,7 @@ class Joining:
                     return None
                 now = link.store.time()
                 match follow(me, follower.head, now=now):
-                    case RoundToCheck(round=round):
+                    case Round() as round:
                         rank = await self._read_rank(round)
                         if not part.arrival.stands(me.arrival):
                             continue  # the lease was lost while we read: we were in it, perhaps, and are not any more

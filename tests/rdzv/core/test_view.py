@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rdzv.core.state import NAMED_MOST, LastCoordinator, NodeRecord, Phase, Progress
 from rdzv.core.view import View
 from store.messages import Cause, Event
-from tests.support.hand_fed import NODES, HandFed
+from tests.support.hand_fed import NODES, HandFed, round_of
 
 
 def standing(view: View) -> tuple[Any, ...]:
@@ -20,42 +20,28 @@ def standing(view: View) -> tuple[Any, ...]:
     return view.live, list(view.waiting.items()), view.next_number, view.synced, view._records
 
 
-def round_of(*names: str, **rules: Any) -> HandFed:
-    """A run whose first round these nodes have just completed."""
-    run = HandFed(**{"needed": len(names), "capacity": len(names), **rules})
-    run.arrive(*names)
-    assert run.commit() == list(names)
-    return run
-
-
-def began_at(run: HandFed) -> float | None:
-    """When the last call began."""
-    return run.view.enough_since
-
-
-def synced(run: HandFed) -> bool:
-    return run.view.synced
-
-
 # Who lives and who waits.
 
 
-def test_nodes_wait_in_the_order_in_which_they_came() -> None:
-    run = HandFed()
-    run.arrive("b", "a", "c")
-    run.arrive("b")
-    assert list(run.view.waiting) == ["a", "c", "b"]
-
-
-def test_members_of_the_round_live_until_they_are_written_anew_or_gone() -> None:
+@pytest.mark.parametrize(
+    ("story", "live", "waiting", "lost", "departed"),
+    [
+        pytest.param("arrive a, leave b, die c", "d", "a", "c", "b", id="written anew, left, gone"),
+        pytest.param("arrive x y, die x, leave y", "abcd", "", "", "", id="a stranger is missed by nobody"),
+        pytest.param("die a, arrive a, leave a, arrive a, die a", "bcd", "", "a", "", id="each is missed once"),
+        pytest.param("arrive a, die a", "bcd", "", "a", "", id="also while it waits for the next round"),
+        pytest.param("arrive b a x, arrive b", "cd", "axb", "", "", id="they wait in the order in which they came"),
+    ],
+)
+def test_what_becomes_of_nodes(story: str, live: str, waiting: str, lost: str, departed: str) -> None:
     run = round_of("a", "b", "c", "d")
-    assert run.view.live == {"a", "b", "c", "d"}
-    run.arrive("a")
-    run.leave("b")
-    run.die("c")
-    assert run.view.live == {"d"}
-    assert list(run.view.waiting) == ["a"]
-    assert (run.view.lost, run.view.departed) == (["c"], ["b"])
+    run.play(story)
+    view = run.view
+    assert (view.live, "".join(view.waiting)) == ({*live}, waiting)
+    assert (view.lost, view.lost_count, view.departed, view.departed_count) == (
+        *([*lost], len(lost)),
+        *([*departed], len(departed)),
+    )
 
 
 def test_whether_a_member_has_left_before_the_agreed_step_is_known_also_to_the_next_coordinator() -> None:
@@ -71,31 +57,6 @@ def test_whether_a_member_has_left_before_the_agreed_step_is_known_also_to_the_n
     run.arrive("a", "b", "c")
     assert run.commit() == ["a", "b", "c"]
     assert not run.view.left_early, "that was another round"
-
-
-def test_a_node_that_is_not_a_member_is_missed_by_nobody() -> None:
-    run = round_of("a", "b")
-    run.arrive("x", "y")
-    run.die("x")
-    run.leave("y")
-    assert (run.view.lost_count, run.view.departed_count) == (0, 0)
-
-
-def test_a_member_is_missed_once_however_often_it_comes_and_goes() -> None:
-    run = round_of("a", "b")
-    run.die("a")
-    run.arrive("a")
-    run.leave("a")
-    run.arrive("a")
-    run.die("a")
-    assert (run.view.lost_count, run.view.departed_count) == (1, 0)
-
-
-def test_a_member_that_dies_while_it_waits_for_the_next_round_is_missed_too() -> None:
-    run = round_of("a", "b")
-    run.arrive("a")
-    run.die("a")
-    assert run.view.lost == ["a"]
 
 
 def test_a_completed_round_forgets_who_was_missed_in_the_last() -> None:
@@ -143,20 +104,16 @@ def test_a_record_that_has_become_unreadable_stands_no_more() -> None:
 # Numbers.
 
 
-def test_the_first_round_is_0_and_each_is_one_above_the_last() -> None:
-    run = HandFed()
-    assert (run.view.number, run.view.next_number) == (-1, 0)
-    run = round_of("a", "b")
-    assert (run.view.number, run.view.next_number) == (0, 1)
-
-
 def test_the_next_round_is_above_any_that_somebody_who_waits_has_known() -> None:
     run = HandFed()
+    assert (run.view.number, run.view.next_number) == (-1, 0)
     run.arrive("a")
     run.arrive("b", arrived_after=6)
     assert run.view.next_number == 7
     run.die("b")
     assert run.view.next_number == 0
+    run = round_of("a", "b")
+    assert (run.view.number, run.view.next_number) == (0, 1)
 
 
 # Since when there are enough.
@@ -165,7 +122,7 @@ def test_the_next_round_is_above_any_that_somebody_who_waits_has_known() -> None
 def test_enough_is_since_when_the_minimum_came_together() -> None:
     run = HandFed(needed=2)
     run.arrive("a")
-    assert began_at(run) is None
+    assert run.view.enough_since is None
     run.now += 5
     run.arrive("b")
     began = run.now
@@ -175,10 +132,10 @@ def test_enough_is_since_when_the_minimum_came_together() -> None:
     run.arrive("a")
     assert run.view.enough_since == began
     run.die("a")
-    assert began_at(run) is None
+    assert run.view.enough_since is None
     run.now += 5
     run.arrive("d")
-    assert began_at(run) == run.now
+    assert run.view.enough_since == run.now
 
 
 def test_spares_left_over_by_a_round_may_be_enough_already() -> None:
@@ -190,12 +147,6 @@ def test_spares_left_over_by_a_round_may_be_enough_already() -> None:
     run.now += 5
     run.arrive("c")
     assert run.view.enough_since == began
-
-
-def test_members_who_remain_in_the_round_are_not_among_the_enough() -> None:
-    run = round_of("a", "b", "c", needed=2)
-    run.arrive("a")
-    assert began_at(run) is None
 
 
 # Any way leads to the same picture.
@@ -259,32 +210,16 @@ def test_nobody_is_two_things_at_once(after: list[tuple[str, str]]) -> None:
 # A watch that begins anew.
 
 
-def test_while_a_snapshot_comes_nothing_is_concluded_from_what_is_missing() -> None:
-    run = round_of("a", "b")
-    run.feed(Event(kind="reset", revision=0))
-    assert not synced(run)
-    assert not run.view.lost
-    run.snapshot()
-    assert synced(run)
-    assert run.view.live == {"a", "b"}
-    assert not run.view.lost
-
-
 def test_who_is_missing_from_the_snapshot_has_gone_meanwhile() -> None:
     run = round_of("a", "b", "c")
     del run.stored["b"]
-    run.reset()
+    run.feed(Event(kind="reset", revision=0))
+    assert not run.view.synced
+    assert not run.view.lost, "while a snapshot comes nothing is concluded from what is missing"
+    run.snapshot()
+    assert run.view.synced
     assert run.view.live == {"a", "c"}
     assert run.view.lost == ["b"]
-
-
-def test_a_last_call_goes_on_over_a_reset() -> None:
-    run = HandFed()
-    run.arrive("a", "b")
-    began = run.now
-    run.now += 5
-    run.reset()
-    assert run.view.enough_since == began
 
 
 def test_a_snapshot_comes_by_name_but_its_nodes_wait_by_arrival() -> None:
@@ -298,68 +233,52 @@ def test_a_snapshot_comes_by_name_but_its_nodes_wait_by_arrival() -> None:
 # Taking over.
 
 
-def test_a_successor_goes_on_with_the_last_call_from_what_was_left_of_it() -> None:
-    run = HandFed(last_call=30)
-    run.arrive("a", "b")
+@pytest.mark.parametrize(
+    ("story", "meanwhile", "away", "began_ago"),
+    [
+        pytest.param("arrive a b", "", 3, 13, id="it goes on from what was left of it"),
+        pytest.param("arrive a b", "", 100, 30, id="one that has run out meanwhile is over"),
+        # Everybody had died meanwhile. Those who came back were taken to be in a last call long over, and a third, who
+        # came back a moment later, was left out.
+        pytest.param("arrive a b", "die a b, arrive a b", 100, 0, id="not with others than it began with"),
+        pytest.param("arrive a", "arrive b", 3, 0, id="it did not run"),
+    ],
+)
+def test_a_successor_continues_a_last_call(story: str, meanwhile: str, away: float, began_ago: float) -> None:
+    run = HandFed(needed=2, last_call=30)
+    run.play(story)
     run.now += 10
     said, said_at = run.progress, run.now
-    run.now += 3
+    run.now += away
+    run.play(meanwhile)
     run.succeed(said, said_at=said_at)
-    assert began_at(run) == run.now - 13
+    assert run.view.enough_since == run.now - began_ago
 
 
-def test_a_last_call_that_has_run_out_meanwhile_is_over() -> None:
-    run = HandFed(last_call=30)
-    run.arrive("a", "b")
-    said, said_at = run.progress, run.now
-    run.now += 100
-    run.succeed(said, said_at=said_at)
-    assert began_at(run) == run.now - 30
-
-
-def test_a_last_call_with_more_left_than_it_lasts_begins_now() -> None:
+def test_a_last_call_with_more_left_than_it_lasts_begins_now_and_one_that_runs_goes_on_over_a_reset() -> None:
     run = HandFed(last_call=30)
     run.arrive("a", "b")
     run.succeed(Progress(phase=Phase.LAST_CALL, last_call_left=99.0, last_arrival=run.revision))
-    assert began_at(run) == run.now
+    assert run.view.enough_since == run.now
+    began = run.now
+    run.now += 5
+    run.reset()
+    assert run.view.enough_since == began
 
 
-def test_a_last_call_is_not_continued_with_others_than_it_began_with() -> None:
-    # Everybody had died meanwhile. Those who came back were taken to be in a last call long over, and a third, who came
-    # back a moment later, was left out.
-    run = HandFed(needed=2, last_call=30)
-    run.arrive("a", "b")
-    said, said_at = run.progress, run.now
-    run.die("a", "b")
-    run.now += 100
-    run.arrive("a", "b")
-    run.succeed(said, said_at=said_at)
-    assert began_at(run) == run.now
-
-
-def test_a_last_call_that_did_not_run_is_not_continued() -> None:
-    run = HandFed(needed=2)
-    run.arrive("a")
-    said, said_at = run.progress, run.now
-    run.now += 10
-    run.arrive("b")
-    run.succeed(said, said_at=said_at)
-    assert began_at(run) == run.now
+def test_who_is_missing_at_a_take_over_was_lost_unless_it_had_said_that_it_leaves_or_waits_for_the_next_round() -> None:
+    run = round_of("a", "b", "c", "d")
+    run.play("leave b, arrive d")
+    said = run.progress
+    run.die("c")
+    run.succeed(said)
+    assert (run.view.departed, run.view.lost, list(run.view.waiting)) == (["b"], ["c"], ["d"])
 
 
 def test_what_was_said_of_another_round_is_not_inherited() -> None:
     run = round_of("a", "b")
     run.succeed(Progress(phase=Phase.COMPLETE, round=-1, lost=1, lost_ids=("a",), last_call_left=3.0))
     assert run.view.lost_count == 0
-
-
-def test_members_who_are_missing_at_a_take_over_are_lost_unless_they_had_said_that_they_leave() -> None:
-    run = round_of("a", "b", "c", "d")
-    run.leave("b")
-    said = run.progress
-    run.die("c")
-    run.succeed(said)
-    assert (run.view.departed, run.view.lost) == (["b"], ["c"])
 
 
 @pytest.mark.parametrize(
@@ -466,10 +385,3 @@ def test_a_member_that_comes_again_and_was_not_in_its_round_is_lost_to_the_other
     assert (run.view.lost, run.view.lost_count, list(run.view.waiting)) == (["c"], 1, ["c"])
     run.arrive("c", **fields)
     assert run.view.lost_count == 1
-
-
-def test_a_member_that_goes_on_to_the_next_round_is_lost_to_nobody() -> None:
-    run = round_of("a", "b", "c")
-    run.arrive("c")
-    run.succeed(run.progress)
-    assert (run.view.lost_count, list(run.view.waiting)) == (0, ["c"])
