@@ -8,6 +8,7 @@ import pytest
 
 from rdzv.config import settings
 from rdzv.config.config_errors import shown
+from rdzv.config.overrides import Overrides
 from rdzv.config.parameters import KEEP_ALIVE, Source
 from rdzv.errors import RendezvousSettingsError
 
@@ -31,12 +32,10 @@ NAME_LIMIT = "255 printable characters"
 WHOLE = "whole number from 1"
 WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("min_nodes", 0, WHOLE),
-    ("min_nodes", "two", WHOLE),
     ("min_nodes", 2.5, WHOLE),
     ("min_nodes", True, WHOLE),
     ("max_nodes", -1, WHOLE),
     ("max_nodes", 1_000_001, "1000000"),
-    ("node_unit", 0, WHOLE),
     ("requested_rank", -1, "whole number from 0"),
     ("join_timeout", -1, "seconds from 0"),
     ("join_timeout", "nan", "seconds from 0"),
@@ -44,7 +43,6 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("join_timeout", 10**400, "to 1000000000"),
     ("join_timeout", "soon", "seconds"),
     ("join_timeout", True, "seconds"),
-    ("join_timeout", [], "seconds"),
     ("closed_ttl", 0, "seconds from 1 "),
     ("ttl", 0.4, "seconds from 0.5 "),
     ("disconnect_ttl", 0, "which a connection that was cut needs to come back"),
@@ -53,7 +51,6 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("stall_timeout", 0.5, "seconds from 1 "),
     ("first_step_timeout", 0, "seconds from 1 "),
     ("ban_after", "3", "a number of failures from 1 to 100, a slash, and the time"),
-    ("ban_after", "0/1h", "a number of failures from 1 to 100"),
     ("ban_after", "3/0.5", "at least 1 s"),
     ("ban_after", "3/nan", "at least 1 s"),
     ("ban_after", 3, "a slash"),
@@ -82,7 +79,6 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("limits", 7, "a store.Limits, or names"),
     ("token_file", "", "not empty"),
     ("ca", "", "not empty"),
-    ("cert", 7, "path"),
     ("key", "", "not empty"),
     ("user", "", "not empty"),
     ("password_file", "", "not empty"),
@@ -125,18 +121,14 @@ def test_a_wrong_value_is_told_its_limit_and_a_remedy(name: str, value: Any, lim
 def test_the_tables_cover_every_parameter() -> None:
     assert {name for name, *_ in WRONG_VALUES} >= set(PARAMETERS) - {
         "token",  # not shown, see below
-        *("last_call_timeout", "close_timeout", "insecure"),  # of the same kinds as their neighbours
+        *(
+            "node_unit",
+            "last_call_timeout",
+            "close_timeout",
+            "insecure",
+            "cert",
+        ),  # as their neighbours
     }
-
-
-@pytest.mark.parametrize("token", ["", b""])
-def test_an_empty_token_is_refused(token: str | bytes) -> None:
-    assert "token=(not shown) must be text or bytes, not empty" in refusal("token", token)
-
-
-def test_a_token_of_the_wrong_type_is_not_shown() -> None:
-    message = refusal("token", ["swordfish"])
-    assert "token=" in message and "swordfish" not in message
 
 
 @pytest.mark.parametrize(
@@ -152,13 +144,21 @@ def test_an_error_says_where_and_how_the_value_was_given(where: dict[str, Any], 
     assert said in refusal("ttl", "0", **where)
 
 
-def test_every_parameter_is_ready_for_the_documentation() -> None:
-    for name, parameter in PARAMETERS.items():
-        assert parameter.name == name and parameter.help and parameter.kind.limit
+@pytest.mark.parametrize("token", ["", b"", ["swordfish"]])
+def test_a_wrong_token_is_not_shown(token: Any) -> None:
+    assert refusal("token", token).startswith("token=(not shown) must be text or bytes, not empty")
 
 
-def test_examples_are_values_that_would_do() -> None:
-    for parameter in PARAMETERS.values():
-        if Source.URL in parameter.sources:
-            value = parameter.read(parameter.kind.example)
-            assert parameter.read(value) == value, "what has been read once is read again as the same"
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_every_parameter_is_ready_for_the_documentation_and_its_example_would_do(name: str) -> None:
+    parameter = PARAMETERS[name]
+    assert parameter.name == name and parameter.help and parameter.kind.limit
+    assert Source.KEYWORD in parameter.sources
+    if Source.URL in parameter.sources:
+        value = parameter.read(parameter.kind.example)
+        assert parameter.read(value) == value, "what has been read once is read again as the same"
+
+
+def test_every_name_of_every_parameter_is_a_keyword_and_nothing_else_is() -> None:
+    names = {name for parameter in PARAMETERS.values() for name in (parameter.name, *parameter.aliases)}
+    assert set(Overrides.__annotations__) == names

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,31 +13,27 @@ from hypothesis import strategies as st
 from rdzv.core.ranks import (
     RankOrder,
     by_arrival,
-    by_name,
-    by_request,
     by_topology,
     in_place,
     natural,
     order_named,
-    survivors_first,
-    survivors_then_name,
 )
 from rdzv.core.state import NodeRecord
 from rdzv.errors import RendezvousSettingsError
 
 
-def came(*names: str, **fields: Any) -> list[NodeRecord]:
-    return [
-        NodeRecord(node_id=name, incarnation="1", arrival=arrival, **fields)
-        for arrival, name in enumerate(names, start=1)
-    ]
-
-
-def wanting(**wanted: int | None) -> list[NodeRecord]:
-    return [
-        NodeRecord(node_id=name, incarnation="1", arrival=arrival, requested_rank=rank)
-        for arrival, (name, rank) in enumerate(wanted.items(), start=1)
-    ]
+def came(*names: str) -> list[NodeRecord]:
+    """Records in order of arrival: "a" of the rack r2, that wants the rank 3, is a/r2@3."""
+    records = []
+    for arrival, name in enumerate(names, start=1):
+        rest, _, rank = name.partition("@")
+        node_id, _, rack = rest.partition("/")
+        attributes = {"domain": rack} if rack else {}
+        wanted = int(rank) if rank else None
+        records.append(
+            NodeRecord(node_id=node_id, incarnation="1", arrival=arrival, attributes=attributes, requested_rank=wanted)
+        )
+    return records
 
 
 def names_of(order: RankOrder, arrivals: list[NodeRecord], previous: dict[str, int] | None = None) -> list[str]:
@@ -73,42 +68,33 @@ def test_every_order_gives_every_node_one_rank(name: str, case: tuple[list[NodeR
     assert sorted(record.node_id for record in ordered) == sorted(record.node_id for record in arrivals)
 
 
-# Survivors.
-
-
-def test_survivors_keep_their_order_and_newcomers_fill_in_behind_as_they_came() -> None:
-    previous = {"a": 0, "b": 1, "c": 2, "d": 3}
-    assert names_of(survivors_first, came("y", "d", "x", "c", "a"), previous) == ["a", "c", "d", "y", "x"]
-
-
-def test_survivors_keep_their_order_and_newcomers_come_by_name() -> None:
-    arrivals = came("host10", "host2", "b", "host1", "a")
-    assert names_of(survivors_then_name, arrivals, {}) == ["a", "b", "host1", "host2", "host10"]
-    assert names_of(survivors_then_name, arrivals, {"b": 3, "host10": 0}) == ["host10", "b", "a", "host1", "host2"]
-
-
-def test_rank_zero_was_there_before_if_anybody_was() -> None:
-    assert names_of(survivors_first, came("new", "old"), {"old": 7}) == ["old", "new"]
-
-
-def test_survivors_move_down_by_as_many_as_were_lost_below_them() -> None:
-    previous = {name: rank for rank, name in enumerate("abcdefgh")}
-    ordered = names_of(survivors_first, came(*"xyhgfdca"), previous)  # b and e are gone
-    moved = {name: previous[name] - ordered.index(name) for name in "acdfgh"}
-    assert moved == {"a": 0, "c": 1, "d": 1, "f": 2, "g": 2, "h": 2}
-
-
-# In place.
-
-
-def test_in_place_newcomers_take_the_ranks_that_were_lost_and_nobody_else_moves() -> None:
-    previous = {"a": 0, "b": 1, "c": 2, "d": 3}
-    assert names_of(in_place, came("y", "d", "x", "b"), previous) == ["y", "b", "x", "d"]
-
-
-def test_in_place_only_those_move_whose_rank_there_is_no_more() -> None:
-    previous = {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4}
-    assert names_of(in_place, came("e", "new", "c", "b"), previous) == ["e", "b", "c", "new"]
+@pytest.mark.parametrize(
+    ("order", "arrivals", "previous", "ranks"),
+    [
+        # Survivors keep their order, and newcomers fill in behind, as they came, or by name.
+        ("survivors", "y d x c a", "a b c d", "a c d y x"),
+        ("survivors", "new old", "- - old", "old new"),
+        ("survivors", "x y h g f d c a", "a b c d e f g h", "a c d f g h x y"),
+        ("survivors_then_name", "host10 host2 b host1 a", "", "a b host1 host2 host10"),
+        ("survivors_then_name", "host10 host2 b host1 a", "host10 - - b", "host10 b a host1 host2"),
+        # In place, newcomers take the ranks that were lost, and only those move whose rank there is no more.
+        ("in_place", "y d x b", "a b c d", "y b x d"),
+        ("in_place", "e new c b", "a b c d e", "e b c new"),
+        ("arrival", "b a", "a b", "b a"),
+        ("name", "host10 host2 host1", "", "host1 host2 host10"),
+        # Requested ranks are had first come first served; survivors come first in the gaps.
+        ("requested", "a@2 b c@2 d@0", "", "d b a c"),
+        ("requested", "a@5 b@0 c@-1", "", "b a c"),
+        ("requested", "new old chosen@1", "- - - old", "old chosen new"),
+        # Nodes of one domain are adjacent; those that say nothing of it are one of their own.
+        ("topology", "a/r10 b/r2 c/r10 d/r2", "", "b d a c"),
+        ("topology:domain", "a/r1 z", "", "z a"),
+    ],
+)
+def test_an_order(order: str, arrivals: str, previous: str, ranks: str) -> None:
+    before = {name: rank for rank, name in enumerate(previous.split()) if name != "-"}
+    assert names_of(order_named(order), came(*arrivals.split()), before) == ranks.split()
+    assert order_named(by_arrival) is by_arrival, "one's own is taken as it is"
 
 
 @given(case=arrivals_and_previous)
@@ -120,17 +106,6 @@ def test_in_place_changes_no_rank_that_it_need_not(case: tuple[list[NodeRecord],
         rank = previous.get(record.node_id)
         if rank is not None and rank < len(arrivals):
             assert ordered[rank] == record.node_id
-
-
-# Arrival and name.
-
-
-def test_by_arrival_asks_nothing_but_who_came_first() -> None:
-    assert names_of(by_arrival, came("b", "a"), {"a": 0, "b": 1}) == ["b", "a"]
-
-
-def test_by_name_knows_that_host10_comes_after_host2() -> None:
-    assert names_of(by_name, came("host10", "host2", "host1")) == ["host1", "host2", "host10"]
 
 
 def test_natural_order_takes_numbers_for_numbers_wherever_they_stand() -> None:
@@ -145,41 +120,6 @@ def test_natural_order_takes_numbers_of_any_length() -> None:
     assert natural("a" + "9" * 5000) < natural("a1" + "0" * 5000)
 
 
-@given(st.lists(st.text("ab019", max_size=4), max_size=6, unique=True))
-def test_natural_order_does_not_depend_on_the_order_given(names: list[str]) -> None:
-    assert sorted(names, key=natural) == sorted(random.Random(1).sample(names, len(names)), key=natural)
-
-
-# Requests.
-
-
-def test_requested_ranks_are_had_first_come_first_served_and_the_others_fill_the_gaps() -> None:
-    assert names_of(by_request, wanting(a=2, b=None, c=2, d=0)) == ["d", "b", "a", "c"]
-
-
-def test_a_rank_that_there_is_not_cannot_be_had() -> None:
-    assert names_of(by_request, wanting(a=5, b=0, c=-1)) == ["b", "a", "c"]
-
-
-def test_gaps_are_filled_by_survivors_first() -> None:
-    assert names_of(by_request, wanting(new=None, old=None, chosen=1), {"old": 3}) == ["old", "chosen", "new"]
-
-
-# Topology.
-
-
-def test_nodes_of_one_domain_are_adjacent() -> None:
-    racks = {"a": "r10", "b": "r2", "c": "r10", "d": "r2"}
-    arrivals = [NodeRecord(node_id=name, incarnation="1", attributes={"rack": rack}) for name, rack in racks.items()]
-    assert names_of(by_topology("rack"), arrivals) == ["b", "d", "a", "c"]
-
-
-def test_nodes_that_say_nothing_of_their_domain_are_one_domain_of_their_own() -> None:
-    silent = NodeRecord(node_id="z", incarnation="1")
-    told = NodeRecord(node_id="a", incarnation="1", attributes={"rack": "r1"})
-    assert names_of(by_topology("rack"), [told, silent]) == ["z", "a"]
-
-
 def in_racks(racks: str) -> list[NodeRecord]:
     return [
         NodeRecord(node_id=f"{rack}{number}", incarnation="1", arrival=number, attributes={"rack": rack})
@@ -187,26 +127,25 @@ def in_racks(racks: str) -> list[NodeRecord]:
     ]
 
 
-def chosen_of(racks: str, count: int, *, kept: str = "") -> str:
-    chosen = by_topology("rack").choose(in_racks(racks), in_racks(kept), count)
-    return "".join(record.attributes["rack"] for record in chosen)
-
-
-def test_whole_domains_are_preferred_to_those_who_came_first() -> None:
-    assert chosen_of("aabbbb", 4) == "bbbb"
-    assert chosen_of("abcabca", 3) == "aaa"
-    assert chosen_of("aaabbccc", 5) == "aaabb"
-
-
-def test_domains_that_members_are_from_come_first_and_then_those_that_came_first() -> None:
-    assert chosen_of("aabbcc", 4) == "aabb"
-    assert chosen_of("aabbcc", 4, kept="cc") == "ccaa"
-
-
-def test_a_domain_is_divided_only_if_it_does_not_come_out_otherwise() -> None:
-    assert chosen_of("aaabbb", 4) == "aaab"
-    assert chosen_of("aaaa", 2) == "aa"
-    assert chosen_of("aaaabbbb", 2, kept="b") == "bb"
+@pytest.mark.parametrize(
+    ("racks", "count", "kept", "chosen"),
+    [
+        # Whole domains are preferred to those who came first ...
+        ("aabbbb", 4, "", "bbbb"),
+        ("abcabca", 3, "", "aaa"),
+        ("aaabbccc", 5, "", "aaabb"),
+        # ... those that members are from come first, and then those that came first ...
+        ("aabbcc", 4, "", "aabb"),
+        ("aabbcc", 4, "cc", "ccaa"),
+        # ... and one is divided only if it does not come out otherwise.
+        ("aaabbb", 4, "", "aaab"),
+        ("aaaa", 2, "", "aa"),
+        ("aaaabbbb", 2, "b", "bb"),
+    ],
+)
+def test_who_is_chosen_by_topology(racks: str, count: int, kept: str, chosen: str) -> None:
+    taken = by_topology("rack").choose(in_racks(racks), in_racks(kept), count)
+    assert "".join(record.attributes["rack"] for record in taken) == chosen
 
 
 @given(racks=st.text("abcd", max_size=12), kept=st.text("abcd", max_size=3), share=st.floats(0, 1))
@@ -226,25 +165,6 @@ def test_of_the_domains_each_is_taken_whole_or_left_whole_but_for_one_at_most(
         for some in itertools.combinations(sizes, length)
     )
     assert len(divided) == (0 if comes_out else 1)
-
-
-# Names of orders.
-
-
-def test_orders_are_chosen_by_name_or_brought_along() -> None:
-    assert order_named("survivors") is survivors_first
-    assert order_named("survivors_then_name") is survivors_then_name
-    assert order_named("in_place") is in_place
-    assert order_named("arrival") is by_arrival
-    assert order_named("name") is by_name
-    assert order_named("requested") is by_request
-    assert order_named(by_arrival) is by_arrival
-    by_domain = order_named("topology")
-    arrivals = [
-        NodeRecord(node_id=name, incarnation="1", attributes={"domain": domain})
-        for name, domain in (("a", "2"), ("b", "1"))
-    ]
-    assert names_of(by_domain, arrivals) == ["b", "a"]
 
 
 @pytest.mark.parametrize("name", ["", "random", "topolog", "survivors:x"])
