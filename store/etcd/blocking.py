@@ -2,22 +2,19 @@
 
 It is the async client, in a thread with an event loop of its own; each call here waits for the same call there. The
 first call starts the thread, so that a client which nobody uses costs nothing. A call that is interrupted, by Ctrl-C or
-by a signal handler that raises, gets out at once, and is cancelled there.
+by a signal handler that raises, gets out at once, and is cancelled there. Whoever forgets to close a client leaves that
+to the end of the process, which ends all such threads.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import os
 import threading
 import time
-import weakref
 from asyncio import CancelledError
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import anyio
 
 from store import interface
 from store.errors import ConnectionLost, StoreError, UsedAfterFork, WaitEnded, unsent
@@ -69,7 +66,20 @@ class Client(interface.BlockingStore):
 
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """Make one request and give its response; see `BlockingStore.call`."""
-        return self._run(self._client.call(request, timeout=timeout), is_wait=waits(request))
+        call = self._begun(partial(self._client.call, request, timeout=timeout))
+        if not waits(request):
+            return self._result(call)
+        self._waiting.add(call)
+        if self._waits_ended:  # once this is known to wait, so that `end_waits` misses nobody
+            call.cancel()
+        try:
+            return self._result(call)
+        except CancelledError:
+            if self._waits_ended:
+                raise WaitEnded("waits were ended here") from None
+            raise
+        finally:
+            self._waiting.discard(call)
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
         """Watch all keys that start with `prefix`; see `Store.watch`."""
@@ -86,7 +96,6 @@ class Client(interface.BlockingStore):
             thread, self._thread = self._thread, None
         if thread is not None and self._pid == os.getpid():
             thread.stop(within=CLOSE_WITHIN)
-            _open.discard(self)
 
     def __copy__(self) -> Client:
         """Return another client of the same cluster, with a thread of its own: for a forked child, say."""
@@ -94,9 +103,9 @@ class Client(interface.BlockingStore):
 
     def interrupt(self, error: StoreError) -> None:
         """Make this client useless: every call under way, and every later one, raises `error`. From any thread."""
-        if self._failed is None:
-            self._failed = error
-        self._soon(functools.partial(self._client.fail, self._failed))
+        failed = self._failed = self._failed or error
+        if self._thread is not None and self._pid == os.getpid():
+            self._thread.soon(lambda: self._client.fail(failed))
 
     def end_waits(self) -> None:
         """End every wait, now and later; see `BlockingStore.end_waits`."""
@@ -104,48 +113,31 @@ class Client(interface.BlockingStore):
         for call in tuple(self._waiting):
             call.cancel()
 
-    def _soon(self, callback: Callable[[], None]) -> None:
-        if self._thread is not None and self._pid == os.getpid():
-            self._thread.soon(callback)
+    def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return self._result(self._begun(work))
 
-    def _run(self, work: Coroutine[Any, Any, T], *, is_wait: bool = False) -> T:
+    def _begun(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Call[T]:
+        """Begin something in the client's thread, which is started if need be."""
+        if self._pid != os.getpid():
+            raise UsedAfterFork(f"this client of {self.name} was made before fork(); make a new one in the child")
+        with self._starting:
+            if self._failed is not None:
+                raise unsent(self._failed)
+            if self._thread is None:
+                name = f"client of {self.name}"
+                self._thread = LoopThread(name, start=self._client.open, end=self._client.aclose)
+            thread = self._thread
         try:
-            thread = self._started()
-        except BaseException:
-            work.close()
-            raise
-        try:
-            call = thread.run(work)
+            return thread.run(work())
         except RuntimeError:  # another thread has closed it
             raise ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False) from None
-        if is_wait:
-            self._waiting.add(call)
-            if self._waits_ended:  # once this is known to wait, so that `end_waits` misses nobody
-                call.cancel()
+
+    def _result(self, call: Call[T]) -> T:
         try:
             return call.wait()
-        except CancelledError:
-            if is_wait and self._waits_ended:
-                raise WaitEnded("waits were ended here") from None
-            raise
         except BaseException:
             call.cancel()  # whoever gets out of here by force ends it there, too
             raise
-        finally:
-            self._waiting.discard(call)
-
-    def _started(self) -> LoopThread:
-        if self._pid != os.getpid():
-            raise UsedAfterFork(f"this client of {self.name} was made before fork(); make a new one in the child")
-        if self._failed is not None:
-            raise unsent(self._failed)
-        if self._thread is None:
-            with self._starting:
-                if self._thread is None:
-                    name = f"client of {self.name}"
-                    self._thread = LoopThread(name, start=self._client.open, end=self._client.aclose)
-                    _open.add(self)
-        return self._thread
 
 
 class Watch(interface.BlockingWatch):
@@ -154,46 +146,36 @@ class Watch(interface.BlockingWatch):
     def __init__(self, client: Client, watch: AsyncWatch) -> None:
         self._client = client
         self._watch = watch
-        self._scope: anyio.CancelScope | None = None  # of the reading, in the client's thread
-        self._closed = False
+        self._reading: Call[list[Event]] | None = None
+        self._closed = threading.Event()
 
     def __enter__(self) -> Self:
-        self._client._run(self._watch.__aenter__())
+        self._client._run(self._watch.__aenter__)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._closed = True
+        self._closed.set()
         with contextlib.suppress(StoreError):  # a client that is closed has closed it
-            self._client._run(self._watch.__aexit__(None, None, None))
+            self._client._run(partial(self._watch.__aexit__, None, None, None))
 
     def close(self) -> None:
         """End it from another thread: its reader's loop ends."""
-        self._closed = True
-        scope = self._scope
-        if scope is not None:
-            self._client._soon(scope.cancel)
+        self._closed.set()
+        if self._reading is not None:
+            self._reading.cancel()
 
     def batches(self) -> Iterator[list[Event]]:
         """Return one list of events per revision; see `interface.BlockingWatch`."""
-        while not self._closed:
-            batch = self._client._run(self._next())
-            if batch is not None:
-                yield batch
-
-    async def _next(self) -> list[Event] | None:
-        with anyio.CancelScope() as self._scope:
-            if not self._closed:  # perhaps since a moment ago, in another thread
-                return await self._watch.next_batch()
-        return None
-
-
-_open: weakref.WeakSet[Client] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """Hang up before the interpreter goes: the threads are daemons, and would be stopped in mid-sentence."""
-    for client in list(_open):
-        client.close()
+        while not self._closed.is_set():
+            self._reading = self._client._begun(self._watch.next_batch)
+            if self._closed.is_set():  # since a moment ago, in another thread
+                self._reading.cancel()
+            try:
+                batch = self._client._result(self._reading)
+            except CancelledError:
+                if self._closed.is_set():
+                    return
+                raise
+            yield batch

@@ -80,9 +80,9 @@ class Choice:
     def missed(self, place: int, failure: Failure, now: float) -> None:
         """Note that a member has failed: there is hardly a pause while there are members that were not asked yet."""
         self.note(place, failure)
-        before = self.all_fail
+        was_in_reach = not self.all_fail
         self._failing.add(place)
-        if self.all_fail and not before:
+        if was_in_reach and self.all_fail:
             self.on_reach(False)
         self.misses += 1
         burden = failure.silent or failure.trouble is not FailureKind.UNDONE or "no leader" in str(failure)

@@ -16,13 +16,12 @@ import contextlib
 import itertools
 import math
 import os
-import random
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import anyio
 
-from store import interface
+from store import interface, messages
 from store.errors import (
     ConnectionLost,
     StoreError,
@@ -49,34 +48,12 @@ from store.etcd.receipts import HANG_UP_WITHIN, Receipts
 from store.etcd.watch import Watch
 from store.etcd.writes import Writing
 from store.interface import DEFAULT_TIMEOUT
-from store.messages import (
-    Condition,
-    Count,
-    Found,
-    Get,
-    GetMany,
-    Grant,
-    Guarded,
-    KeepAlive,
-    List,
-    ListGroups,
-    Listing,
-    ListNotes,
-    Ping,
-    Pong,
-    Request,
-    Response,
-    Revoke,
-    Stats,
-    TimeToLive,
-    Wait,
-    waits,
-)
 from store.net.absence import absence_told
 from store.net.ways import Way, chosen_way
 from store.watch_cursor import WatchCursor
 
 if TYPE_CHECKING:
+    import random
     import ssl
     from collections.abc import Awaitable, Callable, Hashable, Sequence
     from typing import Self
@@ -84,7 +61,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RECEIPTS", "Client", "Watch"]
 
-R = TypeVar("R", bound=Response)
+R = TypeVar("R", bound=messages.Response)
 T = TypeVar("T")
 
 RECEIPTS: Final = "rdzv-receipts/"
@@ -94,36 +71,18 @@ WATCHES_MOST: Final = 100
 """Keys watched for one wait at one time."""
 
 
-class _Shared:
-    """What clients share that are made in one loop under one name: the members that they ask, and who they are."""
-
-    def __init__(self, forget: Callable[[], object] = bool) -> None:
-        self.members: Members | None = None
-        self.clients: WeakSet[Client] = WeakSet()  # one that is never used is never closed
-        self.forget = forget  # have the next client begin anew
-
-    def fail(self, error: StoreError) -> None:
-        """It is another cluster: none of them is of any more use."""
-        self.forget()
-        for client in tuple(self.clients):
-            client.fail(error)
-
-    def tell(self, connected: bool) -> None:
-        """Tell all of them whether the cluster is in reach."""
-        for client in tuple(self.clients):
-            client.tell(connected)
+_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[Hashable, Members]] = WeakKeyDictionary()
 
 
-_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, _Shared]] = WeakKeyDictionary()
-
-
-def _shared_by(name: Hashable | None) -> _Shared:
+def _members_shared_as(name: Hashable | None, make: Callable[[], Members]) -> Members:
+    """Return the members that clients of one loop ask together, if they were made under one name."""
     if name is None:
-        return _Shared()
-    here = _shared.setdefault(asyncio.get_running_loop(), {})
-    if name not in here:
-        made = here[name] = _Shared(lambda: here.pop(name) if here.get(name) is made else None)
-    return here[name]
+        return make()
+    here = _shared.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
+    members = here.get(name)
+    if members is None or members.failed:
+        members = here[name] = make()
+    return members
 
 
 class Client(interface.Store):
@@ -167,20 +126,12 @@ class Client(interface.Store):
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._timeout_name = timeout_name
         self.hidden = receipts
-        self._shared = _shared_by(shared_as)
-        if self._shared.members is None:
-            self._shared.members = Members(
-                cluster,
-                probe=range_of(receipts, count_only=True),
-                tls=tls,
-                user=user,
-                password=password,
-                rng=rng or random.Random(),
-            )
-            self._shared.members.identity.failed = self._shared.fail
-            self._shared.members.choice.on_reach = self._shared.tell
-        self.members: Members = self._shared.members
-        self._shared.clients.add(self)
+        self.members: Members = _members_shared_as(
+            shared_as,
+            lambda: Members(
+                cluster, probe=range_of(receipts, count_only=True), tls=tls, user=user, password=password, rng=rng
+            ),
+        )
         self._receipts = Receipts(self.members, receipts)
         self._reads = Reads(self.members, receipts)
         self._failed: StoreError | None = None
@@ -215,6 +166,7 @@ class Client(interface.Store):
 
     async def open(self) -> None:
         """Be ready for calls; the first one connects."""
+        self.members.clients.append(self)
         await self.members.start()
 
     async def aclose(self) -> None:
@@ -227,10 +179,10 @@ class Client(interface.Store):
             if useful:
                 with anyio.move_on_after(HANG_UP_WITHIN), contextlib.suppress(StoreError, Failure):
                     await self._receipts.give_up()
-            self._shared.clients.discard(self)
-            if not self._shared.clients:
-                self._shared.forget()
-                await self.members.aclose()
+            if self in self.members.clients:
+                self.members.clients.remove(self)
+                if not self.members.clients:
+                    await self.members.aclose()
 
     def fail(self, error: StoreError) -> None:
         """Make this client useless: every call under way raises the error. The first error counts."""
@@ -306,14 +258,14 @@ class Client(interface.Store):
 
     # ------------------------------------------------------------------------------------------ requests
 
-    async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
+    async def call(self, request: messages.Request[R], *, timeout: float | None = None) -> R:
         """Make one request and give its response; see `Store.call`."""
-        if timeout is None and not waits(request):
+        if timeout is None and not messages.waits(request):
             timeout = self.timeout
         deadline = math.inf if timeout is None else self.time() + timeout
-        guard: tuple[Condition, ...] = ()
-        asked: Request[Any] = request
-        if isinstance(request, Guarded):
+        guard: tuple[messages.Condition, ...] = ()
+        asked: messages.Request[Any] = request
+        if isinstance(request, messages.Guarded):
             guard, asked = request.when, request.request
         doubt = RetryState()
         try:
@@ -325,36 +277,38 @@ class Client(interface.Store):
         return cast("R", response)
 
     async def _dispatch(
-        self, request: Request[Any], guard: tuple[Condition, ...], deadline: float, doubt: RetryState
-    ) -> Response:
+        self, request: messages.Request[Any], guard: tuple[messages.Condition, ...], deadline: float, doubt: RetryState
+    ) -> messages.Response:
         match request:
-            case Get(key=key):
+            case messages.Get(key=key):
                 replies, _ = await self._reads.read(guard, [range_of(key)], deadline)
-                return Found(entry=entry_in(replies[0]))
-            case GetMany(keys=keys):
+                return messages.Found(entry=entry_in(replies[0]))
+            case messages.GetMany(keys=keys):
                 return await self._reads.get_many(keys, guard, deadline)
-            case List():
+            case messages.List():
                 return await self._reads.list(request, guard, deadline)
-            case Count():
+            case messages.Count():
                 return await self._reads.count(request, guard, deadline)
-            case Wait(keys=keys):
+            case messages.Wait(keys=keys):
                 return await self._wait(keys, guard, deadline)
-            case Ping():
-                return Pong(revision=await self.members.current_revision(deadline))
-            case Stats():
+            case messages.Ping():
+                return messages.Pong(revision=await self.members.current_revision(deadline))
+            case messages.Stats():
                 return await self._reads.stats(deadline)
-            case ListGroups():
+            case messages.ListGroups():
                 raise Unsupported(f"{self.name} keeps no account of what each group of keys takes; ask etcdctl")
-            case ListNotes():
+            case messages.ListNotes():
                 return await leases.notes(self.members, self._reads, request, deadline)
-            case Grant() | KeepAlive() | Revoke() | TimeToLive():
+            case messages.Grant() | messages.KeepAlive() | messages.Revoke() | messages.TimeToLive():
                 return await leases.call(self.members, request, deadline, hidden=self.hidden)
             case _:
                 return await Writing(self._reads, self._receipts, request, guard, deadline, doubt).done()
 
     # ------------------------------------------------------------------------------------------ waits
 
-    async def _wait(self, keys: Sequence[str], guard: tuple[Condition, ...], deadline: float) -> Listing:
+    async def _wait(
+        self, keys: Sequence[str], guard: tuple[messages.Condition, ...], deadline: float
+    ) -> messages.Listing:
         if not all(keys):
             raise StoreUsageError("a key has at least one character")
         while True:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OPERATIONS_MAX",
+    "TOO_MANY",
     "Cluster",
     "Failure",
     "FailureKind",
@@ -49,7 +50,6 @@ __all__ = [
     "range_of",
     "span_of",
     "spans",
-    "too_many",
     "watch_requests",
 ]
 
@@ -98,18 +98,17 @@ class Cluster:
             raise StoreUsageError("the URL's host contains '@'; give user= and password= beside the URL")
         if any(sign in authority for sign in "/?#"):
             raise StoreUsageError(f"{url!r} says more than where a cluster is; write etcd://HOST:PORT,HOST:PORT")
-        return cls(hosts=tuple(_host(url, part) for part in authority.split(",")), secure=scheme == "etcds")
-
-
-def _host(url: str, text: str) -> tuple[str, int]:
-    try:
-        parts = urlsplit(f"//{text}")
-        port = parts.port
-    except ValueError as error:
-        raise StoreUsageError(f"{url!r} is no URL of a cluster: {error}") from None
-    if not parts.hostname:
-        raise StoreUsageError(f"{url!r} names no host; write etcd://HOST:{DEFAULT_PORT}")
-    return parts.hostname, DEFAULT_PORT if port is None else port
+        hosts = []
+        for part in authority.split(","):
+            try:
+                parts = urlsplit(f"//{part}")
+                port = DEFAULT_PORT if parts.port is None else parts.port
+            except ValueError as error:
+                raise StoreUsageError(f"{url!r} is no URL of a cluster: {error}") from None
+            if not parts.hostname:
+                raise StoreUsageError(f"{url!r} names no host; write etcd://HOST:{DEFAULT_PORT}")
+            hosts.append((parts.hostname, port))
+        return cls(hosts=tuple(hosts), secure=scheme == "etcds")
 
 
 # ---------------------------------------------------------------------------------------------------- keys
@@ -258,12 +257,10 @@ def broken(conditions: Sequence[Condition]) -> ConditionFailed:
 # ---------------------------------------------------------------------------------------------------- refusals
 
 
-def too_many(name: str = "etcd") -> LimitExceeded:
-    """Return the error for a transaction of too many conditions or operations."""
-    return LimitExceeded(
-        f"the transaction has more conditions or operations than {name} takes; operations_max is {OPERATIONS_MAX} "
-        f"(etcd's --max-txn-ops is 128): split it"
-    )
+TOO_MANY: Final = (
+    f"the transaction has more conditions or operations than {{name}} takes; operations_max is {OPERATIONS_MAX} "
+    f"(etcd's --max-txn-ops is 128): split it"
+)
 
 
 class FailureKind(Enum):
@@ -296,7 +293,17 @@ class NoSpace(LimitExceeded):
     """The cluster has reached its quota."""
 
 
-_TELLING: Final[tuple[tuple[str, FailureKind], ...]] = (
+_DENIED = (AuthenticationError, "{name} does not permit this user to do that; grant its role the prefix, readwrite")
+_TOO_LARGE = (
+    "the request is larger than {name} takes, 1.5 MiB unless --max-request-bytes says otherwise: store less at once, "
+    "or a reference to it"
+)
+_NO_SPACE = (
+    "nothing can be written now, and nothing was: {name} has reached its quota (NOSPACE, --quota-backend-bytes); "
+    "compact and defragment it, then run etcdctl alarm disarm; reading goes on"
+)
+
+_TELLING: Final[tuple[tuple[str, FailureKind | tuple[type[StoreError], str]], ...]] = (
     ("invalid auth token", FailureKind.TOKEN),
     ("revision of auth store is old", FailureKind.TOKEN),
     ("revision in header is old", FailureKind.TOKEN),  # the same of a JWT, since users or roles have changed
@@ -309,9 +316,17 @@ _TELLING: Final[tuple[tuple[str, FailureKind], ...]] = (
     ("too many requests", FailureKind.UNDONE),
     ("raft proposal dropped", FailureKind.UNDONE),
     ("not capable", FailureKind.UNDONE),
+    ("lease not found", (LeaseNotFound, "the lease has lapsed or was revoked at {name}; grant a new one")),
+    ("database space exceeded", (NoSpace, _NO_SPACE)),
+    ("too many operations", (LimitExceeded, TOO_MANY)),
+    ("request is too large", (LimitExceeded, _TOO_LARGE)),
+    ("larger than max", (LimitExceeded, _TOO_LARGE)),
+    ("invalid user id or password", (AuthenticationError, "{name} refused the user or the password")),
+    ("permission denied", _DENIED),
 )
+"""What etcd's words mean: something that the client deals with, or an error for the caller, with its sentence."""
 
-INVALID, NOT_FOUND, DENIED, UNAUTHENTICATED = 3, 5, 7, 16
+INVALID, DENIED, UNAUTHENTICATED = 3, 7, 16
 """Codes of gRPC."""
 
 
@@ -324,29 +339,12 @@ def classify(code: int, message: str, *, name: str) -> FailureKind | StoreError:
         name: The cluster's.
     """
     words = message.lower()
-    for telling, trouble in _TELLING:
-        if telling in words:
-            return trouble
-    if code == UNAUTHENTICATED:
-        return FailureKind.TOKEN
-    if "lease not found" in words:
-        return LeaseNotFound(f"the lease has lapsed or was revoked at {name}; grant a new one")
-    if "database space exceeded" in words:
-        return NoSpace(
-            f"nothing can be written now, and nothing was: {name} has reached its quota (NOSPACE, "
-            f"--quota-backend-bytes); compact and defragment it, then run etcdctl alarm disarm; reading goes on"
-        )
-    if "too many operations" in words:
-        return too_many(name)
-    if "request is too large" in words or "larger than max" in words:
-        return LimitExceeded(
-            f"the request is larger than {name} takes, 1.5 MiB unless --max-request-bytes says otherwise ({message}): "
-            f"store less at once, or a reference to it"
-        )
-    if "invalid user id or password" in words:
-        return AuthenticationError(f"{name} refused the user or the password")
-    if code == DENIED or "permission denied" in words:
-        return AuthenticationError(f"{name} does not permit this user to do that; grant its role the prefix, readwrite")
-    if code == INVALID:
+    meaning = next((meaning for telling, meaning in _TELLING if telling in words), None)
+    if meaning is None and code == DENIED:
+        meaning = _DENIED
+    if isinstance(meaning, tuple):
+        kind, sentence = meaning
+        return kind(sentence.format(name=name))
+    if meaning is None and code == INVALID:
         return StoreUsageError(f"{name} refused the request: {message}")
-    return FailureKind.DOUBT
+    return meaning or (FailureKind.TOKEN if code == UNAUTHENTICATED else FailureKind.DOUBT)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from store.errors import StoreError, StoreReplaced
+from store.errors import StoreReplaced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from store.etcd.rpc import etcd_pb2 as pb
 
 __all__ = ["Identity"]
@@ -21,7 +19,6 @@ class Identity:
         cluster_id: The cluster's id; None: none was met yet.
         member_id: Which of its members has answered last.
         revision: The latest one that was heard of.
-        failed: Whom to tell that it is another one.
     """
 
     def __init__(self, name: str) -> None:
@@ -29,7 +26,6 @@ class Identity:
         self.cluster_id: str | None = None
         self.member_id: str = ""
         self.revision: int = 0
-        self.failed: Callable[[StoreError], None] = lambda _: None
 
     def met(self, header: pb.ResponseHeader, *, floor: int = 0) -> None:
         """Note that a member has answered: it must be one of the cluster that we know.
@@ -46,15 +42,13 @@ class Identity:
         """
         cluster_id, revision = f"{header.cluster_id:x}", header.revision
         reason = ""
-        if self.cluster_id is not None and cluster_id != self.cluster_id:
+        if self.cluster_id not in (None, cluster_id):
             reason = f"{self.cluster_id} has been replaced by {cluster_id}"
         elif revision < floor:
             reason = f"it is at revision {revision}, and was at {floor} before"
         if reason:
-            error = StoreReplaced(
+            raise StoreReplaced(
                 f"the cluster at {self._name} is not the one this client knew: {reason}, so what was in it is gone"
             )
-            self.failed(error)
-            raise error
         self.cluster_id, self.member_id = cluster_id, f"{header.member_id:x}"
         self.revision = max(self.revision, revision)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from store.errors import AuthenticationError, ConnectionLost, StoreError, StoreTimeoutError
+from store.errors import AuthenticationError, ConnectionLost, StoreError, StoreReplaced, StoreTimeoutError
 from store.etcd.choice import Choice
 from store.etcd.codec import Failure, FailureKind
 from store.etcd.identity import Identity
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from store.etcd.codec import Cluster, Fields
+    from store.etcd.rpc import etcd_pb2 as pb
     from store.etcd.rpc.watch_stream import Subscription
 
 __all__ = ["Members", "RetryState"]
@@ -76,6 +77,10 @@ class Members:
         user: Whom to log in as, if anybody.
         password: The user's; or what reads it, before the first login and again after one that was refused.
         rng: For the choice of members, and for the jitter of pauses.
+
+    Attributes:
+        clients: Who is told when the cluster is out of reach, or in reach again, and that it is another one.
+        failed: Whether it is another one, so that this is of no more use.
     """
 
     def __init__(
@@ -96,6 +101,9 @@ class Members:
         self._credentials = channel_credentials(self._tls) if self._tls is not None else None
         self.login: Login = Login(self.name, user, password)
         self.choice: Choice = Choice(len(cluster.hosts), rng or random.Random())
+        self.choice.on_reach = self._tell
+        self.clients: list[Any] = []
+        self.failed: bool = False
         self._current: Connection | None = None
         self._probes_refused = 0  # for their tokens, one after the other
         self._never_met: dict[int, StoreError | None] = {}  # members that failed before any answered, and why for good
@@ -130,6 +138,20 @@ class Members:
     def connected(self) -> bool:
         """Whether some member has answered since it last failed, or has not been asked."""
         return not self.choice.all_fail
+
+    def _tell(self, connected: bool) -> None:
+        for client in tuple(self.clients):
+            client.tell(connected)
+
+    def _met(self, header: pb.ResponseHeader, *, floor: int = 0) -> None:
+        """Note that a member has answered; see `Identity.met`."""
+        try:
+            self.identity.met(header, floor=floor)
+        except StoreReplaced as error:
+            self.failed = True
+            for client in tuple(self.clients):
+                client.fail(error)
+            raise
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -166,7 +188,7 @@ class Members:
             asked = fields if isinstance(fields, dict) else fields()
             async with room:
                 reply = await self._send(connection, method, asked, token, limit)
-            self.identity.met(reply.header, floor=floor)
+            self._met(reply.header, floor=floor)
             return reply
 
         return await self._attempts(attempt, deadline, what or method, doubt, share=share)
@@ -309,7 +331,7 @@ class Members:
             raise ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False)
         place = self.choice.choose()
         target = self._cluster.targets[place]
-        connection = Connection(place, target, credentials=self._credentials, name=self.name, met=self.identity.met)
+        connection = Connection(place, target, credentials=self._credentials, name=self.name, met=self._met)
         try:
             await self._probe(connection, min(self._attempt_limit(self.choice.misses), most))
         except BaseException as error:
@@ -345,7 +367,7 @@ class Members:
             self.login.refused(failure, token, self._probes_refused)
             raise
         self._probes_refused = 0
-        self.identity.met(reply.header, floor=floor)
+        self._met(reply.header, floor=floor)
 
     async def _find_out(self, place: int, failure: Failure) -> None:
         """Find out why a member could not be reached, while none was ever met.

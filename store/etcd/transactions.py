@@ -21,8 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from store.errors import StoreUsageError
-from store.etcd.codec import OPERATIONS_MAX, broken, compare, entry_in, holds, look_at, range_of, spans, too_many
+from store.errors import LimitExceeded, StoreUsageError
+from store.etcd.codec import OPERATIONS_MAX, TOO_MANY, broken, compare, entry_in, holds, look_at, range_of, spans
 from store.messages import (
     Add,
     Added,
@@ -165,7 +165,7 @@ def normal(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
     match request:
         case Transact(when=when, then=then, otherwise=otherwise):
             if max(map(len, (when, then, otherwise))) > OPERATIONS_MAX:
-                raise too_many()
+                raise LimitExceeded(TOO_MANY.format(name="etcd"))
             _check(then)
             _check(otherwise)
             return Write(guard=guard, when=when, then=then, otherwise=otherwise)

@@ -7,7 +7,6 @@ and the reverse, and something that is no etcd at all.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 from typing import Final
 
@@ -29,8 +28,11 @@ SETTINGS: Final = 4
 """The type of the frame that a server of HTTP/2 says first."""
 
 TLS_ALERT: Final = b"\x15\x03"
-TLS_HANDSHAKE: Final = b"\x16\x03"
 OUR_STORE: Final = b"rdzv"
+NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
+"""What OpenSSL says of an answer that is none in TLS."""
+
+HUNG_UP: Final = "UNEXPECTED_EOF_WHILE_READING"
 
 
 async def diagnose(host: str, port: int, tls: ssl.SSLContext | None, *, name: str) -> StoreError | Failure | None:
@@ -46,77 +48,54 @@ async def diagnose(host: str, port: int, tls: ssl.SSLContext | None, *, name: st
         An error that no retry mends; or a failure that one may; None if nothing is wrong as far as can be seen.
     """
     try:
-        with anyio.fail_after(ANSWER_WITHIN):
-            reader, writer = await asyncio.open_connection(host, port, ssl=tls)
+        hello = await _hello(host, port, tls)
     except ssl.SSLCertVerificationError as error:
         return AuthenticationError(f"{name} has no certificate that we trust: {error.verify_message}")
     except ssl.SSLError as error:
-        if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"):
+        if error.reason in NO_TLS:
             return ProtocolError(f"{name} does not speak TLS there; write etcd://")
-        return _refused(error, name)
+        words = (error.reason or str(error)).lower().replace("_", " ")
+        return AuthenticationError(
+            f"{name} refused this client in the TLS handshake ({words}): give a client certificate that it trusts, by "
+            f"cert= and key="
+        )
     except TimeoutError:
         return None  # it is slow, and gRPC has said as much
     except (OSError, EOFError) as error:
         return Failure(describe(error) if isinstance(error, OSError) else str(error), FailureKind.UNDONE)
-    try:
-        with anyio.fail_after(ANSWER_WITHIN):
+    speaks_tls = hello.startswith(TLS_ALERT) or b"HTTPS server" in hello
+    if speaks_tls or (not hello and tls is None and await _speaks_tls(host, port)):
+        return ProtocolError(f"{name} speaks TLS; write etcds://")
+    if OUR_STORE in hello[:16]:
+        return ProtocolError(f"{name} is a store of ours and no etcd; write {'tcps' if tls else 'tcp'}://")
+    if not hello and tls is None:
+        return Failure("it closed the connection", FailureKind.UNDONE)
+    # Within TLS the handshake tells enough: without ALPN, which is the context's matter, it need not speak HTTP/2.
+    if tls is not None or (len(hello) > SETTINGS and hello[3] == SETTINGS):
+        return None
+    return ProtocolError(f"{name} does not answer in HTTP/2; it is no etcd v3.4 or later ({hello[:40]!r})")
+
+
+async def _hello(host: str, port: int, tls: ssl.SSLContext | None) -> bytes:
+    """Return what a member says first; one that wants a certificate may say so only after its own hello."""
+    with anyio.fail_after(ANSWER_WITHIN):
+        reader, writer = await asyncio.open_connection(host, port, ssl=tls)
+        try:
             writer.write(PREFACE)
             await writer.drain()
-            hello = await reader.read(512)
-    except ssl.SSLError as error:  # a member that wants a certificate says so after its own hello
-        return _refused(error, name)
-    except TimeoutError:
-        return None
-    except OSError as error:
-        return Failure(describe(error), FailureKind.UNDONE)
-    finally:
-        writer.transport.abort()
-    if not hello and tls is None and await _speaks_tls(host, port):
-        return ProtocolError(f"{name} speaks TLS; write etcds://")
-    return _judged(hello, name, secure=tls is not None)
+            return await reader.read(512)
+        finally:
+            writer.transport.abort()
 
 
 async def _speaks_tls(host: str, port: int) -> bool:
-    """Whether TLS's first words are answered in TLS, if only by an alert.
-
-    A handshake would not tell: until TLS 1.2 a member that wants a certificate refuses within it, and etcd 3.5.1 speaks
-    no later one.
-    """
+    """Whether TLS's first words are answered in TLS, if only by a refusal, as of who shows no certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing but the first words will be sent
-    to_read, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
-    with contextlib.suppress(ssl.SSLWantReadError):
-        context.wrap_bio(to_read, to_send).do_handshake()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # whoever it is, nothing is told to him
     try:
-        with anyio.fail_after(ANSWER_WITHIN):
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                writer.write(to_send.read())
-                answer = await reader.read(512)
-            finally:
-                writer.transport.abort()
-    except OSError:
+        await _hello(host, port, context)
+    except ssl.SSLError as error:
+        return error.reason not in (*NO_TLS, HUNG_UP)
+    except (OSError, EOFError):
         return False
-    return answer.startswith((TLS_HANDSHAKE, TLS_ALERT))
-
-
-def _refused(error: ssl.SSLError, name: str) -> AuthenticationError:
-    words = (error.reason or str(error)).lower().replace("_", " ")
-    return AuthenticationError(
-        f"{name} refused this client in the TLS handshake ({words}): give a client certificate that it trusts, by "
-        f"cert= and key="
-    )
-
-
-def _judged(hello: bytes, name: str, *, secure: bool) -> StoreError | Failure | None:
-    if hello.startswith(TLS_ALERT) or b"HTTPS server" in hello:
-        return ProtocolError(f"{name} speaks TLS; write etcds://")
-    if OUR_STORE in hello[:16]:
-        return ProtocolError(f"{name} is a store of ours and no etcd; write {'tcps' if secure else 'tcp'}://")
-    if secure and hello:
-        return None  # the handshake is over; without ALPN, which is the context's matter, it need not speak HTTP/2
-    if not hello:
-        return Failure("it closed the connection", FailureKind.UNDONE)
-    if len(hello) > SETTINGS and hello[3] == SETTINGS:
-        return None
-    return ProtocolError(f"{name} does not answer in HTTP/2; it is no etcd v3.4 or later ({hello[:40]!r})")
+    return True

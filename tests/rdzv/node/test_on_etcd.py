@@ -172,7 +172,7 @@ async def test_an_arrival_costs_two_requests_and_a_round_one(url: str, monkeypat
     """Of a node that is not the first: it were nine and one. To connect costs two, and opens a watch."""
     for name in ("ATTEMPT_ALONE", "ATTEMPT_MOST", "IDLE"):  # nothing is asked again because the machine is busy
         monkeypatch.setattr(members_room, name, 600.0)
-    monkeypatch.setattr(client_room, "_shared_by", lambda _: client_room._Shared())  # as if each had its own process
+    monkeypatch.setattr(client_room, "_members_shared_as", lambda _, make: make())  # as if each had its own process
     asked: dict[Connection, list[str]] = {}
     ask = Connection.ask
 

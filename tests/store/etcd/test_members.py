@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -307,7 +308,7 @@ async def test_a_revision_that_went_back_is_another_store_and_one_of_a_member_th
     lagging, gone = pb.StatusResponse(header=older), pb.RangeResponse(header=older)
     async with members_of(Member(says(), says(lagging), says(gone))) as members:
         failed: list[Any] = []
-        members.identity.failed = failed.append
+        members.clients.append(SimpleNamespace(fail=failed.append, tell=bool))
         await ask(members)
         await members.ask("Maintenance/Status", {}, deadline=soon())
         assert failed == []
