@@ -71,14 +71,96 @@ def test_the_twins_have_the_same_methods_and_arguments() -> None:
             assert str(inspect.signature(mine)) == str(inspect.signature(theirs)), name
 
 
+# What PyTorch's stores answer, too.
+
+LATE, EMPTY, WRONG = SharedStoreTimeoutError, QueueEmptyError, TypeError
+SHORT = timedelta(milliseconds=50)
+
+DIALOGUE: list[tuple[str, tuple[Any, ...], Any]] = [
+    ("set", ("a", "ä"), None),
+    ("get", ("a",), "ä".encode()),
+    ("set", ("a", b"\x00\xff"), None),
+    ("get", ("a",), b"\x00\xff"),
+    ("get", ("nope",), LATE),
+    ("check", ([],), True),
+    ("check", (["a", "a"],), True),
+    ("check", (["a", "nope"],), False),
+    ("wait", (["a"],), None),
+    ("wait", ([],), None),
+    ("wait", (["a", "nope"], SHORT), LATE),
+    ("add", ("n", 3), 3),
+    ("add", ("n", -5), -2),
+    ("get", ("n",), b"-2"),
+    ("set", ("n", "10"), None),
+    ("add", ("n", 1), 11),
+    ("append", ("log", "po"), None),
+    ("append", ("log", "tato"), None),
+    ("get", ("log",), b"potato"),
+    ("compare_set", ("c", "", "v"), b"v"),  # missing, and nothing is expected
+    ("compare_set", ("c", "other", "w"), b"v"),
+    ("compare_set", ("c", "v", "w"), b"w"),
+    ("compare_set", ("c", "", "x"), b"w"),
+    ("get", ("c",), b"w"),
+    ("compare_set", ("c2", "e", "v"), b"e"),  # missing, and something is expected
+    ("check", (["c2"],), False),
+    ("set", ("e", ""), None),
+    ("compare_set", ("e", "old", "w"), b""),
+    ("compare_set", ("e", "", "w"), b"w"),
+    ("get", ("e",), b"w"),
+    ("delete_key", ("e",), True),
+    ("delete_key", ("e",), False),
+    ("multi_set", (["m1", "m2"], ["1", "2"]), None),
+    ("multi_get", (["m2", "m1", "m2"],), [b"2", b"1", b"2"]),
+    ("multi_get", ([],), []),
+    ("multi_get", (["m1", "nope"],), LATE),
+    ("queue_len", ("q",), 0),
+    ("queue_push", ("q", "1"), None),
+    ("queue_push", ("q", "2"), None),
+    ("queue_len", ("q",), 2),
+    ("queue_pop", ("q",), b"1"),
+    ("check", (["q"],), True),
+    ("wait", (["q"], SHORT), None),
+    ("queue_pop", ("q", False), b"2"),
+    ("queue_pop", ("q", False), EMPTY),
+    ("queue_len", ("q",), 0),
+    ("check", (["q"],), False),
+    ("barrier", ("b1", 1), None),
+    ("barrier", ("b1", 1, SHORT), None),
+    ("barrier", ("b2", 2, SHORT), LATE),
+    ("set", ("a", 3), WRONG),
+    ("wait", ("ab", SHORT), WRONG),
+    ("add", ("n", 1.5), WRONG),
+]
+
+
+async def test_each_call_is_answered_as_pytorchs_stores_answer_it(open_store: Open) -> None:
+    async with open_store(timeout=MISSED) as shared:
+        for name, arguments, answer in DIALOGUE:
+            if answer in (LATE, EMPTY, WRONG):
+                with pytest.raises(answer):
+                    await getattr(shared, name)(*arguments)
+            else:
+                assert await getattr(shared, name)(*arguments) == answer, (name, arguments)
+        assert [key for key in await shared.list_keys() if key[0] != "b"] == ["a", "c", "log", "m1", "m2", "n"]
+
+
+@pytest.mark.parametrize("name", ["HashStore", "TCPStore"])
+def test_pytorchs_stores_answer_so(name: str) -> None:
+    require("torch")
+    import torch.distributed as theirs
+
+    errors = {LATE: theirs.DistStoreError, EMPTY: theirs.QueueEmptyError, WRONG: TypeError}
+    shared = theirs.HashStore() if name == "HashStore" else theirs.TCPStore("127.0.0.1", 0, 1, is_master=True)
+    shared.set_timeout(timedelta(milliseconds=100))
+    for method, arguments, answer in DIALOGUE:
+        if answer in (LATE, EMPTY, WRONG):
+            with pytest.raises(errors[answer]):
+                getattr(shared, method)(*arguments)
+        else:
+            assert getattr(shared, method)(*arguments) == answer, (method, arguments)
+
+
 # Values.
-
-
-async def test_a_value_given_as_text_or_bytes_is_read_as_bytes(shared: Any) -> None:
-    await shared.set("text", "ä")
-    await shared.set("bytes", b"\x00\xff")
-    await shared.set("", bytearray(b"no name"))
-    assert [await shared.get(key) for key in ("text", "bytes", "")] == ["ä".encode(), b"\x00\xff", b"no name"]
 
 
 async def test_get_waits_for_the_key(shared: Any, observer: store.Client) -> None:
@@ -116,14 +198,6 @@ async def test_of_many_missing_keys_a_few_are_spelled_out(shared: Any) -> None:
     assert len(caught.value.keys) == 20
 
 
-async def test_a_timeout_of_nothing_only_looks(shared: Any) -> None:
-    await shared.set("here", "x")
-    await shared.wait(["here"], 0)
-    await shared.wait([], 0)
-    with pytest.raises(SharedStoreTimeoutError, match=r"after 0 s, still missing: 'nope' \(1 of 2 keys\)"):
-        await shared.wait(["here", "nope"], 0)
-
-
 async def test_the_stores_own_timeout_bounds_get_and_multi_get(open_store: Open) -> None:
     async with open_store(timeout=MISSED) as shared:
         with pytest.raises(SharedStoreTimeoutError, match="'nope'"):
@@ -132,14 +206,6 @@ async def test_the_stores_own_timeout_bounds_get_and_multi_get(open_store: Open)
             await shared.multi_get(["nope"])
         await shared.set("here", "x")
         assert await shared.get("here") == b"x"
-
-
-async def test_add_counts_from_nothing_and_from_numbers_that_were_set(shared: Any) -> None:
-    assert await shared.add("n", 3) == 3
-    assert await shared.add("n", -5) == -2
-    assert await shared.get("n") == b"-2"
-    await shared.set("n", "10")
-    assert await shared.add("n", 1) == 11
 
 
 async def test_what_is_no_number_cannot_be_added_to(shared: Any) -> None:
@@ -152,40 +218,6 @@ async def test_concurrent_adds_are_all_counted(open_store: Open) -> None:
     async with open_store() as one, open_store() as other:
         sums = await asyncio.gather(*(shared.add("n", 1) for shared in (one, other) * 20))
     assert sorted(sums) == list(range(1, 41))
-
-
-async def test_append_adds_to_the_end(shared: Any) -> None:
-    await shared.append("log", "po")
-    await shared.append("log", b"tato")
-    assert await shared.get("log") == b"potato"
-
-
-async def test_check_asks_whether_all_keys_exist(shared: Any) -> None:
-    await shared.set("a", "")
-    assert await shared.check([]) and await shared.check(["a"]) and await shared.check(["a", "a"])
-    assert not await shared.check(["a", "b"])
-
-
-@pytest.mark.parametrize(
-    ("present", "expected", "answer", "afterwards"),
-    [
-        (None, "", b"new", b"new"),
-        (None, "old", b"old", None),
-        ("old", "old", b"new", b"new"),
-        ("old", "other", b"old", b"old"),
-        ("old", "", b"old", b"old"),
-        ("", "", b"new", b"new"),
-        ("", "old", b"", b""),
-    ],
-)
-async def test_compare_set_means_what_it_means_in_pytorch(
-    shared: Any, present: str | None, expected: str, answer: bytes, afterwards: bytes | None
-) -> None:
-    if present is not None:
-        await shared.set("k", present)
-    assert await shared.compare_set("k", expected, "new") == answer
-    assert await shared.check(["k"]) is (afterwards is not None)
-    assert afterwards is None or await shared.get("k") == afterwards
 
 
 async def test_concurrent_compare_sets_never_lose_one_another(open_store: Open) -> None:
@@ -209,11 +241,6 @@ async def test_multi_set_writes_all_at_once(shared: Any, observer: store.Client)
     await shared.multi_set([], [])
 
 
-async def test_delete_key_says_whether_it_was_there(shared: Any) -> None:
-    await shared.set("a", "1")
-    assert [await shared.delete_key("a"), await shared.delete_key("a")] == [True, False]
-
-
 async def test_keys_are_those_of_this_store_only(open_store: Open) -> None:
     async with open_store(prefix="/one/") as one, open_store(prefix="/two/") as two:
         await one.multi_set(["b", "a/b", ""], ["1"] * 3)
@@ -224,29 +251,6 @@ async def test_keys_are_those_of_this_store_only(open_store: Open) -> None:
 
 
 # Queues.
-
-
-async def test_a_queue_gives_first_what_came_first(shared: Any) -> None:
-    for item in ("1", b"2", "3"):
-        await shared.queue_push("jobs", item)
-    assert await shared.queue_len("jobs") == 3
-    assert [await shared.queue_pop("jobs") for _ in range(3)] == [b"1", b"2", b"3"]
-    assert await shared.queue_len("jobs") == await shared.queue_len("nope") == 0
-
-
-async def test_an_empty_queue_says_so_if_one_will_not_wait(shared: Any) -> None:
-    with pytest.raises(QueueEmptyError, match="'jobs' is empty"):
-        await shared.queue_pop("jobs", block=False)
-
-
-async def test_a_queue_exists_while_it_holds_anything(shared: Any) -> None:
-    await shared.queue_push("jobs", "1")
-    await shared.queue_push("jobs", "2")
-    await shared.queue_pop("jobs")
-    await shared.wait(["jobs"], MISSED)
-    assert await shared.check(["jobs"])
-    await shared.queue_pop("jobs")
-    assert not await shared.check(["jobs"])
 
 
 async def test_a_queue_does_not_hold_the_items_of_another_whose_name_goes_on(shared: Any) -> None:
@@ -262,12 +266,6 @@ async def test_a_blocking_pop_waits_for_a_push(shared: Any, observer: store.Clie
         await until_waits(observer, 1)
         await shared.queue_push("jobs", "1")
     assert popping.result() == b"1"
-
-
-async def test_a_blocking_pop_that_runs_out_names_the_queue(open_store: Open) -> None:
-    async with open_store(timeout=MISSED) as shared:
-        with pytest.raises(SharedStoreTimeoutError, match=r"nothing was pushed to the queue 'jobs' within 0.05 s"):
-            await shared.queue_pop("jobs")
 
 
 async def test_each_item_goes_to_one_popper_and_each_popper_sees_them_in_order(
@@ -451,101 +449,6 @@ async def test_an_interrupted_client_ends_a_blocking_call_as_superseded(server: 
             await shared.set("a", "1")
 
 
-# Beside PyTorch's own.
-
-
-def script(shared: Any, outcome: Callable[[Callable[[], Any]], Any]) -> list[Any]:
-    """Everything on which PyTorch's stores agree with each other."""
-    short = timedelta(milliseconds=100)
-    shared.set_timeout(short)
-    steps: list[Callable[[], Any]] = [
-        lambda: shared.set("a", "1"),
-        lambda: shared.get("a"),
-        lambda: shared.get("nope"),
-        lambda: shared.check([]),
-        lambda: shared.check(["a"]),
-        lambda: shared.check(["a", "nope"]),
-        lambda: shared.wait(["a"]),
-        lambda: shared.wait([]),
-        lambda: shared.wait(["a", "nope"], short),
-        lambda: shared.add("n", 3),
-        lambda: shared.add("n", -5),
-        lambda: shared.get("n"),
-        lambda: shared.set("n", "10"),
-        lambda: shared.add("n", 1),
-        lambda: shared.append("log", "x"),
-        lambda: shared.append("log", "y"),
-        lambda: shared.get("log"),
-        lambda: shared.compare_set("c", "", "v"),
-        lambda: shared.compare_set("c", "other", "w"),
-        lambda: shared.compare_set("c", "v", "w"),
-        lambda: shared.compare_set("c", "", "x"),
-        lambda: shared.compare_set("c2", "e", "v"),
-        lambda: shared.check(["c2"]),
-        lambda: shared.set("e", ""),
-        lambda: shared.compare_set("e", "", "w"),
-        lambda: shared.get("e"),
-        lambda: shared.delete_key("e"),
-        lambda: shared.delete_key("e"),
-        lambda: shared.multi_set(["m1", "m2"], ["1", "2"]),
-        lambda: shared.multi_get(["m2", "m1", "m2"]),
-        lambda: shared.multi_get([]),
-        lambda: shared.multi_get(["m1", "nope"]),
-        lambda: shared.queue_len("q"),
-        lambda: shared.queue_push("q", "1"),
-        lambda: shared.queue_push("q", b"2"),
-        lambda: shared.queue_len("q"),
-        lambda: shared.check(["q"]),
-        lambda: shared.wait(["q"], short),
-        lambda: shared.queue_pop("q"),
-        lambda: shared.queue_pop("q", block=False),
-        lambda: shared.queue_pop("q", False),
-        lambda: shared.check(["q"]),
-        lambda: shared.barrier("b1", 1),
-        lambda: shared.barrier("b1", 1, short),
-        lambda: shared.barrier("b2", 2, short),
-        lambda: shared.set("a", 3),
-        lambda: shared.wait("ab", short),
-        lambda: shared.add("n", 1.5),
-        # Not those of the barriers, which each store keeps in its own way.
-        lambda: sorted(key for key in shared.list_keys() if not key.startswith("b")),
-        lambda: shared.timeout,
-        lambda: shared.clone().get("a"),
-    ]
-    return [outcome(step) for step in steps]
-
-
-@pytest.mark.parametrize("name", ["HashStore", "TCPStore"])
-def test_what_pytorch_answers_we_answer(name: str) -> None:
-    require("torch")
-    import torch.distributed as torch_distributed
-
-    def of_torch(step: Callable[[], Any]) -> Any:
-        try:
-            return step()
-        except torch_distributed.QueueEmptyError:
-            return QueueEmptyError
-        except torch_distributed.DistStoreError:
-            return SharedStoreTimeoutError
-        except TypeError:
-            return TypeError
-
-    def of_ours(step: Callable[[], Any]) -> Any:
-        try:
-            return step()
-        except (QueueEmptyError, SharedStoreTimeoutError, TypeError) as error:
-            return type(error)
-
-    theirs = (
-        torch_distributed.HashStore()
-        if name == "HashStore"
-        else torch_distributed.TCPStore("127.0.0.1", 0, 1, is_master=True)
-    )
-    with store.sync.serve() as server, store.sync.connect(server.url) as client:
-        ours = BlockingSharedStore(client, prefix="/round/", fence=())
-        assert script(ours, of_ours) == script(theirs, of_torch)
-
-
 # Waits end when members are lost.
 
 
@@ -596,12 +499,6 @@ async def test_after_a_loss_what_is_there_is_given_and_what_is_not_is_not_waited
         async with asyncio.timeout(60):
             with pytest.raises(MembersLostError, match="'a', 'b', and what this node waited for may never come: 'k'"):
                 await shared.get("k")
-
-
-async def test_a_wait_that_runs_out_before_anybody_is_lost_is_a_timeout(open_store: Open) -> None:
-    async with open_store(timeout=MISSED) as shared:
-        with pytest.raises(SharedStoreTimeoutError):
-            await shared.get("k")
 
 
 async def test_an_error_names_the_users_key_and_not_where_it_is_kept(shared: Any) -> None:
