@@ -31,6 +31,7 @@ from rdzv.node.admission import examine_in
 from rdzv.node.front import verbs
 from rdzv.node.front.queries import Changes, WakeupHere
 from rdzv.node.front.sharing import shared_store
+from rdzv.node.loops import check_process, result_of
 from rdzv.node.node import Node, Ticket
 from rdzv.shared_store.store import ClientAtFirstUse
 from store.net.threads import Call
@@ -124,7 +125,7 @@ class _Front:
             raise
         finally:
             await self.shared_client.aclose()
-        _result_of(closing)
+        result_of(closing)
 
     async def _end_with(self, withdrawn: Call[Literal[True]], closing: Call[None]) -> None:
         """Hang up once the node has left its round, and then wait until it is closed.
@@ -145,7 +146,7 @@ class _Front:
             if not see_to_its_end:
                 call.cancel()
             raise
-        return _result_of(call)
+        return result_of(call)
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> Call[T]:
         try:
@@ -157,10 +158,7 @@ class _Front:
 
     def check_usable(self) -> None:
         """Refuse to go on in a forked child, where the node is not, or once it is closed."""
-        if self._pid != os.getpid():
-            raise RendezvousStateError(
-                f"this handler of run {self.run_id} was made before fork(); make a new one in the child"
-            )
+        check_process(self._pid, self.run_id)
         self.node.check_usable()
 
     @property
@@ -207,7 +205,7 @@ class _Front:
         joining = self._begin(self.node.next_rendezvous(ticket, self._health_check()))
         try:
             await joining.end()
-            return self._info(_result_of(joining))
+            return self._info(result_of(joining))
         except asyncio.CancelledError:
             undoing = self.node.loop.start(self.node.abandon(ticket))
             with anyio.CancelScope(shield=True):
@@ -321,15 +319,3 @@ class Handler(_Front, RendezvousHandler):
         open_store: Makes a client of the same store in the caller's loop, for the shared store.
         open_blocking_store: Makes a blocking client of it, for the shared store of blocking callers.
     """
-
-
-def _result_of(over: Call[T]) -> T:
-    """What came of something in the node's loop.
-
-    Raises:
-        RendezvousStateError: That loop has ended, and cancelled it.
-    """
-    try:
-        return over.result()
-    except asyncio.CancelledError:
-        raise RendezvousStateError("the thread in which nodes live has ended, with the process") from None

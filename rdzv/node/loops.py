@@ -26,12 +26,30 @@ from store.net.threads import Call, LoopThread, in_thread
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-__all__ = ["LoopAtHand", "NodeLoop", "NodeThread"]
+__all__ = ["LoopAtHand", "NodeLoop", "NodeThread", "check_process", "result_of"]
 
 T = TypeVar("T")
 
 TURNS = 64  # nodes of one process at the same moment: a step of all of them keeps the loop for some 20 ms
 TURN_MOST = 5.0  # seconds that a node, which waits for a store that is away perhaps, may keep others from their turn
+
+
+def result_of(call: Call[T]) -> T:
+    """What came of something in a node's loop, once it is over.
+
+    Raises:
+        RendezvousStateError: That loop has ended, and cancelled it.
+    """
+    try:
+        return call.result()
+    except asyncio.CancelledError:
+        raise RendezvousStateError("the thread in which nodes live has ended, with the process") from None
+
+
+def check_process(pid: int, run_id: str) -> None:
+    """Refuse to go on in a forked child, where the nodes of its parent are not."""
+    if pid != os.getpid():
+        raise RendezvousStateError(f"this handler of run {run_id} was made before fork(); make a new one in the child")
 
 
 class NodeLoop(ABC):

@@ -28,6 +28,7 @@ from rdzv.node.front import verbs
 from rdzv.node.front.queries import BlockingChanges
 from rdzv.node.front.sharing import shared_store
 from rdzv.node.handler import Handler as AsyncHandler
+from rdzv.node.loops import check_process, result_of
 from rdzv.node.node import Ticket
 from store import ConnectionLost
 
@@ -91,11 +92,6 @@ class _Front:
         return self._inner.node if isinstance(self._inner, AsyncHandler) else None
 
     @property
-    def _called(self) -> Node | AsyncRendezvousHandler:
-        """What answers, in the loop where it lives."""
-        return self.node or self._inner
-
-    @property
     def run_id(self) -> str:
         """Which run this is."""
         return self._inner.run_id
@@ -114,7 +110,7 @@ class _Front:
         joining: Call[Membership] | None = None
         try:
             joining = self._start(node.next_rendezvous(ticket, self._health_check(node)))
-            return self._info(_result_of(joining))
+            return self._info(_wait_for(joining))
         except BaseException:
             # A signal handler may raise anything, anywhere in here: before the call has come to the node, while it is
             # under way, and when its answer has just come. The node knows which. What failed has undone itself.
@@ -204,10 +200,10 @@ class _Front:
         except BaseException:
             self._begin_to_close()  # a signal's handler has raised just then; to be closed twice does no harm
             raise
-        _result_of(closing)
+        _wait_for(closing)
 
     def _begin_to_close(self) -> Call[None]:
-        closing = self._loop.start(self._called.aclose())
+        closing = self._loop.start((self.node or self._inner).aclose())
         closing.over.call(self._loop.leave)  # not before: what is begun there is to end there
         return closing
 
@@ -215,7 +211,7 @@ class _Front:
         """Have the node do something, and wait for it; who gets out of here by force does not wait for its end."""
         call = self._start(cast("Coroutine[Any, Any, T]", work))
         try:
-            return _result_of(call)
+            return _wait_for(call)
         except BaseException:
             if not see_to_its_end:
                 call.cancel()  # which does nothing to what is over
@@ -230,10 +226,7 @@ class _Front:
         return self._loop.start(work)  # which may run it from now on, whatever is raised here
 
     def _check_usable(self) -> None:
-        if self._pid != os.getpid():
-            raise RendezvousStateError(
-                f"this handler of run {self.run_id} was made before fork(); make a new one in the child"
-            )
+        check_process(self._pid, self.run_id)
         if isinstance(self._inner, AsyncHandler):
             self._inner.check_usable()
 
@@ -318,8 +311,6 @@ def blocking_share(handler: AsyncHandler, membership: Membership) -> tuple[Block
     return shared_store(handler.node, membership, handler.shared_client).blocking(client), client
 
 
-def _result_of(call: Call[T]) -> T:
-    try:
-        return call.wait()
-    except asyncio.CancelledError:
-        raise RendezvousStateError("the thread in which nodes live has ended, with the process") from None
+def _wait_for(call: Call[T]) -> T:
+    call.over.wait(None)
+    return result_of(call)

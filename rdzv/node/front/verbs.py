@@ -19,10 +19,16 @@ import anyio
 from rdzv.config.parameters import Parameter
 from rdzv.config.value_types import duration
 from rdzv.core.asking import ANSWER_TTL, pack_answer
-from rdzv.core.state import Ban, Closed, ban_name
+from rdzv.core.state import Ban, Closed, NodesLeft, NodesLost, ban_name
 from rdzv.core.stopping import Drain
 from rdzv.core.stuck.accusing import SOMEBODY
-from rdzv.errors import RendezvousSettingsError, RendezvousStateError, RoundSupersededError
+from rdzv.errors import (
+    RendezvousError,
+    RendezvousSettingsError,
+    RendezvousStateError,
+    RoundSupersededError,
+    SharedStoreTimeoutError,
+)
 from rdzv.membership import too_large
 from rdzv.node.accusing import put_accusation
 from rdzv.node.admission import (
@@ -35,7 +41,6 @@ from rdzv.node.admission import (
     put_drain,
     resize_run,
 )
-from rdzv.node.front.muster import wait_for_all
 from rdzv.node.front.queries import Changes
 from rdzv.node.front.sharing import shared_store
 from rdzv.node.status import read_history, read_roster, read_run
@@ -52,42 +57,13 @@ if TYPE_CHECKING:
     from rdzv.node.node import Node
     from store import Store
 
-__all__ = [
-    "accuse",
-    "all_here",
-    "answer",
-    "ban",
-    "ban_where",
-    "change_tally",
-    "drain",
-    "drain_node",
-    "goes_on",
-    "history",
-    "is_closed",
-    "keep",
-    "leave",
-    "leaves_because",
-    "must_end",
-    "note_failure",
-    "num_nodes_changed",
-    "num_nodes_waiting",
-    "ping",
-    "resize",
-    "restore",
-    "roster",
-    "set_closed",
-    "status",
-    "status_and_history",
-    "store_health",
-    "suspect",
-    "unban",
-    "unban_where",
-    "whole_history",
-]
-
 Verb = TypeVar("Verb", bound="Callable[..., Any]")
 
 WHY_LETTERS_MOST = 200
+CAME: Final = "rdzv/muster/came"
+ANSWER: Final = "rdzv/muster/answer"
+GO_ON: Final = b"go on"
+MEET_AGAIN: Final = b"meet again"
 
 WITHIN: Final = Parameter("within", duration(), "seconds after which the node leaves in any case")
 
@@ -258,6 +234,11 @@ async def accuse(node: Node, rank: int, why: str) -> None:
 async def all_here(node: Node, *, timeout: float) -> bool:
     """Wait until every member of this round has called this; False if one has gone first: then all meet again.
 
+    For callers who then wait for one another without looking up, as PyTorch's agents do: a member can die between the
+    commit of a round and its hearing of it. All come to the same answer, because it is one key, which is written once:
+    by the last member that comes (go on), or by the first that sees one go before that (meet again). Who answered by
+    itself would leave the others waiting for it.
+
     A member that lives, and does not come within `timeout` seconds, is left to whatever the caller does next.
 
     Raises:
@@ -268,7 +249,34 @@ async def all_here(node: Node, *, timeout: float) -> bool:
         return True
     shared = shared_store(node, membership, link.store)
     membership.call_when_over(shared.supersede)
-    return await wait_for_all(Changes(node, node.connect), shared, membership.round.size, timeout=timeout)
+    store = shared.waiting_through_losses()  # whoever is lost, an answer comes
+    store.set_timeout(timeout)
+    answer, failure = GO_ON, None
+
+    async def answer_if_one_goes() -> None:
+        with contextlib.suppress(RendezvousError):  # of which the wait below hears, too
+            async with Changes(node, node.connect) as changes:
+                async for change in changes:
+                    if isinstance(change, NodesLost | NodesLeft):
+                        break
+            await store.compare_set(ANSWER, "", MEET_AGAIN)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(answer_if_one_goes)
+        try:
+            if await store.add(CAME, 1) >= membership.round.size:
+                await store.compare_set(ANSWER, "", GO_ON)
+            answer = await store.get(ANSWER)
+        except SharedStoreTimeoutError:
+            pass
+        except RoundSupersededError:
+            answer = MEET_AGAIN  # it is this member that was dropped
+        except RendezvousError as error:
+            failure = error  # raised below, by itself and not in a group
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return answer == GO_ON
 
 
 @goes_on
