@@ -7,8 +7,6 @@ after the TTL it is dropped, and told so.
 
 Nothing in this loop waits for anything but the store. What users bring (a health check, an order of ranks) runs apart
 from it: see `NodeLoop.apart`.
-
-In tests on virtual time, where threads do not exist, nodes live in a loop that is there already.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import asyncio
 import contextlib
 import os
 import threading
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rdzv.errors import RendezvousStateError
@@ -26,7 +23,7 @@ from store.net.threads import Call, LoopThread, in_thread
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-__all__ = ["LoopAtHand", "NodeLoop", "NodeThread", "check_process", "result_of"]
+__all__ = ["NodeLoop", "NodeThread", "check_process", "result_of"]
 
 T = TypeVar("T")
 
@@ -52,49 +49,41 @@ def check_process(pid: int, run_id: str) -> None:
         raise RendezvousStateError(f"this handler of run {run_id} was made before fork(); make a new one in the child")
 
 
-class NodeLoop(ABC):
-    """A node's way to the loop that it lives in."""
+class NodeLoop:
+    """A node's way to the loop that it lives in: here one that is there already, the caller's own or one that is given.
 
-    @abstractmethod
+    So it is in tests on virtual time, where threads do not exist.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop
+
     def start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
         """Begin a coroutine there, from any thread.
 
         Raises:
             RendezvousStateError: The loop has ended.
         """
+        self._loop = self._loop or asyncio.get_running_loop()
+        return Call(work, self._loop)
 
-    @abstractmethod
     async def apart(self, work: Callable[[], T]) -> T:
         """Run somebody else's code, which may take its time, where it holds up no lease."""
+        return work()
 
     def turn(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Let few of the nodes that live here do the block at the same moment; to be entered in the loop."""
         return contextlib.nullcontext()
 
-    def leave(self) -> None:  # noqa: B027  a loop that is somebody else's goes on without us
-        """Make no more use of it."""
-
-
-class LoopAtHand(NodeLoop):
-    """A loop that is there already: the caller's own, or one that is given."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self._loop = loop
-
-    def start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
-        """Begin a coroutine there."""
-        self._loop = self._loop or asyncio.get_running_loop()
-        return Call(work, self._loop)
-
-    async def apart(self, work: Callable[[], T]) -> T:
-        """Run it here: on virtual time, it takes none."""
-        return work()
+    def leave(self) -> None:
+        """Make no more use of it; a loop that is somebody else's goes on without us."""
 
 
 class NodeThread(NodeLoop):
     """The process's node thread: it starts with its first user, and ends with its last."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._thread: LoopThread | None = None
         self._left = False
 

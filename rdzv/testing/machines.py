@@ -13,7 +13,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from rdzv.node.handler import Handler
-from rdzv.node.loops import LoopAtHand
+from rdzv.node.loops import NodeLoop
 from rdzv.node.node import Node
 from rdzv.node.part.ports import HeldPort
 from rdzv.testing.disk import Disk, SimulatedJournal
@@ -165,7 +165,7 @@ def handler_of(
 ) -> Handler:
     """The real handler of a node that lives in this process's node thread, not yet connected."""
     rng = random.Random(process.rng.random())
-    loop = LoopAtHand(process.node_thread)
+    loop = NodeLoop(process.node_thread)
     node = Node(settings, loop=loop, open_store=open_store, rng=rng, port=_NoPort())
     return kind(node, open_store=open_shared_store)
 

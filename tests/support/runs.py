@@ -24,7 +24,7 @@ import store
 from rdzv.backends.builtin import tcp_handler
 from rdzv.config.settings import parse
 from rdzv.node.handler import Handler
-from rdzv.node.loops import LoopAtHand
+from rdzv.node.loops import NodeLoop
 from rdzv.node.node import Node
 from rdzv.testing.machines import process_id_of
 from rdzv.testing.network import MemoryNetwork
@@ -195,7 +195,7 @@ class VirtualRun:
         source = name
         while source in self._handlers:  # two processes of one name, on two machines
             source += "'"
-        node = Node(settings, loop=LoopAtHand(), open_store=open_store, rng=random.Random(self._rng.random()))
+        node = Node(settings, loop=NodeLoop(), open_store=open_store, rng=random.Random(self._rng.random()))
         handler = Handler(node, open_store=open_shared_store)
         self._handlers[source] = handler
         return handler

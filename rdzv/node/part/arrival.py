@@ -19,7 +19,6 @@ A member that comes again sends its new record over the old one. If that is refu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.state import NodeRecord
 
-__all__ = ["TRANSITIONS", "Arrival", "Happening", "State", "Withdrawal"]
+__all__ = ["TRANSITIONS", "Arrival", "Happening", "State"]
 
 L = TypeVar("L")
 
@@ -91,26 +90,6 @@ TRANSITIONS: Final[Mapping[State, Mapping[Happening, State]]] = {
     },
 }
 """Every change there is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Withdrawal(Generic[L]):
-    """What is to be done so that nothing of an arrival is left.
-
-    Attributes:
-        record: What stands in the store, and is to be deleted; None if nothing is known to stand.
-        lease: What it is on; None if that has lapsed.
-        in_doubt: A record was sent, and nobody knows whether it stands: only ending the lease takes that back.
-    """
-
-    record: NodeRecord | None
-    lease: L | None
-    in_doubt: bool
-
-    @property
-    def needed(self) -> bool:
-        """Whether anything is to be done."""
-        return self.lease is not None and (self.in_doubt or self.record is not None)
 
 
 class Arrival(Generic[L]):
@@ -176,11 +155,14 @@ class Arrival(Generic[L]):
         self.lease = None
         self.gone()
 
-    def withdraw(self) -> Withdrawal[L]:
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a record was sent of which nobody knows whether it stands: only ending its lease takes that back."""
+        return self.state is State.SENT
+
+    def withdraw(self) -> None:
         """The node wants nothing of its own to stand. Once that is done, or nobody can do it, the record is `gone`."""
-        withdrawal = Withdrawal(record=self.record, lease=self.lease, in_doubt=self.state is State.SENT)
         self._happens(Happening.WITHDRAW)
-        return withdrawal
 
     def _happens(self, happening: Happening) -> None:
         after = TRANSITIONS[self.state].get(happening)

@@ -51,16 +51,16 @@ class Leaving:
         part = self._part
         async with self._withdrawing:  # a caller that gives up, and one that closes the handler, may both come
             part.end_membership("this node has left it")
-            withdrawal = part.arrival.withdraw()
+            in_doubt, lease = part.arrival.in_doubt, part.arrival.lease
+            part.arrival.withdraw()
             try:
-                if link is None or not withdrawal.needed:
+                if link is None or lease is None or not (in_doubt or part.arrival.record):
                     return
-                if not withdrawal.in_doubt and await self._take_back(link):
+                if not in_doubt and await self._take_back(link):
                     return
                 # The record stands, or may; it must not be kept alive, and goes with its lease.
-                assert withdrawal.lease is not None
                 part.arrival.lease = None
-                await withdrawal.lease.release()
+                await lease.release()
             finally:
                 if link is not None:
                     link.release_run()

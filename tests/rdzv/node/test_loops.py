@@ -10,7 +10,7 @@ import pytest
 
 from rdzv.errors import RendezvousStateError
 from rdzv.node import loops
-from rdzv.node.loops import TURN_MOST, TURNS, LoopAtHand, NodeLoop, NodeThread
+from rdzv.node.loops import TURN_MOST, TURNS, NodeLoop, NodeThread
 
 
 async def where() -> threading.Thread:
@@ -82,7 +82,7 @@ def test_somebody_elses_code_holds_up_no_node() -> None:
 
 @pytest.mark.parametrize("given", [False, True])
 async def test_a_loop_at_hand_is_the_callers_or_the_one_given(given: bool) -> None:
-    loop: NodeLoop = LoopAtHand(asyncio.get_running_loop() if given else None)
+    loop: NodeLoop = NodeLoop(asyncio.get_running_loop() if given else None)
     assert await loop.start(where()) is threading.current_thread()
     assert await loop.apart(time.monotonic) > 0
     loop.leave()  # it is somebody else's, and goes on

@@ -42,7 +42,7 @@ from rdzv.core.state import Progress
 from rdzv.errors import RoundSupersededError
 from rdzv.node.admission import Agreed
 from rdzv.node.handler import Handler
-from rdzv.node.loops import LoopAtHand
+from rdzv.node.loops import NodeLoop
 from rdzv.node.node import Node
 from rdzv.node.part.ports import HeldPort
 from rdzv.testing.timeline import START, Host, Timeline
@@ -245,7 +245,7 @@ class _Member:
         self.connection = _Connection(world, index, self.host)
         settings = parse(URL, {"node_id": self.name, "address": f"at-{self.name}"}, {})
         rng = _NoLuck(index)
-        node = Node(settings, loop=LoopAtHand(self.host), open_store=self._open, rng=rng, port=_NoPort())
+        node = Node(settings, loop=NodeLoop(self.host), open_store=self._open, rng=rng, port=_NoPort())
         self.node = node
         self.handler = Handler(node, open_store=self._open)
         self.alive, self.cut = True, False
