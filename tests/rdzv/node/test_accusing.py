@@ -43,79 +43,6 @@ async def test_one_accuser_is_shown_and_two_take_the_accused_out_of_the_round_wi
         assert (await handlers["a"].status()).accused == (), "the next round begins without"
 
 
-def killed_and_accused(*, gone_ttl: float, killed: bool) -> list[str]:
-    """The story of three members of which node-2 is killed, or not, and accused by node-0 a moment later."""
-    accuse: list[bool] = []
-
-    async def train(node: ClusterNode) -> None:
-        async for round in rdzv.rounds(node.url):
-            async with round:
-                while True:
-                    if accuse and round.number == 0 and node.index == 0:
-                        rank = next(one.rank for one in await round.participants() if one.node_id == "node-2")
-                        await round.accuse(rank, "all_reduce: connection reset")
-                        accuse.clear()
-                    await anyio.sleep(0.01)
-
-    with cluster(3, seed=1, min_nodes=2, ttl=60, disconnect_ttl=15, gone_ttl=gone_ttl) as made:
-        made.run(train)
-        made.advance(5)
-        if killed:
-            made.kill(2)
-        made.advance(0.005)
-        accuse.append(True)
-        made.advance(5)
-        return made.story
-
-
-def test_one_accuser_is_believed_where_the_store_doubts_the_accused_too() -> None:
-    lost = "is over: lost: node-2: accused by node-0: all_reduce: connection reset; and the store hears nothing of it"
-    story = killed_and_accused(gone_ttl=14, killed=True)
-    told = [line for line in story if lost in line]
-    assert len(told) == 2, "both survivors are told, long before its lease ends"
-    assert all(float(line.split()[0]) < 5.1 for line in told)
-    assert not any("is over" in line for line in killed_and_accused(gone_ttl=14, killed=False)), "nothing else says so"
-
-
-def killed_and_missed(*, killed: bool, gone_ttl: float = 14, ttl: float = 60) -> list[str]:
-    """The story of three members of which node-2 is killed, or not, and a collective of node-0 fails a moment later."""
-    fail: list[bool] = []
-
-    async def train(node: ClusterNode) -> None:
-        with contextlib.suppress(OSError):
-            async for round in rdzv.rounds(node.url):
-                async with round:
-                    while True:
-                        if fail and round.number == 0 and node.index == 0:
-                            raise OSError("connection closed by peer")
-                        await anyio.sleep(0.01)
-
-    with cluster(3, seed=1, min_nodes=2, ttl=ttl, disconnect_ttl=15, gone_ttl=gone_ttl) as made:
-        made.run(train)
-        made.advance(5)
-        if killed:
-            made.kill(2)
-        made.advance(0.005)
-        fail.append(True)
-        made.advance(5 if killed else 30)
-        return made.story
-
-
-def test_a_failed_collective_together_with_a_process_that_hung_up_ends_its_lease_at_once() -> None:
-    lost = "is over: lost: node-2: its process ended, as node-0 noticed first"
-    told = [line for line in killed_and_missed(killed=True) if lost in line]
-    assert len(told) == 2, "both survivors are told, long before its lease ends"
-    assert all(float(line.split()[0]) < 5.1 for line in told)
-
-
-@pytest.mark.parametrize("gone_ttl", [14, 1000])
-def test_an_error_of_ones_own_takes_nobody_out_who_lives(gone_ttl: float) -> None:
-    """Also where leases outlive their processes for so long that any lease ends before."""
-    story = killed_and_missed(killed=False, gone_ttl=gone_ttl)
-    assert not any("noticed first" in line or "lost" in line for line in story)
-    assert any("left: node-0" in line for line in story), "who has failed by itself has left"
-
-
 async def test_who_is_in_no_round_accuses_nobody_and_nobody_accuses_itself() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
         a, b = run.handler("a"), run.handler("b")
@@ -129,3 +56,58 @@ async def test_who_is_in_no_round_accuses_nobody_and_nobody_accuses_itself() -> 
         await a.leave()
         with pytest.raises(RoundSupersededError, match="accuses nobody"):
             await a.accuse(1 - mine, "no answer")
+
+
+def story(*, killed: bool, named: bool, gone_ttl: float = 14) -> list[str]:
+    """Of three members, of which node-2 is killed, or not; a moment later node-0 accuses it, or fails by itself."""
+    begin: list[bool] = []
+
+    async def train(node: ClusterNode) -> None:
+        with contextlib.suppress(OSError):
+            async for round in rdzv.rounds(node.url):
+                async with round:
+                    while True:
+                        if begin and round.number == 0 and node.index == 0:
+                            if not named:
+                                raise OSError("connection closed by peer")
+                            rank = next(one.rank for one in await round.participants() if one.node_id == "node-2")
+                            await round.accuse(rank, "all_reduce: connection reset")
+                            begin.clear()
+                        await anyio.sleep(0.01)
+
+    with cluster(3, seed=1, min_nodes=2, ttl=60, disconnect_ttl=15, gone_ttl=gone_ttl) as made:
+        made.run(train)
+        made.advance(5)
+        if killed:
+            made.kill(2)
+        made.advance(0.005)
+        begin.append(True)
+        made.advance(5 if killed or named else 30)
+        return made.story
+
+
+@pytest.mark.parametrize(
+    ("named", "why"),
+    [
+        (True, "accused by node-0: all_reduce: connection reset; and the store hears nothing of it"),
+        (False, "its process ended, as node-0 noticed first"),
+    ],
+)
+def test_one_accuser_is_believed_where_the_store_doubts_too_whether_it_names_the_accused_or_nobody(
+    named: bool, why: str
+) -> None:
+    told = [line for line in story(killed=True, named=named) if f"is over: lost: node-2: {why}" in line]
+    assert len(told) == 2, "both survivors are told, long before its lease ends"
+    assert all(float(line.split()[0]) < 5.1 for line in told)
+
+
+def test_one_accuser_of_one_who_lives_is_not_believed() -> None:
+    assert not any("is over" in line for line in story(killed=False, named=True)), "nothing else says so"
+
+
+@pytest.mark.parametrize("gone_ttl", [14, 1000])
+def test_an_error_of_ones_own_takes_nobody_out_who_lives(gone_ttl: float) -> None:
+    """Also where leases outlive their processes for so long that any lease ends before."""
+    told = story(killed=False, named=False, gone_ttl=gone_ttl)
+    assert not any("noticed first" in line or "lost" in line for line in told)
+    assert any("left: node-0" in line for line in told), "who has failed by itself has left"

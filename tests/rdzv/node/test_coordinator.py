@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rdzv.core.state import NodesWaiting
-from rdzv.errors import RendezvousTimeoutError
 from store import Limits
 from store.messages import Delete, Grant, Guarded, Put, Request, Transact
 from tests.support.runs import VirtualRun, assert_one_round, listen
@@ -84,23 +82,6 @@ async def test_a_commit_is_one_transaction() -> None:
 
 
 ETCD_LIMITS = Limits(operations_max=128)
-
-
-async def test_more_members_than_conditions_in_one_transaction_meet_by_way_of_a_marker() -> None:
-    async with VirtualRun(min_nodes=300, limits=ETCD_LIMITS) as run:
-        infos = await run.meet(*(run.handler(f"n{number}") for number in range(300)))
-        assert_one_round(infos)
-        assert infos[0].world_size == 300
-        assert len(await infos[-1].participants()) == 300
-        assert run.keys("nodes//") == [], "the marker went with the commit"
-
-
-async def test_no_portion_of_what_a_coordinator_writes_is_more_than_its_store_takes() -> None:
-    """It portioned by the number of conditions that a store takes, of which there may be more than of writes."""
-    async with VirtualRun(min_nodes=100, limits=Limits(writes_max=8)) as run:
-        infos = await run.meet(*(run.handler(f"n{number}") for number in range(100)))
-        assert_one_round(infos)
-        assert infos[0].world_size == 100
 
 
 async def test_a_node_that_has_gone_when_the_marker_comes_by_is_in_no_round() -> None:
@@ -197,16 +178,6 @@ async def test_an_order_of_ranks_that_raises_is_logged_and_does_not_end_the_run(
         assert_one_round([await a, await b])
 
 
-async def test_one_line_of_the_log_per_change_and_none_per_second(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "rdzv.node.coordinator")
-    async with VirtualRun(min_nodes=3, join_timeout=30) as run:
-        tasks = [run.start(run.handler(name).next_rendezvous()) for name in "ab"]
-        with pytest.raises(RendezvousTimeoutError):
-            await tasks[0]
-        said = [record.getMessage() for record in caplog.records]
-        assert sum("of at least 3 nodes" in line for line in said) <= 3
-
-
 async def test_a_successor_reports_what_has_changed_since_its_predecessor_spoke() -> None:
     async with VirtualRun(min_nodes=2, max_nodes=5, last_call_timeout=1) as run:
         nodes = [run.handler(name) for name in "abc"]
@@ -229,3 +200,14 @@ async def test_a_leader_whose_key_is_taken_from_it_notices_at_its_next_write() -
         await run.clients["a"].call(Delete("/rdzv/job/head/coordinator"))
         joining = await run.join(b)
         assert_one_round([await a.next_rendezvous(), await joining])
+
+
+@pytest.mark.parametrize(("count", "limits"), [(300, ETCD_LIMITS), (100, Limits(writes_max=8))])
+async def test_members_that_one_transaction_does_not_take_meet_all_the_same(count: int, limits: Limits) -> None:
+    """By way of a marker, where the conditions are too many; and in portions, of which none has too many writes."""
+    async with VirtualRun(min_nodes=count, limits=limits) as run:
+        infos = await run.meet(*(run.handler(f"n{number}") for number in range(count)))
+        assert_one_round(infos)
+        assert infos[0].world_size == count
+        assert len(await infos[-1].participants()) == count
+        assert run.keys("nodes//") == [], "the marker went with the commit"

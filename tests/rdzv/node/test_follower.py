@@ -14,7 +14,7 @@ from rdzv.core.round import Round
 from rdzv.core.state import Closed, Head, Phase, Progress
 from rdzv.errors import RendezvousStateError
 from rdzv.node.follower import Follower
-from rdzv.node.wakeup import Listeners, Wakeup
+from rdzv.node.wakeup import Wakeup
 from store import ConnectionLost, StoreTimeoutError
 from store.messages import Event
 
@@ -158,17 +158,6 @@ async def test_a_round_and_a_closing_learned_elsewhere_count_and_wake_listeners(
     await ended(task)
 
 
-async def test_what_ends_the_following_is_kept_and_told() -> None:
-    store = ScriptedStore()
-    follower, task = await following(store, [SYNCED])
-    wakeup = Wakeup()
-    with follower.listeners.listening(wakeup):
-        store.say(ConnectionLost("gone", maybe_applied=False))
-        assert await wakeup.sleep_until(anyio.current_time() + 1)
-    await task
-    assert isinstance(follower.error, ConnectionLost)
-
-
 async def test_a_round_that_cannot_be_read_is_told_until_it_can() -> None:
     store = ScriptedStore()
     follower, task = await following(store, [SYNCED])
@@ -180,33 +169,6 @@ async def test_a_round_that_cannot_be_read_is_told_until_it_can() -> None:
     await anyio.sleep(1)
     assert (follower.unreadable, follower.error) == (None, None)
     await ended(task)
-
-
-async def test_whoever_waits_for_the_first_snapshot_is_woken_by_a_failure_too() -> None:
-    follower, task = await following(ScriptedStore(), ConnectionLost("gone", maybe_applied=False))
-    await follower.synced.wait()
-    await task
-    assert follower.error is not None
-
-
-async def test_a_barrier_told_while_nobody_sleeps_does_not_forget() -> None:
-    wakeup = Wakeup()
-    wakeup.changed()
-    assert await wakeup.sleep_until(None)
-    began = anyio.current_time()
-    assert not await wakeup.sleep_until(began + 5)
-    assert anyio.current_time() == began + 5
-    wakeup.changed()
-    assert await wakeup.sleep_until(began), "also when the time is over already"
-
-
-async def test_groups_of_listeners_are_woken_through_each_other() -> None:
-    inner, outer, wakeup = Listeners(), Listeners(), Wakeup()
-    with outer.listening(inner), inner.listening(wakeup):
-        outer.changed()
-        assert await wakeup.sleep_until(anyio.current_time())
-    outer.changed()
-    assert not await wakeup.sleep_until(anyio.current_time())
 
 
 class BusyStore(ScriptedStore):
@@ -247,3 +209,16 @@ async def test_a_client_that_is_of_no_more_use_is_not_asked_again() -> None:
     assert follower.error is lost
     assert follower.synced.is_set()
     await ended(task)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_what_ends_the_following_is_kept_and_wakes_who_listens_or_waits_for_the_snapshot(begun: bool) -> None:
+    store = ScriptedStore()
+    follower, task = await following(store, *([[SYNCED]] if begun else []))
+    wakeup = Wakeup()
+    with follower.listeners.listening(wakeup):
+        store.say(ConnectionLost("gone", maybe_applied=False))
+        assert await wakeup.sleep_until(anyio.current_time() + 1)
+    await task
+    assert follower.synced.is_set()
+    assert isinstance(follower.error, ConnectionLost)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
-from rdzv.core.state import Closed, Dropped, NodeRecord, NodesLeft, NodesLost, NodesWaiting
+from rdzv.core.state import Closed, NodeRecord, NodesLeft, NodesLost, NodesWaiting
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -87,147 +87,6 @@ async def test_without_min_nodes_one_may_look_and_close_but_not_join() -> None:
         assert await observer.is_closed()
 
 
-async def test_cancelling_takes_the_arrival_back() -> None:
-    async with VirtualRun(min_nodes=2) as run:
-        a = run.handler("a")
-        joining = await run.join(a)
-        assert run.keys("nodes/") == ["a"]
-        joining.cancel()
-        await asyncio.wait([joining])
-        assert run.keys("nodes/") == []
-        assert_one_round(await run.meet(a, run.handler("b")))
-
-
-async def test_a_cancelled_scope_takes_the_arrival_back() -> None:
-    async with VirtualRun(min_nodes=2) as run:
-        a = run.handler("a")
-        with anyio.move_on_after(5) as scope:
-            await a.next_rendezvous()
-        assert scope.cancelled_caught
-        assert run.keys("nodes/") == []
-
-
-@pytest.mark.parametrize("how", ["natively", "by anyio"])
-async def test_a_call_that_is_cancelled_twice_takes_the_arrival_back_all_the_same(how: str) -> None:
-    """The second cancel pierced the clean-up, and the others had a round with a node that nobody heeded."""
-    async with VirtualRun(min_nodes=2) as run:
-        a, b = run.handler("a"), run.handler("b")
-        outer = anyio.CancelScope()
-
-        async def join() -> None:
-            with outer, anyio.CancelScope() as inner:
-                scopes.append(inner)
-                await a.next_rendezvous()
-
-        scopes = [outer]
-        joining = run.start(join())
-        await asyncio.sleep(0.1)
-        assert run.keys("nodes/") == ["a"]
-        for _ in range(2):
-            if how == "natively":
-                joining.cancel()
-            else:
-                scopes.pop().cancel()
-            await asyncio.sleep(0)
-        await asyncio.wait([joining])
-        await asyncio.sleep(0.1)
-        assert run.keys("nodes/") == []
-        assert_one_round(await run.meet(a, b))
-
-
-@pytest.mark.parametrize("how", ["natively", "by anyio"])
-async def test_leaving_that_is_given_up_goes_on_and_leaves_no_ghost(how: str) -> None:
-    """A record stayed, and its lease was kept: the run was blocked for good."""
-    async with VirtualRun(min_nodes=2, max_nodes=2, join_timeout=60) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
-        run.network.partition("a")
-        if how == "natively":
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(a.leave(), 0.3)
-        else:
-            with anyio.move_on_after(0.3) as limit:
-                await a.leave()
-            assert limit.cancelled_caught
-        run.network.heal("a")
-        await asyncio.sleep(15)
-        assert run.keys("nodes/") == ["b"]
-        assert_one_round(await run.meet(b, run.handler("c")))
-
-
-@pytest.mark.parametrize("moment", ["before", "after"])
-async def test_cancelling_in_the_middle_of_the_arrival_leaves_nothing_behind(moment: str) -> None:
-    async with VirtualRun(min_nodes=2) as run:
-        a = run.handler("a")
-        await connected(a)
-        reached = asyncio.Event()
-
-        async def hook(request: Request[Any], when: str) -> None:
-            if isinstance(request, Transact) and when == moment:
-                reached.set()
-                await asyncio.sleep(5)
-
-        joining = run.start(a.next_rendezvous())
-        run.clients["a"].hook = hook
-        await reached.wait()
-        run.clients["a"].hook = None
-        joining.cancel()
-        await asyncio.wait([joining])
-        await asyncio.sleep(0.1)
-        assert run.keys("nodes/") == []
-        assert_one_round(await run.meet(a, run.handler("b")))
-
-
-async def test_closing_the_handler_ends_a_call_that_is_parked() -> None:
-    async with VirtualRun(min_nodes=2) as run:
-        a = run.handler("a")
-        joining = await run.join(a)
-        await a.aclose()
-        with pytest.raises(RendezvousStateError, match="closed; connect again"):
-            await joining
-        assert run.keys("nodes/") == []
-
-
-async def test_closing_the_handler_while_it_arrives_leaves_nothing_behind() -> None:
-    async with VirtualRun(min_nodes=2) as run:
-        a = run.handler("a")
-        await connected(a)
-        joining = run.start(a.next_rendezvous())
-        await asyncio.sleep(0.0015)  # the lease has been asked for, or the record
-        await a.aclose()
-        with pytest.raises((RendezvousStateError, RendezvousConnectionError)):
-            await joining
-        await asyncio.sleep(0.1)
-        assert run.keys("nodes/") == []
-
-
-async def test_closing_the_handler_while_it_connects_ends_that_at_once() -> None:
-    """It went on connecting for the whole join timeout, and then kept what it had opened."""
-    async with VirtualRun(min_nodes=2) as run:
-        run.network.refuse("a")
-        a = run.handler("a")
-        connecting = run.start(a.next_rendezvous())
-        await asyncio.sleep(1)
-        began = now()
-        await a.aclose()
-        with pytest.raises(RendezvousStateError, match="is closed"):
-            await connecting
-        assert now() - began < 1
-
-
-async def test_closing_that_is_cancelled_lets_go_of_everything_all_the_same() -> None:
-    """A native cancel pierces a shield, and left the lease kept and the tasks running."""
-    async with VirtualRun(min_nodes=1) as run:
-        a = run.handler("a")
-        await run.meet(a)
-        closing = run.start(a.aclose())
-        await asyncio.sleep(0.0001)
-        closing.cancel()
-        await asyncio.wait([closing])
-        assert closing.cancelled()
-        assert run.keys("nodes/") == []
-
-
 async def test_a_closed_handler_can_do_nothing_and_be_closed_again() -> None:
     async with VirtualRun(min_nodes=1) as run:
         a = run.handler("a")
@@ -237,31 +96,6 @@ async def test_a_closed_handler_can_do_nothing_and_be_closed_again() -> None:
         for call in (a.next_rendezvous, a.status, a.is_closed, a.num_nodes_waiting, a.leave):
             with pytest.raises(RendezvousStateError, match="is closed; connect again"):
                 await call()
-
-
-async def test_leaving_lets_one_come_again_and_ends_what_one_had() -> None:
-    async with VirtualRun(min_nodes=1) as run:
-        a = run.handler("a")
-        (first,) = await run.meet(a)
-        assert first.superseded() is None
-        await a.leave()
-        await a.leave()
-        assert first.superseded() == "this node has left it"
-        with pytest.raises(RoundSupersededError):
-            await first.store.set("key", "value")
-        (second,) = await run.meet(a)
-        assert (first.round, second.round) == (0, 1)
-
-
-async def test_whoever_asks_late_is_told_at_once_that_the_round_is_over() -> None:
-    async with VirtualRun(min_nodes=1) as run:
-        a = run.handler("a")
-        (info,) = await run.meet(a)
-        told: list[str] = []
-        info.on_superseded(told.append)
-        await a.leave()
-        info.on_superseded(told.append)
-        assert told == ["this node has left it"] * 2
 
 
 async def test_a_name_held_by_a_live_node_is_waited_for_and_its_holder_named() -> None:
@@ -298,20 +132,14 @@ async def test_waiting_for_a_name_counts_against_the_join_timeout_and_closing_en
         with pytest.raises(RendezvousTimeoutError, match="the name a is held by a live node"):
             await run.handler("a").next_rendezvous()
         assert now() - began == pytest.approx(20, abs=1)
+        await run.join(run.handler("ab"))  # whose record is like that of another name
         closer = run.handler("closer")
         waiting = await run.join(run.handler("a"))
+        await asyncio.sleep(5)
+        assert not waiting.done()
         await closer.set_closed("no more")
         with pytest.raises(RendezvousClosedError, match="no more"):
             await waiting
-
-
-async def test_a_record_like_another_name_does_not_end_the_wait_for_a_name() -> None:
-    async with VirtualRun(min_nodes=1, max_nodes=3, join_timeout=20) as run:
-        await run.meet(run.handler("a"))
-        waiting = await run.join(run.handler("a"))
-        await run.join(run.handler("ab"))
-        await asyncio.sleep(5)
-        assert not waiting.done()
 
 
 async def test_a_lease_lost_while_parked_makes_the_node_arrive_again() -> None:
@@ -423,18 +251,6 @@ async def test_a_lease_lost_before_the_arrival_is_sent_makes_the_node_take_anoth
         assert run.keys("nodes/") == ["a", "b"], "both are kept"
 
 
-async def test_a_withdrawal_that_does_not_get_through_lets_the_record_lapse() -> None:
-    """Its lease was kept on, so that a node that had left stood in the round for as long as its process lived."""
-    async with VirtualRun(min_nodes=2, last_call_timeout=0) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
-        run.network.partition("a")
-        await a.leave()
-        run.network.heal("a")
-        await asyncio.sleep(15)
-        assert run.keys("nodes/") == ["b"]
-
-
 async def test_a_store_that_does_not_answer_does_not_stretch_the_join_timeout() -> None:
     """Every call had its own thirty seconds, whatever the join timeout was."""
     async with VirtualRun(min_nodes=2, join_timeout=5) as run:
@@ -447,23 +263,6 @@ async def test_a_store_that_does_not_answer_does_not_stretch_the_join_timeout() 
         assert now() - began < 5 + 6
 
 
-async def test_a_parked_node_that_is_cut_off_says_so_when_its_time_is_over() -> None:
-    async with VirtualRun(min_nodes=2, join_timeout=8, ttl=60, disconnect_ttl=60) as run:
-        a = run.handler("a")
-        joining = await run.join(a)
-        run.network.refuse("a")
-        run.network.cut("a")
-        with pytest.raises(RendezvousTimeoutError, match="1 of at least 2 nodes; the store is out of reach"):
-            await joining
-
-
-async def test_no_store_within_the_join_timeout_is_a_connection_error() -> None:
-    async with VirtualRun(min_nodes=2, join_timeout=5) as run:
-        run.network.refuse("a")
-        with pytest.raises(RendezvousConnectionError, match="no store at store within 5 s"):
-            await run.handler("a").__aenter__()
-
-
 async def test_whether_the_run_is_closed_is_not_known_while_the_store_is_out_of_reach() -> None:
     async with VirtualRun(min_nodes=1) as run:
         a = run.handler("a")
@@ -474,30 +273,6 @@ async def test_whether_the_run_is_closed_is_not_known_while_the_store_is_out_of_
         with pytest.raises(RendezvousConnectionError, match="not known"):
             await a.is_closed()
         run.network.accept("a")
-
-
-async def test_a_replaced_store_drops_the_member_and_is_joined_with_a_later_round() -> None:
-    async with VirtualRun(min_nodes=1) as run:
-        a = run.handler("a")
-        (first,) = await run.meet(a)
-        heard = await listen(run, a)
-        await run.end_store()
-        run.found_store()
-        await heard.until(Dropped)
-        assert first.superseded() is not None
-        (second,) = await run.meet(a)
-        assert (second.round, second.superseded()) == (1, None)
-
-
-async def test_a_store_replaced_unseen_ends_the_membership_all_the_same() -> None:
-    async with VirtualRun(min_nodes=1) as run:
-        a = run.handler("a")
-        (first,) = await run.meet(a)
-        await run.end_store()
-        run.found_store()
-        await asyncio.sleep(10)
-        await a.status()
-        assert first.superseded() is not None
 
 
 async def test_changes_begin_with_what_holds_and_go_on_over_rounds() -> None:
@@ -533,18 +308,9 @@ async def test_who_asks_often_is_told_at_once_whether_to_meet_again() -> None:
         await asyncio.sleep(1)
         assert (a.num_nodes_changed(), a.num_nodes_changed(on_loss=False)) == (2, 1)
         assert b.num_nodes_changed() == 0  # it left on its own account
-        await c.set_closed("done")
-        await asyncio.sleep(1)
-        assert a.num_nodes_changed() == 0
-
-
-async def test_a_dropped_node_is_told_to_meet_again_even_if_the_store_is_gone() -> None:
-    async with VirtualRun(min_nodes=1) as run:
-        a = run.handler("a")
-        await run.meet(a)
         await run.end_store()
         await asyncio.sleep(60)
-        assert (a.num_nodes_changed(), a.num_nodes_changed(on_loss=False)) == (1, 0)
+        assert (a.num_nodes_changed(), a.num_nodes_changed(on_loss=False)) == (1, 0), "it was dropped"
 
 
 async def test_closing_takes_no_longer_than_its_timeout_however_the_store_was_lost() -> None:
@@ -592,16 +358,6 @@ async def test_statuses_follow_the_run_until_it_is_closed() -> None:
         assert seen[-1] == "closed"
 
 
-async def test_a_child_process_is_told_that_the_handler_is_its_parents() -> None:
-    async with VirtualRun(min_nodes=1) as run:
-        a = run.handler("a")
-        await run.meet(a)
-        a._pid = os.getpid() + 1  # as it looks in a child
-        with pytest.raises(RendezvousStateError, match="made before fork"):
-            await a.next_rendezvous()
-        a._pid = os.getpid()
-
-
 async def test_something_else_under_the_prefix_is_named_and_does_not_stop_the_run() -> None:
     async with VirtualRun(min_nodes=2) as run:
         a, b = run.handler("a"), run.handler("b")
@@ -633,3 +389,119 @@ async def test_what_was_not_told_of_a_round_is_no_news_in_the_next() -> None:
             following = run.start(anext(changes))
             await asyncio.sleep(5)
             assert not following.done()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("how", ["natively", "by anyio"])
+async def test_cancelling_takes_the_arrival_back(how: str, times: int) -> None:
+    """A second cancel pierced the clean-up, and the others had a round with a node that nobody heeded."""
+    async with VirtualRun(min_nodes=2) as run:
+        a = run.handler("a")
+        outer, inner = anyio.CancelScope(), anyio.CancelScope()
+
+        async def join() -> None:
+            with outer, inner:
+                await a.next_rendezvous()
+
+        joining = run.start(join())
+        await asyncio.sleep(0.1)
+        assert run.keys("nodes/") == ["a"]
+        for scope in (inner, outer)[:times]:
+            if how == "natively":
+                joining.cancel()
+            else:
+                scope.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait([joining])
+        await asyncio.sleep(0.1)
+        assert run.keys("nodes/") == []
+        assert_one_round(await run.meet(a, run.handler("b")))
+
+
+@pytest.mark.parametrize("by", ["cancel", "aclose"])
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_who_gives_up_in_the_middle_of_the_arrival_leaves_nothing_behind(moment: str, by: str) -> None:
+    async with VirtualRun(min_nodes=2) as run:
+        a = run.handler("a")
+        await connected(a)
+        reached = asyncio.Event()
+
+        async def hook(request: Request[Any], when: str) -> None:
+            if isinstance(request, Transact) and when == moment:
+                reached.set()
+                await asyncio.sleep(5)
+
+        joining = run.start(a.next_rendezvous())
+        run.clients["a"].hook = hook
+        await reached.wait()
+        run.clients["a"].hook = None
+        if by == "cancel":
+            joining.cancel()
+        else:
+            await a.aclose()
+        await asyncio.wait([joining])
+        await asyncio.sleep(0.1)
+        assert run.keys("nodes/") == []
+        assert_one_round(await run.meet(run.handler("b"), run.handler("c")))
+
+
+@pytest.mark.parametrize("while_it", ["waits", "connects"])
+async def test_closing_the_handler_ends_a_call_at_once(while_it: str) -> None:
+    """It went on connecting for the whole join timeout, and then kept what it had opened."""
+    async with VirtualRun(min_nodes=2) as run:
+        if while_it == "connects":
+            run.network.refuse("a")
+        a = run.handler("a")
+        joining = run.start(a.next_rendezvous())
+        await asyncio.sleep(1)
+        began = now()
+        await a.aclose()
+        with pytest.raises(RendezvousStateError, match="is closed"):
+            await joining
+        assert now() - began < 1
+        assert run.keys("nodes/") == []
+
+
+async def test_closing_that_is_cancelled_lets_go_of_everything_all_the_same() -> None:
+    """A native cancel pierces a shield, and left the lease kept and the tasks running."""
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a")
+        await run.meet(a)
+        closing = run.start(a.aclose())
+        await asyncio.sleep(0.0001)
+        closing.cancel()
+        await asyncio.wait([closing])
+        assert closing.cancelled()
+        assert run.keys("nodes/") == []
+
+
+async def test_leaving_lets_one_come_again_and_ends_what_one_had() -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a")
+        (first,) = await run.meet(a)
+        assert first.superseded() is None
+        told: list[str] = []
+        first.on_superseded(told.append)
+        await a.leave()
+        await a.leave()
+        first.on_superseded(told.append)  # who asks late is told at once
+        assert told == [first.superseded()] * 2 == ["this node has left it"] * 2
+        with pytest.raises(RoundSupersededError):
+            await first.store.set("key", "value")
+        (second,) = await run.meet(a)
+        assert (first.round, second.round) == (0, 1)
+
+
+@pytest.mark.parametrize("given_up_after", [0.3, 60.0])
+async def test_leaving_that_does_not_get_through_lets_the_record_lapse(given_up_after: float) -> None:
+    """Its lease was kept on, so that a node that had left stood in the round for as long as its process lived."""
+    async with VirtualRun(min_nodes=2, max_nodes=2, join_timeout=60) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await run.meet(a, b)
+        run.network.partition("a")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(a.leave(), given_up_after)
+        run.network.heal("a")
+        await asyncio.sleep(15)
+        assert run.keys("nodes/") == ["b"]
+        assert_one_round(await run.meet(b, run.handler("c")))

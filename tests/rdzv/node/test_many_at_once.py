@@ -93,22 +93,6 @@ def requests_of(run: VirtualRun) -> int:
     return int(run.server.figures()["requests"])
 
 
-async def test_a_node_makes_four_requests_for_its_first_round_and_three_for_the_next() -> None:
-    """There were nine: the run's lease, the node's, and the role of coordinator were asked for apart, by everybody."""
-    count = 32
-    async with VirtualRun(min_nodes=count) as run:
-        handlers = [run.handler(f"n{number}") for number in range(count)]
-        assert_one_round(await run.meet(*handlers))
-        coordinating = 12  # of one node: where the run stands, its members, the reports, the buckets, the commit
-        assert requests_of(run) <= 4 * count + coordinating
-        assert run.server.figures()["connections"] == count
-        run_role_and_store = 3
-        assert run.server.figures()["leases"] == count + run_role_and_store, "nobody has taken one in vain"
-        before = requests_of(run)
-        assert_one_round(await run.meet(*handlers))
-        assert requests_of(run) - before <= 3 * count + coordinating
-
-
 async def test_thousands_at_once_meet_at_a_store_that_takes_seconds_to_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

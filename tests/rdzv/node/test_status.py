@@ -18,19 +18,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.virtual_time
 
 
-async def test_a_run_of_which_nobody_has_heard_is_gathering_and_empty() -> None:
-    async with VirtualRun() as run:
-        status = await run.handler("observer").status()
-        assert (status.run_id, status.round, status.phase, status.reason) == (
-            "job",
-            None,
-            Phase.GATHERING,
-            "nobody is here",
-        )
-        assert (status.members, status.waiting, status.spares, status.coordinator) == ((), (), (), None)
-        assert (status.world_size, status.bootstrap_address, status.closed) == (0, None, None)
-
-
 async def test_members_waiting_nodes_and_spares_are_told_apart() -> None:
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
         a, b = run.handler("a", payload=1), run.handler("b")
@@ -91,16 +78,6 @@ async def test_a_closed_run_says_who_closed_it_and_why(given: str, reason: str) 
         assert (status.phase, status.reason, status.closed) == (Phase.CLOSED, reason, given)
 
 
-async def test_when_everyone_has_gone_nobody_is_here_whatever_was_said_last() -> None:
-    async with VirtualRun(min_nodes=1) as run:
-        a = run.handler("a")
-        await run.meet(a)
-        await a.aclose()
-        status = await run.handler("observer", min_nodes=None).status()
-        assert (status.reason, status.members, status.coordinator) == ("nobody is here", (), None)
-        assert status.round == 0
-
-
 async def test_who_was_in_the_round_before_and_is_not_here_is_missing_also_once_a_round_stands_without_it() -> None:
     """At three in the morning the others have met again long ago, and somebody asks which node to look at."""
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
@@ -130,3 +107,17 @@ async def test_whoever_only_looks_is_told_for_how_long_a_node_has_been_missing(m
         assert absent.ago is not None
         assert absent.ago >= 1000.0
         assert "(left 1" in status.reason  # so many minutes ago
+
+
+async def test_before_anybody_has_come_and_when_everyone_has_gone_nobody_is_here() -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        observer, a = run.handler("observer", min_nodes=None), run.handler("a")
+        before = await observer.status()
+        assert (before.run_id, before.round, before.phase, before.world_size) == ("job", None, Phase.GATHERING, 0)
+        await run.meet(a)
+        await a.aclose()
+        after = await observer.status()
+        assert after.round == 0
+        for status in (before, after):
+            assert (status.reason, status.coordinator, status.closed) == ("nobody is here", None, None)
+            assert (status.members, status.waiting, status.spares) == ((), (), ())

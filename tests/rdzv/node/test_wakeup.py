@@ -15,19 +15,6 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def test_it_sleeps_until_its_moment() -> None:
-    began = now()
-    assert await Wakeup().sleep_until(began + 600) is False
-    assert now() == began + 600
-
-
-async def test_it_wakes_when_something_has_changed() -> None:
-    wakeup, began = Wakeup(), now()
-    asyncio.get_running_loop().call_later(7, wakeup.changed)
-    assert await wakeup.sleep_until(began + 600) is True
-    assert now() == began + 7
-
-
 async def test_nothing_polls_while_it_sleeps() -> None:
     wakeup, loop = Wakeup(), asyncio.get_running_loop()
     sleeping = asyncio.create_task(wakeup.sleep_until(None))
@@ -35,22 +22,6 @@ async def test_nothing_polls_while_it_sleeps() -> None:
     assert not loop._scheduled, "a poll would be a timer"  # type: ignore[attr-defined]
     wakeup.changed()
     assert await sleeping is True
-
-
-async def test_a_change_told_while_nobody_sleeps_is_not_forgotten() -> None:
-    wakeup, began = Wakeup(), now()
-    wakeup.changed()
-    assert await wakeup.sleep_until(began + 600) is True
-    assert now() == began
-
-
-async def test_a_change_wakes_it_once() -> None:
-    wakeup, began = Wakeup(), now()
-    wakeup.changed()
-    wakeup.changed()
-    assert await wakeup.sleep_until(began + 5) is True
-    assert await wakeup.sleep_until(began + 5) is False
-    assert now() == began + 5
 
 
 async def test_listeners_wake_all_who_listen_and_only_for_as_long() -> None:
@@ -79,3 +50,28 @@ async def test_whoever_listens_may_stop_while_being_woken() -> None:
     with listeners.listening(wakeup):
         listeners.changed()
     assert await wakeup.sleep_until(now() - 1) is True
+
+
+@pytest.mark.parametrize(("changes_after", "wakes_after"), [(None, 600), (7, 7), (0, 0)])
+async def test_it_wakes_once_when_something_has_changed_or_its_moment_has_come(
+    changes_after: float | None, wakes_after: float
+) -> None:
+    wakeup, began = Wakeup(), now()
+    if changes_after is not None:
+        for _ in range(2):
+            asyncio.get_running_loop().call_later(changes_after, wakeup.changed)
+    if changes_after == 0:
+        await asyncio.sleep(0.0)
+        began = now()
+    assert await wakeup.sleep_until(began + 600) is (changes_after is not None)
+    assert now() == began + wakes_after
+    assert await wakeup.sleep_until(now() + 5) is False
+
+
+async def test_groups_of_listeners_are_woken_through_each_other() -> None:
+    inner, outer, wakeup = Listeners(), Listeners(), Wakeup()
+    with outer.listening(inner), inner.listening(wakeup):
+        outer.changed()
+        assert await wakeup.sleep_until(now())
+    outer.changed()
+    assert not await wakeup.sleep_until(now())
