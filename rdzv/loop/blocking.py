@@ -15,21 +15,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Self, TypeVar
+import math
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from rdzv.core.round_life import ASK_WITHIN, Act, Ending, EndKind, Fact, State
+from rdzv.core.round_life import Ending, EndKind
 from rdzv.errors import (
-    GiveUp,
     RendezvousClosedError,
     RendezvousError,
     RendezvousGracefulExitError,
     RendezvousSettingsError,
     RoundChanged,
-    RoundSupersededError,
 )
-from rdzv.loop.blame import BLAME, said_by
-from rdzv.loop.ending import DONE
-from rdzv.loop.member import FINISHED, MemberOfRound, OnWaiting, Options, SoFar, change_nothing
+from rdzv.loop.member import MemberOfRound, Options, SoFar, change_nothing
+from store.calls import finished
 from store.net.threads import Flag
 from store.printable import escaping
 
@@ -39,9 +37,8 @@ if TYPE_CHECKING:
     from typing import SupportsIndex
 
     from rdzv.core.round import Participant
-    from rdzv.membership import BlockingRendezvousInfo, Membership
+    from rdzv.membership import BlockingRendezvousInfo
     from rdzv.node.front.blocking import Handler
-    from rdzv.node.node import Node
     from rdzv.shared_store.store import BlockingSharedStore
 
 __all__ = ["Round", "rounds_made_by"]
@@ -66,8 +63,7 @@ def rounds_made_by(make: Callable[..., SomeRound], handler: Handler, options: Op
         if so_far.counts and (given_up := so_far.check(handler.change_tally(change_nothing))):
             handler.set_closed(given_up.reason, given_up=True, status=given_up.status)
             raise given_up
-        membership, last_rank = so_far.membership, so_far.last_rank
-        round = make(handler, node, info, membership, last_rank=last_rank, on_waiting=options.on_waiting)
+        round = make(handler, info, so_far)
         if round.begin():
             yield round
             round.check_entered()
@@ -78,26 +74,12 @@ def rounds_made_by(make: Callable[..., SomeRound], handler: Handler, options: Op
 
 
 class Round(MemberOfRound):
-    """One round, for one of its members; made by `rdzv.sync.rounds`.
+    """One round, for one of its members; made by `rdzv.sync.rounds`."""
 
-    Attributes:
-        store: What the members share.
-        ending: Why the round has ended for this member; None while it goes on.
-    """
-
-    def __init__(
-        self,
-        handler: Handler,
-        node: Node,
-        info: BlockingRendezvousInfo,
-        membership: Membership,
-        *,
-        last_rank: int | None,
-        on_waiting: OnWaiting,
-    ) -> None:
-        super().__init__(node, membership, last_rank=last_rank, on_waiting=on_waiting)
+    def __init__(self, handler: Handler, info: BlockingRendezvousInfo, so_far: SoFar) -> None:
+        super().__init__(so_far)
         self.store: BlockingSharedStore = info.store
-        self._handler = handler
+        self._handler: Handler = handler
         self._info = info
         self._over = Flag()
 
@@ -113,61 +95,13 @@ class Round(MemberOfRound):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        return self._conclude(error)
+        return finished(self._conclude(error))
 
-    def _conclude(self, error: BaseException | None) -> bool:
-        """Draw the consequence of the body's end; whether its error goes no further."""
-        try:
-            act = self.life.comes_out(error)
-            while self.life.state is not State.OVER:
-                act = self.life.happens(self._do(act, error), failure=error)
-            if act is Act.GIVE_UP:
-                assert isinstance(error, GiveUp)
-                self._handler.set_closed(error.reason, given_up=True, status=error.status)
-            if act is not Act.MEET_AGAIN:
-                return False
-        finally:
-            try:
-                self._release()
-            finally:
-                self._watcher.stop()
-        log.info("%s", self._closing_word(error))
-        return True
+    async def _have(self, called: Any, *, unless_over: bool = False) -> Any:  # noqa: ARG002  it is over by now
+        return called
 
-    def _do(self, act: Act, error: BaseException | None) -> Fact:
-        """Do what is to be done at the body's end; what has come of it."""
-        match act:
-            case Act.COUNT_IN:
-                self._come_to_the_end()
-                if self.ending is None:
-                    with contextlib.suppress(RoundSupersededError):
-                        return Fact.WAS_LAST if self.store.add(DONE, 1) == self.world_size else Fact.WAS_NOT_LAST
-                return Fact.ENDED
-            case Act.CLOSE:
-                self._handler.set_closed(FINISHED)
-                return Fact.CLOSED
-            case Act.AWAIT_END:
-                self._over.wait()
-                return Fact.ENDED
-            case Act.ASK_WHO_WAS_FIRST:
-                first = False
-                store = self.store.clone()
-                store.set_timeout(ASK_WITHIN)  # without an answer, one does without
-                with contextlib.suppress(RendezvousError):
-                    first = store.compare_set(BLAME, b"", said_by(self.node_id)) == said_by(self.node_id)
-                if first and self.world_size == 1:
-                    return Fact.WAS_ALONE
-                return Fact.WAS_FIRST if first else Fact.WAS_NOT_FIRST
-            case _:
-                assert act is Act.AWAIT_NEWS, "there is nothing else to be done"
-                with contextlib.suppress(RendezvousError):  # it may hasten the news, and nothing else
-                    self._handler.suspect(f"{type(error).__name__}: {error}")
-                self._release()  # not before: others, who fail because of that, would be the first to write
-                self._over.wait(self._news_within)
-                return self.life.news
-
-    def _release(self) -> None:
-        """Let go of what `begin` has made ready, at the round's end; perhaps twice."""
+    async def _until_over(self, seconds: float = math.inf) -> None:
+        self._over.wait(None if seconds == math.inf else seconds)
 
     def _ended(self, ending: Ending) -> None:
         """Wake who waits, in the round's store, too: nobody is left who would end that; from the node's thread."""

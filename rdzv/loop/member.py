@@ -6,22 +6,32 @@ what follows from the end of a body is `RoundLife`'s to say.
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from rdzv.config.config_errors import shown
-from rdzv.core.round_life import Ending, RoundLife, news_within
+from rdzv.core.round_life import ASK_WITHIN, Act, Ending, Fact, RoundLife, State, news_within
 from rdzv.core.stopping import step_of
 from rdzv.core.stuck.tally import Tally
 from rdzv.errors import (
+    GiveUp,
     RendezvousClosedError,
+    RendezvousError,
     RendezvousGracefulExitError,
     RendezvousSettingsError,
     RendezvousStateError,
+    RoundSupersededError,
     RunGivenUpError,
 )
-from rdzv.loop.ending import EndWatcher
+from rdzv.loop.blame import BLAME, said_by
+from rdzv.loop.ending import DONE, EndWatcher
 from rdzv.membership import Membership, Previous
+from store.errors import StoreError
+from store.printable import escaping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +48,8 @@ __all__ = [
     "SoFar",
     "change_nothing",
 ]
+
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 OnWaiting = Literal["now", "wait"]
 """What becomes of a body that never calls `check` when nodes wait to come in."""
@@ -84,8 +96,8 @@ class SoFar:
     """
 
     def __init__(self, node: Node, options: Options, *, was_open: bool) -> None:
-        self._node = node
-        self._options = options
+        self.node: Node = node
+        self.options: Options = options
         self._was_open = was_open
         self._finished: int | None = None  # the last step, if it is known
         self._last: MemberOfRound | None = None
@@ -93,9 +105,9 @@ class SoFar:
 
     def goes_on(self) -> bool:
         """Whether to meet again: then the node says how far it has come, in its arrival."""
-        if self._node.is_draining:
+        if self.node.is_draining:
             return False
-        self._node.part.progress = -1 if self._finished is None else self._finished
+        self.node.part.progress = -1 if self._finished is None else self._finished
         return True
 
     def end(self, error: RendezvousGracefulExitError | RendezvousClosedError) -> None:
@@ -115,7 +127,7 @@ class SoFar:
     @property
     def membership(self) -> Membership:
         """Of the round that this node has just become a member of."""
-        membership = self._node.membership
+        membership = self.node.membership
         assert membership is not None, "next_rendezvous has just made this node a member"
         return membership
 
@@ -127,7 +139,7 @@ class SoFar:
     def left(self, round: MemberOfRound) -> None:
         """The loop has come back from this round, which it should have entered."""
         self._last = round
-        before, progress = self._finished, self._options.progress
+        before, progress = self._finished, self.options.progress
         self._finished = finished_of(round.gate, before) if progress is None else step_of(progress())
         self._has_got_on = round.has_got_on or (progress is not None and self._finished != before)
 
@@ -136,7 +148,7 @@ class SoFar:
     @property
     def counts(self) -> bool:
         """Whether rounds in which no step was finished are counted."""
-        return self._options.no_progress > 0
+        return self.options.no_progress > 0
 
     def count(self, tally: bytes) -> bytes:
         """What the run has counted, with the round that this member has just left."""
@@ -150,13 +162,13 @@ class SoFar:
         To be asked once the members have met, and so all of the last round have counted it: all come to one answer.
         """
         fruitless = Tally.of(tally).fruitless
-        if fruitless < self._options.no_progress:
+        if fruitless < self.options.no_progress:
             return None
         reason = (
             f"the last rounds have failed before a step was finished: {fruitless} of them, one after the other "
-            f"(no_progress={self._options.no_progress})"
+            f"(no_progress={self.options.no_progress})"
         )
-        message = f"run {self._node.run_id} is given up: {reason}"
+        message = f"run {self.node.run_id} is given up: {reason}"
         return RunGivenUpError(message, reason=reason, given_up=True, status=NO_PROGRESS_STATUS)
 
 
@@ -183,10 +195,11 @@ class Busy:
         self.__exit__()
 
 
-class MemberOfRound:
+class MemberOfRound(ABC):
     """What both twins of a round have.
 
     Attributes:
+        store: What the members share.
         number: The round's number, from 0.
         rank: This member's place, from 0.
         world_size: How many members there are.
@@ -200,7 +213,11 @@ class MemberOfRound:
         life: What is to follow from what happens.
     """
 
-    def __init__(self, node: Node, membership: Membership, *, last_rank: int | None, on_waiting: OnWaiting) -> None:
+    store: Any
+    _handler: Any
+
+    def __init__(self, so_far: SoFar) -> None:
+        node, membership, last_rank = so_far.node, so_far.membership, so_far.last_rank
         round = membership.round
         self.number: int = round.number
         self.rank: int = membership.rank
@@ -218,7 +235,8 @@ class MemberOfRound:
         self._membership = membership
         self._is_entered = False
         self.life: RoundLife = RoundLife()
-        self._watcher = EndWatcher(node, membership, self.life, self._ended, lets_newcomers_wait=on_waiting == "wait")
+        waits = so_far.options.on_waiting == "wait"
+        self._watcher = EndWatcher(node, membership, self.life, self._ended, lets_newcomers_wait=waits)
 
     def _enter(self) -> None:
         if self._is_entered:
@@ -257,15 +275,76 @@ class MemberOfRound:
         """
         return Busy(self._node, self._membership, seconds, what)
 
+    @abstractmethod
     def _ended(self, ending: Ending) -> None:
         """Get the body out of the round; from the node's thread."""
-        raise NotImplementedError
 
-    def _come_to_the_end(self) -> None:
-        """The body begins no step any more, and holds up nobody who stops."""
-        self._membership.beats.finish()
-        self.gate.finish()
-        self._watcher.changed()
+    # What follows from the end of the body is said once, for those who await. For those who block it is the same: each
+    # call is over before there is anything to wait for, and so the coroutine runs in one step (`store.calls.finished`).
+
+    @abstractmethod
+    async def _have(self, called: Any, *, unless_over: bool = False) -> Any:
+        """Return what a call of the handler or the store has come to; None, if the round has ended before that."""
+
+    @abstractmethod
+    async def _until_over(self, seconds: float = math.inf) -> None:
+        """Wait for so long, or until the round has ended."""
+
+    async def _release(self) -> None:  # noqa: B027  as a rule there is nothing
+        """Let go of what `begin` has made ready, at the round's end, be it cancelled or not; perhaps twice."""
+
+    async def _conclude(self, error: BaseException | None) -> bool:
+        """Draw the consequence of the body's end; whether its error goes no further."""
+        try:
+            act = self.life.comes_out(error)
+            while self.life.state is not State.OVER:
+                act = self.life.happens(await self._do(act, error), failure=error)
+            if act is Act.GIVE_UP:
+                assert isinstance(error, GiveUp)
+                await self._have(self._handler.set_closed(error.reason, given_up=True, status=error.status))
+            if act is not Act.MEET_AGAIN:
+                return False
+        finally:
+            try:
+                await self._release()
+            finally:
+                self._watcher.stop()
+        log.info("%s", self._closing_word(error))
+        return True
+
+    async def _do(self, act: Act, error: BaseException | None) -> Fact:
+        """Do what is to be done at the body's end; what has come of it."""
+        match act:
+            case Act.COUNT_IN:  # the body begins no step any more, and holds up nobody who stops
+                self._membership.beats.finish()
+                self.gate.finish()
+                self._watcher.changed()
+                ended: int | None = None
+                if self.ending is None:
+                    with contextlib.suppress(RoundSupersededError):
+                        ended = await self._have(self.store.add(DONE, 1), unless_over=True)
+                return Fact.ENDED if ended is None else Fact.WAS_LAST if ended == self.world_size else Fact.WAS_NOT_LAST
+            case Act.CLOSE:
+                await self._have(self._handler.set_closed(FINISHED), unless_over=True)
+                return Fact.CLOSED
+            case Act.AWAIT_END:  # until the run is closed, or a change ends the wait, and all goes on
+                await self._until_over()
+                return Fact.ENDED
+            case Act.ASK_WHO_WAS_FIRST:
+                store, said, first = self.store.clone(), said_by(self.node_id), False
+                store.set_timeout(ASK_WITHIN)  # without an answer, one does without
+                with contextlib.suppress(RendezvousError, StoreError):
+                    first = await self._have(store.compare_set(BLAME, b"", said)) == said
+                if first and self.world_size == 1:
+                    return Fact.WAS_ALONE
+                return Fact.WAS_FIRST if first else Fact.WAS_NOT_FIRST
+            case _:
+                assert act is Act.AWAIT_NEWS, "there is nothing else to be done"
+                with contextlib.suppress(RendezvousError):  # it may hasten the news, and nothing else
+                    await self._have(self._handler.suspect(f"{type(error).__name__}: {error}"))
+                await self._release()  # not before: others, who fail because of that, would be the first to write
+                await self._until_over(self._news_within)
+                return self.life.news
 
     @property
     def _news_within(self) -> float:

@@ -24,34 +24,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import anyio
 
 from rdzv.backends.builtin import create_handler
-from rdzv.core.round_life import Act, Ending, EndKind, Fact, State
+from rdzv.core.round_life import Ending, EndKind
 from rdzv.errors import (
-    GiveUp,
     RendezvousClosedError,
     RendezvousError,
     RendezvousGracefulExitError,
     RendezvousSettingsError,
-    RoundSupersededError,
 )
-from rdzv.loop.blame import be_first
-from rdzv.loop.ending import DONE
-from rdzv.loop.member import FINISHED, MemberOfRound, OnWaiting, Options, SoFar, change_nothing
+from rdzv.loop.member import MemberOfRound, OnWaiting, Options, SoFar, change_nothing
 from rdzv.node.handler import Handler
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping
     from types import TracebackType
     from typing import SupportsIndex
 
     from rdzv.config.overrides import Overrides
     from rdzv.core.round import Participant
-    from rdzv.membership import Membership, RendezvousInfo
+    from rdzv.membership import RendezvousInfo
     from rdzv.shared_store.store import SharedStore
 
 __all__ = ["Round", "handler_of", "rounds", "rounds_made_by", "rounds_of"]
@@ -127,8 +124,7 @@ async def rounds_made_by(
             if so_far.counts and (given_up := so_far.check(await handler.change_tally(change_nothing))):
                 await handler.set_closed(given_up.reason, given_up=True, status=given_up.status)
                 raise given_up
-            membership, last_rank = so_far.membership, so_far.last_rank
-            round = make(handler, info, membership, last_rank=last_rank, on_waiting=options.on_waiting)
+            round = make(handler, info, so_far)
             if await round.begin():
                 yield round
                 round.check_entered()
@@ -139,25 +135,12 @@ async def rounds_made_by(
 
 
 class Round(MemberOfRound):
-    """One round, for one of its members; made by `rounds`.
+    """One round, for one of its members; made by `rounds`."""
 
-    Attributes:
-        store: What the members share.
-        ending: Why the round has ended for this member; None while it goes on.
-    """
-
-    def __init__(
-        self,
-        handler: Handler,
-        info: RendezvousInfo,
-        membership: Membership,
-        *,
-        last_rank: int | None,
-        on_waiting: OnWaiting,
-    ) -> None:
-        super().__init__(handler.node, membership, last_rank=last_rank, on_waiting=on_waiting)
+    def __init__(self, handler: Handler, info: RendezvousInfo, so_far: SoFar) -> None:
+        super().__init__(so_far)
         self.store: SharedStore = info.store
-        self._handler = handler
+        self._handler: Handler = handler
         self._info = info
         self._scope = anyio.CancelScope()
 
@@ -183,67 +166,17 @@ class Round(MemberOfRound):
         cancelled_by_us = bool(self._scope.__exit__(kind, error, trace))
         return await self._conclude(None if cancelled_by_us else error)
 
-    async def _conclude(self, error: BaseException | None) -> bool:
-        """Draw the consequence of the body's end; whether its error goes no further."""
-        try:
-            act = self.life.comes_out(error)
-            while self.life.state is not State.OVER:
-                act = self.life.happens(await self._do(act, error), failure=error)
-            if act is Act.GIVE_UP:
-                assert isinstance(error, GiveUp)
-                await self._handler.set_closed(error.reason, given_up=True, status=error.status)
-            if act is not Act.MEET_AGAIN:
-                return False
-        finally:
-            try:
-                await self._release()
-            finally:
-                self._watcher.stop()
-        log.info("%s", self._closing_word(error))
-        return True
-
-    async def _do(self, act: Act, error: BaseException | None) -> Fact:
-        """Do what is to be done at the body's end; what has come of it."""
-        match act:
-            case Act.COUNT_IN:
-                self._come_to_the_end()
-                last: list[bool] = []
-                if self.ending is None:
-                    await self._until_over(self._count_in(last))
-                return Fact.ENDED if not last else Fact.WAS_LAST if last[0] else Fact.WAS_NOT_LAST
-            case Act.CLOSE:
-                await self._until_over(self._handler.set_closed(FINISHED))
-                return Fact.CLOSED
-            case Act.AWAIT_END:  # until the run is closed, or a change ends the wait, and all goes on
-                await self._until_over()
-                return Fact.ENDED
-            case Act.ASK_WHO_WAS_FIRST:
-                first = await be_first(self.store, self.node_id)
-                if first and self.world_size == 1:
-                    return Fact.WAS_ALONE
-                return Fact.WAS_FIRST if first else Fact.WAS_NOT_FIRST
-            case _:
-                assert act is Act.AWAIT_NEWS, "there is nothing else to be done"
-                with contextlib.suppress(RendezvousError):  # it may hasten the news, and nothing else
-                    await self._handler.suspect(f"{type(error).__name__}: {error}")
-                await self._release()  # not before: others, who fail because of that, would be the first to write
-                with anyio.move_on_after(self._news_within):
-                    await self._until_over()
-                return self.life.news
-
-    async def _count_in(self, last: list[bool]) -> None:
-        with contextlib.suppress(RoundSupersededError):
-            last.append(await self.store.add(DONE, 1) == self.world_size)
-
-    async def _until_over(self, work: Awaitable[object] | None = None) -> None:
-        """Do some work, or wait, for as long as the round has not ended."""
+    async def _have(self, called: Any, *, unless_over: bool = False) -> Any:
+        if not unless_over:
+            return await called
         with anyio.CancelScope() as self._scope:  # which `_ended` cancels
             if self.ending is not None:
                 self._scope.cancel()
-            await (work or anyio.sleep_forever())
+            return await called
 
-    async def _release(self) -> None:
-        """Let go of what `begin` has made ready, at the round's end, be it cancelled or not; perhaps twice."""
+    async def _until_over(self, seconds: float = math.inf) -> None:
+        with anyio.move_on_after(seconds):
+            await self._have(anyio.sleep_forever(), unless_over=True)
 
     def _ended(self, _: Ending) -> None:
         """Cancel the body; from the node's thread."""

@@ -51,6 +51,7 @@ from rdzv.torch.group import RoundGroup
 from rdzv.torch.pytorch import dist, same_device
 from rdzv.torch.state import synchronize
 from rdzv.torch.store import TorchStore
+from store.calls import finished
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Sequence
@@ -199,11 +200,11 @@ class TorchRound(_GroupOfRound, blocking.Round):
         try:
             self.group.make()
         except (RuntimeError, RendezvousError) as error:  # RuntimeError is what PyTorch raises, its store's errors too
-            if not self._conclude(error):
+            if not finished(self._conclude(error)):
                 raise
             return False
         except BaseException as error:
-            self._conclude(error)
+            finished(self._conclude(error))
             raise
         return True
 
@@ -213,7 +214,7 @@ class TorchRound(_GroupOfRound, blocking.Round):
         if ending.others_have_gone:
             self.group.abort()
 
-    def _release(self) -> None:
+    async def _release(self) -> None:
         self._dispose()
 
     # ------------------------------------------------------------------------------------------ for the body
