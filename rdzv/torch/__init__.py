@@ -19,6 +19,7 @@ of certain names, two of them in camel case, and does not keep it alive: see `To
 from rdzv.torch.backend import TorchRendezvousBackend
 from rdzv.torch.handler import TorchRendezvousHandler
 from rdzv.torch.init_method import register
+from rdzv.torch.reconfigure import rendezvous_reconfigure
 from rdzv.torch.rounds import AsyncTorchRound, TorchRound, rounds
 from rdzv.torch.store import TorchStore
 
@@ -29,5 +30,6 @@ __all__ = [
     "TorchRound",
     "TorchStore",
     "register",
+    "rendezvous_reconfigure",
     "rounds",
 ]

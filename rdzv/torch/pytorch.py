@@ -7,6 +7,7 @@ documentation is in `PRIVATE`, and what is not in every release from `OLDEST` on
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -49,6 +50,7 @@ __all__ = [
     "events",
     "how_ended",
     "in_words",
+    "reconfigure_handle",
     "runs_under_torchrun",
     "same_device",
     "set_group_timeout",
@@ -147,7 +149,8 @@ PRIVATE: Final = (
     Private(
         module=_C10D,
         name="_set_pg_timeout",
-        used_for="a group that connects quickly, and whose collectives may take long; else one timeout is for both",
+        used_for="a group that connects quickly, and whose collectives may take long; else one timeout is for both; "
+        "later releases document it, as set_timeout",
     ),
     Private(
         module=_C10D,
@@ -156,9 +159,20 @@ PRIVATE: Final = (
     ),
     Private(
         module=_C10D,
+        name="_world.pg_map",
+        used_for="letting go of groups in another thread; without it the next round waits 15 ms for their threads",
+    ),
+    Private(
+        module=_C10D,
         name="_abort_process_group",
         since=(2, 6),
         used_for="ending nccl's collectives; without it they end by their timeout",
+    ),
+    Private(
+        module="torch.distributed",
+        name="_get_reconfigure_handle",
+        since=(2, 14),
+        used_for="rendezvous_reconfigure, which cannot be had without it",
     ),
 )
 """Every private name that these rooms use."""
@@ -176,9 +190,11 @@ abort_process_group: Final[Any] = getattr(dist.distributed_c10d, "_abort_process
 world_of_groups: Final[Any] = getattr(dist.distributed_c10d, "_world", None)
 """All that PyTorch knows of this process's groups."""
 
-set_group_timeout: Final[Any] = getattr(dist.distributed_c10d, "_set_pg_timeout", None)
+set_group_timeout: Final[Any] = getattr(dist, "set_timeout", getattr(dist.distributed_c10d, "_set_pg_timeout", None))
 """Changes the timeout of a group's collectives, once it has been made."""
 
+reconfigure_handle: Final[Any] = getattr(dist, "_get_reconfigure_handle", None)
+"""What other members of a group need to reach this one when it is given other members; None before 2.14."""
 
 LISTENING_STORE: Final[dict[str, Any]] = {} if RELEASE >= (2, 5) else {"use_libuv": False}
 """What else a TCPStore is to be given together with a socket that listens: 2.4 takes one in its older server only."""
@@ -193,10 +209,20 @@ pull request 154976). A thread that lets go of a tensor needs that lock, and so 
 
 
 def destroy_process_groups() -> None:
-    """`torch.distributed.destroy_process_group`, also right after a collective."""
-    if LETS_GO_AFTER:
-        time.sleep(LETS_GO_AFTER)  # nothing tells when the threads have let go
+    """`torch.distributed.destroy_process_group`, also right after a collective, and without waiting for its threads.
+
+    What is slow is the end of the groups' threads, some 15 ms: a thread of its own waits for that. The interpreter
+    waits for this thread before it ends.
+    """
+    groups = list(world_of_groups.pg_map) if world_of_groups is not None else []
     dist.destroy_process_group()
+    threading.Thread(target=_let_go, args=(groups,), name="rdzv group end", daemon=False).start()
+
+
+def _let_go(groups: list[Any]) -> None:
+    """Let what may be the last reference to each group go; nothing tells when its threads have."""
+    time.sleep(LETS_GO_AFTER)
+    groups.clear()
 
 
 def same_device(work: Callable[..., T]) -> Callable[..., T]:

@@ -35,14 +35,13 @@ import asyncio
 import functools
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 
 import rdzv.sync
-from rdzv.config.config_errors import shown
 from rdzv.core.round_life import State
-from rdzv.errors import RendezvousError, RendezvousSettingsError, RendezvousStateError
+from rdzv.errors import RendezvousError, RendezvousStateError
 from rdzv.loop import blocking
 from rdzv.loop import rounds as awaited
 from rdzv.loop.member import Options
@@ -62,12 +61,9 @@ if TYPE_CHECKING:
     from rdzv.node.handler import Handler
     from rdzv.shared_store.store import BlockingSharedStore
 
-__all__ = ["AsyncTorchRound", "OnChange", "TorchRound", "TorchRounds", "rounds"]
+__all__ = ["AsyncTorchRound", "TorchRound", "TorchRounds", "rounds"]
 
 T = TypeVar("T")
-
-OnChange = Literal["rebuild"]
-"""What becomes of the process group of one round in the next: another one is made."""
 
 DEFAULT_TIMEOUT: Final = timedelta(minutes=30)
 """PyTorch's own default for collectives that are not nccl's."""
@@ -78,7 +74,6 @@ def rounds(
     *,
     backend: str = "gloo",
     timeout: timedelta = DEFAULT_TIMEOUT,
-    on_change: OnChange = "rebuild",
     on_waiting: OnWaiting = "now",
     progress: Callable[[], SupportsIndex] | None = None,
     no_progress: int = 0,
@@ -92,7 +87,6 @@ def rounds(
         url: As for `rdzv.connect`.
         backend: Of the process group: `gloo`, `nccl`, or whatever else PyTorch knows. See `rdzv.torch.group`.
         timeout: How long a collective may take. A loss ends it sooner.
-        on_change: `rebuild`: each round has a group of its own. There is no other way yet.
         on_waiting: See `rdzv.rounds`. Here a body that never calls `check` is never interrupted by newcomers: they wait
             until the round ends otherwise.
         progress: See `rdzv.rounds`.
@@ -105,8 +99,6 @@ def rounds(
         RendezvousError: The next round was not reached, and a retry would not help.
     """
     options = Options(on_waiting=on_waiting, progress=progress, no_progress=no_progress)
-    if on_change not in get_args(OnChange):
-        raise RendezvousSettingsError(f'on_change={shown(on_change)} must be "rebuild"')
     return TorchRounds(url, overrides, backend=backend, timeout=timeout, options=options)
 
 
@@ -247,14 +239,18 @@ class TorchRound(_GroupOfRound, blocking.Round):
 
 
 class AsyncTorchRound(_GroupOfRound, awaited.Round):
-    """One round of `rounds`, for those who await, with its process group."""
+    """One round of `rounds`, for those who await, with its process group.
+
+    Attributes:
+        blocking_store: The round's store for what blocks, in `in_thread`.
+    """
 
     def __init__(self, handler: Handler, *of_round: Any, backend: str, timeout: timedelta, **more: Any) -> None:
         super().__init__(handler, *of_round, **more)
-        self._shared, self._client = blocking_share(handler, self._membership)
+        self.blocking_store, self._client = blocking_share(handler, self._membership)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"rdzv round {self.number}")
         self._released = False
-        self._prepare(self._shared, backend=backend, timeout=timeout)
+        self._prepare(self.blocking_store, backend=backend, timeout=timeout)
 
     async def begin(self) -> bool:
         """Make the group; False if a member has gone meanwhile: then the round is over."""
@@ -273,7 +269,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
     def _ended(self, ending: Ending) -> None:
         """Let no collective wait for who has gone, and cancel the body; from the node's thread."""
         if ending.others_have_gone:
-            self._shared.end_waits()
+            self.blocking_store.end_waits()
             self.group.abort()
         elif self.life.state is State.AT_WORK:
             return  # it leaves at its next `check`, as all do; until then it may be in a collective

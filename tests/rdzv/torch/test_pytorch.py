@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -108,11 +109,35 @@ def test_the_workers_of_an_agent_are_known_once_all_of_the_next_round_have_been_
     assert it.Agent(2, "").next_workers()() == {}
 
 
-def test_before_2_8_a_group_is_destroyed_once_its_threads_have_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gloo group that was destroyed right after a barrier waited for ever for a thread that waited for it."""
+def test_before_2_8_a_group_is_let_go_of_once_its_threads_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gloo group whose last reference went right after a barrier waited for ever for a thread that waited for it."""
+
+    class Group:
+        def __del__(self) -> None:
+            done.append("gone")
+
     done: list[object] = []
+    world = SimpleNamespace(pg_map={Group(): None})
     monkeypatch.setattr(it, "LETS_GO_AFTER", 0.05)
+    monkeypatch.setattr(it, "world_of_groups", world)
     monkeypatch.setattr(it, "time", SimpleNamespace(sleep=done.append))
-    monkeypatch.setattr(it.dist, "destroy_process_group", lambda: done.append("destroyed"))
+    monkeypatch.setattr(it.dist, "destroy_process_group", world.pg_map.clear)
     it.destroy_process_groups()
-    assert done == [0.05, "destroyed"]
+    for ending in [thread for thread in threading.enumerate() if thread.name == "rdzv group end"]:
+        ending.join()
+    assert done == [0.05, "gone"]
+
+
+def test_a_group_that_ends_slowly_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = threading.Event()
+
+    class Group:
+        def __del__(self) -> None:
+            may_end.wait(60)
+
+    world = SimpleNamespace(pg_map={Group(): None})
+    monkeypatch.setattr(it, "world_of_groups", world)
+    monkeypatch.setattr(it.dist, "destroy_process_group", world.pg_map.clear)
+    it.destroy_process_groups()
+    assert not may_end.is_set()
+    may_end.set()

@@ -1,0 +1,51 @@
+"""Shell: what `torch.distributed._reconfigure` needs from its surroundings, of a round: one number, and all handles.
+
+From 2.14 on PyTorch can give a process group other members without making it anew, which is experimental there. Every
+member needs the same number, a fresh one each time, and the handles of all members in the order of their ranks; how
+these come to be is left to whoever calls it. Here they are exchanged in the round's store.
+
+`rdzv.torch.rounds` makes a group for each round instead: on 2.15, 4 gloo ranks, that took as long.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rdzv.errors import RendezvousSettingsError
+from rdzv.torch.pytorch import RELEASE, reconfigure_handle
+from rdzv.torch.rounds import AsyncTorchRound
+
+if TYPE_CHECKING:
+    from rdzv.loop.blocking import Round
+
+__all__ = ["rendezvous_reconfigure"]
+
+
+def rendezvous_reconfigure(round: Round | AsyncTorchRound, group: Any = None) -> tuple[int, list[str]]:
+    """Exchange the handles of a group's members in a round, for `torch.distributed._reconfigure`.
+
+        uuid, handles = rdzv.torch.rendezvous_reconfigure(round)
+        dist._reconfigure(uuid=uuid, handles=handles).wait()
+
+    Every member of the round calls it, as often as the others, and in the same order. It blocks.
+
+    Args:
+        round: One of `rdzv.sync.rounds` or of `rdzv.torch.rounds`; of the latter's awaited ones `in_thread`.
+        group: One that was made with `enable_reconfigure=True`; by default the process's default group.
+
+    Returns:
+        A number that no earlier call has given in this run, and a handle for each rank of the round.
+
+    Raises:
+        RendezvousSettingsError: This PyTorch cannot reconfigure groups.
+        RendezvousError: A member has gone meanwhile, or has not called it within the store's timeout.
+    """
+    if reconfigure_handle is None:
+        raise RendezvousSettingsError(
+            f"PyTorch {'.'.join(map(str, RELEASE))} cannot reconfigure a group; 2.14 and later can"
+        )
+    store = round.blocking_store if isinstance(round, AsyncTorchRound) else round.store
+    count = store.add(f"rdzv.reconfigure/calls/{round.rank}", 1)
+    store.set(f"rdzv.reconfigure/{count}/{round.rank}", reconfigure_handle(group))
+    handles = store.multi_get([f"rdzv.reconfigure/{count}/{rank}" for rank in range(round.world_size)])
+    return (round.number << 16) + count, [handle.decode() for handle in handles]
