@@ -22,6 +22,8 @@ from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import split_url
 from rdzv.config.settings import PARAMETERS
 from rdzv.node.stuck.folder import BEAT_DIR, forget_beats, start_to_follow
+from rdzv.torch.agent.screen import WORKERS, Screen, configure_logging, end_with
+from rdzv.torch.agent.unnamed_run import NO_NAME, begin_anew
 from rdzv.torch.agent.worker_ends import WorkerEnds, hear_of_failure, tell_of_failure
 from rdzv.torch.memory_store import MemoryStore
 from rdzv.torch.pytorch import (
@@ -33,10 +35,8 @@ from rdzv.torch.pytorch import (
     runs_under_torchrun,
     torch_api,
 )
-from rdzv.torch.screen import WORKERS, Screen, configure_logging, end_with
 from rdzv.torch.store import TorchStore, unconnected_handler
 from rdzv.torch.tcp_store import open_tcp_store
-from rdzv.torch.unnamed_run import NO_NAME, begin_anew
 from store import StoreError
 from store.net.sockets import free_port
 from store.printable import escaping

@@ -1,1 +1,1 @@
-"""Shell: what PyTorch's agent does not do by itself with its workers."""
+"""Shell: what belongs to torchrun and its agents alone: what they say, hear of each other, and runs without a name."""

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 from torch.distributed.elastic import events
 from torch.distributed.elastic.events import api
 
-from rdzv.torch.events import EventHandler
+from rdzv.torch.agent.events import EventHandler
 
 
 class Collected(logging.Handler):

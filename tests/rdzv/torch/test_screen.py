@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 require("torch")  # what follows cannot be imported without
 
+from rdzv.torch.agent.screen import Screen, configure_logging, end_with  # noqa: E402
 from rdzv.torch.memory_store import MemoryStore  # noqa: E402
 from rdzv.torch.pytorch import SignalException  # noqa: E402
-from rdzv.torch.screen import Screen, configure_logging, end_with  # noqa: E402
 from rdzv.torch.store import unconnected_handler  # noqa: E402
 
 
@@ -115,7 +115,7 @@ def test_a_loss_is_told_with_its_reason_and_after_the_next_round_with_what_it_ha
     url: str, run_id: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By rank 0 alone: the others would only repeat it."""
-    monkeypatch.setattr("rdzv.torch.screen.COST_AFTER", 0.0)
+    monkeypatch.setattr("rdzv.torch.agent.screen.COST_AFTER", 0.0)
     caplog.set_level(logging.INFO)
     where = f"{url}/{run_id}?min_nodes=1&last_call_timeout=0"
     with rdzv.sync.connect(where, node_id="a") as handler:
@@ -145,7 +145,7 @@ def test_a_member_that_comes_again_says_why(
     url: str, run_id: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, held_for: float
 ) -> None:
     """In a line of its own if the next round does not come at once, else in that round's."""
-    monkeypatch.setattr("rdzv.torch.screen.HELD_FOR", held_for)
+    monkeypatch.setattr("rdzv.torch.agent.screen.HELD_FOR", held_for)
     caplog.set_level(logging.INFO, logger="rdzv.torch")
     where = f"{url}/{run_id}?min_nodes=2"
     with rdzv.sync.connect(where, node_id="a") as handler, rdzv.sync.connect(where, node_id="b") as other:
@@ -170,7 +170,7 @@ def test_a_member_that_comes_again_says_why(
 def test_what_is_waited_for_is_told(
     url: str, run_id: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rdzv.torch.screen.WAITS_SILENTLY", 0.01)
+    monkeypatch.setattr("rdzv.torch.agent.screen.WAITS_SILENTLY", 0.01)
     caplog.set_level(logging.INFO, logger="rdzv.torch")
     reasons: list[str] = []
 

@@ -23,8 +23,8 @@ require("torch")  # what follows cannot be imported without
 
 from torch.distributed.elastic.multiprocessing.api import PContext  # noqa: E402
 
+from rdzv.torch.agent.screen import Screen  # noqa: E402
 from rdzv.torch.agent.worker_ends import WorkerEnds, hear_of_failure, tell_of_failure  # noqa: E402
-from rdzv.torch.screen import Screen  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this system has no pidfd")
 

@@ -32,7 +32,7 @@ from rdzv.display.history import account
 from rdzv.errors import RendezvousError
 from rdzv.node.front.sharing import absence_of
 from rdzv.node.status import read_run
-from rdzv.torch.events import EventHandler
+from rdzv.torch.agent.events import EventHandler
 from rdzv.torch.pytorch import SignalException
 from store import StoreError
 from store.printable import escaping
