@@ -140,7 +140,7 @@ async def shoot_page(path: Path) -> None:
 
     async with (
         store.serve() as server,
-        app.serve(server, "127.0.0.1", 0, token=None, tls=None, loopback=True, prefix="/rdzv") as port,
+        app.serve(server, "127.0.0.1", 0, token=None, tls=None, prefix="/rdzv") as page,
     ):
         url = f"{server.url}/job-7?min_nodes=4"
         handlers = [await rdzv.connect(url, node_id=f"gpu-{number:03}", is_host=False) for number in range(4)]
@@ -148,7 +148,7 @@ async def shoot_page(path: Path) -> None:
             await asyncio.gather(*(handler.next_rendezvous() for handler in handlers))
             await handlers.pop(2).aclose()
             await anyio.sleep(2)
-            await shoot(f"http://127.0.0.1:{port}/", path, height=1000)
+            await shoot(f"{page}/", path, height=1000)
         finally:
             for handler in handlers:
                 await handler.aclose()

@@ -6,13 +6,10 @@ import asyncio
 import contextlib
 import importlib
 import logging
-import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rdzv.errors import RendezvousSettingsError
-from rdzv.http.door import Door, where_to_listen
-from store.net.address import host_and_port
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping
 
@@ -44,7 +41,7 @@ def http_room(name: str, parameter: str) -> Any:
 
 
 def serve_page(
-    serve: Callable[..., contextlib.AbstractAsyncContextManager[int]],
+    serve: Callable[..., contextlib.AbstractAsyncContextManager[str]],
     serving: store.sync.Serving,
     server: Server,
     address: str,
@@ -54,26 +51,16 @@ def serve_page(
     tls: ssl.SSLContext | None,
 ) -> contextlib.ExitStack | None:
     """Serve HTTP beside a store that listens at an address; what ends it. A port that is taken costs the page alone."""
-    host, loopback = where_to_listen(address, token=token, secure=tls is not None, insecure=settings.insecure)
+    port, insecure = settings.http_port, settings.insecure
     try:
-        context = serve(
-            server,
-            host,
-            settings.http_port,
-            token=token,
-            tls=tls,
-            loopback=loopback,
-            prefix=settings.prefix,
-        )
+        context = serve(server, address, port, token=token, tls=tls, insecure=insecure, prefix=settings.prefix)
         page = contextlib.ExitStack()
-        port = page.enter_context(serving.beside(context))
+        url = page.enter_context(serving.beside(context))
     except OSError as error:
         why = error.strerror or error
-        log.warning("http_port=%d serves nothing: %s; the store does without", settings.http_port, why)
+        log.warning("http_port=%d serves nothing: %s; the store does without", port, why)
         return None
-    where = host_and_port(host or socket.gethostname(), port)
-    scheme = "http" if tls is None else "https"
-    log.info("the runs of the store at %s are shown at %s://%s", server.url, scheme, where)
+    log.info("the runs of the store at %s are shown at %s", server.url, url)
     return page
 
 
@@ -100,15 +87,15 @@ class Monitoring:
         # Bound as a store would be: to loopback, unless who may come is known, or nobody minds.
         is_mutual = tls is not None and settings.ca is not None
         open_to_all = settings.insecure or credentials.token is not None or is_mutual
-        host, loopback = where_to_listen(
+        self._serve = partial(
+            http_room("node", "metrics_port").serve_node,
+            node,
             "" if open_to_all else "localhost",
+            settings.metrics_port,
             token=credentials.token,
-            secure=tls is not None,
+            tls=tls,
             insecure=settings.insecure,
         )
-        door = Door(token=credentials.token, loopback=loopback, secure=tls is not None)
-        serve_node = http_room("node", "metrics_port").serve_node
-        self._serve = partial(serve_node, node, host, settings.metrics_port, door=door, tls=tls)
 
     def begin(self) -> None:
         """Serve them from the node's first arrival on, if they are asked for; to be called in the node's loop."""

@@ -29,7 +29,6 @@ from rdzv.cli.command import DONE, Argument, argument, argument_type, command, f
 from rdzv.config import value_types
 from rdzv.config.endpoint import SCHEMES
 from rdzv.errors import RendezvousSettingsError
-from rdzv.http.door import where_to_listen
 from store.net.address import DEFAULT_PORT, host_and_port
 from store.net.collector import short_collections, tidy_up
 from store.net.tasks import cancel_and_wait
@@ -122,7 +121,8 @@ async def _serve(options: argparse.Namespace) -> int:
     )
     async with serving as server, contextlib.AsyncExitStack() as stack:
         if options.http_port is not None:
-            await _serve_http(options, server, host, token, tls, stack)
+            serving_http = _serve_http(options, server, host, token=token, tls=tls)
+            _say(f"HTTP at {await stack.enter_async_context(serving_http)}")
         where = host_and_port(host or "*", server.port)
         kept = f"kept in {options.data_dir}" if options.data_dir else "in memory only: it ends with this process"
         if options.port_file:
@@ -143,31 +143,15 @@ async def _serve(options: argparse.Namespace) -> int:
     return DONE
 
 
-async def _serve_http(
-    options: argparse.Namespace,
-    server: store.Server,
-    host: str,
-    token: bytes | None,
-    tls: ssl.SSLContext | None,
-    stack: contextlib.AsyncExitStack,
-) -> None:
+def _serve_http(
+    options: argparse.Namespace, server: store.Server, host: str, *, token: bytes | None, tls: ssl.SSLContext | None
+) -> contextlib.AbstractAsyncContextManager[str]:
     try:
         from rdzv.http import app
     except ImportError as error:
         raise ImportError(f"--http-port needs {error.name}: pip install 'rdzv[http]'") from None
-    host, loopback = where_to_listen(host, token=token, secure=tls is not None, insecure=options.insecure)
-    serving = app.serve(
-        server,
-        host,
-        options.http_port,
-        token=token,
-        tls=tls,
-        loopback=loopback,
-        prefix=SCHEMES["tcp"].prefix,
-    )
-    port = await stack.enter_async_context(serving)
-    named = host or socket.gethostname()
-    _say(f"HTTP at {'http' if tls is None else 'https'}://{host_and_port(named, port)}")
+    prefix = SCHEMES["tcp"].prefix
+    return app.serve(server, host, options.http_port, token=token, tls=tls, insecure=options.insecure, prefix=prefix)
 
 
 def notify(state: str) -> None:

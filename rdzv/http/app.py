@@ -20,6 +20,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import socket
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -27,27 +28,24 @@ import anyio
 from aiohttp import web
 
 from rdzv.display.pages import timeline_script
-from rdzv.http.door import Door
-from rdzv.http.listening import Visitors, listening
+from rdzv.http.door import door_at
+from rdzv.http.listening import listening
 from rdzv.http.looking import NoSuchRun, Runs, client_of
-from rdzv.http.metrics import Metrics
-from store import StoreError
+from rdzv.http.metrics import CONTENT_TYPE, Metrics
+from store.net.address import host_and_port
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator
 
     from store.server.server import Server
 
-__all__ = ["LAG_EVERY", "guarded", "serve"]
+__all__ = ["serve"]
 
 LOOK_EVERY = 1.0  # seconds between two looks for a page that is open
 BEAT = b"event: beat\ndata: 1\n\n"  # a comment would not be told to the page
 LISTENERS_MOST = 64  # pages that are followed at one time
-LAG_EVERY = 1.0
-WRONG_GUESS_COSTS = 0.5  # seconds
-BODY_BYTES_MOST = 1024  # nobody sends any
 
 
 @contextlib.asynccontextmanager
@@ -58,103 +56,89 @@ async def serve(
     *,
     token: bytes | None,
     tls: ssl.SSLContext | None,
-    loopback: bool,
+    insecure: bool = False,
     prefix: str,
-) -> AsyncIterator[int]:
-    """Serve HTTP about a store for as long as the context lasts; gives the port.
+) -> AsyncIterator[str]:
+    """Serve HTTP about a store for as long as the context lasts; gives the URL.
 
     Args:
         server: The store.
-        host: Where to listen; "" is every address.
-        port: Where; 0 takes a free one.
+        host: Where it listens; "" is every address.
+        port: Where HTTP is to listen; 0 takes a free one.
         token: The store's secret, if it has one.
         tls: The store's context, if it speaks TLS.
-        loopback: Whether only this machine can connect.
+        insecure: Whether the token may cross the network in the clear.
         prefix: What the keys of all runs start with.
     """
-    visitors = Visitors(server.table)
-    async with client_of(server, token=token) as client, Runs(client, prefix=prefix) as runs:
-        site = _Site(server, runs)
-        application = site.application(Door(token=token, loopback=loopback, secure=tls is not None), visitors)
-        measuring = asyncio.create_task(site.measure_lag(), name="measure the loop's lag")
+    host, door = door_at(host, token=token, secure=tls is not None, insecure=insecure)
+    async with client_of(server, token=token) as client:
+        site = _Site(server, Runs(client, prefix=prefix))
+        measuring = asyncio.create_task(site.metrics.loop_lag.measure(), name="measure the loop's lag")
         try:
-            async with listening(application, visitors, server.table, host, port, tls) as bound:
-                yield bound
-                site.leave()
+            async with listening(site.routes(), door, server.table, host, port, tls) as bound:
+                yield f"{'http' if tls is None else 'https'}://{host_and_port(host or socket.gethostname(), bound)}"
+                site.leaving.set()
         finally:
             await cancel_and_wait(measuring)
 
 
 class _Site:
+    """What is told.
+
+    Attributes:
+        metrics: What is measured.
+        leaving: Set to end the pages' streams.
+    """
+
     def __init__(self, server: Server, runs: Runs) -> None:
         self._server = server
         self._runs = runs
-        self._metrics = Metrics()
-        server.conversations.on_request = self._metrics.request
+        self.metrics = Metrics()
+        self.leaving = asyncio.Event()
+        server.conversations.on_request = self.metrics.request
         self._listeners = 0
-        self._leaving = asyncio.Event()
         page = resources.files("rdzv.http").joinpath("page.html").read_text(encoding="utf-8")
         self._page = page.replace("/*TIMELINE*/", timeline_script())
         self._policy = _policy(self._page)
 
-    def application(self, door: Door, visitors: Visitors) -> web.Application:
-        application = web.Application(middlewares=[visitors.serve_one, guarded(door)], client_max_size=BODY_BYTES_MOST)
-        application.add_routes(
-            [
-                web.get("/", self.page),
-                web.get("/healthz", self.health),
-                web.get("/readyz", self.ready),
-                web.get("/metrics", self.metrics),
-                web.get("/api/runs", self.all_runs),
-                web.get("/api/runs/{run_id}", self.one_run),
-                web.get("/api/runs/{run_id}/timeline", self.timeline),
-                web.get("/api/events", self.events),
-            ]
-        )
-        return application
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/", self._show_page),
+            web.get("/healthz", self._health),
+            web.get("/readyz", self._ready),
+            web.get("/metrics", self._tell_metrics),
+            web.get("/api/runs", self._all_runs),
+            web.get("/api/runs/{run_id}", self._one_run),
+            web.get("/api/runs/{run_id}/timeline", self._timeline),
+            web.get("/api/events", self._events),
+        ]
 
-    def leave(self) -> None:
-        """End the pages' streams."""
-        self._leaving.set()
-
-    async def measure_lag(self) -> None:
-        """Measure how late this loop wakes sleepers, until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            asked = loop.time() + LAG_EVERY
-            await anyio.sleep(LAG_EVERY)
-            self._metrics.loop_lag.observe(max(loop.time() - asked, 0.0))
-
-    async def page(self, _: web.Request) -> web.Response:
+    async def _show_page(self, _: web.Request) -> web.Response:
         headers = {"Content-Security-Policy": self._policy}
         return web.Response(text=self._page, content_type="text/html", headers=headers)
 
-    async def health(self, _: web.Request) -> web.Response:
+    async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
-    async def ready(self, _: web.Request) -> web.Response:
-        try:
-            await self._runs.ping()
-        except StoreError as error:
-            return web.Response(status=503, text=f"the store does not answer: {error}\n")
+    async def _ready(self, _: web.Request) -> web.Response:
+        await self._runs.ping()  # what it raises is 503
         return web.Response(text="ok\n")
 
-    async def metrics(self, _: web.Request) -> web.Response:
+    async def _tell_metrics(self, _: web.Request) -> web.Response:
         runs = await self._runs.live()
-        text = await self._metrics.text(self._server.figures(), runs, ended=self._runs.ended)
-        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        return web.Response(body=text.encode(), headers=headers)
+        text = await self.metrics.text(self._server.figures(), runs, ended=self._runs.ended)
+        return web.Response(body=text.encode(), headers=CONTENT_TYPE)
 
-    async def all_runs(self, _: web.Request) -> web.Response:
+    async def _all_runs(self, _: web.Request) -> web.Response:
         return web.json_response({"version": 1, "runs": await self._runs.summaries()})
 
-    async def one_run(self, request: web.Request) -> web.Response:
+    async def _one_run(self, request: web.Request) -> web.Response:
         return web.json_response(await self._runs.report(request.match_info["run_id"]))
 
-    async def timeline(self, request: web.Request) -> web.Response:
+    async def _timeline(self, request: web.Request) -> web.Response:
         return web.json_response(await self._runs.timeline(request.match_info["run_id"]))
 
-    async def events(self, request: web.Request) -> web.StreamResponse:
+    async def _events(self, request: web.Request) -> web.StreamResponse:
         """Send what a page shows, and again whenever it has changed."""
         if self._listeners >= LISTENERS_MOST:
             raise web.HTTPServiceUnavailable(text=f"{LISTENERS_MOST} pages are open already, the most there may be")
@@ -163,13 +147,13 @@ class _Site:
         try:
             await response.prepare(request)
             sent = ""
-            while not self._leaving.is_set():
+            while not self.leaving.is_set():
                 text = json.dumps(await self._shown(request.query.get("run", "")))
                 # The page takes silence for a store that has gone, and a write finds a page that has.
                 await response.write(BEAT if text == sent else f"data: {text}\n\n".encode())
                 sent = text
                 with anyio.move_on_after(LOOK_EVERY):
-                    await self._leaving.wait()
+                    await self.leaving.wait()
         except ConnectionError:
             pass  # the page was closed
         finally:
@@ -184,38 +168,6 @@ class _Site:
         except NoSuchRun:
             run = None
         return {"store": self._server.store_id, "runs": runs, "chosen": chosen, "run": run}
-
-
-def guarded(door: Door) -> Any:
-    """Return a middleware that lets in whom the door does, and says what went wrong."""
-
-    @web.middleware
-    async def guard(
-        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        refusal = door.refuse(request.method, request.path, request.headers)
-        response: web.StreamResponse
-        if refusal is not None:
-            if refusal.status == 401:
-                await anyio.sleep(WRONG_GUESS_COSTS)
-            response = web.Response(status=refusal.status, text=refusal.reason + "\n")
-            if refusal.status == 401 and request.method == "GET":
-                response.headers["WWW-Authenticate"] = 'Basic realm="rdzv: any name, and the token", charset="UTF-8"'
-        else:
-            try:
-                response = await handler(request)
-            except NoSuchRun as error:
-                response = web.Response(status=404, text=f"the store has no run {str(error)!r:.200}\n")
-            except ValueError as error:
-                response = web.Response(status=400, text=f"{error}\n")
-            except StoreError as error:
-                response = web.Response(status=503, text=f"the store does not answer: {error}\n")
-        if not response.prepared:
-            response.headers["X-Content-Type-Options"] = "nosniff"
-            response.headers.setdefault("Cache-Control", "no-store")
-        return response
-
-    return guard
 
 
 def _policy(page: str) -> str:

@@ -15,26 +15,20 @@ import binascii
 import hmac
 import ipaddress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["HEALTH", "Door", "Refusal", "where_to_listen"]
+__all__ = ["HEALTH", "Door", "Refusal", "door_at"]
 
 LOOPBACK = "127.0.0.1"
 HEALTH = frozenset({"/healthz", "/readyz"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """Why a request is not answered.
-
-    Attributes:
-        status: HTTP's number.
-        reason: For people.
-    """
+class Refusal(NamedTuple):
+    """Why a request is not answered: HTTP's number, and for people."""
 
     status: int
     reason: str
@@ -47,22 +41,20 @@ class Door:
     Attributes:
         token: The store's secret, if it has one.
         loopback: Whether only this machine can connect.
-        secure: Whether TLS is spoken.
     """
 
     token: bytes | None
     loopback: bool
-    secure: bool
 
     def refuse(self, method: str, path: str, headers: Mapping[str, str]) -> Refusal | None:
         """Return why a request is refused; None if it is let in."""
         host = headers.get("Host", "")
         if self.loopback and not _names_this_machine(host):
-            return Refusal(status=421, reason=f"{host!r:.80} is not this machine; ask for localhost or 127.0.0.1")
+            return Refusal(421, f"{host!r:.80} is not this machine; ask for localhost or 127.0.0.1")
         if path in HEALTH:
             return None
         if method not in ("GET", "HEAD"):
-            return Refusal(status=405, reason="nothing is changed over HTTP: use the command, rdzv")
+            return Refusal(405, "nothing is changed over HTTP: use the command, rdzv")
         if self.token is None:
             return None
         kind, _, secret = headers.get("Authorization", "").partition(" ")
@@ -71,17 +63,17 @@ class Door:
         given = plain if kind.lower() == "bearer" else _password(plain) if kind.lower() == "basic" else b""
         if hmac.compare_digest(given, self.token):
             return None
-        return Refusal(status=401, reason="give the store's token, as Authorization: Bearer or as the password")
+        return Refusal(401, "give the store's token, as Authorization: Bearer or as the password")
 
 
-def where_to_listen(host: str, *, token: bytes | None, secure: bool, insecure: bool) -> tuple[str, bool]:
-    """Return where HTTP listens beside a store that listens at `host`, and whether that is loopback.
+def door_at(host: str, *, token: bytes | None, secure: bool, insecure: bool) -> tuple[str, Door]:
+    """Return where HTTP listens beside a store that listens at `host`, and its door there.
 
     Where the store is, but for one case: without TLS, a token would cross the network in the clear.
     """
     if host == "localhost" or (token is not None and not secure and not insecure):
         host = LOOPBACK
-    return host, _names_this_machine(f"[{host}]" if ":" in host else host)
+    return host, Door(token=token, loopback=_names_this_machine(f"[{host}]" if ":" in host else host))
 
 
 def _password(secret: bytes) -> bytes:

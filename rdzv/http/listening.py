@@ -1,4 +1,6 @@
-"""Shell: takes HTTP connections in, and counts them in a table of connections. Needs the extra `http`.
+"""Shell: takes HTTP connections in, counts them in a table of connections, and has the door judge what they ask.
+
+Needs the extra `http`.
 
 aiohttp's own listener takes whoever comes, for as long as it says nothing: a thousand such connections shut the store's
 door, whose process has only so many files. Here they stand in the one table with those of the store: who asks nothing
@@ -14,21 +16,29 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio.to_thread
 from aiohttp import web
 
+from rdzv.http.looking import NoSuchRun
+from store import StoreError
 from store.limits import Limits
 from store.net.sockets import bound_sockets
-from store.server.entry.door import Door
+from store.server.entry.door import Door as Entry
 from store.server.entry.table import BESIDE_SHARE, Table
 from store.server.entry.tls import TLS_BYTES, TlsLayer
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
-__all__ = ["Visitors", "listening", "own_table"]
+    from rdzv.http.door import Door
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+__all__ = ["listening", "own_table"]
 
 VISITOR_BYTES: Final = 16 * 1024  # what a connection takes that asks nothing
 ASKS_WITHIN: Final = 10.0  # seconds for the first request to be whole
 ASKS_AGAIN_WITHIN: Final = 75.0  # seconds between two; as long as aiohttp itself keeps a connection for
+WRONG_GUESS_COSTS: Final = 0.5  # seconds
+BODY_BYTES_MOST: Final = 1024  # nobody sends any
 VISITORS_MOST: Final = 256  # of a process that serves no store, where all of the room is theirs
 
 
@@ -41,7 +51,7 @@ def own_table() -> Table:
     return table
 
 
-class Visitors:
+class _Visitors:
     """The connections to one HTTP server.
 
     Args:
@@ -53,10 +63,8 @@ class Visitors:
         self._by_handler: dict[asyncio.BaseProtocol, _Visitor] = {}
 
     @web.middleware
-    async def serve_one(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        """Count nobody as a stranger while it is being answered; for the list of an application's middlewares."""
+    async def serve_one(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Count nobody as a stranger while it is being answered."""
         visitor = self._by_handler.get(request.protocol)
         if visitor is None:  # it has gone
             return await handler(request)
@@ -132,14 +140,14 @@ class _Visitor(asyncio.Protocol):
 
 @contextlib.asynccontextmanager
 async def listening(
-    application: web.Application, visitors: Visitors, table: Table, host: str, port: int, tls: ssl.SSLContext | None
+    routes: Iterable[web.RouteDef], door: Door, table: Table, host: str, port: int, tls: ssl.SSLContext | None
 ) -> AsyncIterator[int]:
-    """Serve an application for as long as the context lasts; gives the port.
+    """Serve routes for as long as the context lasts; gives the port.
 
     Args:
-        application: What answers, with `visitors.serve_one` as its first middleware.
-        visitors: Those who come.
-        table: Where they are counted.
+        routes: What is answered, and by whom.
+        door: Who may ask.
+        table: Where connections are counted.
         host: Where to listen; "" is every address.
         port: Where; 0 takes a free one.
         tls: The context to speak TLS with, if any.
@@ -147,23 +155,55 @@ async def listening(
     Raises:
         OSError: The address cannot be bound.
     """
+    visitors = _Visitors(table)
+    application = web.Application(middlewares=[visitors.serve_one, _guarded(door)], client_max_size=BODY_BYTES_MOST)
+    application.add_routes(routes)
     runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
     try:
         server = runner.server
         assert server is not None, "it is set up"
-        door = Door(
+        entry = Entry(
             table,
             await anyio.to_thread.run_sync(bound_sockets, host, port),
             lambda: visitors.protocol(server(), tls),
             beside=True,
         )
-        bound = door.socks[0].getsockname()[1]
-        door.open()
+        bound = entry.socks[0].getsockname()[1]
+        entry.open()
         try:
             yield bound
         finally:
-            door.close()
-            await door.wait_closed()
+            entry.close()
+            await entry.wait_closed()
     finally:
         await runner.cleanup()
+
+
+def _guarded(door: Door) -> Any:
+    """Return a middleware that lets in whom the door does, and says what went wrong."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        refusal = door.refuse(request.method, request.path, request.headers)
+        response: web.StreamResponse
+        if refusal is None:
+            try:
+                response = await handler(request)
+            except NoSuchRun as error:
+                response = web.Response(status=404, text=f"the store has no run {str(error)!r:.200}\n")
+            except ValueError as error:
+                response = web.Response(status=400, text=f"{error}\n")
+            except StoreError as error:
+                response = web.Response(status=503, text=f"the store does not answer: {error}\n")
+        else:
+            response = web.Response(status=refusal.status, text=refusal.reason + "\n")
+            if refusal.status == 401:
+                await anyio.sleep(WRONG_GUESS_COSTS)
+                response.headers["WWW-Authenticate"] = 'Basic realm="rdzv: any name, and the token", charset="UTF-8"'
+        if not response.prepared:
+            response.headers["X-Content-Type-Options"] = "nosniff"
+            response.headers.setdefault("Cache-Control", "no-store")
+        return response
+
+    return guard

@@ -1,8 +1,8 @@
 """Shell: what a store's own process sees of the runs in it: the same answers as `rdzv status`.
 
-A run's record stays for a day after its last node has gone, so that most runs of a busy store are over. Those that are
-not are followed; of the others it is only asked whether they have changed, which the store's own account of its runs
-says of all at once. The youngest of them are read, a few at a time, to be listed; all of them are counted.
+A run's record stays for a day after its last node has gone, so that most runs of a busy store are over. Of those it is
+only asked whether they have changed, which the store's own account of its runs says of all at once. The youngest of
+them are read, a few at a time, to be listed; all of them are counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from typing import Self
 
     from rdzv.core.history import History
     from store.server.server import Server
@@ -39,6 +38,8 @@ HISTORY_LINES = 40
 ENDED_LISTED = 100  # of the runs that are over, the youngest
 READ_AT_ONCE = 5  # of those, by one who asks for the list
 COUNTED_AT_ONCE = 64  # runs of which it is asked in one go whether anybody is in them
+STEPS = {"step": "step", "step_age_seconds": "step_age", "step_rate": "step_rate"}
+"""What the metrics say of a member's steps, and what the report calls it."""
 
 
 class NoSuchRun(Exception):
@@ -51,34 +52,14 @@ async def client_of(server: Server, *, token: bytes | None) -> AsyncIterator[Cli
 
     async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
         loop = asyncio.get_running_loop()
-        ours, theirs = _socket_pair()
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setblocking(False)
         await loop.connect_accepted_socket(partial(server.protocol, is_of_ours=True), theirs)
         return await loop.create_connection(factory, sock=ours)
 
     async with Client(dial, name="its own store", token=token) as client:
         yield client
-
-
-def _socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends of a TCP connection, since that is what a server's peers are made for."""
-    with socket.create_server(("127.0.0.1", 0), backlog=1) as listening:
-        ours = socket.create_connection(listening.getsockname())
-        while True:
-            theirs, address = listening.accept()
-            if address == ours.getsockname():
-                break
-            theirs.close()  # somebody else has found the port
-    ours.setblocking(False)
-    theirs.setblocking(False)
-    return ours, theirs
-
-
-@dataclass(slots=True)
-class _Live:
-    """A run that somebody is in."""
-
-    follower: Follower
-    task: asyncio.Task[None]
 
 
 @dataclass(slots=True)
@@ -91,7 +72,7 @@ class _Ended:
 
 
 class Runs:
-    """The runs under a prefix of a store; use it as a context.
+    """The runs under a prefix of a store.
 
     Args:
         client: Of the store.
@@ -102,16 +83,9 @@ class Runs:
         self._client = client
         self._prefix = prefix
         self._looking = asyncio.Lock()
-        self._followed: dict[str, _Live] = {}
         self._over: dict[str, _Ended] = {}
         self._seen: list[dict[str, Any]] = []
         self._seen_at = -FRESH
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await cancel_and_wait(*(one.task for one in self._followed.values()))
 
     @property
     def ended(self) -> int:
@@ -126,7 +100,7 @@ class Runs:
         """Return how each run stands, in numbers, that somebody is in; what is fresh serves several who ask."""
         async with self._looking:
             if self._client.time() - self._seen_at >= FRESH:
-                await self._look()
+                self._seen = await self._look()
                 self._seen_at = self._client.time()
             return self._seen
 
@@ -135,46 +109,35 @@ class Runs:
         live = await self.live()
         youngest = heapq.nlargest(ENDED_LISTED, self._over.items(), key=lambda one: one[1].since)
         for run_id, over in [one for one in youngest if one[1].summary is None][:READ_AT_ONCE]:
-            over.summary, _ = await self._summary(run_id, None)
+            over.summary, _ = await self._summary(run_id)
         listed = [over.summary for _, over in youngest if over.summary is not None]
         return sorted([*live, *listed], key=lambda one: one["run_id"])
 
-    async def _look(self) -> None:
+    async def _look(self) -> list[dict[str, Any]]:
         """Find out which runs somebody is in, and how those stand."""
         now = self._client.time()
         account = await read_account(self._client, self._prefix)
         if account is None:  # its groups are no runs: all keys are listed, and each run is taken for changed
             counted = await count_keys(self._client, self._prefix)
             account = {id: KeyGroup(name=id, keys=keys, bytes=-1, age=0.0) for id, keys in counted.items()}
-        for run_id in [id for id in self._followed if id not in account]:
-            await cancel_and_wait(self._followed.pop(run_id).task)
-        self._over = {id: over for id, over in self._over.items() if id in account}
-        unknown = [
-            id
-            for id, group in account.items()
-            if id not in self._followed and not (id in self._over and _is_same(self._over[id].group, group))
-        ]
+        before, self._over = self._over, {}
+        unknown = []
+        for id, group in account.items():
+            if id in before and _is_same(before[id].group, group):
+                self._over[id] = before[id]
+            else:
+                unknown.append(id)
+        live = []
         for at in range(0, len(unknown), COUNTED_AT_ONCE):
             some = unknown[at : at + COUNTED_AT_ONCE]
             nodes = await asyncio.gather(*(self._client.count(self._keys(id).nodes) for id in some))
             for id, count in zip(some, nodes, strict=True):
-                self._over.pop(id, None)
-                if count:
-                    self._follow(id)
+                summary, is_live = await self._summary(id) if count else (None, False)
+                if summary is not None and is_live:
+                    live.append(summary)
                 else:
-                    self._over[id] = _Ended(account[id], now - account[id].age)
-        self._seen = []
-        for run_id in sorted(self._followed):
-            summary, is_live = await self._summary(run_id, self._followed[run_id].follower)
-            if is_live:
-                self._seen.append(summary)
-            else:
-                await cancel_and_wait(self._followed.pop(run_id).task)
-                self._over[run_id] = _Ended(account[run_id], now - account[run_id].age, summary)
-
-    def _follow(self, run_id: str) -> None:
-        follower = Follower(self._client, self._keys(run_id))
-        self._followed[run_id] = _Live(follower, asyncio.create_task(follower.run(), name=f"look at run {run_id}"))
+                    self._over[id] = _Ended(account[id], now - account[id].age, summary)
+        return sorted(live, key=lambda one: str(one["run_id"]))
 
     async def report(self, run_id: str) -> dict[str, Any]:
         """Return how one run stands, as `rdzv status --json` says it, with the last lines of `rdzv history`.
@@ -184,7 +147,7 @@ class Runs:
         """
         if not await self._client.count(self._keys(run_id).root):
             raise NoSuchRun(run_id)
-        told, history = await self._report(run_id)
+        told, history = await self._read(run_id)
         cost = account(run_id, history, now=time.time(), waited=told["waited"])
         return {**told, "history": describe(history)[-HISTORY_LINES:], "cost": cost.plain()}
 
@@ -198,31 +161,21 @@ class Runs:
             raise NoSuchRun(run_id)
         return timeline(run_id, await read_history(self._client, self._keys(run_id)), now=time.time())
 
-    async def _summary(self, run_id: str, follower: Follower | None) -> tuple[dict[str, Any], bool]:
+    async def _summary(self, run_id: str) -> tuple[dict[str, Any], bool]:
         """How a run stands, in numbers, and whether anybody is in it."""
-        full, history = await self._report(run_id, follower)
-        plain = {name: full[name] for name in ("run_id", "phase", "reason", "round", "world_size", "closed")}
-        cost = account(run_id, history, now=time.time(), waited=full["waited"])
-        spent = {
-            "training": cost.spent.trained,
-            "regrouping": cost.spent.regrouped,
-            "waiting": cost.spent.waited,
-        }
+        full, history = await self._read(run_id)
+        cost = account(run_id, history, now=time.time(), waited=full["waited"]).plain()
         told = {
-            **plain,
+            **{name: full[name] for name in ("run_id", "phase", "reason", "round", "world_size", "closed")},
             **{name: len(full[name]) for name in ("members", "waiting", "spares", "banned")},
             "steps": {
-                one["node_id"]: {
-                    "step": one["step"],
-                    "step_age_seconds": one["step_age"],
-                    "step_rate": one["step_rate"],
-                }
+                one["node_id"]: {name: one[key] for name, key in STEPS.items()}
                 for one in full["members"]
                 if one["step"] is not None
             },
             "missing": full["missing_count"],
             "lost": losses_by_reason(history),
-            "spent": spent,
+            "spent": {name: cost[name] for name in ("training", "regrouping", "waiting")},
             "met": history.chapters[-1].met if history.chapters else None,
         }
         return told, bool(full["members"] or full["waiting"] or full["spares"])
@@ -230,21 +183,16 @@ class Runs:
     def _keys(self, run_id: str) -> Keys:
         return Keys(self._prefix, run_id)
 
-    async def _report(self, run_id: str, followed: Follower | None = None) -> tuple[dict[str, Any], History]:
-        keys = self._keys(run_id)
-        if followed is None and run_id in self._followed:
-            followed = self._followed[run_id].follower
-        follower = followed or Follower(self._client, keys)
-        task = asyncio.create_task(follower.run(), name=f"look at run {run_id}") if followed is None else None
+    async def _read(self, run_id: str) -> tuple[dict[str, Any], History]:
+        follower = Follower(self._client, self._keys(run_id))
+        following = asyncio.create_task(follower.run(), name=f"look at run {run_id}")
         try:
             await follower.synced.wait()
         finally:
-            if task is not None:
-                await cancel_and_wait(task)
+            await cancel_and_wait(following)
         if follower.error is not None:
-            self._followed.pop(run_id, None)  # it is followed anew at the next look
             raise follower.error
-        status, history = await read_run(self._client, keys, follower.head)
+        status, history = await read_run(self._client, self._keys(run_id), follower.head)
         return report(status), history
 
 

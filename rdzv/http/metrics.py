@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import anyio.lowlevel
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from rdzv.core.state import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["LAG_BUCKETS", "Metrics"]
+__all__ = ["CONTENT_TYPE", "LoopLag", "Metrics", "family"]
 
+CONTENT_TYPE = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+
+LAG_EVERY = 1.0  # seconds
 LAG_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)  # seconds
 
 COUNTERS = {
@@ -79,23 +84,43 @@ Sample = tuple[tuple[str, ...], float]
 """The values of a metric's labels, in order, and its own."""
 
 
+class LoopLag:
+    """How late a loop wakes sleepers. A registry of its own: whoever embeds us may have one for the process.
+
+    Args:
+        name: What the metric is called.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.registry: CollectorRegistry = CollectorRegistry()
+        text = "How much later than asked the event loop woke a sleeper."
+        self._lag = Histogram(name, text, buckets=LAG_BUCKETS, registry=self.registry)
+
+    async def measure(self, then: Callable[[], None] = lambda: None) -> None:
+        """Measure the loop that this runs in, until cancelled; call this after each time."""
+        loop = asyncio.get_running_loop()
+        while True:
+            asked = loop.time() + LAG_EVERY
+            await anyio.sleep(LAG_EVERY)
+            self._lag.observe(max(loop.time() - asked, 0.0))
+            then()
+
+    def text(self) -> str:
+        """Return what was measured, and what else is in the registry."""
+        return str(generate_latest(self.registry), "utf-8")
+
+
 class Metrics:
-    """What `/metrics` says. A registry of its own: whoever embeds a store may have one for the process."""
+    """What `/metrics` says beside a store."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self.loop_lag: Histogram = Histogram(
-            "rdzv_loop_lag_seconds",
-            "How much later than asked the event loop woke a sleeper.",
-            buckets=LAG_BUCKETS,
-            registry=self._registry,
-        )
+        self.loop_lag: LoopLag = LoopLag("rdzv_loop_lag_seconds")
         self._requests = Histogram(
             "rdzv_store_request_seconds",
             "How long requests took to carry out, by kind and outcome.",
             labelnames=("kind", "outcome"),
             buckets=(0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.05, 0.5),
-            registry=self._registry,
+            registry=self.loop_lag.registry,
         )
 
     def request(self, kind: str, outcome: str, seconds: float) -> None:
@@ -110,7 +135,7 @@ class Metrics:
             runs: How each run stands that somebody is in.
             ended: How many there are besides.
         """
-        pieces = [generate_latest(self._registry).decode()]
+        pieces = [self.loop_lag.text()]
         lines: list[str] = []
         for line in chain(_of_store(figures, ended), _of_runs(runs)):
             lines.append(line)
@@ -121,8 +146,8 @@ class Metrics:
         return "".join([*pieces, *lines])
 
 
-def _family(name: str, kind: str, text: str, labels: tuple[str, ...], samples: Iterable[Sample]) -> Iterator[str]:
-    """The lines of one metric, in the text format of Prometheus."""
+def family(name: str, kind: str, text: str, labels: tuple[str, ...], samples: Iterable[Sample]) -> Iterator[str]:
+    """Yield the lines of one metric, in the text format of Prometheus."""
     yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
     for values, value in samples:
         named = ",".join(f'{label}="{_escaped(one)}"' for label, one in zip(labels, values, strict=True))
@@ -141,30 +166,30 @@ def _of_store(figures: Mapping[str, Any], ended: int) -> Iterator[str]:
     }
     for name, value in numbers.items():
         if name in COUNTERS:
-            yield from _family(f"rdzv_store_{name}_total", "counter", COUNTERS[name], (), [((), value)])
+            yield from family(f"rdzv_store_{name}_total", "counter", COUNTERS[name], (), [((), value)])
         elif not name.endswith("_max"):
             full = f"{name}_seconds" if name.endswith(IN_SECONDS) else name
             text = GAUGES.get(full, f"{name} of rdzv stats.")
-            yield from _family(f"rdzv_store_{full}", "gauge", text, (), [((), value)])
+            yield from family(f"rdzv_store_{full}", "gauge", text, (), [((), value)])
     limits = (((name,), value) for name, value in numbers.items() if name.endswith("_max"))
-    yield from _family("rdzv_store_limit", "gauge", "What the store does not go beyond.", ("limit",), limits)
-    yield from _family("rdzv_runs_ended", "gauge", "Runs that nobody is in any more.", (), [((), ended)])
+    yield from family("rdzv_store_limit", "gauge", "What the store does not go beyond.", ("limit",), limits)
+    yield from family("rdzv_runs_ended", "gauge", "Runs that nobody is in any more.", (), [((), ended)])
 
 
 def _of_runs(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for name, text in OF_RUNS.items():
-        yield from _family(f"rdzv_run_{name}", "gauge", text, ("run",), (((run["run_id"],), run[name]) for run in runs))
+        yield from family(f"rdzv_run_{name}", "gauge", text, ("run",), (((run["run_id"],), run[name]) for run in runs))
     for name, text in OF_STEPS.items():
         steps = [((node_id, run["run_id"]), told[name]) for run in runs for node_id, told in run["steps"].items()]
-        yield from _family(f"rdzv_run_{name}", "gauge", text, ("node", "run"), steps)
+        yield from family(f"rdzv_run_{name}", "gauge", text, ("node", "run"), steps)
     rounds = (((run["run_id"],), 0 if run["round"] is None else run["round"] + 1) for run in runs)
-    yield from _family("rdzv_run_rounds_completed_total", "counter", "Rounds that have completed.", ("run",), rounds)
+    yield from family("rdzv_run_rounds_completed_total", "counter", "Rounds that have completed.", ("run",), rounds)
     lost = (((reason or "not known", run["run_id"]), count) for run in runs for reason, count in run["lost"].items())
-    yield from _family("rdzv_run_nodes_lost_total", "counter", "Members that were lost.", ("reason", "run"), lost)
+    yield from family("rdzv_run_nodes_lost_total", "counter", "Members that were lost.", ("reason", "run"), lost)
     spent = (((run["run_id"], what), seconds) for run in runs for what, seconds in run["spent"].items())
-    yield from _family("rdzv_run_seconds_total", "counter", OF_TIME, ("run", "spent"), spent)
+    yield from family("rdzv_run_seconds_total", "counter", OF_TIME, ("run", "spent"), spent)
     met = (((run["run_id"],), run["met"]) for run in runs if run["met"] is not None)
     text = "Last arrival to completion of the last round."
-    yield from _family("rdzv_run_last_meeting_seconds", "gauge", text, ("run",), met)
+    yield from family("rdzv_run_last_meeting_seconds", "gauge", text, ("run",), met)
     phases = (((phase.value, run["run_id"]), run["phase"] == phase.value) for run in runs for phase in Phase)
-    yield from _family("rdzv_run_phase", "gauge", "1 for the phase that a run is in.", ("phase", "run"), phases)
+    yield from family("rdzv_run_phase", "gauge", "1 for the phase that a run is in.", ("phase", "run"), phases)

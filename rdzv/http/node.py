@@ -14,14 +14,11 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
-import anyio
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from rdzv.http.app import LAG_EVERY, guarded
-from rdzv.http.listening import Visitors, listening, own_table
-from rdzv.http.metrics import LAG_BUCKETS
+from rdzv.http.door import door_at
+from rdzv.http.listening import listening, own_table
+from rdzv.http.metrics import CONTENT_TYPE, LoopLag, family
 from rdzv.node.wakeup import Wakeup
 from store.net.address import host_and_port
 from store.printable import escaping
@@ -30,11 +27,10 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterator
 
-    from rdzv.http.door import Door
     from rdzv.membership import Membership
     from rdzv.node.node import Node
 
-__all__ = ["NodeMetrics", "serve_node"]
+__all__ = ["serve_node"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
@@ -42,29 +38,31 @@ IN_ROUND: Final = "in a round"
 JOINING: Final = "joining"
 OUTSIDE: Final = "outside"
 
-LABELS: Final = ("run", "node")
+LABELS: Final = ("node", "run")
 
 
-async def serve_node(node: Node, host: str, port: int, *, door: Door, tls: ssl.SSLContext | None) -> None:
+async def serve_node(
+    node: Node, host: str, port: int, *, token: bytes | None, tls: ssl.SSLContext | None, insecure: bool
+) -> None:
     """Serve a node's metrics from its first arrival on, until cancelled.
 
     Args:
         node: Which one; this runs in its loop.
         host: Where to listen; "" is every address.
         port: Where; 0 takes a free one.
-        door: Who may ask.
+        token: What is to be proven by who asks, if anything.
         tls: The context to speak TLS with, if any.
+        insecure: Whether the token may cross the network in the clear.
     """
-    metrics = NodeMetrics(node)
+    host, door = door_at(host, token=token, secure=tls is not None, insecure=insecure)
+    metrics = _NodeMetrics(node)
     node.listeners.add(metrics)
     try:
         with node.listeners.listening(wakeup := Wakeup()):
             while not (node.joining or node.membership is not None):
                 await wakeup.sleep_until(None)
-        table = own_table()
-        visitors = Visitors(table)
         async with contextlib.AsyncExitStack() as stack:
-            serving = listening(metrics.application(door, visitors), visitors, table, host, port, tls)
+            serving = listening(metrics.routes(), door, own_table(), host, port, tls)
             try:
                 bound = await stack.enter_async_context(serving)
             except OSError as error:
@@ -74,21 +72,17 @@ async def serve_node(node: Node, host: str, port: int, *, door: Door, tls: ssl.S
             else:
                 at = host_and_port(host or "*", bound)
                 log.info("run %s, node %s: its metrics are at %s/metrics", node.run_id, node.node_id, at)
-            await metrics.measure_lag()
+            await metrics.loop_lag.measure(then=metrics.observe)
     finally:
         node.listeners.remove(metrics)
 
 
-class NodeMetrics:
-    """What one node's `/metrics` says; to be made in its loop.
-
-    Args:
-        node: Which one.
-    """
+class _NodeMetrics:
+    """What one node's `/metrics` says; to be made in its loop."""
 
     def __init__(self, node: Node) -> None:
+        self.loop_lag = LoopLag("rdzv_node_loop_lag_seconds")
         self._node = node
-        self._labels = (node.run_id, node.node_id)
         self._loop = asyncio.get_running_loop()
         self._since = self._loop.time()
         self._doing = OUTSIDE
@@ -96,38 +90,16 @@ class NodeMetrics:
         self._membership: Membership | None = None
         self._told_over = False
         self._rounds = self._dropped = self._lost = self._lost_in_round = 0
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        self._lag = Histogram(
-            "rdzv_node_loop_lag_seconds",
-            "How much later than asked the node's event loop woke a sleeper.",
-            buckets=LAG_BUCKETS,
-            registry=self._registry,
-        )
 
-    def application(self, door: Door, visitors: Visitors) -> web.Application:
-        """Return what answers."""
-        application = web.Application(middlewares=[visitors.serve_one, guarded(door)])
-        application.add_routes([web.get("/metrics", self.answer), web.get("/healthz", self.health)])
-        return application
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/metrics", self._answer), web.get("/healthz", self._health)]
 
-    async def health(self, _: web.Request) -> web.Response:
-        """The process is there, and the node's loop runs."""
-        return web.Response(text="ok\n")
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")  # the process is there, and the node's loop runs
 
-    async def answer(self, _: web.Request) -> web.Response:
-        """All metrics, as of now."""
+    async def _answer(self, _: web.Request) -> web.Response:
         self.observe()
-        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        return web.Response(body=generate_latest(self._registry), headers=headers)
-
-    async def measure_lag(self) -> None:
-        """Measure how late this loop wakes sleepers, until cancelled."""
-        while True:
-            asked = self._loop.time() + LAG_EVERY
-            await anyio.sleep(LAG_EVERY)
-            self._lag.observe(max(self._loop.time() - asked, 0.0))
-            self.observe()
+        return web.Response(body="".join([self.loop_lag.text(), *self._lines()]).encode(), headers=CONTENT_TYPE)
 
     def changed(self) -> None:
         """Something has changed that the node knows; from any thread."""
@@ -139,13 +111,12 @@ class NodeMetrics:
         node, membership, now = self._node, self._node.membership, self._loop.time()
         self._spent[self._doing] += now - self._since
         self._since = now
-        self._count(membership)
+        if membership is not None:
+            self._count(membership)
         is_member = membership is not None and membership.over is None
         self._doing = JOINING if node.joining else IN_ROUND if is_member else OUTSIDE
 
-    def _count(self, membership: Membership | None) -> None:
-        if membership is None:
-            return
+    def _count(self, membership: Membership) -> None:
         if membership is not self._membership:
             self._membership, self._told_over, self._lost_in_round = membership, False, 0
             self._rounds += 1
@@ -156,43 +127,33 @@ class NodeMetrics:
             self._told_over = True
             self._dropped += membership.dropped
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield what there is; called by the registry."""
+    def _lines(self) -> Iterator[str]:
         node, head, membership = self._node, self._node.head, self._membership
         is_member = membership is not None and membership.over is None
         progress = head.progress
         if progress is not None and membership is not None and progress.round != membership.round.number:
             progress = None  # it does not tell of this round yet
-        gauges: dict[str, tuple[str, float | None]] = {
-            "member": ("1 while the node is in a round.", float(is_member)),
+        coordinates = head.coordinator is not None and head.coordinator.node_id == node.node_id
+        figures: dict[str, tuple[str, float | None]] = {
+            "member": ("1 while the node is in a round.", is_member),
             "round": ("The last round that the node was in.", None if membership is None else membership.round.number),
             "rank": ("Its rank there.", None if membership is None else membership.rank),
             "world_size": ("How many members that round had.", None if membership is None else membership.round.size),
             "step": ("The last step that it has begun there.", None if membership is None else membership.beats.step),
             "waiting_nodes": ("Nodes that a regroup now would admit.", None if progress is None else progress.waiting),
             "missing_nodes": ("Nodes that are missing.", None if progress is None else progress.absent.count),
-            "coordinates": (
-                "1 while it decides for the run.",
-                float(head.coordinator is not None and head.coordinator.node_id == node.node_id),
-            ),
-            "hosts_store": ("1 while its process serves the store.", float(node.hosts_store())),
-            "store_in_reach": ("1 while the store is in reach, as far as is known.", float(node.in_reach)),
-            "run_closed": ("1 once the run is closed.", float(head.closed is not None)),
+            "coordinates": ("1 while it decides for the run.", coordinates),
+            "hosts_store": ("1 while its process serves the store.", node.hosts_store()),
+            "store_in_reach": ("1 while the store is in reach, as far as is known.", node.in_reach),
+            "run_closed": ("1 once the run is closed.", head.closed is not None),
+            "rounds_total": ("Rounds that the node has been in.", self._rounds),
+            "members_lost_total": ("Members that were lost from these, as far as they were named.", self._lost),
+            "dropped_total": ("How often it was put out of one.", self._dropped),
         }
-        for name, (text, value) in gauges.items():
-            gauge = GaugeMetricFamily(f"rdzv_node_{name}", text, labels=LABELS)
-            if value is not None:
-                gauge.add_metric(self._labels, value)
-            yield gauge
-        for name, text, count in (
-            ("rounds", "Rounds that the node has been in.", self._rounds),
-            ("members_lost", "Members that were lost from these, as far as they were named.", self._lost),
-            ("dropped", "How often it was put out of one.", self._dropped),
-        ):
-            counter = CounterMetricFamily(f"rdzv_node_{name}", text, labels=LABELS)
-            counter.add_metric(self._labels, count)
-            yield counter
-        spent = CounterMetricFamily("rdzv_node_seconds", "What its time went by with.", labels=(*LABELS, "doing"))
-        for doing, seconds in self._spent.items():
-            spent.add_metric((*self._labels, doing), seconds)
-        yield spent
+        labels = (node.node_id, node.run_id)
+        for name, (text, value) in figures.items():
+            kind = "counter" if name.endswith("_total") else "gauge"
+            yield from family(f"rdzv_node_{name}", kind, text, LABELS, [] if value is None else [(labels, value)])
+        spent = (((doing, *labels), seconds) for doing, seconds in self._spent.items())
+        text = "What its time went by with."
+        yield from family("rdzv_node_seconds_total", "counter", text, ("doing", *LABELS), spent)

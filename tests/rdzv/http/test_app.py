@@ -17,7 +17,7 @@ import trustme
 
 import rdzv
 import store
-from rdzv.http import app
+from rdzv.http import app, listening
 from store.server.entry.table import BESIDE_SHARE, YIELD_AFTER
 from tests.rdzv.core.test_report import SCHEMA
 from tests.support.processes import ROOT, start, start_python
@@ -40,9 +40,9 @@ async def served(
     secret = token.encode() if token is not None else None
     async with (
         store.serve(token=token, limits=limits) as server,
-        app.serve(server, "127.0.0.1", 0, token=secret, tls=tls, loopback=True, prefix="/rdzv") as port,
+        app.serve(server, "127.0.0.1", 0, token=secret, tls=tls, prefix="/rdzv") as url,
     ):
-        yield server, f"http{'' if tls is None else 's'}://127.0.0.1:{port}"
+        yield server, url
 
 
 @contextlib.asynccontextmanager
@@ -174,7 +174,7 @@ async def test_a_token_that_is_no_text_is_a_wrong_one_and_costs_as_much(caplog: 
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: " + secret + b"\r\n\r\n")
             assert (await reader.readline()).split()[1] == b"401"
-            assert asyncio.get_running_loop().time() - began >= app.WRONG_GUESS_COSTS * 0.9
+            assert asyncio.get_running_loop().time() - began >= listening.WRONG_GUESS_COSTS * 0.9
             writer.close()
     assert [record for record in caplog.records if record.exc_info] == []
 
@@ -283,38 +283,25 @@ async def test_the_page_may_load_nothing_and_run_only_its_own_script() -> None:
     assert "https://" not in page
 
 
-async def test_serve_has_it_beside_the_store_and_binds_it_as_that(tmp_path: Path) -> None:
-    port_file = tmp_path / "port"
-    arguments = ("serve", "--port", "0", "--http-port", "0", "--port-file", str(port_file))
-    async with start_python("-m", "rdzv", *arguments) as child:
-        line = await child.says("HTTP")
-        url = line.partition(" at ")[2].strip()
-        assert url.startswith("http://127.0.0.1:")
-        async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz") as answer:
-            assert answer.status == 200
-        child.terminate()
-        assert await child.wait() == 0
-
-
-async def test_serve_with_tls_speaks_tls_there_too(tmp_path: Path) -> None:
-    authority = trustme.CA()
+@pytest.mark.parametrize("secure", [False, True], ids=["HTTP", "HTTPS"])
+async def test_serve_has_it_beside_the_store_and_binds_it_and_speaks_tls_as_that(tmp_path: Path, secure: bool) -> None:
+    authority, context = trustme.CA(), ssl.create_default_context()
+    authority.configure_trust(context)
     pair = authority.issue_cert("127.0.0.1")
     cert, key, token = tmp_path / "cert", tmp_path / "key", tmp_path / "token"
     pair.cert_chain_pems[0].write_to_path(cert)
     pair.private_key_pem.write_to_path(key)
     token.write_text(TOKEN)
-    arguments = ("--port", "0", "--http-port", "0", "--cert", str(cert), "--key", str(key), "--token-file", str(token))
-    async with start_python("-m", "rdzv", "serve", *arguments) as child:
-        line = await child.says("HTTP")
-        port = int(line.rpartition(":")[2])
-        context = ssl.create_default_context()
-        authority.configure_trust(context)
-        headers = {"Authorization": f"Bearer {TOKEN}"}
-        async with (
-            aiohttp.ClientSession(headers=headers) as session,
-            session.get(f"https://127.0.0.1:{port}/api/runs", ssl=context) as answer,
-        ):
+    files = ("--cert", str(cert), "--key", str(key), "--token-file", str(token)) if secure else ()
+    headers = {"Authorization": f"Bearer {TOKEN}"} if secure else {}
+    async with start_python("-m", "rdzv", "serve", "--port", "0", "--http-port", "0", *files) as child:
+        url = (await child.says("HTTP")).partition(" at ")[2].strip()
+        assert secure or url.startswith("http://127.0.0.1:")
+        url = f"http{'s' if secure else ''}://127.0.0.1:{url.rpartition(':')[2]}/api/runs"
+        async with aiohttp.ClientSession(headers=headers) as session, session.get(url, ssl=context) as answer:
             assert answer.status == 200
+        child.terminate()
+        assert await child.wait() == 0
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

@@ -23,8 +23,8 @@ def status(door: Door, method: str, path: str, *headers: dict[str, str]) -> int 
     return None if refusal is None else refusal.status
 
 
-WITH_TOKEN = Door(token=TOKEN.encode(), loopback=False, secure=True)
-LOOPBACK = Door(token=None, loopback=True, secure=False)
+WITH_TOKEN = Door(token=TOKEN.encode(), loopback=False)
+LOOPBACK = Door(token=None, loopback=True)
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
