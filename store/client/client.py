@@ -17,10 +17,11 @@ import os
 from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
+import anyio
+
 from store import interface, messages
 from store.client.outcomes import out_of_time, settle, with_doubt
 from store.client.reconnecting import Link, Reconnecting
-from store.client.room import Room
 from store.errors import (
     ConnectionLost,
     StoreError,
@@ -267,8 +268,9 @@ class Client(Reconnecting, interface.Store):
         self.watching: dict[Watch, None] = {}  # every watch between its opening and its closing
         self.watches: dict[int, Watch] = {}  # those open at the server, by request id
         self._parked: set[int] = set()  # the waits among the requests in flight: they may last, and hold up nobody
-        self._room = Room(self._has_room)
         self._writable = True  # the socket takes more
+        self._turns = asyncio.Lock()  # of callers who are held back: they come in the order in which they came
+        self._eased = asyncio.Event()  # there may be more room than there was
         self._out: list[bytes] = []
         self._flushing = False
         self._pid = os.getpid()
@@ -299,8 +301,8 @@ class Client(Reconnecting, interface.Store):
         if self._failed is not None:
             return
         self._failed = error
-        self._end_first_wait()
-        self._room.let_all_in()
+        self._met_or_failed.set()
+        self._eased.set()
         for item in list(self._connection.in_flight.values()):
             self._connection.answered(item.request_id)
             settle(item, with_doubt(error, item))
@@ -329,7 +331,7 @@ class Client(Reconnecting, interface.Store):
     def _disconnected(self) -> None:
         self._out.clear()
         self._writable = True
-        self._room.changed()
+        self._eased.set()
         for watch in self.watching:
             watch.interrupted()
 
@@ -337,7 +339,7 @@ class Client(Reconnecting, interface.Store):
         """The socket takes no more, or takes more again; called by a connection."""
         if link is self._link:
             self._writable = writable
-            self._room.changed()
+            self._eased.set()
 
     @property
     def has_watches(self) -> bool:
@@ -367,7 +369,7 @@ class Client(Reconnecting, interface.Store):
     def _replied(self, request_id: int, response: Response) -> None:
         item = self._connection.answered(request_id)
         self._parked.discard(request_id)
-        self._room.changed()
+        self._eased.set()
         self.patience.answered()
         if item is None:
             return
@@ -387,17 +389,28 @@ class Client(Reconnecting, interface.Store):
         if timeout is None and not waits(request):
             timeout = self.timeout
         self.check_usable()
-        if not self._room.free:
-            if not await self._room.wait(timeout):
-                crowd = f"{len(self._connection.in_flight)} requests to {self.name} are in flight"
-                raise StoreTimeoutError(f"{crowd}, and there was no room for another within {timeout:g} s")
-            self.check_usable()
-        item, answer = self.ask(request, timeout)
+        if self._has_room and not self._turns.locked():
+            item, answer = self.ask(request, timeout)
+        else:
+            item, answer = await self._ask_in_turn(request, timeout)
         try:
             return await answer
         except asyncio.CancelledError:
             self.abandon(item)
             raise
+
+    async def _ask_in_turn(self, request: Request[R], timeout: float | None) -> tuple[InFlight, asyncio.Future[R]]:
+        """Ask once there is room, and whoever came before has asked."""
+        with anyio.move_on_after(timeout):
+            async with self._turns:
+                while not self._has_room:
+                    self._eased.clear()
+                    await self._eased.wait()
+                self.check_usable()
+                # No await from here to the end of the turn, or a caller who gives up just then would leave the request.
+                return self.ask(request, timeout)
+        crowd = f"{len(self._connection.in_flight)} requests to {self.name} are in flight"
+        raise StoreTimeoutError(f"{crowd}, and there was no room for another within {timeout:g} s")
 
     def ask(self, request: Request[R], timeout: float | None) -> tuple[InFlight, asyncio.Future[R]]:
         """Send a request now, or as soon as there is a connection; its answer, or its error, is the future's."""
@@ -418,10 +431,12 @@ class Client(Reconnecting, interface.Store):
         if self._failed is not None:
             raise unsent(self._failed)
 
-    def _has_room(self, about_to_ask: int) -> bool:
-        asked = len(self._connection.in_flight) - len(self._parked)
+    @property
+    def _has_room(self) -> bool:
+        """Whether another request may be made now; or is to fail at once."""
         most = self._connection.limits.get("session_replies_max", math.inf)  # half of it may await acknowledgement
-        return self._writable and asked + about_to_ask < min(IN_FLIGHT_MAX, max(most // 2, 1))
+        asked = len(self._connection.in_flight) - len(self._parked)
+        return self._failed is not None or (self._writable and asked < min(IN_FLIGHT_MAX, max(most // 2, 1)))
 
     def _send(self, item: InFlight) -> None:
         """Queue a request; all that is asked in one turn of the loop is written at once."""
@@ -463,7 +478,7 @@ class Client(Reconnecting, interface.Store):
                 self.cancel(item.request_id)
         elif not self._ready:
             self._connection.disconnected()  # once more: what is abandoned meanwhile is not asked again, either
-        self._room.changed()
+        self._eased.set()
 
     def cancel(self, request_id: int) -> None:
         """End a watch or a wait at the server, too."""

@@ -28,7 +28,7 @@ from store.errors import (
     StoreError,
     StoreReplaced,
 )
-from store.net.absence import wait_for_store
+from store.net.absence import absence_told
 from store.net.dialing import (
     NEVER_ANSWERED,
     SAYS_NOTHING,
@@ -315,18 +315,19 @@ class Reconnecting(ABC):
     def _begin(self) -> None:
         """Connect from now on, until `_stop`."""
         self._loop = asyncio.get_running_loop()
-        self._welcomed: asyncio.Future[bool] = self._loop.create_future()  # or failed; False once the time is over
+        self._met_or_failed = asyncio.Event()
         self._task = asyncio.create_task(self._stay_connected(), name=f"store client of {self.name}")
         self._task.add_done_callback(self._task_ended)
 
     async def _first_welcome(self, within: float, ended_by: str) -> None:
-        await wait_for_store(self._welcomed, self.name, self._what_is_wrong, within=within, ended_by=ended_by)
+        told = absence_told(self.name, self._what_is_wrong, within=within, ended_by=ended_by)
+        with anyio.move_on_after(within), told:
+            await self._met_or_failed.wait()
         if self._failed is not None:
             raise self._failed
-
-    def _end_first_wait(self) -> None:
-        if not self._welcomed.done():
-            self._welcomed.set_result(True)
+        if not self._met_or_failed.is_set():
+            why = f"no store at {self.name} within {within:g} s: {self._what_is_wrong()}"
+            raise ConnectionLost(why, maybe_applied=False)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         """Nobody is to wait for what cannot come any more: its event loop ends, or a defect, which `_stop` raises."""
@@ -572,7 +573,7 @@ class Reconnecting(ABC):
         if not self.answered_in:  # a cut makes it long to connect, and the welcome waits for the disk: seldom both
             self.answered_in = min(self._hello_at - link.began, self.time() - self._hello_at)
         self._ready = True
-        self._end_first_wait()
+        self._met_or_failed.set()
         self._drop_previous()
         self._take_welcome(welcome)
         self._tell_connection(True)

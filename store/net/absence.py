@@ -11,13 +11,12 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
-from store.errors import ConnectionLost
 from store.printable import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["absence_told", "wait_for_store"]
+__all__ = ["absence_told"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -26,14 +25,7 @@ FIRST: Final = (3.0, 10.0, 30.0)
 
 
 @contextlib.contextmanager
-def absence_told(
-    name: str,
-    problem: Callable[[], str],
-    *,
-    within: float,
-    ended_by: str,
-    at_end: Callable[[], None] | None = None,
-) -> Iterator[None]:
+def absence_told(name: str, problem: Callable[[], str], *, within: float, ended_by: str) -> Iterator[None]:
     """Say at WARNING, while the block runs, that the store of this name has not answered yet.
 
     Args:
@@ -41,62 +33,25 @@ def absence_told(
         problem: Gives the reason, as far as it is known.
         within: Seconds that the wait may take.
         ended_by: What ends it then.
-        at_end: Called then.
     """
     # A timer, and no task: nearly every wait is over before there is anything to say.
-    loop, moments = asyncio.get_running_loop(), _moments()
-    timer: asyncio.TimerHandle
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle | None = None
+
+    def wait_on(waited: float) -> None:
+        nonlocal timer
+        at = next((moment for moment in FIRST if moment > waited), 2 * waited)
+        if at < within:
+            timer = loop.call_later(at - waited, tell, at)
 
     def tell(waited: float) -> None:
-        nonlocal timer
-        if waited >= within:
-            if at_end is not None:
-                at_end()
-            return
-        log.warning(
-            "still no store at %s after %s: %s; %s ends this in %s",
-            name,
-            in_words(waited),
-            problem() or "nobody has answered",
-            ended_by,
-            in_words(max(within - waited, 0.0)),
-        )
-        at = min(next(moments), within)
-        timer = loop.call_later(at - waited, tell, at)
+        what, so_far, rest = problem() or "nobody has answered", in_words(waited), in_words(within - waited)
+        log.warning("still no store at %s after %s: %s; %s ends this in %s", name, so_far, what, ended_by, rest)
+        wait_on(waited)
 
-    at = min(next(moments), within)
-    timer = loop.call_later(at, tell, at)
+    wait_on(0.0)
     try:
         yield
     finally:
-        timer.cancel()
-
-
-async def wait_for_store(
-    welcomed: asyncio.Future[bool], name: str, problem: Callable[[], str], *, within: float, ended_by: str
-) -> None:
-    """Wait until a client has been welcomed, or is known to fail: then `welcomed` has the result True.
-
-    The other arguments are those of `absence_told`.
-
-    Raises:
-        ConnectionLost: It was not welcomed in time.
-    """
-    # One timer and no scope of anyio's, which costs as much as the greeting and the welcome together.
-
-    def end() -> None:
-        if not welcomed.done():
-            welcomed.set_result(False)
-
-    with absence_told(name, problem, within=within, ended_by=ended_by, at_end=end):
-        in_time = await welcomed
-    if not in_time:
-        raise ConnectionLost(f"no store at {name} within {within:g} s: {problem()}", maybe_applied=False)
-
-
-def _moments() -> Iterator[float]:
-    yield from FIRST
-    at = FIRST[-1]
-    while True:
-        at *= 2
-        yield at
+        if timer is not None:
+            timer.cancel()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import os
@@ -39,6 +40,7 @@ STAGGER = 0.25  # seconds that one address has for itself, as RFC 8305 recommend
 CHECK_EVERY = 0.5  # seconds; how late who blocks may notice that he is to end
 LOOKED_UP_WITHIN = 1.0  # seconds, where it is known what the name stood for last time
 TOLD_MOST = 4  # addresses of a name in one sentence
+WORKED, SILENT = -1, 1  # the standings of the address that worked last, and of those that were tried since in vain
 SMALL_SEGMENT = 1024  # bytes; with all headers such a packet passes wherever IPv6 does, and through most tunnels
 
 Resolved = tuple[int, int, int, str, Any]
@@ -51,22 +53,21 @@ class Addresses:
     Args:
         host: A name or an IP address.
         port: The port at each of its addresses.
+
+    Attributes:
+        literal: Whether the host is an IP address, and not a name that must be looked up.
     """
 
     def __init__(self, host: str, port: int) -> None:
         self.host = host
         self.port = port
-        self._worked: Any = None  # the address that did, last time
-        self._silent: dict[Any, None] = {}  # those that were tried since, and did not answer
-        self._numeric = _numeric_address(host, port)
-        self._resolved: list[Resolved] = [] if self._numeric is None else [self._numeric]
+        self._standing: dict[Any, int] = {}  # of addresses that were tried: the lowest is tried first
+        self._resolved: list[Resolved] = []
         self._small_packets = self._said = self._has_worked = False
         self._looking: threading.Thread | None = None
-
-    @property
-    def literal(self) -> bool:
-        """Whether the host is an IP address, and not a name that must be looked up."""
-        return self._numeric is not None or ":" in self.host  # an IPv6 address may name an interface, too
+        with contextlib.suppress(OSError):
+            self._look_up(socket.AI_NUMERICHOST)
+        self.literal: bool = bool(self._resolved)
 
     def use_small_packets(self, small: bool) -> None:
         """Let both ends of the connections that are made from now on send small packets only, or any."""
@@ -99,68 +100,44 @@ class Addresses:
         Raises:
             OSError: There are none.
         """
-        if self._numeric is not None:
-            return [self._numeric]
-        if not self._has_worked:
+        if not self.literal and not self._has_worked:
             self._look_up()
-            return self._in_order()
-        if self._looking is None or not self._looking.is_alive():  # never two: it may take minutes
+        elif not self.literal and (
+            self._looking is None or not self._looking.is_alive()
+        ):  # never two: it may take minutes
             self._looking = threading.Thread(target=self._look_up_later, name=f"look up {self.host}", daemon=True)
             self._looking.start()
             self._looking.join(LOOKED_UP_WITHIN)
-        return self._in_order()
+        families: dict[int, list[Resolved]] = {}
+        for one in self._resolved:
+            families.setdefault(one[0], []).append(one)
+        turns = [one for turn in itertools.zip_longest(*families.values()) for one in turn if one is not None]
+        return sorted(turns, key=lambda one: self._standing.get(one[4], 0))
 
     def _look_up_later(self) -> None:
         with contextlib.suppress(OSError):
             self._look_up()  # if it comes too late, the next attempt has it
 
-    def _look_up(self) -> None:
+    def _look_up(self, flags: int = 0) -> None:
         # As bytes, where they are the same: for text Python loads its tables of international names, which takes longer
         # than the rest of connecting.
         host = self.host.encode() if self.host.isascii() else self.host
-        found = socket.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, self.port, type=socket.SOCK_STREAM, flags=flags)
         if not found:
             raise OSError(f"{self.host} has no address")
         self._resolved = list(found)
 
-    def resolved(self) -> list[Resolved]:
-        """Give the addresses that were found when they were last looked up, in the order to be tried in now."""
-        return self._in_order() if self._resolved else self.resolve()
-
-    def _in_order(self) -> list[Resolved]:
-        if len(self._resolved) == 1:
-            return [*self._resolved]
-        families: dict[int, deque[Resolved]] = {}
-        for one in self._resolved:
-            families.setdefault(one[0], deque()).append(one)
-        turns = []
-        while any(families.values()):
-            turns += [waiting.popleft() for waiting in families.values() if waiting]
-        silent = tuple(self._silent)
-        return sorted(turns, key=lambda one: (one[4] != self._worked, one[4] in silent))
-
     def worked(self, address: Any) -> None:
         """A connection to this address was made."""
-        self._worked, self._has_worked = address, True
-        self._silent.pop(address, None)
+        self._has_worked = True
+        self._standing = {one: standing for one, standing in self._standing.items() if standing != WORKED}
+        self._standing[address] = WORKED
 
     def did_not_work(self, addresses: Iterable[Any]) -> None:
         """These were tried and have failed, or not answered before the race was over."""
-        for address in addresses:
-            self._silent[address] = None
-            if address == self._worked:
-                self._worked = None
-        if all(one[4] in self._silent for one in self._resolved):
-            self._silent.clear()  # all are alike again
-
-
-def _numeric_address(host: str, port: int) -> Resolved | None:
-    """What `socket.getaddrinfo` gives for an IPv4 address; None for anything else. It takes longer to say so."""
-    try:
-        socket.inet_pton(socket.AF_INET, host)
-    except (OSError, ValueError):
-        return None
-    return socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port)
+        self._standing.update(dict.fromkeys(addresses, SILENT))
+        if all(self._standing.get(one[4]) == SILENT for one in self._resolved):
+            self._standing.clear()  # all are alike again
 
 
 class Race:
@@ -195,24 +172,22 @@ class Race:
         while self._left:
             family, kind, protocol, _, address = self._left.popleft()
             self._tried.append(address)
+            sock = None
             try:
                 sock = socket.socket(family, kind, protocol)
-            except OSError as error:
-                self._failed(error)
-                continue
-            try:
                 sock.setblocking(False)
                 self._addresses.prepare(sock)
                 sock.connect(address)
             except BlockingIOError:
                 pass  # as a rule: it is under way
-            except OSError as error:
-                sock.close()
+            except BaseException as error:  # a signal handler may raise, too
+                if sock is not None:
+                    sock.close()
+                if not isinstance(error, OSError):
+                    raise
                 self._failed(error)
                 continue
-            except BaseException:  # a signal handler that raises
-                sock.close()
-                raise
+            assert sock is not None, "it was made"
             self.connecting[sock] = address
             return sock
         self._check_over()

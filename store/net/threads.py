@@ -15,12 +15,13 @@ from __future__ import annotations
 import _thread
 import asyncio
 import atexit
+import concurrent.futures
 import contextlib
 import importlib.util
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 
@@ -370,29 +371,17 @@ async def in_thread(work: Callable[[], T]) -> T:
 
     A thread of anyio's or asyncio's would: a process that ends waits for those, and may wait for a disk for ever.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def report(result: T | None, error: BaseException | None) -> None:
-        if done.done():  # nobody waits any more
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(cast("T", result))
+    done: concurrent.futures.Future[T] = concurrent.futures.Future()
+    done.set_running_or_notify_cancel()  # so that whoever is cancelled does not take it from the thread
 
     def run() -> None:
-        result: T | None = None
-        failure: BaseException | None = None
         try:
-            result = work()
+            done.set_result(work())
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is for who waits
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop has gone meanwhile
-            loop.call_soon_threadsafe(report, result, failure)
+            done.set_exception(error)
 
     threading.Thread(target=run, name="store work", daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(done)
 
 
 _running: weakref.WeakKeyDictionary[threading.Thread, Callable[[], object]] = weakref.WeakKeyDictionary()

@@ -79,8 +79,15 @@ async def test_connections_are_made_that_carry_small_packets_both_ways(
 def names(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Addresses]:
     """Gives a name these addresses."""
 
+    really = socket.getaddrinfo
+
     def name(*addresses: Any) -> Addresses:
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: resolved(*addresses))
+        def look_up(host: bytes, port: int, *, type: int, flags: int = 0) -> Any:
+            if host != b"head.test":
+                return really(host, port, type=type, flags=flags)
+            return [] if flags else resolved(*addresses)
+
+        monkeypatch.setattr(socket, "getaddrinfo", look_up)
         return Addresses("head.test", 1)
 
     return name
@@ -127,12 +134,11 @@ def test_the_address_that_worked_comes_first_and_those_that_were_silent_last(nam
     assert order(addresses) == [b, a, c]
     addresses.did_not_work([b])
     assert order(addresses) == [a, b, c], "all are alike again"
-    assert [one[4] for one in addresses.resolved()] == [a, b, c]
 
 
 def test_a_name_without_addresses_says_so(names: Callable[..., Addresses]) -> None:
     with pytest.raises(OSError, match="has no address"):
-        names().resolved()
+        names().resolve()
 
 
 def test_an_address_is_told_from_a_name() -> None:
