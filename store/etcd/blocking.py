@@ -124,13 +124,21 @@ class Client(interface.BlockingStore):
             if self._failed is not None:
                 raise unsent(self._failed)
             if self._thread is None:
-                name = f"client of {self.name}"
-                self._thread = LoopThread(name, start=self._client.open, end=self._client.aclose)
+                self._thread = self._started()
             thread = self._thread
         try:
             return thread.run(work())
         except RuntimeError:  # another thread has closed it
             raise ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False) from None
+
+    def _started(self) -> LoopThread:
+        thread = LoopThread(f"client of {self.name}", end=self._client.aclose)
+        try:
+            thread.run(self._client.open()).wait()
+        except BaseException:
+            thread.stop()
+            raise
+        return thread
 
     def _result(self, call: Call[T]) -> T:
         try:

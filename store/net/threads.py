@@ -214,7 +214,6 @@ class LoopThread:
 
     Args:
         name: What the thread is called.
-        start: Awaited there first.
         end: Awaited there last.
         last: Whether others may need it up to their end: then the end of the process ends it after them.
 
@@ -226,12 +225,11 @@ class LoopThread:
         self,
         name: str,
         *,
-        start: Callable[[], Coroutine[Any, Any, None]] | None = None,
         end: Callable[[], Coroutine[Any, Any, None]] | None = None,
         last: bool = False,
     ) -> None:
         check_threads()
-        self._start, self._end = start, end
+        self._end = end
         self._stop = asyncio.Event()
         self._last = last
         self._ready = Flag()
@@ -252,43 +250,26 @@ class LoopThread:
         try:
             # Made before the thread runs, so that it can be given work at once.
             self._loop = loop_factory()()
-            (_running_last if self._last else _running)[self._thread] = self.stop
+            _running[self._thread] = self._last, self.stop
             try:
                 self._thread.start()
             except BaseException:
+                del _running[self._thread]
                 self._loop.close()
                 raise
         except Exception as error:  # noqa: BLE001  whatever it is, whoever waits must not wait for ever
-            self._fail(error)
-        else:
-            if self._start is None:
-                self._ready.set()
-
-    def _fail(self, error: Exception) -> None:
-        self._forget()
-        self._failure = error
+            self._failure = error
         self._ready.set()
-
-    def _forget(self) -> None:
-        """Let go of what ends it: that holds it, and its loop, which takes 300 kB."""
-        _running.pop(self._thread, None)
-        _running_last.pop(self._thread, None)
 
     def _main(self) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._serve())
-        except Exception as error:
-            if self._ready.is_set():
-                raise
-            self._fail(error)
         finally:
-            self._forget()
+            # What ends it holds it, and its loop, which takes 300 kB.
+            _running.pop(self._thread, None)
 
     async def _serve(self) -> None:
-        if self._start is not None:
-            await self._start()
-        self._ready.set()
         try:
             await self._stop.wait()
         finally:
@@ -384,11 +365,8 @@ async def in_thread(work: Callable[[], T]) -> T:
     return await asyncio.wrap_future(done)
 
 
-_running: weakref.WeakKeyDictionary[threading.Thread, Callable[[], object]] = weakref.WeakKeyDictionary()
-"""The threads that run loops, each with what ends it; a thread that nobody holds any more has ended."""
-
-_running_last: weakref.WeakKeyDictionary[threading.Thread, Callable[[], object]] = weakref.WeakKeyDictionary()
-"""Those that others may need up to their end."""
+_running: weakref.WeakKeyDictionary[threading.Thread, tuple[bool, Callable[[], object]]] = weakref.WeakKeyDictionary()
+"""The threads that run loops: whether others may need it up to their end, and what ends it."""
 
 
 def _end_all() -> None:
@@ -397,12 +375,13 @@ def _end_all() -> None:
     Stores that are served from here come last: to whom they are served here, they are to be gone only after him.
     """
     deadline = time.monotonic() + END_WITHIN
-    for table in (_running, _running_last):
-        # A forked child has inherited the tables, and none of the threads.
-        running = [(thread, end) for thread, end in list(table.items()) if thread.is_alive()]
-        for _, end in running:
+    # A forked child has inherited the table, and none of the threads.
+    running = [(thread, *what) for thread, what in list(_running.items()) if thread.is_alive()]
+    for comes_last in (False, True):
+        ending = [(thread, end) for thread, last, end in running if last is comes_last]
+        for _, end in ending:
             end()
-        for thread, _ in running:
+        for thread, _ in ending:
             thread.join(max(deadline - time.monotonic(), 0.0))
 
 
