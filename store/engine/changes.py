@@ -14,11 +14,10 @@ from store.engine.changeset import SavedLease
 from store.messages import Add, Append, CompareAndSet, Delete, Entry, Event, Get, Grant, Operation, Put
 
 if TYPE_CHECKING:
-    from store.engine.admission import Write
     from store.engine.changeset import Facts
     from store.engine.keyspace import Change
     from store.engine.leases import LeaseRecord
-    from store.engine.state import State
+    from store.engine.state import State, Write
     from store.messages import Cause
 
 __all__ = ["Changes"]

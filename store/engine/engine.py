@@ -23,14 +23,12 @@ from itertools import chain, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from store.engine.admission import Admission
 from store.engine.applied import Answer, Applied, Delivery, Overtaken, Work
 from store.engine.changes import Changes
 from store.engine.changeset import Facts, KeptReply
 from store.engine.keyspace import events_of
 from store.engine.processes import Closing
 from store.engine.requests import Requests
-from store.engine.sessions import Forgotten, Session, reply_cost
 from store.engine.state import State
 from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
 from store.limits import Limits
@@ -50,6 +48,7 @@ if TYPE_CHECKING:
     from store.engine.changeset import Saved
     from store.engine.keyspace import Groups
     from store.engine.leases import LeaseRecord
+    from store.engine.sessions import Session
     from store.engine.waits import Postponed
     from store.engine.watches import Watcher
 
@@ -93,7 +92,7 @@ class Engine:
         self.limits: Limits = limits or Limits()
         self.read_only: str | None = None
         self.only_deletes: str | None = None
-        state = State(self.limits)
+        self._state = state = State(self.limits)
         self._keys, self._leases, self._sessions = state.keys, state.leases, state.sessions
         self._watches, self._waits = state.watches, state.waits
         self.postponed: Postponed = state.postponed
@@ -101,8 +100,7 @@ class Engine:
         self._replies = state.sessions.tally
         self._session_of: dict[int, Session] = {}
         self._changes = Changes(state, facts=Facts() if durable else None)
-        self._admission = Admission(state)
-        self._asked = Requests(state, self._changes, self._admission, figures=self.figures)
+        self._asked = Requests(state, self._changes, figures=self.figures)
         self._ends: deque[Iterator[None]] = deque()  # what is left to be done for peers that have gone
         self._works: dict[int, Work] = {}  # by peer, each of which has one at most
         self._requests = 0
@@ -118,7 +116,7 @@ class Engine:
     @property
     def memory_bytes(self) -> int:
         """What the store takes in memory, without what its server holds for its connections and its disk."""
-        return self._admission.memory_bytes
+        return self._state.memory_bytes
 
     @property
     def unread_bytes(self) -> int:
@@ -132,7 +130,7 @@ class Engine:
 
     def count_elsewhere(self, held: Callable[[], int]) -> None:
         """The server tells by `held` what it holds for its connections and its disk: that is part of the total."""
-        self._admission.held_elsewhere = held
+        self._state.held_elsewhere = held
 
     @property
     def revision(self) -> int:
@@ -152,7 +150,7 @@ class Engine:
             if lease is not None:
                 lease.keys[entry.key] = None
         engine._history.restore(saved.history, compacted=saved.compacted)
-        engine._sessions.restore(saved.sessions, last=saved.last_session, now=now, cost=reply_cost)
+        engine._sessions.restore(saved.sessions, last=saved.last_session, now=now)
         return engine
 
     def take_facts(self) -> Facts | None:
@@ -257,7 +255,7 @@ class Engine:
         if work is not None:
             self._works[peer], self._asked.work = work, None
         if changes and response is not None:
-            session.keep(request_id, response, reply_cost(response))
+            session.keep(request_id, response)
             if self._changes.facts is not None:
                 self._changes.facts.replies.append(
                     KeptReply(
@@ -285,7 +283,7 @@ class Engine:
         if full:
             self._note_forgotten(self._sessions.make_room(self.limits.replies_bytes_max))
         if full or session.held_bytes:
-            self._admission.check_reply(session, request)
+            self._state.check_reply(session, request)
 
     def _take_deliveries(self) -> tuple[Delivery | Answer | Overtaken, ...]:
         if not self._asked.deliveries:
@@ -296,9 +294,9 @@ class Engine:
     def _replay(self, session: Session, request_id: int, peer: int) -> Response:
         """What was answered to a mutation that this session has already made."""
         replayed = session.replay(request_id)
-        assert replayed is not None, "it was made already"
-        if isinstance(replayed, Forgotten):
-            return _forgotten(request_id)
+        if replayed is None:
+            message = f"request {request_id} was applied before the connection broke, but its reply is no longer kept"
+            return Failed(kind=FailureKind.FORGOTTEN, message=message)
         if isinstance(replayed, Granted):
             # Who asks again for a lease it was granted has come back: it keeps that lease, as if it had renewed it.
             lease = self._leases.get(replayed.lease)
@@ -372,7 +370,7 @@ class Engine:
             "waits": len(self._waits),
             "parked_bytes": self._watches.bytes + self._waits.bytes,
             "sessions": len(self._sessions),
-            "replies_bytes": self._sessions.held_bytes,
+            "replies_bytes": self._replies.bytes,
             "unread_bytes": self.unread_bytes,
             "memory_bytes": self.memory_bytes,
             "requests": self._requests,
@@ -425,10 +423,3 @@ class Engine:
 
 def _failed(error: StoreError) -> Failed:
     return Failed(kind=_FAILURES[type(error)], message=str(error))
-
-
-def _forgotten(request_id: int) -> Failed:
-    return Failed(
-        kind=FailureKind.FORGOTTEN,
-        message=f"request {request_id} was applied before the connection broke, but its reply is no longer kept",
-    )

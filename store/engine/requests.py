@@ -75,10 +75,9 @@ from store.records import shown
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from store.engine.admission import Admission, Write
     from store.engine.changes import Changes
     from store.engine.leases import LeaseRecord
-    from store.engine.state import State
+    from store.engine.state import State, Write
 
 __all__ = ["Requests"]
 
@@ -98,13 +97,11 @@ class Requests:
         work: What is left to do of the request being carried out.
     """
 
-    def __init__(
-        self, state: State, changes: Changes, admission: Admission, *, figures: Callable[[], dict[str, Any]]
-    ) -> None:
+    def __init__(self, state: State, changes: Changes, *, figures: Callable[[], dict[str, Any]]) -> None:
         self._limits, self._keys, self._leases = state.limits, state.keys, state.leases
         self._watches, self._waits, self._postponed = state.watches, state.waits, state.postponed
         self._history, self._snapshots = state.history, state.snapshots
-        self._changes, self._admission, self._figures = changes, admission, figures
+        self._state, self._changes, self._figures = state, changes, figures
         self._peer = self._request_id = 0  # whose request is being carried out, and which
         self._when: tuple[Condition, ...] = ()  # on what condition
         self.deliveries: list[Delivery | Answer | Overtaken] = []
@@ -123,7 +120,7 @@ class Requests:
         return handle(self, request)
 
     def _guarded(self, request: Guarded[Any]) -> Response | None:
-        self._admission.at_most("operations_max", len(request.when), "conditions")
+        self._state.at_most("operations_max", len(request.when), "conditions")
         if not _all_hold(request.when, self._keys.entries):
             raise ConditionFailed(_broken(request.when, self._keys.entries))
         handle = None if type(request.request) is Guarded else _HANDLERS.get(type(request.request))
@@ -145,7 +142,7 @@ class Requests:
         return Found(self._keys.get(request.key))
 
     def _get_many(self, request: GetMany) -> Listing | ListingPart:
-        self._admission.at_most("operations_max", len(request.keys), "keys")
+        self._state.at_most("operations_max", len(request.keys), "keys")
         listing = self._listing(tuple(map(self._keys.get, request.keys)), self._keys.revision)
         if len(request.keys) <= STEP_KEYS:
             return listing
@@ -154,7 +151,7 @@ class Requests:
 
     def _listing(self, entries: tuple[Entry | None, ...], revision: int) -> Listing:
         if len(entries) * self._keys.answer_bytes_max > self._limits.frame_bytes_max:  # else there is nothing to add up
-            self._admission.at_most("frame_bytes_max", sum(map(answer_bytes, entries)))
+            self._state.at_most("frame_bytes_max", sum(map(answer_bytes, entries)))
         return Listing(entries, revision)
 
     def _list(self, request: List) -> Listing | ListingPart:
@@ -190,7 +187,7 @@ class Requests:
         return Figures(figures=self._figures())
 
     def _list_groups(self, request: ListGroups) -> GroupPage:
-        self._admission.check_size(request.after, "name")
+        self._state.check_size(request.after, "name")
         groups = self._keys.groups
         page = groups.page(after=request.after, most=GROUPS_AT_ONCE + 1)
         return GroupPage(
@@ -202,8 +199,8 @@ class Requests:
         )
 
     def _list_notes(self, request: ListNotes) -> NotePage:
-        self._admission.check_size(request.prefix, "prefix")
-        self._admission.check_size(request.after, "key")
+        self._state.check_size(request.prefix, "prefix")
+        self._state.check_size(request.after, "key")
         keys = self._keys.index.stretch(request.prefix, after=request.after or None, most=NOTES_AT_ONCE + 1)
         return NotePage(notes=tuple(map(self._note, keys[:NOTES_AT_ONCE])), more=len(keys) > NOTES_AT_ONCE)
 
@@ -230,8 +227,8 @@ class Requests:
 
     def _admit(self, write: Write) -> bytes:
         """The value that this write, alone, is to leave."""
-        value = self._admission.admit(write)
-        self._admission.check_room_for(write.key, len(value))
+        value = self._state.admit(write)
+        self._state.check_room_for(write.key, len(value))
         return value
 
     def _delete(self, request: Delete) -> Counted:
@@ -240,12 +237,12 @@ class Requests:
     def _delete_prefix(self, request: DeletePrefix) -> Counted:
         most = self._limits.writes_max
         if request.at_most is None:
-            self._admission.at_most("writes_max", self._keys.index.count(request.prefix), "keys to be deleted")
+            self._state.at_most("writes_max", self._keys.index.count(request.prefix), "keys to be deleted")
         else:
             most = max(min(most, request.at_most), 0)
         keys = self._keys.index.stretch(request.prefix, after=None, most=most)
         if request.at_most is None:
-            self._admission.check_told(keys)
+            self._state.check_told(keys)
         keys = keys[: self._watches.affordable(keys)]
         for key in keys:
             self._changes.erase(key)
@@ -262,10 +259,10 @@ class Requests:
             as_expected = (entry.mod_revision if entry else 0) == request.expected_revision
         else:
             as_expected = entry is not None and entry.value == request.expected_value
-        value = self._admission.admit(request)
+        value = self._state.admit(request)
         if not as_expected:
             return CompareAndSetResult(False, entry)
-        self._admission.check_room_for(request.key, len(value))
+        self._state.check_room_for(request.key, len(value))
         return CompareAndSetResult(True, self._changes.write(request, value))
 
     def _add(self, request: Add) -> Added:
@@ -277,13 +274,13 @@ class Requests:
         return Added(value=len(value), revision=self._changes.write(request, value).mod_revision)
 
     def _transact(self, request: Transact) -> TransactionResult:
-        self._admission.at_most("operations_max", len(request.when), "conditions")
-        self._admission.at_most("writes_max", len(request.then) + len(request.otherwise), "operations")
+        self._state.at_most("operations_max", len(request.when), "conditions")
+        self._state.at_most("writes_max", len(request.then) + len(request.otherwise), "operations")
         succeeded = _all_hold(request.when, self._keys.entries)
         operations = request.then if succeeded else request.otherwise
         granted = self._grant_for(operations, request.grants) if request.grants else ()
         try:
-            values = self._admission.admit_branch(operations)
+            values = self._state.admit_branch(operations)
         except StoreError:
             for lease in granted:
                 self._changes.end_lease(lease, most=0)  # no key is on it yet
@@ -295,7 +292,7 @@ class Requests:
 
     def _grant_for(self, operations: tuple[Operation, ...], grants: tuple[Grant, ...]) -> list[LeaseRecord]:
         """Grant those leases that these operations put a key on, and that are not there."""
-        self._admission.at_most("operations_max", len(grants), "leases")
+        self._state.at_most("operations_max", len(grants), "leases")
         used = {
             operation.lease
             for operation in operations
@@ -306,41 +303,41 @@ class Requests:
         for grant in wanted:
             if self._leases.with_keys(grant.id or 0) is not None:
                 raise LeaseNotFound(f"lease {grant.id} has lapsed, and its keys are going: come again in a moment")
-        self._admission.check_grants(wanted)
+        self._state.check_grants(wanted)
         return [self._changes.grant(grant, peer=self._peer) for grant in wanted]
 
     def _grant(self, request: Grant) -> Granted:
         if request.id is not None:
             raise StoreUsageError("a lease of a chosen id is granted in a transaction that puts a key on it")
-        self._admission.check_grant(request)
-        self._admission.check_lease_room()
+        self._state.check_grant(request)
+        self._state.check_lease_room()
         lease = self._changes.grant(request, peer=self._peer)
         return Granted(lease=lease.id, ttl=lease.ttl)
 
     def _keep_alive(self, request: KeepAlive) -> Granted:
-        lease = self._admission.lease(request.lease)
+        lease = self._state.lease(request.lease)
         if request.note:
-            self._admission.check_note(request.note)
+            self._state.check_note(request.note)
             self._leases.take_note(lease, request.note)
         self._leases.keep_alive(lease, peer=self._peer)
         return Granted(lease=lease.id, ttl=lease.ttl)
 
     def _revoke(self, request: Revoke) -> Done:
-        lease = self._admission.lease(request.lease)
+        lease = self._state.lease(request.lease)
         self._changes.end_lease(lease, most=self._watches.affordable([*islice(lease.keys, self._limits.writes_max)]))
         return Done()
 
     def _time_to_live(self, request: TimeToLive) -> LeaseState:
-        lease = self._admission.lease(request.lease)
-        self._admission.at_most("operations_max", len(lease.keys), "keys, those of the lease")
-        self._admission.at_most("frame_bytes_max", sum(map(len, lease.keys)))
+        lease = self._state.lease(request.lease)
+        self._state.at_most("operations_max", len(lease.keys), "keys, those of the lease")
+        self._state.at_most("frame_bytes_max", sum(map(len, lease.keys)))
         return LeaseState(remaining=self._leases.remaining(lease), ttl=lease.ttl, keys=tuple(sorted(lease.keys)))
 
     # -------------------------------------------------------------------------------------- watches and waits
 
     def _cancel(self, request: Cancel) -> Done:
         target = self._peer, request.target
-        if not self._watches.remove(*target) and target in self._waits:
+        if not self._watches.remove(*target) and target in self._waits.parked:
             self._waits.remove(target)
         return Done()
 
@@ -350,8 +347,8 @@ class Requests:
         start = self._keys.revision + 1 if request.start_revision is None else max(request.start_revision, 1)
         if start > self._keys.revision + 1:
             raise StoreUsageError(f"a watch cannot start at revision {start}: the store is at {self._keys.revision}")
-        self._admission.check_size(request.prefix, "prefix")
-        self._admission.check_open(self._peer, watch_bytes(request.prefix))
+        self._state.check_size(request.prefix, "prefix")
+        self._state.check_open(self._peer, watch_bytes(request.prefix))
         snapshot = Snapshot.under(self._keys, request.prefix) if request.snapshot else None
         if start <= self._history.compacted:
             return Failed(
@@ -389,15 +386,15 @@ class Requests:
 
     def _wait(self, request: Wait) -> Listing | None:
         peer, when = self._peer, self._when
-        self._admission.at_most("operations_max", len(request.keys), "keys")
+        self._state.at_most("operations_max", len(request.keys), "keys")
         entries = tuple(map(self._keys.get, request.keys))
         if all(entries):
             return self._listing(entries, self._keys.revision)
         for key in request.keys:
-            self._admission.check_key(key)
+            self._state.check_key(key)
         cost = wait_bytes(request.keys, when)
-        self._admission.check_open(peer, cost)
-        self._admission.at_most("waits_bytes_max", self._waits.bytes_of(peer) + cost)
+        self._state.check_open(peer, cost)
+        self._state.at_most("waits_bytes_max", self._waits.bytes_of(peer) + cost)
         parked = Parked(keys=request.keys, missing=entries.index(None), when=when)
         self._waits.add((peer, self._request_id), parked, cost=cost)
         return None
@@ -406,7 +403,7 @@ class Requests:
         """Answer those of these waits that are over now, either way."""
         found: dict[tuple[str, ...], Response] = {}
         for watcher in watchers:
-            self._look_at_wait(watcher, self._waits[watcher], self._keys.entries, self._keys.revision, found)
+            self._look_at_wait(watcher, self._waits.parked[watcher], self._keys.entries, self._keys.revision, found)
 
     def look_at_postponed(self) -> None:
         """The same for some of many waits, as of the revision that bears on them, and then of all that came after."""
@@ -414,7 +411,7 @@ class Requests:
         while left > 0 and self._postponed:
             left -= 1
             watcher, heap = self._postponed.next()
-            parked = self._waits.get(watcher)
+            parked = self._waits.parked.get(watcher)
             if parked is None:  # nobody waits any more
                 continue
             found, looks = heap.found, 0

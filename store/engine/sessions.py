@@ -17,22 +17,22 @@ keep these from being let go of, also when their keys have long been overwritten
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from store.messages import (
+    Add,
     Added,
-    Append,
     CompareAndSet,
     CompareAndSetResult,
-    Create,
+    Delete,
     Entry,
     Failed,
     Get,
     Guarded,
-    Put,
     Response,
     Transact,
     TransactionResult,
@@ -41,23 +41,17 @@ from store.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from store.engine.changeset import SavedSession
-    from store.messages import Request
+    from store.messages import Operation, Request
 
-__all__ = ["FORGOTTEN", "Session", "Sessions", "reply_cost", "reply_cost_at_most"]
+__all__ = ["Session", "Sessions", "Tally", "reply_cost", "reply_cost_at_most"]
 
 FORGOTTEN_AT_ONCE = 512  # sessions: about a millisecond
 REPLY = 100  # bytes of bookkeeping for any reply that is kept, or any result in one
 ENTRY = 200  # and for an entry in it
 
-
-class Forgotten:
-    """The request was applied once, but what it answered is no longer known."""
-
-
-FORGOTTEN = Forgotten()
 
 _request_id = itemgetter(0)  # of a reply that is kept
 
@@ -79,19 +73,39 @@ class Session:
         held_bytes: About how many bytes the replies hold on to.
     """
 
-    __slots__ = ("_replies", "_tally", "abandoned_at", "held_bytes", "highest", "id", "number", "peer")
+    __slots__ = ("_replies", "_tally", "held_bytes", "highest", "id", "number", "peer")
 
-    def __init__(self, id: bytes, number: int, tally: Tally | None = None) -> None:
+    def __init__(self, id: bytes, number: int, tally: Tally) -> None:
         self.id: bytes = id
         self.number: int = number
         self.peer: int | None = None
-        self.abandoned_at: float | None = None  # on the server's clock
         self._replies: deque[tuple[int, Response, int]] = deque()  # the request, its reply, its cost; oldest first
-        self._tally = tally or Tally()
+        self._tally = tally
         self.held_bytes: int = 0
         self.highest: int = 0
 
-    def acknowledge(self, up_to: int) -> None:
+    @property
+    def replies(self) -> int:
+        """How many replies are kept."""
+        return len(self._replies)
+
+    def keep(self, request_id: int, response: Response) -> None:
+        """Keep the reply to a mutation that was just applied."""
+        assert request_id > self.highest, "requests of a session are applied in order"
+        cost = reply_cost(response)
+        self.highest = request_id
+        self._replies.append((request_id, response, cost))
+        self.held_bytes += cost
+        self._tally.bytes += cost
+
+    def replay(self, request_id: int) -> Response | None:
+        """What was answered to a mutation that was applied; None if nobody knows any more."""
+        place = bisect_left(self._replies, request_id, key=_request_id)
+        if place < len(self._replies) and self._replies[place][0] == request_id:
+            return self._replies[place][1]
+        return None
+
+    def acknowledge(self, up_to: float) -> None:
         """The client has the replies to all its mutations up to this request."""
         replies = self._replies
         while replies and replies[0][0] <= up_to:
@@ -99,58 +113,24 @@ class Session:
             self.held_bytes -= cost
             self._tally.bytes -= cost
 
-    def replay(self, request_id: int) -> Response | Forgotten | None:
-        """What was answered to this mutation; None if it was never applied."""
-        if request_id > self.highest:
-            return None
-        place = bisect_left(self._replies, request_id, key=_request_id)
-        if place < len(self._replies) and self._replies[place][0] == request_id:
-            return self._replies[place][1]
-        return FORGOTTEN
-
-    @property
-    def replies(self) -> int:
-        """How many replies are kept."""
-        return len(self._replies)
-
-    def keep(self, request_id: int, response: Response, cost: int) -> None:
-        """Keep the reply to a mutation that was just applied; `cost` is its rough size in bytes."""
-        assert request_id > self.highest, "requests of a session are applied in order"
-        self.highest = request_id
-        self._replies.append((request_id, response, cost))
-        self.held_bytes += cost
-        self._tally.bytes += cost
-
-    def forget(self) -> None:
-        """The session has ended."""
-        self._replies.clear()
-        self._tally.bytes -= self.held_bytes
-        self.held_bytes = 0
-
 
 class Sessions:
-    """All sessions of a store; what their replies hold is counted in `tally`."""
+    """All sessions of a store; what their replies hold is counted in `tally`.
+
+    Attributes:
+        made: How many there have ever been; the number of the newest.
+    """
 
     def __init__(self, *, ttl: float, sessions_max: int) -> None:
         self._ttl, self._max = ttl, sessions_max
         self._sessions: dict[bytes, Session] = {}
-        self._made = 0
+        self.made: int = 0
         self.tally: Tally = Tally()
-        self._abandoned: OrderedDict[bytes, None] = OrderedDict()  # those without a connection, longest first
+        self._abandoned: OrderedDict[bytes, float] = OrderedDict()  # since when they have no connection, longest first
         self._idle: OrderedDict[bytes, None] = OrderedDict()  # those of them that keep no reply
 
     def __len__(self) -> int:
         return len(self._sessions)
-
-    @property
-    def made(self) -> int:
-        """How many sessions there have ever been; the number of the newest."""
-        return self._made
-
-    @property
-    def held_bytes(self) -> int:
-        """About how many bytes the replies of all sessions hold on to."""
-        return self.tally.bytes
 
     def open(self, id: bytes, *, peer: int) -> tuple[Session, int | None] | None:
         """Give a session to a connection; the caller has let those expire that are due.
@@ -162,11 +142,11 @@ class Sessions:
         if session is None:
             if len(self._sessions) >= self._max:
                 return None
-            self._made += 1
-            session = self._sessions[id] = Session(id, self._made, self.tally)
+            self.made += 1
+            session = self._sessions[id] = Session(id, self.made, self.tally)
         self._abandoned.pop(id, None)
         self._idle.pop(id, None)
-        previous, session.peer, session.abandoned_at = session.peer, peer, None
+        previous, session.peer = session.peer, peer
         return session, previous
 
     def close(self, session: Session, *, peer: int, now: float) -> None:
@@ -176,8 +156,7 @@ class Sessions:
             self._abandon(session, now)
 
     def _abandon(self, session: Session, now: float) -> None:
-        session.abandoned_at = now
-        self._abandoned[session.id] = None
+        self._abandoned[session.id] = now
         if not session.replies:
             self._idle[session.id] = None
 
@@ -193,13 +172,10 @@ class Sessions:
         """Forget sessions whose clients have been away for too long, not too many at once; which they were."""
         forgotten: list[bytes] = []
         while self._abandoned and len(forgotten) < FORGOTTEN_AT_ONCE:
-            id = next(iter(self._abandoned))
-            abandoned_at = self._sessions[id].abandoned_at
-            assert abandoned_at is not None, "an abandoned session knows since when"
-            if now - abandoned_at < self._ttl:
+            id, since = next(iter(self._abandoned.items()))
+            if now - since < self._ttl:
                 break
-            self._forget(id)
-            forgotten.append(id)
+            forgotten.append(self._forget(id))
         return forgotten
 
     def make_way(self, id: bytes) -> list[bytes]:
@@ -210,9 +186,7 @@ class Sessions:
         """
         if id in self._sessions or len(self._sessions) < self._max or not self._idle:
             return []
-        idle = next(iter(self._idle))
-        self._forget(idle)
-        return [idle]
+        return [self._forget(next(iter(self._idle)))]
 
     def make_room(self, bytes_max: int) -> list[bytes]:
         """Forget sessions whose clients are away, the longest first, until there is room for replies; which they were.
@@ -220,24 +194,23 @@ class Sessions:
         Their clients learn that nobody knows what became of what they had under way, as they would a little later.
         """
         forgotten = []
-        while self._abandoned and self.held_bytes >= bytes_max:
-            id = next(iter(self._abandoned))
-            self._forget(id)
-            forgotten.append(id)
+        while self._abandoned and self.tally.bytes >= bytes_max:
+            forgotten.append(self._forget(next(iter(self._abandoned))))
         return forgotten
 
-    def _forget(self, id: bytes) -> None:
+    def _forget(self, id: bytes) -> bytes:
         self._abandoned.pop(id, None)
         self._idle.pop(id, None)
-        self._sessions.pop(id).forget()
+        self._sessions.pop(id).acknowledge(math.inf)
+        return id
 
-    def restore(self, saved: Iterable[SavedSession], *, last: int, now: float, cost: Callable[[Response], int]) -> None:
+    def restore(self, saved: Iterable[SavedSession], *, last: int, now: float) -> None:
         """Take up the sessions of an earlier life of this store; their clients have all the time to come back."""
-        self._made = last
+        self.made = last
         for one in saved:
             session = self._sessions[one.id] = Session(one.id, one.number, self.tally)
             for request_id, response in one.replies:
-                session.keep(request_id, response, cost(response))
+                session.keep(request_id, response)
             self._abandon(session, now)
 
 
@@ -261,28 +234,20 @@ def _entry_cost(entry: Entry | None) -> int:
 
 
 def reply_cost_at_most(request: Request[Any], entries: Mapping[str, Entry]) -> int:
-    """The same of the reply to a mutation that has not been made yet, on a store that holds these entries."""
+    """What the reply to a mutation would cost at most, on a store that holds these entries."""
     if isinstance(request, Guarded):
         request = request.request
-
-    def size(key: str) -> int:
-        entry = entries.get(key)
-        return 0 if entry is None else len(entry.value)
-
     match request:
-        case CompareAndSet(key=key, value=value):
-            return REPLY + ENTRY + key_bytes(key) + max(size(key), len(value))
+        case CompareAndSet():
+            operations: tuple[CompareAndSet | Operation, ...] = (request,)
         case Transact(then=then, otherwise=otherwise):
             operations = then + otherwise
-            written: dict[str, int] = {}
-            for operation in operations:
-                if isinstance(operation, Put | Append | Create):
-                    written[operation.key] = written.get(operation.key, 0) + len(operation.value)
-
-            def most(key: str) -> int:
-                return ENTRY + key_bytes(key) + size(key) + written.get(key, 0)
-
-            return REPLY + sum(
-                REPLY + (most(operation.key) if isinstance(operation, Get | Create) else 0) for operation in operations
-            )
-    return REPLY
+        case _:
+            return REPLY
+    written: dict[str, int] = {}
+    for operation in operations:
+        if not isinstance(operation, Get | Delete | Add):
+            written[operation.key] = written.get(operation.key, 0) + len(operation.value)
+    keys = [operation.key for operation in operations]  # each may give what is there, and what is written here
+    there = sum(_entry_cost(entries.get(key)) + ENTRY + key_bytes(key) + written.get(key, 0) for key in keys)
+    return REPLY * (1 + len(keys)) + there

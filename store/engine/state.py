@@ -1,26 +1,100 @@
-"""Pure: what a store consists of, for the rooms that check requests, carry them out and make changes."""
+"""Pure: what a store consists of, what it takes in, and what it says to who asks for too much (promise S6).
+
+All that `State` does by itself is to look and to refuse; it changes nothing. A request is checked as a whole before the
+first of its changes is made, so that one that is refused has done nothing. Each error names what was too much, the
+limit, and what to do: `PAST` has the words for each limit, and `at_most` puts them together.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from store.engine.keyspace import Keyspace
-from store.engine.leases import Leases
-from store.engine.sessions import Sessions
+from store.engine.keyspace import ENTRY_OVERHEAD, Keyspace, answer_bytes
+from store.engine.leases import LeaseRecord, Leases
+from store.engine.sessions import Session, Sessions, reply_cost_at_most
 from store.engine.snapshots import Snapshots
 from store.engine.waits import Postponed, Waits
 from store.engine.watches import History, Watches
+from store.errors import LeaseNotFound, LimitExceeded, StoreUsageError
+from store.messages import (
+    CHOSEN_LEASE_LEAST,
+    NOTE_BYTES_MAX,
+    Add,
+    Append,
+    CompareAndSet,
+    Create,
+    Delete,
+    Get,
+    Operation,
+    Put,
+    key_bytes,
+)
+from store.records import shown
 
 if TYPE_CHECKING:
-    from store.limits import Limits
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
-__all__ = ["State"]
+    from store.limits import Limits
+    from store.messages import Entry, Grant, Request
+
+__all__ = ["State", "Write"]
+
+ADD_MAX = 2**63 - 1  # what torch.distributed.Store counts in
+RAISE_IT = "start the server with a higher limit"
+READ_THEM = "read replies before sending more, or ask for no large values"
+SMALL_REPLY_BYTES = 64 * 1024  # what one reply may take though all of them together take too much
+
+PAST = {
+    "frame_bytes_max": ("the answer would take {} bytes", "ask for fewer keys at once"),
+    "group_bytes_max": ("{of} would hold {} bytes", f"delete some, or {RAISE_IT}"),
+    "group_keys_max": ("{of} would hold {} keys", f"delete some, or {RAISE_IT}"),
+    "key_bytes_max": ("{of} has {} bytes", "use a shorter one"),
+    "keys_max": ("the store would hold {} keys", "delete some"),
+    "lease_keys_max": ("{of} would have {} keys", "put some on another lease"),
+    "lease_ttl_max": ("{of} is {:g} s", "ask for less, and renew it"),
+    "leases_max": ("the store would have {} leases", f"revoke some, or {RAISE_IT}"),
+    "memory_bytes_max": (
+        "the server would hold {} bytes in all, with what it keeps free for its connections",
+        f"delete some, end watches and waits, or {RAISE_IT}",
+    ),
+    "operations_max": ("the request names {} {of}", "split it"),
+    "parked_bytes_max": (
+        "the watches and waits of all connections would take {} bytes",
+        "end some, or wait for fewer keys at once",
+    ),
+    "replies_bytes_max": ("{} bytes of replies would wait to be acknowledged", READ_THEM),
+    "revision_bytes_max": (
+        "the transaction would write values of {} bytes",
+        "write fewer keys at once (an append writes the whole value again)",
+    ),
+    "session_replies_max": ("{} replies of this client would wait to be acknowledged", READ_THEM),
+    "session_replies_bytes_max": ("{} bytes of replies of this client would wait to be acknowledged", READ_THEM),
+    "stored_bytes_max": ("the store would hold {} bytes", "delete some"),
+    "value_bytes_max": ("the value for {of} has {} bytes", f"store a reference to it instead, or {RAISE_IT}"),
+    "waits_bytes_max": ("the waits of this connection would take {} bytes", "wait for fewer keys at once"),
+    "watches_max": ("this connection would have {} watches and waits", "end some"),
+    "writes_max": ("the request names {} {of}", "split it"),
+}
+"""By limit: what is past it, and what to do."""
+
+Write = Put | CompareAndSet | Create | Add | Append
+
+
+@dataclass(slots=True)
+class _Branch:
+    """What the operations of one transaction that were looked at so far take together."""
+
+    leases: int = 0
+    joining: dict[int, int] = field(default_factory=dict)  # how many keys go on each lease
 
 
 class State:
-    """The parts of a store. Each knows itself alone; what a request means to several of them, `requests` says."""
+    """The parts of a store, each of which knows itself alone; its limits, and how far it is from each of them.
 
-    __slots__ = ("history", "keys", "leases", "limits", "postponed", "sessions", "snapshots", "waits", "watches")
+    Attributes:
+        held_elsewhere: Tells how many bytes the server holds for its connections and its disk.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.limits: Limits = limits
@@ -32,3 +106,253 @@ class State:
         self.snapshots: Snapshots = Snapshots(self.keys)
         self.history: History = History(limits.history_bytes_max)
         self.sessions: Sessions = Sessions(ttl=limits.session_ttl, sessions_max=limits.sessions_max)
+        self.held_elsewhere: Callable[[], int] = int  # nothing, until a server tells
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the store takes, without what its server holds for its connections and its disk."""
+        parked = self.watches.bytes + self.waits.bytes
+        kept = self.history.bytes + self.sessions.tally.bytes + self.snapshots.held_bytes
+        return self.keys.bytes + parked + kept
+
+    def at_most(self, limit: str, amount: float, of: object = "") -> None:
+        """Refuse an amount that is past a limit; `of` is what else its message names."""
+        most = getattr(self.limits, limit)
+        if amount > most:
+            what, remedy = PAST[limit]
+            shown_most = f"{most:g}" if isinstance(most, float) else most
+            raise LimitExceeded(f"{what.format(amount, of=of)}; {limit} is {shown_most}: {remedy}")
+
+    def check_memory(self, more: int) -> None:
+        """Refuse what would take more memory than all of it together may."""
+        held = self.memory_bytes + max(self.held_elsewhere(), self.limits.memory_kept_back)
+        self.at_most("memory_bytes_max", held + more)
+
+    # -------------------------------------------------------------------------------------- writes
+
+    def admit(self, write: Write, branch: _Branch | None = None) -> bytes:
+        """Refuse a write for its key, its value or its lease; the value that it is to leave.
+
+        Whether there is room for it is `check_room`'s to say. In a transaction it is one of a `branch`.
+        """
+        key = write.key
+        if not key or len(key) * 4 > self.limits.key_bytes_max:
+            self.check_key(key)
+        if isinstance(write, Add):
+            value = _sum_of(write, self.keys.get(key))
+        elif isinstance(write, Append):
+            entry = self.keys.get(key)
+            held = b"" if entry is None else entry.value
+            self.at_most("value_bytes_max", len(held) + len(write.value), shown(key))
+            value = held + write.value
+        else:
+            value = write.value
+            if len(value) > self.limits.value_bytes_max:
+                self.at_most("value_bytes_max", len(value), shown(key))
+            if not isinstance(write, Create) and write.ttl is not None:
+                self._check_own_lease(write.ttl, write, branch)
+        if write.lease is not None:
+            self._check_lease(write.lease, write, branch)
+        return value
+
+    def admit_branch(self, operations: tuple[Operation, ...]) -> list[bytes | None]:
+        """Refuse a branch of a transaction as a whole, before its first write.
+
+        Returns:
+            The value that each operation is to leave; None for those that write nothing.
+        """
+        branch = _Branch()
+        values: list[bytes | None] = []
+        written: list[tuple[str, int]] = []
+        sizes: dict[str, int] = {}  # of the values that will be there, by the keys that change
+        size = answer = 0
+        for operation in operations:
+            key, value = operation.key, None
+            if isinstance(operation, Get):
+                answer += max(answer_bytes(self.keys.get(key)), key_bytes(key) + sizes.get(key, 0))
+            elif key in sizes:
+                raise StoreUsageError(f"a transaction writes {shown(key)} twice; once is what it may")
+            elif isinstance(operation, Create) and (there := self.keys.get(key)) is not None:
+                sizes[key] = 0
+                answer += answer_bytes(there)
+            elif isinstance(operation, Delete):
+                sizes[key] = 0
+            else:
+                value = self.admit(operation, branch)
+                written.append((key, len(value)))
+                sizes[key] = len(value)
+                size += len(value)
+                if size > self.limits.revision_bytes_max:  # looked at before the next value is made
+                    self.at_most("revision_bytes_max", size)
+            values.append(value)
+        self.check_told(sizes)
+        self.check_room(written)
+        if answer:
+            self.at_most("frame_bytes_max", answer)
+        return values
+
+    def check_told(self, keys: Collection[str]) -> None:
+        """Refuse to change more keys at once than those who must hear of it can be found for in time."""
+        most = self.watches.affordable(keys)
+        if most < len(keys):
+            raise LimitExceeded(
+                f"the request changes {len(keys)} keys, and prefixes of so many lengths are watched that {most} of "
+                f"them are all that may change at once: split it, or use shorter keys"
+            )
+
+    def check_key(self, key: str) -> None:
+        """Refuse a key that is empty or too long."""
+        if not key:
+            raise StoreUsageError("a key has at least one character")
+        self.check_size(key, "key")
+
+    def check_size(self, key: str, what: str) -> None:
+        """Refuse a key that is too long; also as a prefix, since a longer one starts no key and only takes memory."""
+        if len(key) * 4 > self.limits.key_bytes_max:
+            self.at_most("key_bytes_max", len(key.encode()), f"the {what} {shown(key)}")
+
+    def check_room_for(self, key: str, size: int) -> None:
+        """Refuse a write that the store has no room for; `size` is that of its value."""
+        before = self.keys.get(key)
+        if before is None or len(before.value) != size:
+            self.check_room(((key, size),))
+
+    def check_room(self, writes: Iterable[tuple[str, int]]) -> None:
+        """Refuse writes that the store has no room for; each is a key and the size its value will have."""
+        keys = size = 0  # more than there are
+        grown: dict[str, list[int]] = {}  # groups, and how many keys and bytes more each would hold
+        for key, value_size in writes:
+            before = self.keys.get(key)
+            if before is None:
+                more, added = 1, ENTRY_OVERHEAD + key_bytes(key) + value_size
+            else:
+                more, added = 0, value_size - len(before.value)
+            keys += more
+            size += added
+            name = self.keys.groups.name_of(key)
+            if name is not None:
+                growth = grown.setdefault(name, [0, 0])
+                growth[0] += more
+                growth[1] += added
+        if keys > 0:
+            self.at_most("keys_max", len(self.keys) + keys)
+        if size > 0:
+            self.at_most("stored_bytes_max", self.keys.bytes + size)
+        for name, (more, added) in grown.items():  # one group is not to take the room of the others
+            group = self.keys.groups.get(name)
+            whose = f"the group {shown(name)} (group_parts is {self.limits.group_parts})"
+            if more > 0:
+                self.at_most("group_keys_max", more + (group.keys if group else 0), whose)
+            if added > 0:
+                self.at_most("group_bytes_max", added + (group.bytes if group else 0), whose)
+        if size > 0:
+            self.check_memory(size)
+
+    # -------------------------------------------------------------------------------------- leases
+
+    def lease(self, id: int) -> LeaseRecord:
+        """The lease of this id.
+
+        Raises:
+            LeaseNotFound: It has lapsed, or was revoked.
+        """
+        lease = self.leases.get(id)
+        if lease is None:
+            raise LeaseNotFound(f"lease {id} has lapsed or was revoked; grant a new one")
+        return lease
+
+    def _check_own_lease(self, ttl: float, write: Write, branch: _Branch | None) -> None:
+        """Refuse to put a key on a lease of its own."""
+        if write.lease is not None:
+            raise StoreUsageError(f"a put of {shown(write.key)} takes ttl or lease, not both")
+        self.check_ttl(ttl)
+        leases = 1
+        if branch is not None:
+            leases = branch.leases = branch.leases + 1
+        self.check_lease_room(leases)
+
+    def _check_lease(self, lease: int, write: Write, branch: _Branch | None) -> None:
+        """Refuse to put a key on a lease that is gone, is another key's own, or has as many as it may."""
+        if isinstance(write, Add | Append) and self.keys.get(write.key) is not None:
+            return  # it stays on the lease that it is on
+        record = self.lease(lease)
+        if write.key in record.keys:
+            return
+        if record.anonymous:  # it ends with its one key, which may be about to go in this very transaction
+            raise StoreUsageError(
+                f"lease {lease} was made by a put with ttl=, for that one key; grant one to put {shown(write.key)} on"
+            )
+        joining = 1
+        if branch is not None:
+            joining = branch.joining[lease] = branch.joining.get(lease, 0) + 1
+        self.at_most("lease_keys_max", len(record.keys) + joining, f"lease {lease}")
+
+    def check_grant(self, grant: Grant) -> None:
+        """Refuse a lease that is too long, or none."""
+        self.check_ttl(grant.ttl)
+        if grant.disconnect_ttl is not None:
+            self.check_ttl(grant.disconnect_ttl, "disconnect_ttl")
+        if grant.gone_ttl is not None:
+            self.check_ttl(grant.gone_ttl, "gone_ttl")
+
+    def check_grants(self, grants: Sequence[Grant]) -> None:
+        """Refuse leases that are to be made for a transaction."""
+        for grant in grants:
+            if grant.id is None or not CHOSEN_LEASE_LEAST <= grant.id < 2 * CHOSEN_LEASE_LEAST:
+                raise StoreUsageError(
+                    f"a transaction grants a lease of id {shown(grant.id)}; choose one from {CHOSEN_LEASE_LEAST} on"
+                )
+            self.check_grant(grant)
+        if len({grant.id for grant in grants}) < len(grants):
+            raise StoreUsageError("a transaction grants a lease twice; once is what it may")
+        self.check_lease_room(len(grants))
+
+    def check_ttl(self, ttl: float, name: str = "ttl") -> None:
+        """Refuse a time to live that is too long, or none."""
+        if not ttl > 0:
+            raise StoreUsageError(f"{name} is {ttl:g} s; it must be above 0")
+        self.at_most("lease_ttl_max", ttl, name)
+
+    def check_lease_room(self, leases: int = 1) -> None:
+        """Refuse so many more leases."""
+        if leases:
+            self.at_most("leases_max", len(self.leases) + leases)
+
+    def check_note(self, note: bytes) -> None:
+        """Refuse a note that is too long: each lease keeps one."""
+        if len(note) > NOTE_BYTES_MAX:
+            raise LimitExceeded(
+                f"the note of a keep-alive has {len(note)} bytes, and at most {NOTE_BYTES_MAX} are kept: shorten it"
+            )
+
+    # -------------------------------------------------------------------------------------- what is kept for a client
+
+    def check_reply(self, session: Session, request: Request[Any]) -> None:
+        """Refuse a mutation whose reply cannot be kept, though sessions that are away have made room.
+
+        Who has acknowledged everything is let through, unless its reply may take much more: what others do not read is
+        not to keep it from working, and many who come for one large reply each are not to take all memory there is.
+        """
+        self.at_most("session_replies_max", session.replies + 1)
+        self.at_most("session_replies_bytes_max", session.held_bytes + 1)
+        if session.replies or reply_cost_at_most(request, self.keys.entries) > SMALL_REPLY_BYTES:
+            self.at_most("replies_bytes_max", self.sessions.tally.bytes + 1)
+
+    def check_open(self, peer: int, cost: int) -> None:
+        """Refuse one more watch or wait of a peer, which would take `cost` bytes."""
+        self.at_most("watches_max", self.watches.of(peer) + self.waits.of(peer) + 1)
+        self.at_most("parked_bytes_max", self.watches.bytes + self.waits.bytes + cost)
+        self.check_memory(cost)
+
+
+def _sum_of(request: Add, entry: Entry | None) -> bytes:
+    """The value after an add to a key that holds `entry` now."""
+    held = b"0" if entry is None else entry.value
+    digits = held.removeprefix(b"-")
+    # Python's int() takes underscores and blanks; the store does not.
+    if not digits.isdigit() or len(digits) > 20:
+        raise StoreUsageError(f"{shown(request.key)} holds {shown(held)}, which is no decimal number to add to")
+    total = int(held) + request.amount
+    if abs(total) > ADD_MAX:
+        raise StoreUsageError(f"adding {request.amount} to {shown(request.key)} passes 64 bits")
+    return b"%d" % total

@@ -72,6 +72,7 @@ class Waits:
 
     Attributes:
         parked: What each waits for.
+        bytes: What all of them cost to keep.
     """
 
     def __init__(self) -> None:
@@ -79,18 +80,10 @@ class Waits:
         self._at: _Places = {}  # by the missing key at which each stands
         self._under: _Places = {}  # by the keys of its conditions
         self._by: dict[int, dict[int, int]] = {}  # by peer, then request id: what each costs to keep
-        self._bytes = 0
+        self.bytes: int = 0
 
     def __len__(self) -> int:
         return len(self.parked)
-
-    def __contains__(self, watcher: Watcher) -> bool:
-        return watcher in self.parked
-
-    @property
-    def bytes(self) -> int:
-        """What all of them cost to keep."""
-        return self._bytes
 
     def of(self, peer: int) -> int:
         """How many waits a peer has parked."""
@@ -105,7 +98,7 @@ class Waits:
         peer, request_id = watcher
         self.parked[watcher] = parked
         self._by.setdefault(peer, {})[request_id] = cost
-        self._bytes += cost
+        self.bytes += cost
         self._stand_at_its_keys(watcher, parked)
 
     def move(self, watcher: Watcher, missing: int) -> None:
@@ -119,7 +112,7 @@ class Waits:
         """A wait is over."""
         parked = self.parked.pop(watcher)
         peer, request_id = watcher
-        self._bytes -= self._by[peer].pop(request_id)
+        self.bytes -= self._by[peer].pop(request_id)
         if not self._by[peer]:
             del self._by[peer]
         self._step_away(self._at, parked.keys[parked.missing], watcher)
@@ -143,13 +136,6 @@ class Waits:
                 self.remove((peer, request_id))
             if count % FORGOTTEN_AT_ONCE == 0:
                 yield
-
-    def __getitem__(self, watcher: Watcher) -> Parked:
-        return self.parked[watcher]
-
-    def get(self, watcher: Watcher) -> Parked | None:
-        """What is waited for; None if the wait is over."""
-        return self.parked.get(watcher)
 
     def stirred(self, changes: Iterable[Change]) -> list[dict[Watcher, None]]:
         """The waits that the changes of one revision bear on: what they wait for has come, or a condition may fail.
@@ -228,26 +214,29 @@ class Postponed:
 
         Other keys may be there, too, and mean nothing.
         """
-        noted, now = self._before, self._entries
-        changed = {
-            name: bisect_right(noted[name], since, key=_revision) for name in names if name in noted
-        }  # by key: the place of the first change after that revision
-        changed = {name: place for name, place in changed.items() if place < len(noted[name])}
-        if not changed:
-            yield since, now
+        later: dict[int, list[str]] = {}  # what each later revision changed
+        for name in names:
+            for revision, _ in self._noted_after(name, since):
+                later.setdefault(revision, []).append(name)
+        if not later:
+            yield since, self._entries
             return
-        held = {name: noted[name][changed[name]][1] if name in changed else now.get(name) for name in names}
-        state = {name: entry for name, entry in held.items() if entry is not None}
+        state = {name: entry for name in names if (entry := self._as_of(name, since)) is not None}
         yield since, state
-        steps: dict[int, list[tuple[str, Entry | None]]] = {}
-        for name, place in changed.items():
-            afterwards = [before for _, before in noted[name][place + 1 :]]
-            for (revision, _), after in zip(noted[name][place:], [*afterwards, now.get(name)], strict=True):
-                steps.setdefault(revision, []).append((name, after))
-        for revision in sorted(steps):
-            for name, after in steps[revision]:
-                if after is None:
+        for revision in sorted(later):
+            for name in later[revision]:
+                entry = self._as_of(name, revision)
+                if entry is None:
                     state.pop(name, None)
                 else:
-                    state[name] = after
+                    state[name] = entry
             yield revision, state
+
+    def _noted_after(self, name: str, revision: int) -> list[tuple[int, Entry | None]]:
+        noted = self._before.get(name, [])
+        return noted[bisect_right(noted, revision, key=_revision) :]
+
+    def _as_of(self, name: str, revision: int) -> Entry | None:
+        """What a key held at a revision."""
+        after = self._noted_after(name, revision)
+        return after[0][1] if after else self._entries.get(name)

@@ -60,15 +60,10 @@ class Watches:
         self._sorted_lengths: dict[str, list[int]] = {}  # the same, so that nobody looks for those longer than a key
         self._of_many_lengths: set[str] = set()  # the groups for which they are more than a few
         self._count = 0
-        self._bytes = 0
+        self.bytes: int = 0  # what they cost to keep open
 
     def __len__(self) -> int:
         return self._count
-
-    @property
-    def bytes(self) -> int:
-        """What they cost to keep open."""
-        return self._bytes
 
     def of(self, peer: int) -> int:
         """How many watches a peer has open."""
@@ -88,7 +83,7 @@ class Watches:
         self.by_prefix[prefix][peer, watch_id] = None
         self._prefixes.setdefault(peer, {})[watch_id] = prefix
         self._count += 1
-        self._bytes += watch_bytes(prefix)
+        self.bytes += watch_bytes(prefix)
 
     def remove(self, peer: int, watch_id: int) -> bool:
         """Close a watch; False if there is none of this id."""
@@ -101,7 +96,7 @@ class Watches:
         watchers = self.by_prefix[prefix]
         del watchers[peer, watch_id]
         self._count -= 1
-        self._bytes -= watch_bytes(prefix)
+        self.bytes -= watch_bytes(prefix)
         if not watchers:
             del self.by_prefix[prefix]
             self._forget_length(self._group_of(prefix) or "", len(prefix))
@@ -191,29 +186,24 @@ class Watches:
 
 
 class History:
-    """The latest changes, one entry per revision, bounded by bytes."""
+    """The latest changes, one entry per revision, bounded by bytes.
+
+    Attributes:
+        bytes: What they cost to keep.
+        compacted: The last revision that is no longer kept.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._revisions: list[tuple[Change, ...]] = []  # those before `_first` are forgotten, and swept out in heaps
         self._first = 0
         self._sizes: deque[int] = deque()  # what each of those that are kept costs
-        self._bytes = 0
-        self._compacted = 0  # every change up to this revision is gone
-
-    @property
-    def compacted(self) -> int:
-        """The last revision that is no longer kept."""
-        return self._compacted
-
-    @property
-    def bytes(self) -> int:
-        """What the history costs to keep."""
-        return self._bytes
+        self.bytes: int = 0
+        self.compacted: int = 0
 
     def restore(self, saved: Iterable[tuple[Event, ...]], *, compacted: int) -> None:
         """Take up the history of an earlier life of this store: every revision after `compacted`."""
-        self._compacted = compacted
+        self.compacted = compacted
         for events in saved:
             self.append(events)
 
@@ -222,32 +212,28 @@ class History:
         self._revisions.append(changes)
         size = event_bytes(changes[0]) if len(changes) == 1 else sum(map(event_bytes, changes))
         self._sizes.append(size)
-        self._bytes += size
-        while self._bytes > self._bytes_max:
-            self._compacted += 1  # revisions have no gaps
+        self.bytes += size
+        while self.bytes > self._bytes_max:
+            self.compacted += 1  # revisions have no gaps
             self._revisions[self._first] = ()
             self._first += 1
-            self._bytes -= self._sizes.popleft()
+            self.bytes -= self._sizes.popleft()
         if self._first > SWEPT_AT and 2 * self._first > len(self._revisions):
             del self._revisions[: self._first]
             self._first = 0
 
-    def since(self, revision: int, prefix: str) -> list[tuple[Event, ...]] | None:
-        """The changes under `prefix` from `revision` on, one tuple per revision; None if some are gone."""
-        page = self.page(revision, prefix, most=len(self._revisions), bytes_max=self._bytes_max + 1)
-        return None if page is None else page[0]
-
     def page(
         self, revision: int, prefix: str, *, most: int, bytes_max: int
     ) -> tuple[list[tuple[Event, ...]], int] | None:
-        """The first changes that `since` would give, and from which revision on to look next; None if some are gone.
+        """Changes under `prefix` from `revision` on, one tuple per revision, and from which one on to look next.
 
-        No more than `most` revisions are looked at, and of what is found not much more than `bytes_max` is given.
+        None if some of them are gone. No more than `most` revisions are looked at, and of what is found not much more
+        than `bytes_max` is given.
         """
         revision = max(revision, 1)  # 0 and below: from the beginning on
-        if revision <= self._compacted:
+        if revision <= self.compacted:
             return None
-        at = self._first + revision - self._compacted - 1  # revisions have no gaps, so this is an index
+        at = self._first + revision - self.compacted - 1  # revisions have no gaps, so this is an index
         found = []
         size = 0
         for changes in self._revisions[at : at + most]:

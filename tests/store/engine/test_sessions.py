@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from store.engine.changeset import SavedSession
-from store.engine.sessions import FORGOTTEN, Session, Sessions
+from store.engine.sessions import REPLY, Session, Sessions, Tally
 from store.messages import Written
 
 A, B = b"a" * 16, b"b" * 16
@@ -31,43 +29,24 @@ def opened(sessions: Sessions, id: bytes, *, peer: int, now: float = 0.0) -> Ses
 # ---------------------------------------------------------------------------------------------------- one session
 
 
-def test_a_reply_is_kept_until_it_is_acknowledged() -> None:
-    session = Session(A, 1)
-    assert session.replay(1) is None
-    session.keep(1, Written(revision=7), 100)
-    session.keep(3, Written(revision=8), 100)
-    assert session.replay(1) == Written(revision=7)
+def keep(session: Session, *request_ids: int) -> None:
+    for request_id in request_ids:
+        session.keep(request_id, Written(revision=request_id))
+
+
+def test_a_reply_is_kept_until_it_is_acknowledged_and_then_frees_what_it_held() -> None:
+    session = Session(A, 1, Tally())
+    keep(session, 1, 3)
+    assert (session.highest, session.replies, session.held_bytes) == (3, 2, 2 * REPLY)
+    assert session.replay(1) == Written(revision=1)
+    assert session.replay(2) is None, "it may have been applied, or not: nobody can know"
     session.acknowledge(2)
-    assert session.replay(1) is FORGOTTEN
-    assert session.replay(3) == Written(revision=8)
-    session.acknowledge(3)
-    assert session.replay(3) is FORGOTTEN
-    assert session.replay(4) is None
-
-
-def test_a_request_between_two_that_were_applied_was_none_that_is_known() -> None:
-    session = Session(A, 1)
-    session.keep(5, Written(revision=7), 100)
-    assert session.replay(4) is FORGOTTEN  # it may have been: nobody can know
-
-
-def test_acknowledging_frees_what_was_kept() -> None:
-    session = Session(A, 1)
-    for request_id in range(1, 6):
-        session.keep(request_id, Written(revision=request_id), 100 * request_id)
-    assert (session.replies, session.held_bytes) == (5, 1500)
-    session.acknowledge(4)
-    assert (session.replies, session.held_bytes) == (1, 500)
+    assert session.replay(1) is None
+    assert session.replay(3) == Written(revision=3)
     session.acknowledge(10**18)
-    assert (session.replies, session.held_bytes) == (0, 0)
     session.acknowledge(0)
-
-
-def test_keeping_replies_out_of_order_is_a_defect_of_the_caller() -> None:
-    session = Session(A, 1)
-    session.keep(2, Written(revision=1), 100)
-    with pytest.raises(AssertionError, match="in order"):
-        session.keep(2, Written(revision=2), 100)
+    assert session.replay(3) is None
+    assert (session.highest, session.replies, session.held_bytes) == (3, 0, 0)
 
 
 # ---------------------------------------------------------------------------------------------------- all of them
@@ -148,13 +127,13 @@ def test_restored_sessions_wait_for_their_clients_from_now_on() -> None:
         SavedSession(id=A, number=4, replies=((7, Written(revision=1)), (9, Written(revision=2)))),
         SavedSession(id=B, number=6, replies=()),
     ]
-    sessions.restore(saved, last=8, now=5000.0, cost=lambda _: 50)
+    sessions.restore(saved, last=8, now=5000.0)
     assert sessions.expire(5099.0) == []
     session = opened(sessions, A, peer=1)
-    assert (session.number, session.replies, session.held_bytes) == (4, 2, 100)
+    assert (session.number, session.replies, session.held_bytes) == (4, 2, 2 * REPLY)
     assert session.replay(9) == Written(revision=2)
-    assert session.replay(8) is FORGOTTEN
-    assert session.replay(10) is None
+    assert session.replay(8) is None
+    assert session.highest == 9
     assert sessions.expire(5100.0) == [B]
     assert opened(sessions, B, peer=2).number == 9
     assert sessions.made == 9
@@ -163,7 +142,7 @@ def test_restored_sessions_wait_for_their_clients_from_now_on() -> None:
 def test_there_are_no_more_sessions_than_agreed_but_the_ones_there_are_can_come_back() -> None:
     sessions = some(sessions_max=1, ttl=100.0)
     session = opened(sessions, A, peer=1)
-    session.keep(1, Written(revision=1), 100)
+    keep(session, 1)
     assert come(sessions, B, peer=2, now=0.0) is None
     sessions.close(session, peer=1, now=0.0)
     assert come(sessions, B, peer=2, now=99.0) is None
@@ -175,7 +154,7 @@ def test_there_are_no_more_sessions_than_agreed_but_the_ones_there_are_can_come_
 def test_sessions_without_replies_make_way_for_newcomers_the_longest_abandoned_first() -> None:
     sessions = some(sessions_max=3)
     a, b, c = (opened(sessions, id, peer=peer) for peer, id in enumerate((A, B, b"c" * 16)))
-    a.keep(1, Written(revision=1), 100)
+    keep(a, 1)
     for now, (peer, session) in enumerate([(0, a), (2, c), (1, b)]):
         sessions.close(session, peer=peer, now=float(now))
     assert sessions.make_way(A) == [], "who comes back needs no room"
@@ -193,7 +172,7 @@ def test_restored_sessions_make_way_only_if_they_keep_no_reply() -> None:
         SavedSession(id=A, number=1, replies=((5, Written(revision=7)),)),
         SavedSession(id=B, number=2, replies=()),
     ]
-    sessions.restore(saved, last=2, now=0.0, cost=lambda _: 100)
+    sessions.restore(saved, last=2, now=0.0)
     assert sessions.make_way(b"c" * 16) == [B]
 
 
@@ -203,34 +182,29 @@ def test_restored_sessions_make_way_only_if_they_keep_no_reply() -> None:
 def test_what_all_sessions_hold_is_counted_through_whatever_becomes_of_them() -> None:
     sessions = some(ttl=10.0)
     a, b = opened(sessions, A, peer=1), opened(sessions, B, peer=2)
-    for request_id in range(1, 6):
-        a.keep(request_id, Written(revision=1), 100)
-        b.keep(request_id, Written(revision=1), 10)
-    assert sessions.held_bytes == 550
+    keep(a, 1, 2, 3, 4, 5)
+    keep(b, 1)
+    assert sessions.tally.bytes == 6 * REPLY
     a.acknowledge(2)
-    assert sessions.held_bytes == 350
+    assert sessions.tally.bytes == 4 * REPLY
     sessions.end(a, peer=1)
-    assert sessions.held_bytes == 50
+    assert sessions.tally.bytes == REPLY
     sessions.close(b, peer=2, now=5.0)
-    assert sessions.held_bytes == 50
+    assert sessions.tally.bytes == REPLY
     sessions.expire(15.0)
-    assert sessions.held_bytes == 0
-    sessions.restore([SavedSession(id=A, number=7, replies=((1, Written(revision=1)),))], last=7, now=0.0, cost=len_of)
-    assert sessions.held_bytes == 33
-
-
-def len_of(_: object) -> int:
-    return 33
+    assert sessions.tally.bytes == 0
+    sessions.restore([SavedSession(id=A, number=7, replies=((1, Written(revision=1)),))], last=7, now=0.0)
+    assert sessions.tally.bytes == REPLY
 
 
 def test_room_is_made_by_the_sessions_whose_clients_have_been_away_for_longest() -> None:
     sessions = some()
     ids = [bytes([number]) * 16 for number in range(4)]
     for peer, id in enumerate(ids):
-        opened(sessions, id, peer=peer).keep(1, Written(revision=1), 100)
+        keep(opened(sessions, id, peer=peer), 1)
     for peer in (2, 0, 1):
         sessions.close(opened(sessions, ids[peer], peer=peer), peer=peer, now=float(peer))
-    assert sessions.make_room(500) == []
-    assert sessions.make_room(300) == [ids[2], ids[0]]
+    assert sessions.make_room(5 * REPLY) == []
+    assert sessions.make_room(3 * REPLY) == [ids[2], ids[0]]
     assert sessions.make_room(1) == [ids[1]], "the one that is connected stays"
-    assert (len(sessions), sessions.held_bytes) == (1, 100)
+    assert (len(sessions), sessions.tally.bytes) == (1, REPLY)

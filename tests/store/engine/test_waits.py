@@ -45,7 +45,7 @@ def test_a_wait_stands_at_one_missing_key_so_that_writing_the_others_costs_nothi
         waits.add((1, number), parked("often", f"never {number}", missing="often"), cost=10)
     (stirred,) = waits.stirred([put("often")])
     for watcher in stirred:
-        missing = waits[watcher].next_missing({"often"})
+        missing = waits.parked[watcher].next_missing({"often"})
         assert missing == 1
         waits.move(watcher, missing)
     assert waits.stirred([put("often")]) == []
@@ -66,8 +66,8 @@ def test_what_a_peer_has_parked_is_counted_until_it_is_over() -> None:
     waits.add((2, 0), parked("a", missing="a"), cost=7)
     assert (len(waits), waits.of(1), waits.bytes_of(1), waits.bytes_of(2)) == (4, 3, 300, 7)
     waits.remove((1, 1))
-    assert (1, 1) not in waits
-    assert (1, 2) in waits
+    assert (1, 1) not in waits.parked
+    assert (1, 2) in waits.parked
     assert waits.bytes_of(1) == 200
     list(waits.peer_closed(1))
     list(waits.peer_closed(1))
