@@ -113,7 +113,7 @@ class SimulatedJournal(Journal):
         self._path = self._directory = "a disk in memory"  # type: ignore[assignment]  # only for messages
         self._database = disk.database
         self._pending = []
-        self._appended = self._durable = 0
+        self.appended: int = 0
         self._wake = threading.Condition()
         self._in_hand: tuple[list[Facts], int] | None = None
         self._probing, self._closed = threading.Lock(), False
@@ -133,20 +133,20 @@ class SimulatedJournal(Journal):
     def append(self, facts: Facts) -> int:
         """Have these facts written with the next group."""
         number = super().append(facts)
-        self._take_group()
+        self._take_up()
         return number
 
     def start(self, *, on_durable: Callable[[int], None], on_failure: Callable[[str], None]) -> None:
         """Write from now on."""
         self._on_durable, self._on_failure = on_durable, on_failure
-        self._take_group()
+        self._take_up()
 
     def stop(self, *, within: float | None = None) -> bool:  # noqa: ARG002 - it stands still, or it does not
         """Write what is pending, all at once; False if the disk stands still."""
         if self._now() < self._disk.stalled_until:
             return False
         while self._on_durable is not None and (self._in_hand is not None or self._pending):
-            self._take_group()
+            self._take_up()
             assert self._timer is not None
             self._timer.cancel()
             self._written()
@@ -160,10 +160,10 @@ class SimulatedJournal(Journal):
                 self._commit(self._in_hand[0])
         self._roll_back()
 
-    def _take_group(self) -> None:
+    def _take_up(self) -> None:
         """What the writer's thread does between two groups."""
         if self._in_hand is None and self._pending and self._on_durable is not None:
-            self._in_hand, self._pending = (self._pending, self._appended), []
+            self._in_hand, self._pending = (self._pending, self.appended), []
             stall = max(self._disk.stalled_until - self._now(), 0.0)
             self._timer = self._loop.call_later(stall + self._disk.rng.uniform(*COMMIT_SECONDS), self._written)
 
@@ -177,19 +177,14 @@ class SimulatedJournal(Journal):
             self._timer = self._loop.call_later(left + COMMIT_SECONDS[0], self._written)
             return
         (group, last), self._in_hand, self._timer = self._in_hand, None, None
-        self.answered = False
         try:
-            self._commit(group)
+            self._write_group(group, last, self._on_durable)
         except (sqlite3.Error, Unwritable) as error:
             self._roll_back()
-            if isinstance(error, Unwritable):
-                self._write_without_culprit(group, last, str(error), self._on_durable)
             on_failure, self._on_durable = self._on_failure, None
             on_failure(str(error))
             return
-        self._durable = last
-        self._on_durable(last)
-        self._take_group()
+        self._take_up()
 
     def _commit(self, group: list[Facts]) -> None:
         if self._disk.fail_next:

@@ -84,6 +84,7 @@ class Engine:
         read_only: Why nothing can be written now; None if it can.
         only_deletes: Why nothing but deletes can be written now; None if more can.
         postponed: The waits that changes have ended and that are still to be answered, by `do_chore`.
+        has_chores: Whether something is left to be done by `do_chore`.
         on_lapse: Told of each lease that lapses, while its keys are still on it; None: nobody wants to know.
     """
 
@@ -102,6 +103,7 @@ class Engine:
         self._changes = Changes(state, facts=Facts() if durable else None)
         self._asked = Requests(state, self._changes, figures=self.figures)
         self._ends: deque[Iterator[None]] = deque()  # what is left to be done for peers that have gone
+        self.has_chores: bool = False
         self._works: dict[int, Work] = {}  # by peer, each of which has one at most
         self._requests = 0
         self._now = -math.inf  # the reading of the clock at the last request
@@ -197,6 +199,7 @@ class Engine:
         end = chain(leases, self._watches.peer_closed(peer), self._waits.peer_closed(peer), unread)
         if self._ends or next(end, ENDED) is not ENDED:  # thousands of connections may end together, too
             self._ends.append(end)
+            self.has_chores = True
         session = self._session_of.pop(peer, None)
         if session is not None:
             if how is Closing.GOODBYE:
@@ -404,13 +407,9 @@ class Engine:
                 return
             places = [watchers]
         self.postponed.add(places, self.revision)
+        self.has_chores = True
 
     # -------------------------------------------------------------------------------------- what is left for later
-
-    @property
-    def has_chores(self) -> bool:
-        """Whether something is left to be done by `do_chore`."""
-        return bool(self.postponed or self._ends)
 
     def do_chore(self) -> tuple[Delivery | Answer | Overtaken, ...]:
         """Do some of what is left to be done: answer waits, the first change's first, and let go of who has gone."""
@@ -418,6 +417,7 @@ class Engine:
             self._asked.look_at_postponed()
         if self._ends and next(self._ends[0], ENDED) is ENDED:
             self._ends.popleft()
+        self.has_chores = bool(self.postponed or self._ends)
         return self._take_deliveries()
 
 

@@ -86,6 +86,7 @@ class Journal:
         new_id: The identity of the store, should it be a new one.
 
     Attributes:
+        appended: The number of the last facts appended.
         commits: How many groups have been written.
         commit_seconds: How long that has taken, all of it.
         in_doubt: Whether it is unknown if the last group is on disk.
@@ -102,8 +103,6 @@ class Journal:
         self._pid = os.getpid()
         self._database: sqlite3.Connection | None = None  # for writing; opened when it has been read
         self._pending: list[Facts] = []
-        self._appended = 0
-        self._durable = 0
         self._wake = threading.Condition()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -112,6 +111,7 @@ class Journal:
         self._mark, self._reserve = Mark(self._directory), Reserve(self._directory)
         self._store_id, self._group = "", 0  # the number of the last group that is durable
         self._untidy = True  # there may be room to be given back
+        self.appended: int = 0
         self.commits: int = 0
         self.commit_seconds: float = 0.0
         self.in_doubt: bool = False
@@ -162,23 +162,13 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------ writing
 
-    @property
-    def appended(self) -> int:
-        """The number of the last facts appended."""
-        return self._appended
-
-    @property
-    def durable(self) -> int:
-        """Up to which number they are durable."""
-        return self._durable
-
     def append(self, facts: Facts) -> int:
         """Have these facts written with the next group; their number. Never waits."""
         with self._wake:
-            self._appended += 1
+            self.appended += 1
             self._pending.append(facts)
             self._wake.notify()
-            return self._appended
+            return self.appended
 
     def start(self, *, on_durable: Callable[[int], None], on_failure: Callable[[str], None]) -> None:
         """Start the writer thread, after `load`. Both callbacks come from it.
@@ -214,7 +204,6 @@ class Journal:
         assert self._database is not None, "it has been written to before"
         with self._wake:
             self._pending.clear()
-            self._durable = self._appended
         with self._probing:
             if self._closed:
                 return False
@@ -266,36 +255,59 @@ class Journal:
         self._probing.release()
 
     def _write(self, on_durable: Callable[[int], None], on_failure: Callable[[str], None]) -> None:
-        while True:
-            with self._wake:
-                while not self._pending and not self._stopping:
-                    if not self._wake.wait(IDLE_SECONDS if self._untidy else None) and not self._pending:
-                        break
-                group, self._pending, last = self._pending, [], self._appended
-                stopping = self._stopping
-            if not group:
-                if stopping:
-                    return
-                while self._untidy and not self._pending and not self._stopping:
-                    self._tidy_up()
-                continue
+        """Write one group after the other, until nothing more is wanted, or one cannot be written."""
+        while (taken := self._take_group()) is not None:
             try:
-                self._commit_or_wait(group)
-            except Unwritable as error:
-                self._write_without_culprit(group, last, str(error), on_durable)
-                on_failure(str(error))
-                return
+                self._write_group(*taken, on_durable)
             except Exception as error:  # noqa: BLE001 - whatever it is: a writer that is silently gone stops everybody
-                self._roll_back()
                 self._judge(error)
                 on_failure(str(error))
                 return
-            self._durable = last
+
+    def _take_group(self) -> tuple[list[Facts], int] | None:
+        """Wait for something to write, and tidy up meanwhile: what it is, and its last number; None once it is over."""
+        while True:
+            with self._wake:
+                self._wake.wait_for(self._is_wanted, IDLE_SECONDS if self._untidy else None)
+                if self._pending:
+                    group, self._pending = self._pending, []
+                    return group, self.appended
+                if self._stopping:
+                    return None
+            while self._untidy and not self._is_wanted():
+                self._tidy_up()
+
+    def _is_wanted(self) -> bool:
+        return bool(self._pending) or self._stopping
+
+    def _write_group(self, group: list[Facts], last: int, on_durable: Callable[[int], None]) -> None:
+        """Write a group; if it is refused for what is in it, step by step up to the culprit, and an answer to that.
+
+        What comes after the culprit may rest upon it: it is given up, and asked again by its senders.
+
+        Raises:
+            Unwritable: Not all of it could be written, and never will be.
+            sqlite3.Error: It cannot be written now.
+        """
+        self.answered = False
+        try:
+            self._commit_or_wait(group)
+        except Unwritable as why:
+            for number, facts in enumerate(group, last - len(group) + 1):
+                try:
+                    self._commit_or_wait([facts])
+                except Unwritable:
+                    log.exception("a change is refused, since it can never be written")
+                    self._commit_or_wait([rows.refusal_of(facts, str(why))])
+                    self.answered = True
+                    raise
+                on_durable(number)
+        else:
             on_durable(last)
 
     def _commit_or_wait(self, group: list[Facts]) -> None:
         """Write a group as soon as nobody else holds SQLite's lock, and there is room for it."""
-        self.answered, said, emptied = False, False, False
+        said = emptied = False
         while True:
             try:
                 self._commit(group)
@@ -316,36 +328,14 @@ class Journal:
 
     def _judge(self, error: Exception) -> None:
         """Note what a failure leaves behind."""
-        # Those that Python raises, and not SQLite, have no code, and prove nothing.
-        code = getattr(error, "sqlite_errorcode", None)
-        if isinstance(error, sqlite3.Error) and code not in (*_WITHOUT_ITS_END, sqlite3.SQLITE_BUSY):
-            self.in_doubt = True
-        if not isinstance(error, sqlite3.Error):
+        self._roll_back()
+        if isinstance(error, sqlite3.Error):
+            # Those that Python raises, and not SQLite, have no code, and prove nothing.
+            code = getattr(error, "sqlite_errorcode", None)
+            if code not in (*_WITHOUT_ITS_END, sqlite3.SQLITE_BUSY):
+                self.in_doubt = True
+        elif not isinstance(error, Unwritable):
             log.exception("a group of facts cannot be written, which is a defect")
-
-    def _write_without_culprit(
-        self, group: list[Facts], last: int, why: str, on_durable: Callable[[int], None]
-    ) -> None:
-        """Write a group step by step, up to the one that cannot be written; of that, an answer to its sender.
-
-        What comes after it may rest upon it: it is given up, and asked again by its senders.
-        """
-        first = last - len(group) + 1
-        for number, facts in enumerate(group, first):
-            try:
-                self._commit_or_wait([facts])
-            except Unwritable:
-                log.exception("a change is refused, since it can never be written: %s", why)
-                with contextlib.suppress(Unwritable):
-                    self._commit_or_wait([rows.refusal_of(facts, why)])
-                    self.answered = True
-                return
-            except Exception as error:  # noqa: BLE001 - as in `_write`
-                self._roll_back()
-                self._judge(error)
-                return
-            self._durable = number
-            on_durable(number)
 
     def _commit(self, group: list[Facts]) -> None:
         """Write a group in one transaction.

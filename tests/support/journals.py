@@ -99,7 +99,7 @@ class OnTheLoopsClock(Journal):
         """Have these facts written soon."""
         number = super().append(facts)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self.WRITES_IN, self._write_group)
+            self._timer = asyncio.get_running_loop().call_later(self.WRITES_IN, self._write_pending)
         return number
 
     def kill(self) -> None:
@@ -110,11 +110,11 @@ class OnTheLoopsClock(Journal):
         self._database.close()
         self._lock_file.close()
 
-    def _write_group(self) -> None:
+    def _write_pending(self) -> None:
         self._timer = None
-        group, self._pending, self._durable = self._pending, [], self._appended
+        group, self._pending = self._pending, []
         self._commit(group)
-        self._on_durable(self._durable)
+        self._on_durable(self.appended)
 
     def _open_to_write(self) -> sqlite3.Connection:
         database = super()._open_to_write()

@@ -184,11 +184,9 @@ def test_facts_are_numbered_and_reported_in_order_when_they_are_durable(tmp_path
         journal.load()
         outcome = Outcome()
         outcome.start(journal)
-        assert (journal.appended, journal.durable) == (0, 0)
         assert [journal.append(change(put(number, "k"))) for number in (1, 2, 3)] == [1, 2, 3]
         outcome.wait_for(3)
         assert outcome.durable == sorted(outcome.durable)
-        assert (journal.appended, journal.durable) == (3, 3)
 
 
 def test_what_gathers_while_one_commit_runs_shares_the_next(tmp_path: Path) -> None:
@@ -200,7 +198,7 @@ def test_what_gathers_while_one_commit_runs_shares_the_next(tmp_path: Path) -> N
     assert journal.begun.acquire(timeout=60)
     for number in range(2, 102):
         journal.append(change(put(number, "k")))
-    assert journal.durable == 0
+    assert outcome.durable == []
     journal.may_commit.release(2)
     outcome.wait_for(101)
     journal.close()
@@ -281,7 +279,6 @@ def test_a_group_that_does_not_fit_is_rolled_back_whole_and_the_journal_goes_bac
     assert tried(journal) == "only deletes"
     empty_out(journal)
     assert tried(journal) == "everything"
-    assert journal.durable == journal.appended
     outcome.start(journal)
     outcome.wait_for(journal.append(change(put(2, "after"))))
     journal.close()
@@ -348,7 +345,7 @@ async def test_a_file_that_may_not_grow_rolls_a_group_back_until_it_may_again(tm
         resource.setrlimit(resource.RLIMIT_FSIZE, (128 * 1024, resource.RLIM_INFINITY))
         journal.append(change(put(2, "large", bytes(1_000_000))))
         print("failed:", outcome.wait_for_failure())
-        print(journal.load().revision, journal.durable)
+        print(journal.load().revision, outcome.durable)
         journal.try_again()
         outcome.start(journal)
         for revision in range(2, 60):
@@ -363,7 +360,7 @@ async def test_a_file_that_may_not_grow_rolls_a_group_back_until_it_may_again(tm
     """
     async with start_python("-c", textwrap.dedent(script), str(tmp_path)) as child:
         await child.line("failed: ")
-        await child.line("1 1")
+        await child.line("1 [1]")
         await child.line("each of them")
         await child.line("again: True")
         assert await child.wait() == 0
