@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -26,35 +26,14 @@ from store.server.unwritten import Unwritten
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from store.limits import Limits
     from store.server.journal import Journal
 
-__all__ = ["STOP_WITHIN", "Durability", "Host"]
+__all__ = ["STOP_WITHIN", "Durability"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
 STOP_WITHIN = 3.0  # seconds for the disk to take the last group
 TRY_AGAIN_AFTER = 1.0  # seconds between attempts to write to a disk that took nothing
-
-
-class Host(Protocol):
-    """What it needs of its server."""
-
-    def became_durable(self, number: int) -> None:
-        """Everything up to this number is on disk: what waited for it may be said."""
-        ...
-
-    def restored(self, engine: Engine) -> None:
-        """This store is served from now on: it is what is on disk."""
-        ...
-
-    def abort(self) -> None:
-        """Cut every connection, at once."""
-        ...
-
-    def timer_ended(self, timer: asyncio.Task[None]) -> None:
-        """A task has ended; if with an error, what is on disk cannot be read, or it is a defect of ours."""
-        ...
 
 
 class Durability:
@@ -63,10 +42,12 @@ class Durability:
     Args:
         engine: The store.
         journal: What writes it down; None if it is in memory only.
-        limits: How far the disk may be behind.
         clock: The server's.
         in_thread: Where the disk is waited for.
-        host: The server.
+        on_durable: Told that everything up to this number is on disk: what waited for it may be said.
+        on_restored: Told of the store that is served from now on, since it is what is on disk.
+        cut: Cuts every connection, at once.
+        ended: Told of a task that has ended; if with an error, what is on disk cannot be read, or it is a defect.
 
     Attributes:
         engine: The store; another one, once it has been read from its disk again.
@@ -80,17 +61,20 @@ class Durability:
         engine: Engine,
         journal: Journal | None,
         *,
-        limits: Limits,
         clock: Callable[[], float],
         in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
-        host: Host,
+        on_durable: Callable[[int], None],
+        on_restored: Callable[[Engine], None],
+        cut: Callable[[], None],
+        ended: Callable[[asyncio.Task[None]], None],
     ) -> None:
         self.engine: Engine = engine
         self.journal: Journal | None = journal
-        self._limits = limits
+        self._limits = engine.limits
         self._clock = clock
         self._in_thread = in_thread
-        self._host = host
+        self._on_durable, self._on_restored = on_durable, on_restored
+        self._cut, self._ended = cut, ended
         self.unwritten: Unwritten = Unwritten(durable=0, revision=engine.revision)
         self._probing: asyncio.Task[None] | None = None
         self.leaving: bool = False
@@ -142,11 +126,11 @@ class Durability:
                 await asyncio.wait([self._probing])
             # Its last reports are in the loop before this returns.
             if not await self._in_thread(lambda: journal.stop(within=STOP_WITHIN)):
-                self._host.abort()  # what is held may not be said, and whatever else comes after it
+                self._cut()  # what is held may not be said, and whatever else comes after it
 
     def _became_durable(self, number: int) -> None:
         self.unwritten.written(number)
-        self._host.became_durable(number)
+        self._on_durable(number)
 
     def _cannot_write(self, reason: str) -> None:
         """Go back to what is on disk: of what was done since, nobody has been told anything."""
@@ -156,13 +140,13 @@ class Durability:
         log.error("store %s cannot write: %s; it %s until it can", self.engine.store_id, reason, what)
         self.engine.read_only = f"the disk does not take it ({reason})"  # and so nothing more of it is recorded
         self._goes_back = True
-        self._host.abort()
+        self._cut()
         if self.leaving:
             return
         if self._probing is not None:
             self._probing.cancel()
         self._probing = asyncio.create_task(self._go_back(self.journal, self.engine.read_only))
-        self._probing.add_done_callback(self._host.timer_ended)
+        self._probing.add_done_callback(self._ended)
 
     async def _go_back(self, journal: Journal, why: str) -> None:
         """Serve what is on disk, and take writes again as soon as the disk does.
@@ -174,7 +158,7 @@ class Durability:
         self.engine = engine
         self._goes_back = False
         self.unwritten = Unwritten(durable=journal.appended, revision=engine.revision)
-        self._host.restored(engine)
+        self._on_restored(engine)
         if not journal.answered:  # else who caused it is told so by a reply that is kept: the disk takes all else
             # Not before clients have been refused what it did not take: there may be room for the probe and not for
             # what failed. Its client, which is about to come back and ask again, would else have it fail again, with

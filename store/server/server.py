@@ -95,7 +95,14 @@ class Server:
         self.table: Table = Table(engine.limits, clock)
         # On virtual time there are no threads, and its clock stands still while requests are carried out.
         self.durability: Durability = Durability(
-            engine, journal, limits=engine.limits, clock=clock, in_thread=in_thread, host=self
+            engine,
+            journal,
+            clock=clock,
+            in_thread=in_thread,
+            on_durable=self._became_durable,
+            on_restored=self.restored,
+            cut=self.abort,
+            ended=self.timer_ended,
         )
         self._memory = Memory(engine.limits, self._peers, self.durability, self.table)
         self._reception = Reception(self._peers, self.durability, self.table, token=token, clock=clock)
@@ -178,10 +185,7 @@ class Server:
             "commit_seconds": 0.0 if journal is None else journal.commit_seconds,
         }
 
-    # ------------------------------------------------------------------------------------------ told by its disk
-
-    def became_durable(self, number: int) -> None:
-        """Everything up to this number is on disk: what waited for it may be said."""
+    def _became_durable(self, number: int) -> None:
         self.conversations.became_durable(number)
 
     def restored(self, engine: Engine) -> None:

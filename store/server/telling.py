@@ -1,8 +1,8 @@
 """Shell: what peers are told: answers, events and farewells, queued with each peer and written once per batch.
 
 From a change to the queueing of everything it means to others there is no `await`: nothing slips between. What one
-change means to many is told in slices (`turns`), and whoever is to be told anything else meanwhile is told that first:
-for each peer the order stays.
+change means to many is announced, in slices (S11), and whoever is to be told anything else meanwhile is told that
+first: for each peer the order stays.
 
 A peer that reads too slowly fills only its own outbox. Past `outbox_bytes_max` its watches end, each with the last
 revision sent, and its client resumes from the next.
@@ -19,7 +19,6 @@ from store.engine.engine import Answer, Delivery, Overtaken
 from store.messages import Failed, FailureKind
 from store.protocol import wire
 from store.server.outbox import PIECE_BYTES, weight
-from store.server.turns import AT_ONCE, Announcement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +33,8 @@ __all__ = ["Telling"]
 log: logging.Logger = logging.getLogger(__name__)
 
 SHARED_BYTES = 16 * 1024  # events from here on are queued as they are, and not copied for each who watches
-TOLD_AT_ONCE = 16  # peers, before it is asked how long that has taken
+AT_ONCE = 64  # who are told of a change before others have a turn
+WRITTEN_AT_ONCE = 16  # peers, before it is asked how long that has taken
 POSTPONED_MOST = 64  # changes that have each ended more waits than are answered at once; no more are made meanwhile
 ANNOUNCEMENTS_MOST = 256  # that have begun; while there are so many, no more changes are made
 EVENTS_HEAD_BYTES = len(wire.frame_events(0, b""))  # what each watch has of its own in a frame of events
@@ -69,7 +69,8 @@ class Telling:
         self._memory = memory
         self._stopwatch = stopwatch
         self._have_pass = have_pass
-        self._announcements: deque[tuple[Announcement[Any], Callable[[Peer, Any], None]]] = deque()  # in order
+        # In order: who is still to be told, by number, what of a change; and how.
+        self._announcements: deque[tuple[OrderedDict[int, list[Any]], Callable[[Peer, Any], None]]] = deque()
         self._ended: set[tuple[int, int]] = set()  # watches that have ended while they were among those to be told
         self.dirty: OrderedDict[Peer, None] = OrderedDict()
         self._later: OrderedDict[Peer, None] = OrderedDict()  # and those that are written to in the passes to come
@@ -126,7 +127,10 @@ class Telling:
     def _announce(self, items: Sequence[tuple[int, Any]], tell: Callable[[Peer, Any], None]) -> None:
         """Tell all of these what was just done: a few at once, and many in the passes to come."""
         if len(items) > AT_ONCE:
-            self._announcements.append((Announcement(items), tell))
+            left: OrderedDict[int, list[Any]] = OrderedDict()
+            for peer_id, what in items:
+                left.setdefault(peer_id, []).append(what)
+            self._announcements.append((left, tell))
             self._have_pass()
             return
         for peer_id, what in items:
@@ -136,8 +140,8 @@ class Telling:
 
     def _catch_up(self, peer: Peer) -> None:
         """Tell a peer what is still to come of earlier changes, before it is told anything else."""
-        for announcement, tell in self._announcements:
-            for what in announcement.take(peer.id):
+        for left, tell in self._announcements:
+            for what in left.pop(peer.id, ()):
                 tell(peer, what)
 
     # ------------------------------------------------------------------------------------------ in the next passes
@@ -170,22 +174,21 @@ class Telling:
     def _announce_on(self) -> bool:
         """Tell some of those who are still to be told of the first change."""
         if self._announcements:
-            announcement, tell = self._announcements[0]
-            for _ in range(AT_ONCE):
-                if announcement.over:
-                    self._announcements.popleft()
-                    break
-                peer_id, left = announcement.next()
+            left, tell = self._announcements[0]
+            for _ in range(min(len(left), AT_ONCE)):
+                peer_id, items = left.popitem(last=False)
                 if (peer := self._peers.get(peer_id)) is not None:  # it may have gone meanwhile
-                    for what in left:
+                    for what in items:
                         tell(peer, what)
+            if not left:
+                self._announcements.popleft()
         if not self._announcements:
             self._ended.clear()
         return bool(self._announcements)
 
     def _flush_later(self) -> bool:
         """Write what some of those have queued who are told of one change with many others."""
-        for _ in range(min(len(self._later), TOLD_AT_ONCE)):
+        for _ in range(min(len(self._later), WRITTEN_AT_ONCE)):
             peer, _ = self._later.popitem(last=False)
             peer.flush()
             peer.read_on()

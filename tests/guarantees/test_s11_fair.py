@@ -44,7 +44,8 @@ from store.messages import (
 )
 from store.protocol import wire
 from store.protocol.wire import Events, Reply
-from store.server.turns import AT_ONCE, PASS, TURN
+from store.server.telling import AT_ONCE
+from store.server.turns import PASS, TURN
 from tests.support.by_hand import Desk
 from tests.support.stores import Peer, introduce
 

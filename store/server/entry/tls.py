@@ -2,7 +2,7 @@
 
 asyncio would do this by itself, and drop without a word whatever fails in it; each connection would take 290 KiB, and
 keep them, after it has gone, until Python's collector comes by. Here one takes what OpenSSL takes, and gives it back
-when it ends. Nothing is made for a client before its first record is whole, which costs it as many bytes as us.
+when it ends.
 
 A client with TLS speaks first, and its first byte is known. A client without TLS waits for our greeting, and would wait
 until both give up; it is told, in its own protocol, what this port speaks. Everyone who is turned away costs one line
@@ -29,7 +29,6 @@ __all__ = ["TLS_BYTES", "TlsLayer"]
 
 TLS_BYTES: Final = 24 * 1024  # what a connection takes more than one without TLS, nearly all of it OpenSSL's
 HANDSHAKE: Final = 0x16  # the content type of a client's first record: RFC 8446, B.1
-HEADER_BYTES: Final = 5  # of a record: its type, two bytes of a version, and two that say how long it is
 RECORD_BYTES: Final = 16 * 1024  # the most that a record carries before it is encrypted: RFC 8446, 5.1
 HANDSHAKE_BYTES: Final = 64 * 1024  # with so many and no agreement, its certificates included, a client is turned away
 # Seconds in which a client with TLS has begun to speak, if it is in good health; one that is not will come again.
@@ -78,7 +77,6 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._raw: asyncio.Transport
         self._name = "a client"
         self._came_at = 0.0
-        self._hello = bytearray()  # the first record, until it is whole
         self._said = 0  # bytes that have come and have led to no agreement
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls: ssl.SSLObject | None = None
@@ -113,18 +111,21 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         """Bytes have come."""
         if self._ending:
             return
-        data = self._table.raw[:nbytes]
         if self._tls is None:
-            self._hear_hello(data)
-        else:
-            self._incoming.write(data)
-            if self._agreed:
-                self._decrypt()
+            if self._table.raw[0] != HANDSHAKE:
+                self._turn_away("what it says is not TLS", self._farewell)
                 return
-            self._shake_hands()
+            self._tls = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+            is_late = partial(self._turn_away, f"no handshake within {self._within:g} s")
+            self._table.expect(self, self._came_at + self._within - self._table.clock(), is_late)
+        self._incoming.write(self._table.raw[:nbytes])
+        if self._agreed:
+            self._decrypt()
+            return
+        agreed = self._shake_hands()
         # Afterwards: behind the client's last word of the handshake its first request may have come, however large.
         self._said += nbytes
-        if not self._agreed and self._said > HANDSHAKE_BYTES:  # OpenSSL would hold all of a hello that has no end
+        if not agreed and self._said > HANDSHAKE_BYTES:  # OpenSSL would hold all of a hello that has no end
             self._turn_away(f"it has agreed on nothing with {self._said} bytes")
 
     def eof_received(self) -> bool:
@@ -161,44 +162,28 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
 
     # the handshake
 
-    def _hear_hello(self, data: memoryview) -> None:
-        """Look at the first record; nothing is made for a client that has not sent all of it."""
-        if not self._hello:
-            is_late = partial(self._turn_away, f"no handshake within {self._within:g} s")
-            self._table.expect(self, self._came_at + self._within - self._table.clock(), is_late)
-        self._hello += data
-        if self._hello[0] != HANDSHAKE:
-            self._turn_away("what it says is not TLS", self._farewell)
-            return
-        is_record = len(self._hello) < 2 or self._hello[1] == 3  # the same in all versions
-        size = int.from_bytes(self._hello[3:HEADER_BYTES], "big") if len(self._hello) >= HEADER_BYTES else 0
-        if is_record and size <= RECORD_BYTES and len(self._hello) < HEADER_BYTES + size:
-            return
-        self._tls = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._incoming.write(self._hello)
-        self._hello = bytearray()
-        self._shake_hands()
-
-    def _shake_hands(self) -> None:
+    def _shake_hands(self) -> bool:
+        """Go on with the handshake; whether both sides have agreed."""
         assert self._tls is not None, "it has said hello"
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
             self._send()
-            return
+            return False
         except ssl.SSLError as error:
             self._send()  # why, as an alert
             self._turn_away(_describe(error))
-            return
+            return False
         self._send()
         self._table.went(self)
         forget(self)
         self._agreed = True
         self._inner.connection_made(self)
         self._decrypt()
+        return True
 
     def _hung_up(self) -> None:
-        if self._hello or self._tls is not None:  # else it has said nothing wrong: a port is looked at by many
+        if self._tls is not None:  # else it has said nothing wrong: a port is looked at by many
             self._turn_away(HUNG_UP)
 
     def _turn_away(self, why: str, farewell: bytes = b"") -> None:

@@ -61,25 +61,6 @@ class ByHand:
         self.only_deletes = False
 
 
-class Told:
-    """A server that notes what it is told."""
-
-    def __init__(self) -> None:
-        self.said: list[Any] = []
-
-    def became_durable(self, number: int) -> None:
-        self.said.append(number)
-
-    def restored(self, engine: Engine) -> None:  # noqa: ARG002
-        self.said.append("restored")
-
-    def abort(self) -> None:
-        self.said.append("abort")
-
-    def timer_ended(self, timer: asyncio.Task[None]) -> None:
-        self.said.append(timer.cancelled() or timer.exception())
-
-
 async def at_once(work: Callable[[], Any]) -> Any:
     """Where the disk is waited for, there is no thread."""
     return work()
@@ -89,7 +70,7 @@ class Store:
     """An engine whose journal is written by hand."""
 
     def __init__(self, journal: ByHand | None, **limits: Any) -> None:
-        self.told = Told()
+        self.said: list[Any] = []
         self.engine = Engine(store_id="it", limits=Limits(**limits), durable=True)
         self.engine.connect(1, session_id=b"s" * 16, now=0.0)
         self.engine.take_facts()
@@ -97,10 +78,12 @@ class Store:
         self.durability = Durability(
             self.engine,
             cast("Journal | None", journal),
-            limits=self.engine.limits,
             clock=asyncio.get_running_loop().time,
             in_thread=at_once,
-            host=self.told,
+            on_durable=self.said.append,
+            on_restored=lambda _: self.said.append("restored"),
+            cut=lambda: self.said.append("cut"),
+            ended=lambda task: self.said.append(task.cancelled() or task.exception()),
         )
         self.durability.start()
 
@@ -121,7 +104,7 @@ async def test_without_a_journal_nothing_waits() -> None:
     assert one.durability.unwritten.appended == one.durability.unwritten.durable == 0
     assert one.durability.refusal() is None
     await one.durability.stop()
-    assert one.told.said == []
+    assert one.said == []
 
 
 async def test_what_was_done_waits_until_the_journal_has_it_and_too_much_of_it_is_too_much() -> None:
@@ -133,9 +116,9 @@ async def test_what_was_done_waits_until_the_journal_has_it_and_too_much_of_it_i
     one.put(bytes(2000))
     assert one.durability.behind
     journal.durable(2)
-    assert one.told.said == [], "it is said in the loop, not in the journal's thread"
+    assert one.said == [], "it is said in the loop, not in the journal's thread"
     await passes()
-    assert one.told.said == [2]
+    assert one.said == [2]
     assert (one.durability.unwritten.durable, one.durability.behind) == (2, False)
 
 
@@ -147,7 +130,7 @@ async def test_a_disk_that_takes_nothing_costs_what_it_has_not_taken_and_is_trie
     journal.fail("no room")
     await passes()
     await passes()
-    assert one.told.said == ["abort", "restored"]
+    assert one.said == ["cut", "restored"]
     engine = one.durability.engine
     assert engine is not one.engine
     assert (engine.revision, engine.read_only) == (0, "the disk does not take it (no room)")
@@ -184,7 +167,7 @@ async def test_a_disk_that_cannot_be_read_back_ends_the_service() -> None:
     assert "the store is read from its disk again" in str(one.durability.refusal())
     await passes()
     await passes()
-    assert journal.unreadable in one.told.said
+    assert journal.unreadable in one.said
 
 
 async def test_leaving_ends_the_trying_and_cuts_everybody_off_if_the_disk_hangs() -> None:
@@ -194,10 +177,10 @@ async def test_leaving_ends_the_trying_and_cuts_everybody_off_if_the_disk_hangs(
     journal.fail("no room")
     await passes()
     await one.durability.stop()
-    assert one.told.said[-1] == "abort"
-    assert True in one.told.said, "the trying was cancelled"
+    assert one.said[-1] == "cut"
+    assert True in one.said, "the trying was cancelled"
     one.put()
     assert one.durability.unwritten.appended == 0, "nothing more is taken on"
     journal.fail("once more")
     await passes()
-    assert one.told.said[-1] == "abort"
+    assert one.said[-1] == "cut"

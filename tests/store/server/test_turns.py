@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from store.server.turns import PASS, TURN, Announcement, Turns
+from store.server.turns import PASS, TURN, Turns
 
 
 def test_who_has_had_no_turn_goes_first_and_nobody_has_a_second_one_before_all_others_have_had_theirs() -> None:
@@ -52,13 +52,3 @@ def test_it_is_known_whether_all_have_had_a_turn_who_came_before_now() -> None:
     turns.wait("a", used=False)
     assert not turns.waits(came), "it has come again, for something else"
     assert turns.waits(turns.came)
-
-
-def test_who_is_to_be_told_something_else_is_told_this_first_and_nobody_twice() -> None:
-    announcement = Announcement([(number % 3, f"watch {number}") for number in range(5)])
-    assert announcement.next() == (0, ["watch 0", "watch 3"])
-    assert announcement.take(2) == ["watch 2"]
-    assert announcement.take(2) == announcement.take(0) == announcement.take(4711) == []
-    assert not announcement.over
-    assert announcement.next() == (1, ["watch 1", "watch 4"])
-    assert announcement.over

@@ -198,19 +198,6 @@ async def test_who_fails_at_what_it_hears_late_is_hung_up_on_as_one_who_fails_at
     assert conversation.line.aborted
 
 
-async def test_a_first_record_that_is_too_long_is_not_waited_for() -> None:
-    """What has come of it was kept until its time was over: 64 KiB for each who claims so much."""
-    clock = asyncio.get_running_loop().time
-    table = Table(Limits(), clock)
-    line = Line()
-    layer = TlsLayer(Inside(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), table, within=9.0, farewell=b"")
-    layer.connection_made(line)
-    hello = b"\x16\x03\x01\xff\xff\x01\x00\xff\xfb"
-    layer.get_buffer(-1)[: len(hello)] = hello
-    layer.buffer_updated(len(hello))
-    assert line.closing
-
-
 async def test_who_looks_at_a_port_and_resets_the_connection_has_said_nothing_wrong(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
