@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.cli.command import DONE, FAILED, RUN, argument, command, duration, flag, say
+from rdzv.cli.command import DONE, FAILED, RUN, argument, command, duration, flag, option, say
 from rdzv.cli.reach import open_store
 from rdzv.core.asking import ANSWER_TTL, KILL, STACKS, Question, unpack_answer
 from rdzv.display.stacks import describe_groups, processes_in
@@ -145,15 +145,9 @@ def rate(text: str) -> Rate:
     "chaos",
     "kill nodes of a run of one's own at random, to rehearse failures",
     *RUN,
-    argument(
-        "--kill",
-        type=rate,
-        required=True,
-        metavar="N/TIME",
-        help="kill nodes, launcher and processes: 1/10m is once in ten minutes",
-    ),
-    argument("--for", dest="lasting", type=duration, metavar="SECONDS", help="end after so long; without, by Ctrl-C"),
-    argument("--seed", type=int, metavar="N", help="of what happens when, and to whom; without it, another each time"),
+    option("--kill N/TIME", rate, "kill nodes, launcher and processes: 1/10m is once in ten minutes", required=True),
+    option("--for SECONDS", duration, "end after so long; without, by Ctrl-C", dest="lasting"),
+    option("--seed N", int, "of what happens when, and to whom; without it, another each time"),
     flag("--yes", "this really kills: without it nothing is done"),
     limited=False,
 )

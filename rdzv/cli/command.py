@@ -65,6 +65,7 @@ __all__ = [
     "duration",
     "flag",
     "limited_by_timeout",
+    "option",
     "say",
     "whole_number",
 ]
@@ -100,9 +101,19 @@ def argument(*names: str, **settings: Any) -> Argument:
     return Argument(names, settings)
 
 
+def option(
+    named: str, kind: Callable[[str], Any] | None, help: str, *, default: Any = None, **settings: Any
+) -> Argument:
+    """Describe an option with a value, as `--grace SECONDS`; its default, if it has any, is told with the help."""
+    name, _, metavar = named.partition(" ")
+    shown = f"{default:g}" if isinstance(default, float) else default
+    told = f"{help} (default: {shown})" if default not in (None, ()) else help
+    return argument(name, metavar=metavar, type=kind, default=default, help=told.replace("%", "%%"), **settings)
+
+
 def flag(name: str, help: str, **settings: Any) -> Argument:
     """Describe an option that is given or not."""
-    return argument(name, action="store_true", help=help, **settings)
+    return argument(name, **{"action": "store_true", "help": help, **settings})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,12 +177,11 @@ def whole_number(at_least: int) -> Callable[[str], Any]:
     return argument_type(value_types.whole_number(at_least))
 
 
-TIMEOUT: Final = argument(
-    "--timeout",
-    type=duration,
+TIMEOUT: Final = option(
+    "--timeout SECONDS",
+    duration,
+    "seconds the command may take; if it runs until stopped, until its first output",
     default=ANSWER_WITHIN,
-    metavar="SECONDS",
-    help="seconds the command may take; if it runs until stopped, until its first output (default: %(default)g)",
 )
 RUN: Final = (argument("url", metavar="URL", help="scheme://host[:port]/run_id[?parameters]"), TIMEOUT)
 STORE: Final = (argument("url", metavar="URL", help="scheme://host[:port][/run_id][?parameters]"), TIMEOUT)

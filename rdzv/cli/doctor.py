@@ -22,7 +22,7 @@ from anyio.abc import SocketAttribute
 import store
 from rdzv._version import __version__
 from rdzv.backends.credentials import with_expected_nodes
-from rdzv.cli.command import DONE, FAILED, JSON, STORE, argument, command, say
+from rdzv.cli.command import DONE, FAILED, JSON, STORE, command, option, say
 from rdzv.cli.reach import open_run, open_store, settings_of
 from rdzv.config.endpoint import split_url
 from rdzv.core.addresses import is_loopback
@@ -76,7 +76,7 @@ class Check(NamedTuple):
     "doctor",
     "look from this node for what keeps a run from meeting, and say what to do",
     *STORE,
-    argument("--expected", metavar="FILE", help="names of nodes, one a line, that should be in the run"),
+    option("--expected FILE", None, "names of nodes, one a line, that should be in the run"),
     JSON,
     limited=False,
 )

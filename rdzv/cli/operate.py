@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from rdzv.cli.command import DONE, RUN, argument, command, duration, flag, say, whole_number
+from rdzv.cli.command import DONE, RUN, argument, command, duration, flag, option, say, whole_number
 from rdzv.cli.look import read
 from rdzv.cli.reach import check_exists, open_run, open_store
 from rdzv.config.resizing import describe_size
@@ -14,9 +13,6 @@ from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 from rdzv.node.status import read_nodes
 from store import when
 from store.printable import first_of, in_words
-
-if TYPE_CHECKING:
-    from rdzv.cli.command import Argument
 
 NAMED_MOST = 8  # nodes, and values of an attribute
 
@@ -28,11 +24,8 @@ def _attribute(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _where(help: str) -> Argument:
-    return argument("--where", type=_attribute, metavar="ATTRIBUTE=VALUE", help=help)
-
-
 REASON = argument("--reason", default="", help="why; whom it concerns is told")
+WHERE = "--where ATTRIBUTE=VALUE"
 NODE = argument("node", metavar="NODE", help="the node's id")
 NODE_OR_WHERE = argument("node", metavar="NODE", nargs="?", help="the node's id")
 
@@ -80,12 +73,10 @@ async def _reopen(options: argparse.Namespace) -> int:
     "keep a node out of a run",
     *RUN,
     NODE_OR_WHERE,
-    _where("instead of NODE: all nodes with this attribute, also those that come later"),
+    option(WHERE, _attribute, "instead of NODE: all nodes with this attribute, also those that come later"),
     REASON,
     flag("--now", "put it out of its round at once, not only of the next one"),
-    argument(
-        "--for", dest="lasts", type=duration, metavar="SECONDS", help="for how long, say 10m (default: until unban)"
-    ),
+    option("--for SECONDS", duration, "for how long, say 10m (default: until unban)", dest="lasts"),
 )
 async def _ban(options: argparse.Namespace) -> int:
     await _check_who_is_meant(options)
@@ -117,7 +108,7 @@ async def _no_such_node(options: argparse.Namespace, name: str) -> str:
     "let a banned node come again",
     *RUN,
     NODE_OR_WHERE,
-    _where("instead of NODE: what has banned all nodes with this attribute"),
+    option(WHERE, _attribute, "instead of NODE: what has banned all nodes with this attribute"),
 )
 async def _unban(options: argparse.Namespace) -> int:
     await _check_who_is_meant(options)
@@ -138,14 +129,7 @@ async def _unban(options: argparse.Namespace) -> int:
     *RUN,
     NODE,
     REASON,
-    argument(
-        "--in",
-        dest="within",
-        type=duration,
-        default=120.0,
-        metavar="SECONDS",
-        help="from now; then it leaves, wherever the others are (default: %(default)g)",
-    ),
+    option("--in SECONDS", duration, "from now; then it leaves, wherever the others are", default=120.0, dest="within"),
 )
 async def _drain(options: argparse.Namespace) -> int:
     async with open_run(options) as handler:
@@ -158,8 +142,8 @@ async def _drain(options: argparse.Namespace) -> int:
     "resize",
     "give a run another minimum or maximum of nodes while it lives",
     *RUN,
-    argument("--min", type=whole_number(1), metavar="N", help="the fewest nodes of a round; not given: as it is"),
-    argument("--max", type=whole_number(1), metavar="N", help="the most nodes of a round; not given: as it is"),
+    option("--min N", whole_number(1), "the fewest nodes of a round; not given: as it is"),
+    option("--max N", whole_number(1), "the most nodes of a round; not given: as it is"),
     REASON,
 )
 async def _resize(options: argparse.Namespace) -> int:

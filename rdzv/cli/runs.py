@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 import store
-from rdzv.cli.command import DONE, FAILED, JSON, RUN, STORE, argument, command, flag, say, whole_number
+from rdzv.cli.command import DONE, FAILED, JSON, RUN, STORE, command, flag, option, say, whole_number
 from rdzv.cli.reach import no_such_run, open_run, open_store, settings_of
 from rdzv.config.settings import parse
 from rdzv.core.round import Round
@@ -39,7 +39,7 @@ GONE_WITHIN: Final = 5.0  # seconds in which the nodes of a run that was closed 
     "ping",
     "measure how quickly a store answers",
     *STORE,
-    argument("--count", type=whole_number(1), metavar="N", default=5, help="how often (default: %(default)s)"),
+    option("--count N", whole_number(1), "how often", default=5),
 )
 async def _ping(options: argparse.Namespace) -> int:
     url = settings_of(options.url).endpoint.url

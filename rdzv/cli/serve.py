@@ -25,7 +25,7 @@ import anyio
 
 import store
 from rdzv.backends.credentials import load_certificate, read_secret, server_context
-from rdzv.cli.command import DONE, Argument, argument, argument_type, command, flag
+from rdzv.cli.command import DONE, Argument, argument, argument_type, command, flag, option
 from rdzv.config import value_types
 from rdzv.config.endpoint import SCHEMES
 from rdzv.errors import RendezvousSettingsError
@@ -62,29 +62,29 @@ def _limit(limit: dataclasses.Field[Any]) -> Argument:
 @command(
     "serve",
     "serve a store that outlives the nodes of its runs",
-    argument(
-        "--host",
-        help="address or name to listen on; '' is every address, IPv4 and IPv6 (default: every address if a token, "
-        "mutual TLS or --insecure says who may come, else loopback)",
+    option(
+        "--host ADDRESS",
+        None,
+        "address or name to listen on; '' is every address, IPv4 and IPv6 (default: every address if a token, mutual "
+        "TLS or --insecure says who may come, else loopback)",
     ),
-    argument("--port", type=PORT, default=DEFAULT_PORT, help="port; 0 takes a free one (default: %(default)s)"),
-    argument("--data-dir", metavar="DIR", help="keep the store here, through restarts; without, in memory only"),
-    argument(
-        "--token-file",
-        metavar="FILE",
-        help="file with the secret that clients must prove to know; without, RDZV_TOKEN_FILE or RDZV_TOKEN is taken",
+    option("--port PORT", PORT, "port; 0 takes a free one", default=DEFAULT_PORT),
+    option("--data-dir DIR", None, "keep the store here, through restarts; without, in memory only"),
+    option(
+        "--token-file FILE",
+        None,
+        "file with the secret that clients must prove to know; without, RDZV_TOKEN_FILE or RDZV_TOKEN is taken",
     ),
-    argument("--cert", metavar="FILE", help="PEM file with the certificate; turns TLS on"),
-    argument("--key", metavar="FILE", help="PEM file with its private key"),
-    argument("--ca", metavar="FILE", help="PEM file with the authorities that clients' certificates must come from"),
+    option("--cert FILE", None, "PEM file with the certificate; turns TLS on"),
+    option("--key FILE", None, "PEM file with its private key"),
+    option("--ca FILE", None, "PEM file with the authorities that clients' certificates must come from"),
     flag("--insecure", "listen beyond loopback without token or mutual TLS"),
-    argument("--port-file", metavar="FILE", help="write the port here once the store listens"),
-    argument(
-        "--http-port",
-        type=PORT,
-        metavar="PORT",
-        help="also serve health, metrics, JSON and a page about the runs over HTTP; 0 takes a free port; with a token "
-        "and no TLS on loopback only",
+    option("--port-file FILE", None, "write the port here once the store listens"),
+    option(
+        "--http-port PORT",
+        PORT,
+        "also serve health, metrics, JSON and a page about the runs over HTTP; 0 takes a free port; with a token and "
+        "no TLS on loopback only",
     ),
     *map(_limit, dataclasses.fields(store.Limits)),
 )

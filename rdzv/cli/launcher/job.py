@@ -1,7 +1,7 @@
 """What `rdzv run` runs, where each process stands among all processes of the round, and what it is told. Pure.
 
-**Flags.** Each field of `Job` that a user chooses says by `_option` how it is given: its flag, default and help stand
-here and nowhere else.
+**Flags.** Each field of `Job` that a user chooses says by `_option` or `_flag` how it is given: its name, default
+and help stand here and nowhere else.
 
 **Ranks.** A node says how many processes it runs in an attribute, `nproc`, beside the user's own attributes, and leaves
 the payload alone. The members are read once a round, in order of rank; a node's first process comes after all processes
@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rdzv.cli.command import Argument, argument, duration, whole_number
+from rdzv.cli.command import Argument, argument, duration, flag, option, whole_number
 from rdzv.errors import RendezvousStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rdzv.core.round import Participant
     from rdzv.membership import RendezvousInfo
@@ -57,9 +57,15 @@ def _signal(text: str) -> signal.Signals:
     return signal.Signals[f"SIG{name}"]
 
 
-def _option(flag: str, otherwise: Any, /, **settings: Any) -> Any:
-    """A field that a flag chooses, given what it is without."""
-    return field(default=otherwise, metadata={"flag": flag, "settings": {"default": otherwise, **settings}})
+def _option(named: str, kind: Callable[[str], Any] | None, help: str, default: Any = None, without: Any = None) -> Any:
+    """A field that an option chooses; `without` is what it is without, if that is not the option's default."""
+    by = option(named, kind, help, default=default)
+    return field(default=default if without is None else without, metadata={"by": by})
+
+
+def _flag(name: str, help: str, *, default: bool) -> Any:
+    """A field that a flag turns to the opposite of its default."""
+    return field(default=default, metadata={"by": flag(name, help, action=f"store_{str(not default).lower()}")})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,120 +83,84 @@ class Job:
     says_cost: bool = True
     # What is started here, and how.
     nproc: int = _option(
-        "--nproc",
-        1,
-        default=None,  # under Slurm another number than 1 is meant
-        type=whole_number(1),
-        metavar="N",
-        help="processes here (default: 1, and under Slurm one for each GPU of the node's)",
+        "--nproc N",
+        whole_number(1),
+        "processes here (default: 1, under Slurm one for each GPU of the node's)",
+        without=1,
     )
     preload: tuple[str, ...] = _option(
-        "--preload",
+        "--preload MODULES",
+        _modules,
+        "torch,numpy, say: import these once, and fork the processes of a Python command from there, so that a restart "
+        "does not import them again",
         (),
-        type=_modules,
-        metavar="MODULES",
-        help="torch,numpy, say: import these once, and fork the processes of a Python command from there, so that a "
-        "restart does not import them again",
     )
-    standby: int = _option(
-        "--standby",
-        0,
-        type=whole_number(0),
-        metavar="N",
-        help="with --preload: processes that are forked ahead (default: 0)",
-    )
+    standby: int = _option("--standby N", whole_number(0), "with --preload: processes that are forked ahead", 0)
     # What a process's end means for the run.
-    max_restarts: int = _option(
-        "--max-restarts",
-        0,  # as PyTorch's default
-        type=whole_number(0),
-        metavar="N",
-        help="of the run, after failures (default: 0)",
-    )
+    max_restarts: int = _option("--max-restarts N", whole_number(0), "of the run, after failures", 0)  # as PyTorch's
     give_up_status: int = _option(
-        "--give-up-status",
+        "--give-up-status N",
+        whole_number(1),
+        "a process that exits with it ends the run on every node, with this status",
         93,
-        type=whole_number(1),
-        metavar="N",
-        help="a process that exits with it ends the run on every node, with this status (default: %(default)d)",
     )
     no_progress: int = _option(
-        "--no-progress",
+        "--no-progress N",
+        whole_number(0),
+        f"give the run up after so many rounds, one after the other, that ended by a failure or a loss before any "
+        f"process had written the file {CHECKPOINT_FILE}, or told of a second step; 0: never",
         0,
-        type=whole_number(0),
-        metavar="N",
-        help=f"give the run up after so many rounds, one after the other, that ended by a failure or a loss before any "
-        f"process had written the file {CHECKPOINT_FILE}, or told of a second step (default: 0, never)",
     )
     # How processes end that are well, since nodes come or this one leaves.
     drain_on: signal.Signals | None = _option(  # noqa: RUF009  it makes a field
-        "--drain-on",
-        None,
-        type=_signal,
-        metavar="SIGNAL",
-        help="TERM, say: announce on it that this node leaves, and leave in good order; a second one ends it at once",
+        "--drain-on SIGNAL",
+        _signal,
+        "TERM, say: announce on it that this node leaves, and leave in good order; a second one ends it at once",
     )
     drain_in: float = _option(
-        "--drain-in",
-        30.0,
-        type=duration,
-        metavar="SECONDS",
-        help="that this node then has, less than whoever sends the signal allows (default: %(default)g)",
+        "--drain-in SECONDS", duration, "that this node then has, less than whoever sends the signal allows", 30.0
     )
     on_change: OnChange = _option(  # noqa: RUF009  it makes a field
-        "--on-change",
-        OnChange.TERM,
-        type=OnChange,
-        metavar="{term,usr1,checkpoint}",
-        help=f"when nodes wait to come in: end the processes at once (term); tell them by SIGUSR1, so that they end by "
+        "--on-change term|usr1|checkpoint",
+        OnChange,
+        f"when nodes wait to come in: end the processes at once (term); tell them by SIGUSR1, so that they end by "
         f"themselves (usr1); or wait until one has written the file {CHECKPOINT_FILE} (checkpoint); the last two for "
-        f"as long as --grace (default: term)",
+        f"as long as --grace",
+        "term",
+        without=OnChange.TERM,
     )
     grace: float = _option(
-        "--grace",
-        10.0,
-        type=duration,
-        metavar="SECONDS",
-        help="from SIGTERM to SIGKILL, and the longest wait for a checkpoint (default: %(default)g)",
+        "--grace SECONDS", duration, "from SIGTERM to SIGKILL, and the longest wait for a checkpoint", 10.0
     )
     # What is seen of the processes, and who may look.
-    prefix: bool = _option(
-        "--no-prefix",
-        True,
-        action="store_false",
-        help="pass output through, without the rank before each line",
-    )
+    prefix: bool = _flag("--no-prefix", "pass output through, without the rank before each line", default=True)
     log_dir: str | None = _option(
-        "--log-dir",
-        None,
-        metavar="DIR",
-        help="also write what each process writes into DIR/RUN/round-N/rank-R.log",
+        "--log-dir DIR", None, "also write what each process writes into DIR/RUN/round-N/rank-R.log"
     )
-    stacks: bool = _option(
+    stacks: bool = _flag(
         "--no-stacks",
-        True,
-        action="store_false",
-        help="do not let Python processes of the command write their stacks when asked, by a folder in PYTHONPATH",
+        "do not let Python processes of the command write their stacks when asked, by a folder in PYTHONPATH",
+        default=True,
     )
-    remote_stacks: bool = _option(
+    remote_stacks: bool = _flag(
         "--no-remote-stacks",
-        True,
-        action="store_false",
-        help="refuse rdzv stacks: the stacks of the processes are for this node's log alone",
+        "refuse rdzv stacks: the stacks of the processes are for this node's log alone",
+        default=True,
     )
-    allow_chaos: bool = _option(
-        "--allow-chaos",
-        False,
-        action="store_true",
-        help="let rdzv chaos kill this node, to rehearse a failure",
-    )
+    allow_chaos: bool = _flag("--allow-chaos", "let rdzv chaos kill this node, to rehearse a failure", default=False)
+
+    @property
+    def takes_output(self) -> bool:
+        """Whether the launcher reads what processes write, and passes it on."""
+        return self.prefix or self.log_dir is not None
 
 
 def arguments() -> Iterator[Argument]:
     """Yield the flags of a job."""
     for each in fields(Job):
         if each.metadata:
-            yield argument(each.metadata["flag"], dest=each.name, **each.metadata["settings"])
+            by: Argument = each.metadata["by"]
+            yield argument(*by.names, **by.settings, dest=each.name)
 
 
 class Place(NamedTuple):

@@ -258,7 +258,7 @@ class JobRound:
         if self._tells:
             await be_first(self._info.store, self._info.node_id)  # others may fail as soon as processes here have ended
             for process in self._processes:
-                process.tell(signal.SIGUSR1)
+                process.send(signal.SIGUSR1)
         return wait
 
     def _is_over(self, wait: Wait) -> bool:
@@ -405,7 +405,7 @@ class JobRound:
                 await self.stacks(),
             )
         for process in self._processes:
-            process.kill()
+            process.send(signal.SIGKILL)
         await self._wait_for_processes(KILL_WITHIN)
         if self._running_now():
             log.error("a process does not end although it was killed; a driver or a file system may hang")

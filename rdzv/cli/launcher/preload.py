@@ -63,11 +63,6 @@ class PythonCommand:
     module: bool
 
     @property
-    def unbuffered(self) -> bool:
-        """Whether the options have `-u`."""
-        return any("u" in option[1:] for option in self.options if option[:1] == "-" and option[1] not in WITH_VALUE)
-
-    @property
     def folder(self) -> str:
         """What the interpreter puts in front of `sys.path`."""
         return "" if self.module else os.path.dirname(os.path.realpath(self.argv[0]))
@@ -149,13 +144,16 @@ class PreloadServer:
         self._is_ready: bool | None = None
 
     @classmethod
-    async def start(cls, command: PythonCommand, modules: Sequence[str], *, standby: int = 0) -> Self:
+    async def start(
+        cls, command: PythonCommand, modules: Sequence[str], *, standby: int = 0, unbuffered: bool = False
+    ) -> Self:
         """Start it; it imports the modules while the caller goes on.
 
         Args:
             command: What the workers run.
             modules: What to import, by full names.
             standby: How many workers are forked ahead of their requests.
+            unbuffered: Whether they are to write their output at once.
 
         Raises:
             OSError: The process cannot be started.
@@ -168,6 +166,7 @@ class PreloadServer:
                     *command.options,
                     *(preload_server.__file__, str(theirs.fileno()), command.folder, ",".join(modules), str(standby)),
                     stdin=asyncio.subprocess.DEVNULL,
+                    env={**os.environ, **({"PYTHONUNBUFFERED": "1"} if unbuffered else {})},
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,  # Ctrl-C in a terminal is the launcher's to pass on
                 )
@@ -226,7 +225,6 @@ class PreloadServer:
             "command": self._command.command,
             "argv": self._command.argv,
             "module": self._command.module,
-            "unbuffered": self._command.unbuffered or bool(environment.get("PYTHONUNBUFFERED")),
             "cwd": os.getcwd(),
             "env": dict(environment),
             "files": files,
@@ -250,7 +248,8 @@ async def preloading(job: Job) -> AsyncIterator[PreloadServer | None]:
     """Give what a job's processes are forked from, for as long as the block lasts; None, where they cannot be."""
     command = python_command(job.command) if job.preload else None
     if isinstance(command, PythonCommand):
-        async with await PreloadServer.start(command, job.preload, standby=job.standby) as server:
+        starting = PreloadServer.start(command, job.preload, standby=job.standby, unbuffered=job.takes_output)
+        async with await starting as server:
             yield server
         return
     if command is not None:

@@ -6,11 +6,13 @@ REQUESTS is a socket whose other end only the launcher has; its end ends this pr
 with while MODULES, separated by commas, are imported. A request is four bytes of length, in the machine's order, and
 that much JSON; the files control, report, stdin, stdout and stderr come with the first byte:
 
-    {"command": [...], "argv": [...], "module": bool, "unbuffered": bool, "cwd": "...", "env": {...}, "files": n}
+    {"command": [...], "argv": [...], "module": bool, "cwd": "...", "env": {...}, "files": n}
 
 This process forks, and the child is the guard of a second child (`guard.fork_guarded`), which runs the script or module
 as the interpreter would: it is `__main__`, with its arguments, its environment, its folder, its streams and an ordinary
-disposition of every signal. It ends as any Python process does, by falling off the end of this file.
+disposition of every signal. What the interpreter has opened as `sys.stdout` and the like writes to the worker's own
+streams, so this process must be started as unbuffered as the workers are to be. A worker ends as any Python process
+does, by falling off the end of this file.
 
 Modules are imported once, so a worker shares what they did then: a hash seed, and whatever random state they drew
 (NumPy is seeded anew in each worker; the standard library sees to itself). Threads do not survive a fork and a CUDA
@@ -26,7 +28,6 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import importlib.util
-import io
 import json
 import os
 import signal
@@ -103,7 +104,6 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, request: bytes, 
     os.environ.update(wanted["env"])
     startup.register()
     os.chdir(wanted["cwd"])
-    _open_streams(unbuffered=wanted["unbuffered"])
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # from the system's entropy, as at its import; else all workers draw alike
     sys.argv[:] = wanted["argv"]
@@ -150,27 +150,6 @@ def _new_main() -> types.ModuleType:
         main.__annotations__ = {}
     sys.modules["__main__"] = main
     return main
-
-
-def _open_streams(*, unbuffered: bool) -> None:
-    """Make `sys.stdin`, `sys.stdout` and `sys.stderr` anew, as the interpreter does when it starts."""
-    streams: Any = sys  # its `__stdout__` is final only for those who do not start an interpreter
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        old = getattr(sys, name)
-        buffered = number == 0 or not unbuffered
-        buffer: Any = open(number, "wb" if number else "rb", buffering=-1 if buffered else 0, closefd=False)  # noqa: SIM115
-        (buffer.raw if buffered else buffer).name = f"<{name}>"
-        stream: Any = io.TextIOWrapper(
-            buffer,
-            encoding=old.encoding,
-            errors=old.errors,
-            newline="\n",
-            line_buffering=not unbuffered and (number == 2 or os.isatty(number)),
-            write_through=unbuffered,
-        )
-        stream.mode = "w" if number else "r"
-        setattr(streams, name, stream)
-        setattr(streams, f"__{name}__", stream)
 
 
 def _why_no_fork() -> str | None:

@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import select
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -70,7 +69,7 @@ class Process:
             output: list[tuple[int, int]] = []  # where to read, where to write
             streams: dict[int, int] = {}
             log = _open_log(job.log_dir, environment) if job.log_dir is not None else None
-            if job.prefix or log is not None:
+            if job.takes_output:
                 for target in (1, 2):
                     source, streams[target] = _pipe(ours, theirs)
                     output.append((source, target))
@@ -104,11 +103,6 @@ class Process:
         """See the class."""
         return self._guarded.returncode
 
-    @property
-    def failed(self) -> bool:
-        """Whether it has ended, and not with 0."""
-        return bool(self.status)
-
     async def wait(self) -> None:
         """Wait until it has ended."""
         await self._guarded.wait()
@@ -117,21 +111,14 @@ class Process:
         """Send its process group a signal that it may handle; but only one, for some take a second one ill."""
         if not self._asked:
             self._asked = True
-            self._send(number)
-
-    def tell(self, number: int) -> None:
-        """Send its process group a signal, after which it may end when it is ready, and may be asked to end yet."""
-        self._send(number)
+            self.send(number)
 
     def pass_on(self, number: int) -> None:
         """Send its process group a signal that is not meant to end it."""
-        self._send(number | guard.IN_PASSING)
+        self.send(number | guard.IN_PASSING)
 
-    def kill(self) -> None:
-        """Kill its process group."""
-        self._send(signal.SIGKILL)
-
-    def _send(self, number: int) -> None:
+    def send(self, number: int) -> None:
+        """Send its process group a signal, after which it may end when it is ready, and may be asked to end yet."""
         if self._control is not None and self.status is None:
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._control, bytes([number]))

@@ -96,7 +96,10 @@ async def run(server: PreloadServer, *, stdin: int | None = None, **environment:
 
 
 @pytest.mark.parametrize("standby", [0, 1])
-async def test_a_warm_script_sees_what_a_script_sees(script: Callable[[str], str], standby: int) -> None:
+async def test_a_warm_script_sees_what_a_script_sees(
+    script: Callable[[str], str], standby: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     path = script(DESCRIBE)
     async with serving(path, "--lr", "0.1", standby=standby) as server:
         status, output = await (await run(server, RANK="3")).ends_with()
