@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import importlib.util
+import itertools
 import re
 import shlex
 import sys
@@ -95,13 +96,24 @@ def test_every_page_is_linked_from_another() -> None:
 # ------------------------------------------------------------------------------------------------ tables
 
 
+def said_of_parameters() -> dict[str, str]:
+    """What stands below each field of the settings."""
+    tree = ast.parse((ROOT / "rdzv" / "config" / "settings.py").read_text(encoding="utf-8"))
+    (fields,) = (each.body for each in tree.body if isinstance(each, ast.ClassDef) and each.name == "Settings")
+    return {
+        ast.unparse(field.target): " ".join(ast.literal_eval(said.value).split())
+        for field, said in itertools.pairwise(fields)
+        if isinstance(field, ast.AnnAssign) and isinstance(said, ast.Expr)
+    }
+
+
 def parameters() -> str:
-    rows = []
+    rows, said = [], said_of_parameters()
     for name, parameter in PARAMETERS.items():
         also = f" (also {', '.join(f'`{alias}`' for alias in parameter.aliases)})" if parameter.aliases else ""
         given = parameter.default
         shown = "none" if given is None else f"{given:g} s" if isinstance(given, float) else str(given).lower()
-        rows.append(f"| `{name}`{also} | {parameter.default_text or shown} | {parameter.help} |")
+        rows.append(f"| `{name}`{also} | {parameter.default_text or shown} | {said[name]} |")
     return "\n".join(rows)
 
 

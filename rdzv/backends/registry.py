@@ -147,7 +147,7 @@ class RendezvousParameters:
             RendezvousSettingsError: It is neither.
         """
         value = self.get(key, default)
-        return None if value is None else bool(Parameter(key, FLAG, "").read(value))
+        return None if value is None else bool(Parameter(key, FLAG).read(value))
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
         """Return what `config` holds for the key as a whole number, or the default.

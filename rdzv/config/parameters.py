@@ -1,7 +1,7 @@
-"""What is said of a parameter: what it may be, where it may be given, and what it is for.
+"""What is said of a parameter: what it may be, and where it may be given.
 
 The parameters themselves are the fields of `settings.Settings`. What is said there once drives the reading of URLs,
-keywords and the environment, the documentation and the command line alike.
+keywords and the environment, and the documentation.
 
 This room is pure.
 """
@@ -42,7 +42,6 @@ class Parameter:
     Attributes:
         name: Its name, the same as the field of `Settings`.
         kind: What it may be.
-        help: What it is for, in one line.
         default: What it is when not given; `default_text` says so in words, where the default is derived.
         derive: Works out the default from the other settings, which it is given as a `settings.Settings`.
         aliases: Older names that mean the same.
@@ -54,7 +53,6 @@ class Parameter:
 
     name: str
     kind: value_types.Kind
-    help: str
     _: KW_ONLY
     default: Any = None
     default_text: str = ""
@@ -87,19 +85,19 @@ class Parameter:
             ) from None
 
 
-def parameter(default: Any, kind: value_types.Kind, help: str, **more: Any) -> Any:
+def parameter(default: Any, kind: value_types.Kind, **more: Any) -> Any:
     """Declare a field of `settings.Settings`, with all that is said of that parameter, but for its name."""
-    said = Parameter("", kind, help, default=default, **more)
+    said = Parameter("", kind, default=default, **more)
     return field(default=default, repr=not said.is_secret and kind is not value_types.TLS, metadata={"parameter": said})
 
 
-RUN_ID: Final = Parameter("run_id", replace(value_types.NAME, example="job-7"), "which run to join")
+RUN_ID: Final = Parameter("run_id", replace(value_types.NAME, example="job-7"))
 
 # The defaults are what PyTorch's `dynamic_rendezvous.create_handler` takes for the one of the pair that is not given.
 KEEP_ALIVE: Final = {
     one.name: one
     for one in (
-        Parameter("keep_alive_interval", duration(), "PyTorch's first half of ttl", default=5.0),
-        Parameter("keep_alive_max_attempt", whole_number(1), "PyTorch's second half of ttl", default=3),
+        Parameter("keep_alive_interval", duration(), default=5.0),
+        Parameter("keep_alive_max_attempt", whole_number(1), default=3),
     )
 }

@@ -1,7 +1,7 @@
 """What the user chooses, from keywords, a URL or the environment: checked once, frozen after.
 
-`Settings` holds what was chosen, and `parse` puts it together; `PARAMETERS` says of each field what it may be and
-what it is for. One parameter may be given in three places, and the more deliberate place wins:
+`Settings` holds what was chosen, and `parse` puts it together. A field says what its parameter may be (`PARAMETERS`), and
+below it stands what it is for; docs/parameters.md is made of that. One parameter may be given in three places, and the more deliberate place wins:
 
     keyword of `connect`   beats   the URL   beats   the environment variable RDZV_<NAME>
 
@@ -65,7 +65,7 @@ _KEYWORD_ONLY: Final = frozenset({Source.KEYWORD})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything a handler is told, in one checked, unchanging piece; `PARAMETERS` says what each means.
+    """Everything a handler is told, in one checked, unchanging piece.
 
     Secrets are left out of its repr. Both node counts are None for an observer, which may look and close, but
     not join. Defaults that depend on other settings are worked out by `Parameter.derive`.
@@ -78,213 +78,133 @@ class Settings:
     run_id: str
 
     # When a round is complete.
-    min_nodes: int | None = parameter(
-        None,
-        whole_number(1),
-        "the fewest nodes a round may have; needed to join",
-        aliases=("min_workers",),
-        default_text="an observer",
-    )
+    min_nodes: int | None = parameter(None, whole_number(1), aliases=("min_workers",), default_text="an observer")
+    """The fewest nodes a round may have; needed to join."""
     max_nodes: int | None = parameter(
-        None,
-        whole_number(1),
-        "the most nodes a round may have; more stay as spares",
-        aliases=("max_workers",),
-        default_text="`min_nodes`",
-        derive=lambda it: it.min_nodes,
+        None, whole_number(1), aliases=("max_workers",), default_text="`min_nodes`", derive=lambda it: it.min_nodes
     )
-    node_unit: int = parameter(1, whole_number(1), "the world size is a multiple of this")
-    unit_within: str | None = parameter(
-        None,
-        kinds.TEXT,
-        "an attribute whose value a unit of `node_unit` nodes never straddles; ranks of a unit are adjacent, and "
-        "who does not fill one waits as a spare",
-    )
-    join_timeout: float = parameter(
-        600.0,
-        duration(),
-        "seconds for the whole of `next_rendezvous`; they stand still during a last call, and for spares",
-        aliases=("timeout",),
-    )
-    last_call_timeout: float = parameter(30.0, duration(), "seconds to wait for more nodes once `min_nodes` are in")
-    early_last_call: bool = parameter(True, kinds.FLAG, "end the last call once nobody else is known to be coming")
-    expected: tuple[str, ...] = parameter(
-        None,
-        kinds.NAMES,
-        "names of nodes that are missed by name until they have come; give them to every node",
-        derive=lambda _: (),
-    )
-    expected_file: str | None = parameter(
-        None, kinds.PATH, "a file with more of them, one a line; what follows a # is a comment"
-    )
-    waits_end_on_loss: bool = parameter(
-        True,
-        kinds.FLAG,
-        "whether what waits in the round's store ends with `MembersLostError` when a member is lost, or waits on, "
-        "as PyTorch does",
-    )
+    """The most nodes a round may have; more stay as spares."""
+    node_unit: int = parameter(1, whole_number(1))
+    """The world size is a multiple of this."""
+    unit_within: str | None = parameter(None, kinds.TEXT)
+    """An attribute whose value a unit of `node_unit` nodes never straddles; ranks of a unit are adjacent, and who does
+    not fill one waits as a spare."""
+    join_timeout: float = parameter(600.0, duration(), aliases=("timeout",))
+    """Seconds for the whole of `next_rendezvous`; they stand still during a last call, and for spares."""
+    last_call_timeout: float = parameter(30.0, duration())
+    """Seconds to wait for more nodes once `min_nodes` are in."""
+    early_last_call: bool = parameter(True, kinds.FLAG)
+    """End the last call once nobody else is known to be coming."""
+    expected: tuple[str, ...] = parameter(None, kinds.NAMES, derive=lambda _: ())
+    """Names of nodes that are missed by name until they have come; give them to every node."""
+    expected_file: str | None = parameter(None, kinds.PATH)
+    """A file with more of them, one a line; what follows a # is a comment."""
+    waits_end_on_loss: bool = parameter(True, kinds.FLAG)
+    """Whether what waits in the round's store ends with `MembersLostError` when a member is lost, or waits on, as
+    PyTorch does."""
 
     # When a node or a run is over.
-    close_timeout: float = parameter(
-        30.0,
-        duration(),
-        "seconds that leaving and closing may take, and for which a store lingers for the others",
-    )
-    closed_ttl: float = parameter(
-        86400.0,
-        duration(1.0, because=", long enough for every node to see it"),
-        "seconds for which a closed run is remembered",
-    )
+    close_timeout: float = parameter(30.0, duration())
+    """Seconds that leaving and closing may take, and for which a store lingers for the others."""
+    closed_ttl: float = parameter(86400.0, duration(1.0, because=", long enough for every node to see it"))
+    """Seconds for which a closed run is remembered."""
     ttl: float = parameter(
-        10.0,
-        duration(TTL_MIN, because=", below which a short pause would pass for a death", example="10"),
-        "seconds for which a silent node counts as alive; also `keep_alive_interval` x `keep_alive_max_attempt`",
+        10.0, duration(TTL_MIN, because=", below which a short pause would pass for a death", example="10")
     )
+    """Seconds for which a silent node counts as alive; also `keep_alive_interval` x `keep_alive_max_attempt`."""
     disconnect_ttl: float = parameter(
         None,
         duration(GONE_TTL_MIN, because=", which a connection that was cut needs to come back", example="1"),
-        "seconds for which a node counts as alive whose connection has closed; at most `ttl`",
         default_text=f"{DISCONNECT_TTL:g} s, or `ttl` if that is less",
         derive=lambda it: min(DISCONNECT_TTL, it.ttl),
     )
+    """Seconds for which a node counts as alive whose connection has closed; at most `ttl`."""
     gone_ttl: float = parameter(
-        GONE_TTL,
-        duration(GONE_TTL_MIN, because=", which a living process needs to come back", example=f"{GONE_TTL:g}"),
-        "seconds for which a process counts as alive whose connections have all closed without a goodbye; at least "
-        "three round trips",
+        GONE_TTL, duration(GONE_TTL_MIN, because=", which a living process needs to come back", example=f"{GONE_TTL:g}")
     )
+    """Seconds for which a process counts as alive whose connections have all closed without a goodbye; at least three
+    round trips."""
     stall_timeout: float | None = parameter(
-        None,
-        duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take", example="5m"),
-        "so long without a step while others get on, a member is lost though it is alive; the same for all nodes "
-        "of a run ([failures.md](failures.md#alive-but-stuck))",
-        default_text="off",
+        None, duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take", example="5m"), default_text="off"
     )
+    """So long without a step while others get on, a member is lost though it is alive; the same for all nodes of a run
+    ([failures.md](failures.md#alive-but-stuck))."""
     first_step_timeout: float | None = parameter(
-        None,
-        duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take", example="5m"),
-        "the same for the first step of a round, which compiles and loads; without it, that takes as long as it likes",
-        default_text="off",
+        None, duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take", example="5m"), default_text="off"
     )
-    ban_after: str | None = parameter(
-        None,
-        kinds.FAILURES,
-        "`3/1h`: a node that fails three times within an hour is banned for an hour; the same for all nodes of a "
-        "run ([failures.md](failures.md#a-node-that-keeps-failing))",
-        default_text="off",
-    )
+    """The same for the first step of a round, which compiles and loads; without it, that takes as long as it likes."""
+    ban_after: str | None = parameter(None, kinds.FAILURES, default_text="off")
+    """`3/1h`: a node that fails three times within an hour is banned for an hour; the same for all nodes of a run
+    ([failures.md](failures.md#a-node-that-keeps-failing))."""
 
     # Where the store is kept, and who may use it.
     prefix: str = parameter(
         None,
         kinds.PREFIX,
-        "where in the store the keys of runs lie",
         aliases=("etcd_prefix",),
         default_text=f"{SCHEMES['tcp'].prefix} (etcd: {SCHEMES['etcd'].prefix})",
         derive=lambda it: it.endpoint.info.prefix,
     )
-    is_host: bool | None = parameter(
-        None,
-        kinds.FLAG_OR_AUTO,
-        "whether to start the store here; auto: if the host is this machine and nobody listens",
-        default_text="auto",
-    )
-    data_dir: str | None = parameter(
-        None,
-        kinds.PATH,
-        "where the store started here keeps its data; in memory only without",
-        family="tcp",
-    )
-    insecure: bool = parameter(False, kinds.FLAG, "let the store started here be open to all who can reach it")
-    limits: Limits | None = parameter(
-        None,
-        kinds.LIMITS,
-        "what clients may ask of the store started here: a `store.Limits`, or "
-        "`keys_max:5000,memory_bytes_max:1000000000` ([limits.md](limits.md))",
-        default_text="those of `rdzv serve`",
-        family="tcp",
-    )
-    http_port: int | None = parameter(
-        None,
-        kinds.HTTP_PORT,
-        "where the store started here also serves its [page, JSON and "
-        "metrics](operating.md#http-health-metrics-and-a-page); needs the extra `http`",
-        family="tcp",
-    )
-    metrics_port: int | None = parameter(
-        None,
-        kinds.HTTP_PORT,
-        "where this node's own process serves [its metrics](operating.md#http-health-metrics-and-a-page), whatever "
-        "the store is; needs the extra `http`",
-    )
-    token: str | bytes | None = parameter(
-        None,
-        kinds.SECRET,
-        "the shared secret itself; never in a URL",
-        sources=_NOT_IN_A_URL,
-        family="tcp",
-        is_secret=True,
-    )
-    token_file: str | None = parameter(None, kinds.PATH, "a file with the shared secret", family="tcp")
-    tls: Any = parameter(
-        None,
-        kinds.TLS,
-        "an ssl.SSLContext, instead of ca, cert and key; turns TLS on",
-        sources=_KEYWORD_ONLY,
-    )
-    ca: str | None = parameter(None, kinds.PATH, "a file with the certificates to trust", encrypted_only=True)
-    cert: str | None = parameter(None, kinds.PATH, "a file with our certificate", encrypted_only=True)
-    key: str | None = parameter(None, kinds.PATH, "a file with its private key", encrypted_only=True)
-    user: str | None = parameter(None, kinds.TEXT, "who to be in etcd", family="etcd")
-    password_file: str | None = parameter(None, kinds.PATH, "a file with etcd's password", family="etcd")
+    """Where in the store the keys of runs lie."""
+    is_host: bool | None = parameter(None, kinds.FLAG_OR_AUTO, default_text="auto")
+    """Whether to start the store here; auto: if the host is this machine and nobody listens."""
+    data_dir: str | None = parameter(None, kinds.PATH, family="tcp")
+    """Where the store started here keeps its data; in memory only without."""
+    insecure: bool = parameter(False, kinds.FLAG)
+    """Let the store started here be open to all who can reach it."""
+    limits: Limits | None = parameter(None, kinds.LIMITS, default_text="those of `rdzv serve`", family="tcp")
+    """What clients may ask of the store started here: a `store.Limits`, or `keys_max:5000,memory_bytes_max:1000000000`
+    ([limits.md](limits.md))."""
+    http_port: int | None = parameter(None, kinds.HTTP_PORT, family="tcp")
+    """Where the store started here also serves its [page, JSON and
+    metrics](operating.md#http-health-metrics-and-a-page); needs the extra `http`."""
+    metrics_port: int | None = parameter(None, kinds.HTTP_PORT)
+    """Where this node's own process serves [its metrics](operating.md#http-health-metrics-and-a-page), whatever the
+    store is; needs the extra `http`."""
+    token: str | bytes | None = parameter(None, kinds.SECRET, sources=_NOT_IN_A_URL, family="tcp", is_secret=True)
+    """The shared secret itself; never in a URL."""
+    token_file: str | None = parameter(None, kinds.PATH, family="tcp")
+    """A file with the shared secret."""
+    tls: Any = parameter(None, kinds.TLS, sources=_KEYWORD_ONLY)
+    """An ssl.SSLContext, instead of ca, cert and key; turns TLS on."""
+    ca: str | None = parameter(None, kinds.PATH, encrypted_only=True)
+    """A file with the certificates to trust."""
+    cert: str | None = parameter(None, kinds.PATH, encrypted_only=True)
+    """A file with our certificate."""
+    key: str | None = parameter(None, kinds.PATH, encrypted_only=True)
+    """A file with its private key."""
+    user: str | None = parameter(None, kinds.TEXT, family="etcd")
+    """Who to be in etcd."""
+    password_file: str | None = parameter(None, kinds.PATH, family="etcd")
+    """A file with etcd's password."""
 
     # What this node is, and brings.
-    node_id: str | None = parameter(
-        None, kinds.NAME, "what this node is called; no two alive may share it", default_text="made up"
-    )
-    address: str | None = parameter(
-        None, kinds.ADDRESS, "where the others reach this node", default_text="what the store sees"
-    )
-    master_port: str | None = parameter(
-        None,
-        kinds.PORTS,
-        "the port at which the members meet at rank 0, or the range it is taken from "
-        "([networking.md](networking.md#ports))",
-        default_text="any free one",
-    )
+    node_id: str | None = parameter(None, kinds.NAME, default_text="made up")
+    """What this node is called; no two alive may share it."""
+    address: str | None = parameter(None, kinds.ADDRESS, default_text="what the store sees")
+    """Where the others reach this node."""
+    master_port: str | None = parameter(None, kinds.PORTS, default_text="any free one")
+    """The port at which the members meet at rank 0, or the range it is taken from
+    ([networking.md](networking.md#ports))."""
     bootstrap_check: bool | None = parameter(
-        None,
-        kinds.FLAG,
-        "give a round up if not all its members reach rank 0 within 5 s; leave those out of the next that do not, "
-        "or let another node be rank 0",
-        default_text="true under torchrun and `rdzv run`, else false",
+        None, kinds.FLAG, default_text="true under torchrun and `rdzv run`, else false"
     )
-    payload: Any = parameter(None, kinds.PAYLOAD, "anything small that every member may read")
-    attributes: Mapping[str, str] = parameter(
-        None,
-        kinds.ATTRIBUTES,
-        "what an order by topology goes by",
-        derive=lambda _: MappingProxyType({}),
-    )
-    rank_order: str | Callable[..., Any] = parameter(
-        "survivors",
-        kinds.RANK_ORDER,
-        "who gets which rank; or `survivors_then_name` (the default under torchrun), `in_place`, `arrival`, "
-        "`name`, `requested`, `topology:ATTRIBUTE`",
-    )
-    requested_rank: int | None = parameter(None, whole_number(0), "the rank to ask for, with `rank_order=requested`")
-    torch_store: str = parameter(
-        "rdzv",
-        kinds.TORCH_STORE,
-        "which store PyTorch gets with a round: ours, or `tcp`, a TCPStore that rank 0 hosts "
-        "([operating.md](operating.md#pytorch))",
-    )
-    health_check: Callable[..., Any] | None = parameter(
-        None,
-        kinds.FUNCTION,
-        "a function, called before joining; raising or returning a reason keeps the node out",
-        sources=_KEYWORD_ONLY,
-    )
+    """Give a round up if not all its members reach rank 0 within 5 s; leave those out of the next that do not, or let
+    another node be rank 0."""
+    payload: Any = parameter(None, kinds.PAYLOAD)
+    """Anything small that every member may read."""
+    attributes: Mapping[str, str] = parameter(None, kinds.ATTRIBUTES, derive=lambda _: MappingProxyType({}))
+    """What an order by topology goes by."""
+    rank_order: str | Callable[..., Any] = parameter("survivors", kinds.RANK_ORDER)
+    """Who gets which rank; or `survivors_then_name` (the default under torchrun), `in_place`, `arrival`, `name`,
+    `requested`, `topology:ATTRIBUTE`."""
+    requested_rank: int | None = parameter(None, whole_number(0))
+    """The rank to ask for, with `rank_order=requested`."""
+    torch_store: str = parameter("rdzv", kinds.TORCH_STORE)
+    """Which store PyTorch gets with a round: ours, or `tcp`, a TCPStore that rank 0 hosts
+    ([operating.md](operating.md#pytorch))."""
+    health_check: Callable[..., Any] | None = parameter(None, kinds.FUNCTION, sources=_KEYWORD_ONLY)
+    """A function, called before joining; raising or returning a reason keeps the node out."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "run_id", RUN_ID.read(self.run_id))

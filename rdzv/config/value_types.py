@@ -226,14 +226,6 @@ def _address(raw: Any) -> str:
     return address
 
 
-def _secret(raw: Any) -> str | bytes:
-    if not isinstance(raw, str | bytes):
-        raise TypeError
-    if not raw:
-        raise ValueError
-    return raw
-
-
 def _is_deeper(value: Any, levels: int) -> bool:
     inside = value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else ()
     return bool(inside) and (levels == 0 or any(_is_deeper(one, levels - 1) for one in inside))
@@ -292,11 +284,11 @@ def _limits(raw: Any) -> Limits:
 
 
 def _rank_order(raw: Any) -> str | Callable[..., Any]:
-    if not isinstance(raw, str):
-        return _function(raw)
-    if raw not in RANK_ORDERS and not re.fullmatch("topology:.+", raw, re.DOTALL):
+    is_named = isinstance(raw, str) and (raw in RANK_ORDERS or re.fullmatch("topology:.+", raw, re.DOTALL))
+    if not is_named and not callable(raw):
         raise ValueError
-    return raw
+    order: str | Callable[..., Any] = raw
+    return order
 
 
 def _ports(raw: Any) -> str:
@@ -308,24 +300,15 @@ def _ports(raw: Any) -> str:
     return f"{low}-{high}" if dash else f"{low}"
 
 
-def _torch_store(raw: Any) -> str:
-    if raw not in TORCH_STORES:
-        raise ValueError
-    return str(raw)
+def _one_that(is_one: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    """Take what passes a test as it is."""
 
+    def convert(raw: Any) -> Any:
+        if not is_one(raw):
+            raise TypeError
+        return raw
 
-def _function(raw: Any) -> Callable[..., Any]:
-    if not callable(raw):
-        raise TypeError
-    function: Callable[..., Any] = raw
-    return function
-
-
-def _tls_context(raw: Any) -> Any:
-    # By what it can do: importing ssl here would bring sockets into a pure room.
-    if not hasattr(raw, "wrap_bio"):
-        raise TypeError
-    return raw
+    return convert
 
 
 FAILURES: Final = Kind(
@@ -347,7 +330,9 @@ TEXT: Final = Kind("text that is not empty, in printable characters", _text, "ra
 PATH: Final = Kind("the path of a file or directory, not empty", _path, "/run/secrets/rdzv")
 PREFIX: Final = Kind("the beginning of a key, in printable characters and more than slashes", _prefix, "/rdzv")
 ADDRESS: Final = Kind("a host name or an IP address, without a port", _address, "10.0.0.7")
-SECRET: Final = Kind("text or bytes, not empty", _secret, "...")
+SECRET: Final = Kind(
+    "text or bytes, not empty", _one_that(lambda raw: isinstance(raw, str | bytes) and bool(raw)), "..."
+)
 PAYLOAD: Final = Kind(
     f"at most {PAYLOAD_BYTES_MAX} bytes of msgpack, nested at most {PAYLOAD_LEVELS_MAX} deep", _payload, "8xH100"
 )
@@ -360,10 +345,11 @@ LIMITS: Final = Kind("a store.Limits, or names of its fields with numbers", _lim
 RANK_ORDER: Final = Kind(
     f"one of {', '.join(RANK_ORDERS)}, topology:ATTRIBUTE, or a function", _rank_order, "topology:rack"
 )
-TORCH_STORE: Final = Kind(f"one of {', '.join(TORCH_STORES)}", _torch_store, "tcp")
+TORCH_STORE: Final = Kind(f"one of {', '.join(TORCH_STORES)}", _one_that(TORCH_STORES.__contains__), "tcp")
 PORTS: Final = Kind(f"a port or a range of them, from 1 to {PORT_MAX}", _ports, "29500-29599")
 HTTP_PORT: Final = whole_number(
     0, PORT_MAX, limit=f"a port from 1 to {PORT_MAX}, or 0 for any free one", example="29401"
 )
-FUNCTION: Final = Kind("a function", _function, "check_gpus")
-TLS: Final = Kind("an ssl.SSLContext", _tls_context, "ssl.create_default_context()")
+FUNCTION: Final = Kind("a function", _one_that(callable), "check_gpus")
+# A context is known by what it can do: importing ssl here would bring sockets into a pure room.
+TLS: Final = Kind("an ssl.SSLContext", _one_that(lambda raw: hasattr(raw, "wrap_bio")), "ssl.create_default_context()")

@@ -65,7 +65,7 @@ ANSWER: Final = "rdzv/muster/answer"
 GO_ON: Final = b"go on"
 MEET_AGAIN: Final = b"meet again"
 
-WITHIN: Final = Parameter("within", duration(), "seconds after which the node leaves in any case")
+WITHIN: Final = Parameter("within", duration())  # seconds after which the node leaves in any case
 
 _MUST_END: set[object] = set()
 
