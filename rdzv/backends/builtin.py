@@ -12,12 +12,12 @@ import random
 import secrets
 import warnings
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import store.sync
 from rdzv.backends.credentials import Credentials, with_expected_nodes
 from rdzv.backends.hosting import CALL_TIMEOUT, Hosting
-from rdzv.backends.monitoring import Monitoring
+from rdzv.backends.monitoring import metrics_server
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.config.settings import Settings, parse
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
@@ -30,7 +30,7 @@ from store.net.dialing import dial
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Generator, Mapping
+    from collections.abc import Callable, Generator, Mapping
     from types import TracebackType
 
     from rdzv.config.overrides import Overrides
@@ -115,15 +115,11 @@ class Connection:
             )
 
 
-class MakerOfHandlers(Protocol):
-    """Makes handlers in place of the backends."""
+maker_of_handlers: ContextVar[Callable[..., RendezvousHandler] | None] = ContextVar("maker_of_handlers", default=None)
+"""What makes the handlers of this context, if not the backends: `rdzv.testing`, in the nodes of its clusters.
 
-    def __call__(self, url: str, overrides: Mapping[str, Any], *, blocking: bool) -> RendezvousHandler:
-        """A handler that is not connected yet, for a caller who blocks, or awaits."""
-
-
-maker_of_handlers: ContextVar[MakerOfHandlers | None] = ContextVar("rdzv_maker_of_handlers", default=None)
-"""Who makes the handlers of this context, if not the backends: `rdzv.testing`, in the nodes of its clusters."""
+It takes what `create_handler` takes.
+"""
 
 
 def create_handler(url: str, overrides: Mapping[str, Any], *, blocking: bool = False) -> RendezvousHandler:
@@ -154,26 +150,20 @@ class _WayToTcp:
         node: Whose way it is.
     """
 
-    __slots__ = ("_address", "_credentials", "_hosting", "_monitoring", "_of_node", "_rng", "_settings", "node")
+    __slots__ = ("_address", "_begin_metrics", "_credentials", "_hosting", "_of_node", "_rng", "_settings", "node")
 
     def __init__(self, settings: Settings) -> None:
         ((host, port),) = settings.endpoint.hosts
         self._address = Address(host=host, port=port, secure=settings.uses_tls)
         self._settings = settings
-        self._credentials = Credentials.of(settings)
+        self._credentials = Credentials(settings)
         self._rng = random.Random(secrets.randbits(64))  # by itself it would read 2.5 kB to begin with
         self.node: Node = Node(settings, loop=NodeThread(), open_store=lambda: self, rng=self._rng)
-        self._monitoring = Monitoring(self.node, settings, self._credentials)
+        self._begin_metrics = metrics_server(self.node, settings, self._credentials)
         self._hosting: Hosting | None = None
         self._of_node: Client | None = None
 
-    def client(
-        self,
-        connect_timeout: float = CALL_TIMEOUT,
-        *,
-        opening: str | None = None,
-        rng: random.Random | None = None,
-    ) -> Client:
+    def client(self, connect_timeout: float = CALL_TIMEOUT, **options: Any) -> Client:
         """A client that is not connected yet."""
         return Client(
             dial(self._address, self._credentials.client_tls()),
@@ -182,8 +172,7 @@ class _WayToTcp:
             timeout=CALL_TIMEOUT,
             connect_timeout=connect_timeout,
             timeout_name="join_timeout",
-            opening=opening,
-            rng=rng,
+            **options,
         )
 
     def blocking_client(self) -> store.sync.Client:
@@ -194,7 +183,7 @@ class _WayToTcp:
         )
 
     async def __aenter__(self) -> Client:
-        self._monitoring.begin()
+        self._begin_metrics()
         if self._settings.is_host is not False:  # else there is nothing to find out, by a thread for each node
             await self._host_if_called_for()
         client = self.client(self._settings.join_timeout, opening=self.node.keys.head, rng=self._rng)
@@ -216,10 +205,7 @@ class _WayToTcp:
         if self._hosting is None:
             # At the first connect only, unless that led to a store which was about to end: a second, empty store must
             # not stand beside a living run.
-            server_tls = self._credentials.server_tls() if self._settings.uses_tls else None
-            self._hosting = hosting = Hosting(
-                self._settings, open_client=self.client, token=self._credentials.token, tls=server_tls
-            )
+            self._hosting = hosting = Hosting(self._settings, self._credentials, self.client)
             self.node.on_close(hosting.aclose)
             self.node.hosts_store = lambda: hosting.hosts
         elif self.node.handed_on:
@@ -243,7 +229,7 @@ def create_etcd(parameters: RendezvousParameters) -> Handler:
             settings.ttl,
             ETCD_TTL_LEAST,
         )
-    credentials = Credentials.of(settings)
+    credentials = Credentials(settings)
     cluster = Cluster(hosts=settings.endpoint.hosts, secure=settings.uses_tls)
     options: dict[str, Any] = {
         "tls": credentials.client_tls(),
@@ -261,11 +247,11 @@ def create_etcd(parameters: RendezvousParameters) -> Handler:
         return etcd.Client(cluster, shared_as=shared_as, **options, **more)
 
     def open_for_node() -> contextlib.AbstractAsyncContextManager[Store]:
-        monitoring.begin()
+        begin_metrics()
         return open_store(connect_timeout=settings.join_timeout, timeout_name="join_timeout")
 
     node = Node(settings, loop=NodeThread(), open_store=open_for_node)
-    monitoring = Monitoring(node, settings, credentials)
+    begin_metrics = metrics_server(node, settings, credentials)
     return Handler(
         node,
         open_store=open_store,

@@ -19,26 +19,24 @@ __all__ = ["Credentials", "load_certificate", "read_secret", "server_context", "
 
 
 class Credentials:
-    """What a run's settings say about who may take part: a token or a password, and certificates."""
+    """What a run's settings say about who may take part: a token or a password, and certificates.
 
-    def __init__(self, settings: Settings, token: bytes | None, password: str | None) -> None:
+    Raises:
+        RendezvousSettingsError: A file that they name cannot be read, or holds nothing.
+    """
+
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.token = token
-        self.password = password
-
-    @classmethod
-    def of(cls, settings: Settings) -> Credentials:
-        """Read the files that the settings name.
-
-        Raises:
-            RendezvousSettingsError: One of them cannot be read, or holds nothing.
-        """
-        token, password = settings.token, None
+        token = settings.token
         if settings.token_file is not None:
             token = read_secret(f"token_file={settings.token_file!r}", settings.token_file)
-        if settings.password_file is not None:
-            password = _password(settings.password_file)
-        return cls(settings, token.encode() if isinstance(token, str) else token, password)
+        self.token: bytes | None = token.encode() if isinstance(token, str) else token
+        self.password = self.read_password()
+
+    def read_password(self) -> str | None:
+        """Return the password as it is in its file now: it may have been changed since the start."""
+        path = self._settings.password_file
+        return None if path is None else read_secret(f"password_file={path!r}", path, "the password").decode()
 
     def client_tls(self) -> ssl.SSLContext | None:
         """How to reach the store over TLS; None: as the system does, or without."""
@@ -53,16 +51,10 @@ class Credentials:
         except OSError as error:
             raise _unusable(_named(settings), error) from error
 
-    def read_password(self) -> str | None:
-        """Return the password as it is in its file now: it may have been changed since the start."""
-        if self._settings.password_file is not None:
-            self.password = _password(self._settings.password_file)
-        return self.password
-
     def server_tls(self) -> ssl.SSLContext | None:
-        """How to serve the store over TLS; None if there is no certificate to serve it with."""
+        """How to serve over TLS from here; None: without, or there is no certificate. What etcd trusts says nothing."""
         settings = self._settings
-        if settings.cert is None:
+        if settings.cert is None or not settings.uses_tls or settings.endpoint.info.family != "tcp":
             return None
         return server_context(settings.cert, settings.key, settings.ca, named=_named(settings))
 
@@ -121,10 +113,6 @@ def read_secret(named: str, path: str, what: str = "the shared secret") -> bytes
     if not secret:
         raise RendezvousSettingsError(f"{named} is empty; write {what} into it")
     return secret
-
-
-def _password(path: str) -> str:
-    return read_secret(f"password_file={path!r}", path, "the password").decode()
 
 
 def _read(named: str, path: str) -> bytes:

@@ -39,11 +39,13 @@ from store.net.threads import in_thread
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable
 
+    from rdzv.backends.credentials import Credentials
     from rdzv.config.settings import Settings
     from store import Client, Server, Store
+
+    OpenClient = Callable[[], contextlib.AbstractAsyncContextManager[Store]]
 
 __all__ = ["Host", "Hosting", "NotResolvedError", "PortTakenError", "host_if_called_for"]
 
@@ -60,24 +62,21 @@ MEETS_WITHIN: Final = 2.0  # seconds for a store on this machine to say whether 
 
 
 class Host:
-    """An embedded store that this process serves, for a node of one run."""
+    """An embedded store that this process serves, for a node of one run.
 
-    def __init__(
-        self,
-        server: Server,
-        stack: contextlib.ExitStack,
-        keys: Keys,
-        *,
-        linger: float,
-        page: contextlib.ExitStack | None = None,
-    ) -> None:
-        self._stack = stack
-        self._keys = keys
-        self._linger = linger
-        self._page = page
+    Args:
+        server: The store.
+        serving: What ends it: first what is served beside it.
+        settings: The node's.
+    """
+
+    def __init__(self, server: Server, serving: contextlib.ExitStack, settings: Settings) -> None:
         self.server = server
+        self._serving = serving
+        self._keys = Keys(settings.prefix, settings.run_id)
+        self._linger = settings.close_timeout
 
-    async def aclose(self, open_client: Callable[[], Client] | None = None) -> None:
+    async def aclose(self, open_client: OpenClient) -> None:
         """Wait until the others have gone, and end the store; being cancelled ends the wait.
 
         Args:
@@ -90,50 +89,43 @@ class Host:
         finally:
             self.server.way_out.stop_waiting()
             with anyio.CancelScope(shield=True):
-                if self._page is not None:  # as long as there is something to show
-                    await anyio.to_thread.run_sync(self._page.close)
-                await anyio.to_thread.run_sync(self._stack.close)
+                await anyio.to_thread.run_sync(self._serving.close)
 
-    async def _let_others_go(self, open_client: Callable[[], Client] | None) -> None:
+    async def _let_others_go(self, open_client: OpenClient) -> None:
         """Wait for those of the host's own run, but not for ever, and for newcomers as long as they stay."""
         since, said_of, until = 0, "", None
-        while open_client is not None:
+        while True:
             try:
                 async with open_client() as client:
                     revision, newcomers = await _refuse_newcomers(client, self._keys, since)
             except StoreError as error:
                 if not self.server.way_out.taken:  # else the last one has just gone, and nobody is let in any more
                     log.warning("the store at %s cannot tell newcomers that it is ending: %s", self.server.url, error)
-                break
+                await self._alone_within(self._linger)
+                return
             since, now = since or revision, anyio.current_time()
-            if newcomers and newcomers != said_of:
-                said_of = newcomers
-                log.warning(
-                    "the node that hosts the store at %s is done, but %s came to it meanwhile: its process stays until "
-                    "they have gone; if it is ended before, they are dropped",
-                    self.server.url,
-                    newcomers,
-                )
             if newcomers:
                 until = None
+                if newcomers != said_of:
+                    said_of = newcomers
+                    log.warning(
+                        "the node that hosts the store at %s is done, but %s came to it meanwhile: its process stays "
+                        "until they have gone; if it is ended before, they are dropped",
+                        self.server.url,
+                        newcomers,
+                    )
             elif until is None:
-                until = self._say_how_long(now)
+                until = now + self._linger
+                log.info(
+                    "the store at %s has %d connections, and waits up to %g s for them to end",
+                    self.server.url,
+                    self.server.connections,
+                    self._linger,
+                )
             elif now >= until:
                 return
             if await self._alone_within(LOOK_AGAIN_AFTER if until is None else min(LOOK_AGAIN_AFTER, until - now)):
                 return
-        self._say_how_long(0.0)
-        await self._alone_within(self._linger)
-
-    def _say_how_long(self, now: float) -> float:
-        """Say how long the store lingers; until when."""
-        log.info(
-            "the store at %s has %d connections, and waits up to %g s for them to end",
-            self.server.url,
-            self.server.connections,
-            self._linger,
-        )
-        return now + self._linger
 
     async def _alone_within(self, seconds: float) -> bool:
         return await anyio.to_thread.run_sync(self.server.way_out.wait_until_alone, seconds, abandon_on_cancel=True)
@@ -187,24 +179,14 @@ class Hosting:
 
     Args:
         settings: Those of the node.
+        credentials: What the store asks of its clients, and what it is served with.
         open_client: Makes a client of the store at the URL.
-        token: What the store asks of its clients.
-        tls: What it is served with.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        open_client: Callable[[float], Client],
-        token: bytes | None,
-        tls: ssl.SSLContext | None,
-    ) -> None:
-        self._settings = settings
-        self._keys = Keys(settings.prefix, settings.run_id)
+    def __init__(self, settings: Settings, credentials: Credentials, open_client: Callable[[float], Client]) -> None:
+        self._settings, self._credentials = settings, credentials
+        self._ending = Keys(settings.prefix, settings.run_id).ending
         self._open_client = open_client
-        self._token = token
-        self._tls = tls
         self._task: asyncio.Task[Host | None] | None = None
         self._asked = asyncio.Event()  # once, at least
         self._settled = asyncio.Event()
@@ -240,26 +222,29 @@ class Hosting:
         self._settled.set()
 
     @property
+    def _host(self) -> Host | None:
+        task = self._task
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return None
+        return task.result()
+
+    @property
     def hosts(self) -> bool:
         """Whether this process serves the store; from any thread."""
-        task = self._task
-        return (
-            task is not None and task.done() and not task.cancelled() and not task.exception() and bool(task.result())
-        )
+        return self._host is not None
 
     async def aclose(self) -> None:
         """End the store that this process hosts, if it does; also when nobody waited for it to be started."""
         self.settle()
-        if self._task is None:
-            return
-        await asyncio.wait([self._task])
-        if not self._task.cancelled() and self._task.exception() is None and (host := self._task.result()) is not None:
-            await host.aclose(lambda: self._open_client(MEETS_WITHIN))
+        if self._task is not None:
+            await asyncio.wait([self._task])
+            if self._host is not None:
+                await self._host.aclose(lambda: self._open_client(MEETS_WITHIN))
 
     async def _start(self) -> Host | None:
         while True:
             try:
-                host = await in_thread(lambda: host_if_called_for(self._settings, token=self._token, tls=self._tls))
+                host = await in_thread(lambda: host_if_called_for(self._settings, self._credentials))
                 if host is not None and self._settings.data_dir is not None:
                     await self._begin_life_anew()
                 return host
@@ -287,7 +272,7 @@ class Hosting:
         """Take back what the last host wrote before the store ended: it goes on with what is on its disk."""
         try:
             async with self._open_client(CALL_TIMEOUT) as client:
-                await client.delete(self._keys.ending)
+                await client.delete(self._ending)
         except StoreError as error:
             log.warning("whether the store may be come to could not be said: %s", error)
 
@@ -295,7 +280,7 @@ class Hosting:
         """Whether who listens there is a store whose host is done."""
         try:
             async with self._open_client(MEETS_WITHIN) as client:
-                return await client.get(self._keys.ending) is not None
+                return await client.get(self._ending) is not None
         except StoreError:
             return False
 
@@ -309,7 +294,7 @@ class Hosting:
         return False
 
 
-def host_if_called_for(settings: Settings, *, token: bytes | None, tls: ssl.SSLContext | None) -> Host | None:
+def host_if_called_for(settings: Settings, credentials: Credentials) -> Host | None:
     """Start the embedded store if the settings ask for it, or if it is this machine's to start and nobody has.
 
     Raises:
@@ -318,22 +303,24 @@ def host_if_called_for(settings: Settings, *, token: bytes | None, tls: ssl.SSLC
         RendezvousConnectionError: `is_host` was asked for, and cannot be.
         RendezvousSettingsError: It would be open to strangers.
     """
-    if settings.is_host is False or settings.endpoint.info.family != "tcp":
+    if settings.is_host is False:
         return None
     ((host, port),) = settings.endpoint.hosts
+    insist = settings.is_host is True
+    token, tls = credentials.token, credentials.server_tls()
     if settings.uses_tls and tls is None:
-        if settings.is_host is None:
+        if not insist:
             return None
         raise RendezvousSettingsError(
             f"is_host is set, but there is no certificate to serve {settings.endpoint.url} with; give cert and key"
         )
-    insist = settings.is_host is True
+    serving = contextlib.ExitStack()
     try:
         is_closed_to_strangers = token is not None or (tls is not None and tls.verify_mode is CERT_REQUIRED)
         address = _address_to_listen_on(host, port, may_be_open=settings.insecure or is_closed_to_strangers)
-        make_page = None if settings.http_port is None else http_room("app", "http_port").serve
-        stack = contextlib.ExitStack()
-        serving = store.sync.serve(
+        if settings.http_port is not None:
+            http_room("app", "http_port")  # which may not be installed: then no store is started
+        store_serving = store.sync.serve(
             address,
             port,
             token=token,
@@ -342,7 +329,7 @@ def host_if_called_for(settings: Settings, *, token: bytes | None, tls: ssl.SSLC
             limits=settings.limits,
             data_dir=settings.data_dir,
         )
-        server = stack.enter_context(serving)
+        server = serving.enter_context(store_serving)
     except StoreUsageError as error:
         raise RendezvousSettingsError(f"the store cannot be started on {host}:{port}: {error}") from None
     except NotResolvedError:  # which is an OSError, too
@@ -355,10 +342,9 @@ def host_if_called_for(settings: Settings, *, token: bytes | None, tls: ssl.SSLC
         why = f"{what} cannot be started on {host}:{port}: {error.strerror or str(error)}"
         raise (PortTakenError if taken else RendezvousConnectionError)(why) from error
     log.info("this node hosts the store of run %s at %s", settings.run_id, server.url)
-    page = None
-    if make_page is not None:
-        page = serve_page(make_page, serving, server, address, settings, token=token, tls=tls)
-    return Host(server, stack, Keys(settings.prefix, settings.run_id), linger=settings.close_timeout, page=page)
+    if settings.http_port is not None:
+        serving.enter_context(serve_page(store_serving, server, address, settings, token=token, tls=tls))
+    return Host(server, serving, settings)
 
 
 def _address_to_listen_on(host: str, port: int, *, may_be_open: bool) -> str:
@@ -380,7 +366,10 @@ def _address_to_listen_on(host: str, port: int, *, may_be_open: bool) -> str:
         raise OSError(errno.EADDRNOTAVAIL, "it is no address of this machine")
     if any(_somebody_listens(family, address) for family, address in ours):
         raise OSError(errno.EADDRINUSE, "somebody listens there already")
-    if host == "localhost" or _is_ip_address(host):
+    if host == "localhost":
+        return host
+    with contextlib.suppress(ValueError):  # it is a name, then
+        ipaddress.ip_address(host.partition("%")[0])
         return host
     if may_be_open:
         return ""
@@ -393,15 +382,6 @@ def _address_to_listen_on(host: str, port: int, *, may_be_open: bool) -> str:
             host,
         )
     return first
-
-
-def _is_ip_address(host: str) -> bool:
-    """Whether a host is written as an address, not as a name."""
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
 
 
 def _is_of_this_machine(family: int, address: tuple[object, ...]) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rdzv.node.node import Node
     from store import Server
 
-__all__ = ["Monitoring", "http_room", "serve_page"]
+__all__ = ["http_room", "metrics_server", "serve_page"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
@@ -41,7 +41,6 @@ def http_room(name: str, parameter: str) -> Any:
 
 
 def serve_page(
-    serve: Callable[..., contextlib.AbstractAsyncContextManager[str]],
     serving: store.sync.Serving,
     server: Server,
     address: str,
@@ -49,60 +48,41 @@ def serve_page(
     *,
     token: bytes | None,
     tls: ssl.SSLContext | None,
-) -> contextlib.ExitStack | None:
+) -> contextlib.ExitStack:
     """Serve HTTP beside a store that listens at an address; what ends it. A port that is taken costs the page alone."""
+    page = contextlib.ExitStack()
+    serve = http_room("app", "http_port").serve
     port, insecure = settings.http_port, settings.insecure
     try:
         context = serve(server, address, port, token=token, tls=tls, insecure=insecure, prefix=settings.prefix)
-        page = contextlib.ExitStack()
         url = page.enter_context(serving.beside(context))
     except OSError as error:
-        why = error.strerror or error
-        log.warning("http_port=%d serves nothing: %s; the store does without", port, why)
-        return None
-    log.info("the runs of the store at %s are shown at %s", server.url, url)
+        log.warning("http_port=%d serves nothing: %s; the store does without", port, error.strerror or error)
+    else:
+        log.info("the runs of the store at %s are shown at %s", server.url, url)
     return page
 
 
-class Monitoring:
-    """The metrics of a node's own process.
+def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> Callable[[], None]:
+    """Return what begins to serve the metrics of a node's own process, if they are asked for.
 
-    Args:
-        node: Whose.
-        settings: What the user chose.
-        credentials: Who may ask, where a token or a certificate says so.
+    It is to be called in the node's loop, and does nothing the second time. It serves from the node's first arrival on.
 
     Raises:
         RendezvousSettingsError: The extra is not installed.
     """
+    if settings.metrics_port is None or not settings.can_join:
+        return lambda: None
+    token, tls, insecure = credentials.token, credentials.server_tls(), settings.insecure
+    # Bound as a store would be: to loopback, unless who may come is known, or nobody minds.
+    host = "" if insecure or token is not None or (tls is not None and settings.ca is not None) else "localhost"
+    serve_node = http_room("node", "metrics_port").serve_node
+    serve = partial(serve_node, node, host, settings.metrics_port, token=token, tls=tls, insecure=insecure)
+    tasks: list[asyncio.Task[None]] = []
 
-    def __init__(self, node: Node, settings: Settings, credentials: Credentials) -> None:
-        self._node = node
-        self._task: asyncio.Task[None] | None = None
-        self._serve = None
-        if settings.metrics_port is None or not settings.can_join:
-            return
-        # What an etcd cluster trusts says nothing of who may look at this node.
-        tls = credentials.server_tls() if settings.uses_tls and settings.endpoint.info.family == "tcp" else None
-        # Bound as a store would be: to loopback, unless who may come is known, or nobody minds.
-        is_mutual = tls is not None and settings.ca is not None
-        open_to_all = settings.insecure or credentials.token is not None or is_mutual
-        self._serve = partial(
-            http_room("node", "metrics_port").serve_node,
-            node,
-            "" if open_to_all else "localhost",
-            settings.metrics_port,
-            token=credentials.token,
-            tls=tls,
-            insecure=settings.insecure,
-        )
+    def begin() -> None:
+        if not tasks:
+            tasks.append(asyncio.create_task(serve(), name=f"serve metrics of node {node.node_id}"))
+            node.on_close(lambda: cancel_and_wait(*tasks))
 
-    def begin(self) -> None:
-        """Serve them from the node's first arrival on, if they are asked for; to be called in the node's loop."""
-        if self._serve is not None and self._task is None:
-            self._task = asyncio.create_task(self._serve(), name=f"serve metrics of node {self._node.node_id}")
-            self._node.on_close(self._end)
-
-    async def _end(self) -> None:
-        if self._task is not None:
-            await cancel_and_wait(self._task)
+    return begin

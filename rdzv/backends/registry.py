@@ -32,7 +32,7 @@ from rdzv.errors import RendezvousSettingsError
 from rdzv.interface import RendezvousHandler
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint, EntryPoints
+    from importlib.metadata import EntryPoints
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -46,7 +46,6 @@ __all__ = [
 ]
 
 ENTRY_POINT_GROUP: Final = "rdzv.backends"
-
 
 ParameterValue: TypeAlias = (
     str | bytes | int | float | PurePath | Mapping[str, Any] | Sequence[Any] | Callable[..., Any] | None
@@ -174,11 +173,9 @@ def _take_count(config: dict[str, Any], name: str, given: Mapping[str, Any]) -> 
     """Take a node count out of the config, whichever of its names it goes by; keywords beat the URL."""
     parameter = PARAMETERS[name]
     names = (name, *parameter.aliases)
-    written = next((it for source in (given, config) for it in names if it in source), None)
-    raw = config[written] if written else None
-    for it in names:
-        config.pop(it, None)
-    count: int | None = None if raw is None else parameter.read(raw, written=written or name)
+    written = next((it for source in (given, config) for it in names if it in source), name)
+    raw = {it: config.pop(it, None) for it in names}[written]
+    count: int | None = None if raw is None else parameter.read(raw, written=written)
     return count
 
 
@@ -241,7 +238,16 @@ class RendezvousHandlerRegistry:
                 f"{', '.join(sorted(found))}; uninstall all but one, or choose with rdzv.register"
             )
         (point,) = found.values()
-        return _creator_from(point)
+        named = f"the entry point {point.name} = {point.value} in {ENTRY_POINT_GROUP}"
+        try:
+            creator: RendezvousHandlerCreator = point.load()
+        except Exception as error:  # whatever a stranger's module raises when it is imported
+            raise RendezvousSettingsError(
+                f"{named} cannot be loaded ({type(error).__name__}: {error}); mend or uninstall its package"
+            ) from error
+        if not callable(creator):
+            refuse(f"{named} is not a function but {creator!r}; let it name a function that returns a handler")
+        return creator
 
 
 def _offered() -> EntryPoints:
@@ -249,20 +255,6 @@ def _offered() -> EntryPoints:
     from importlib.metadata import entry_points  # it takes as long to load as all of this package
 
     return entry_points(group=ENTRY_POINT_GROUP)
-
-
-def _creator_from(point: EntryPoint) -> RendezvousHandlerCreator:
-    named = f"the entry point {point.name} = {point.value} in {ENTRY_POINT_GROUP}"
-    try:
-        creator = point.load()
-    except Exception as error:  # whatever a stranger's module raises when it is imported
-        raise RendezvousSettingsError(
-            f"{named} cannot be loaded ({type(error).__name__}: {error}); mend or uninstall its package"
-        ) from error
-    if not callable(creator):
-        refuse(f"{named} is not a function but {creator!r}; let it name a function that returns a handler")
-    loaded: RendezvousHandlerCreator = creator
-    return loaded
 
 
 def _check_name(backend: str) -> None:

@@ -41,7 +41,7 @@ def settings_of(url: str, **given: Any) -> Settings:
 async def open_store(url: str, *, timeout: float) -> AsyncIterator[tuple[store.Store, Keys]]:
     """Connect to the store of a URL; give it with the keys of the run."""
     settings = settings_of(url)
-    credentials = Credentials.of(settings)
+    credentials = Credentials(settings)
     connecting = store.connect(
         settings.endpoint.url,
         token=credentials.token,

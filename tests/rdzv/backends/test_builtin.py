@@ -67,7 +67,7 @@ def test_a_token_file_of_no_use_is_named(tmp_path: Path, content: str | None, me
     if content is not None:
         path.write_text(content)
     with pytest.raises(RendezvousSettingsError, match=message):
-        Credentials.of(parse("tcp://head/job", {"token_file": str(path)}, {}))
+        Credentials(parse("tcp://head/job", {"token_file": str(path)}, {}))
 
 
 @pytest.mark.parametrize("given", [{"ca": "{}"}, {"cert": "{}", "key": "{}"}])
@@ -76,18 +76,18 @@ def test_certificates_of_no_use_are_named(tmp_path: Path, given: dict[str, str])
     path.write_text("no certificate")
     settings = parse("tcps://head/job", {name: value.format(path) for name, value in given.items()}, {})
     with pytest.raises(RendezvousSettingsError, match="they must be readable PEM files"):
-        Credentials.of(settings).client_tls()
+        Credentials(settings).client_tls()
     if "cert" in given:
         with pytest.raises(RendezvousSettingsError, match="they must be readable PEM files"):
-            Credentials.of(settings).server_tls()
+            Credentials(settings).server_tls()
 
 
 def test_a_context_given_by_keyword_is_used_as_it_is() -> None:
     context = ssl.create_default_context()
     settings = parse("tcps://head/job", {"tls": context}, {})
-    assert Credentials.of(settings).client_tls() is context
-    assert Credentials.of(settings).server_tls() is None
-    assert Credentials.of(parse("tcp://head/job", {}, {})).client_tls() is None
+    assert Credentials(settings).client_tls() is context
+    assert Credentials(settings).server_tls() is None
+    assert Credentials(parse("tcp://head/job", {}, {})).client_tls() is None
 
 
 async def test_the_keeper_thread_and_real_sockets_carry_a_whole_run() -> None:
