@@ -31,7 +31,7 @@ class Credentials:
         if settings.token_file is not None:
             token = read_secret(f"token_file={settings.token_file!r}", settings.token_file)
         self.token: bytes | None = token.encode() if isinstance(token, str) else token
-        self.password = self.read_password()
+        self.password: str | None = self.read_password()
 
     def read_password(self) -> str | None:
         """Return the password as it is in its file now: it may have been changed since the start."""

@@ -23,7 +23,6 @@ from store.errors import (
     ConnectionLost,
     LeaseNotFound,
     LimitExceeded,
-    ProtocolError,
     StoreError,
     StoreReplaced,
     StoreUsageError,
@@ -202,24 +201,6 @@ async def arrive(client: Client, at: str, name: str, *, own: int, shared: int) -
         otherwise=[store.Get(at + "settings")],
         grants=[Grant(ttl=60, id=own), Grant(ttl=60, id=shared)],
     )
-
-
-async def test_whoever_arrives_grants_one_lease_and_asks_once_more(etcd: Etcd, at: str) -> None:
-    """Each granted the lease that all share, was told that it is there, asked for its TTL, read what it would create,
-    and took another lease for its receipts."""
-    shared = chosen()
-    async with client_of(etcd.url) as first, client_of(etcd.url) as second:
-        created = await arrive(first, at, "a", own=chosen(), shared=shared)
-        assert created.results[2] == created.revision
-        leases = len(etcd.members[0].ask("lease/leases")["leases"])
-        asked = Asked(second)
-        found = await arrive(second, at, "b", own=(own := chosen()), shared=shared)
-        assert asked == ["Lease/LeaseGrant", "KV/Txn"]
-        assert isinstance(found.results[2], store.Entry)
-        assert (found.results[2].value, found.results[2].lease) == (b"a", shared)
-        assert len(etcd.members[0].ask("lease/leases")["leases"]) == leases + 1
-        await second.put(at + "b", b"again", lease=own)
-        assert asked[2:] == ["KV/Txn"]
 
 
 async def test_those_who_come_first_at_once_all_come(etcd: Etcd, at: str) -> None:
@@ -513,20 +494,6 @@ async def test_a_snapshot_of_more_keys_than_one_page_holds_is_whole(etcd: Etcd, 
 # ------------------------------------------------------------------------------------------ who answers
 
 
-async def test_what_is_no_etcd_is_said_to_be_none() -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\nConnection: close\r\n\r\nnot found")
-        writer.close()
-
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        with pytest.raises(ProtocolError, match=r"does not answer in HTTP/2; it is no etcd v3\.4"):
-            async with store.connect(f"etcd://127.0.0.1:{port}", timeout=30):
-                pass
-
-
 async def test_credentials_of_the_other_kind_of_store_are_refused(etcd: Etcd) -> None:
     with pytest.raises(StoreUsageError, match="etcd knows no token"):
         async with store.connect(etcd.url, token="secret"):
@@ -534,11 +501,6 @@ async def test_credentials_of_the_other_kind_of_store_are_refused(etcd: Etcd) ->
     with pytest.raises(StoreUsageError, match="knows no users"):
         async with store.connect("tcp://127.0.0.1:1", user="me", password="secret"):
             pass
-
-
-async def test_a_user_is_not_needed_where_nobody_is_asked(etcd: Etcd, at: str) -> None:
-    async with store.connect(etcd.url, user="me", password="secret") as client:
-        await client.put(at + "a", b"")
 
 
 async def test_s8_certificates_users_and_passwords(tmp_path: Path) -> None:

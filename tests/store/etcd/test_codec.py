@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from store import when
@@ -16,17 +18,17 @@ from store.etcd.codec import (
     Cluster,
     FailureKind,
     NoSpace,
-    broken,
     classify,
-    compare,
     entry_of,
     events_of,
-    range_of,
+    holds,
     span_of,
     spans,
-    watch_requests,
 )
 from store.etcd.rpc import etcd_pb2 as pb
+
+if TYPE_CHECKING:
+    from store.messages import Condition
 
 
 def test_a_url_names_every_member_of_a_cluster() -> None:
@@ -72,10 +74,6 @@ def test_a_span_holds_what_starts_with_its_prefix_and_nothing_else(
     assert [key for key in [*inside, *outside] if first <= key.encode() < last] == inside
 
 
-def test_everything_is_a_span_without_an_end() -> None:
-    assert span_of("") == (b"\0", b"\0")
-
-
 def test_what_is_hidden_is_left_out_of_a_span_around_it_and_of_no_other() -> None:
     assert spans("r", "rec/") == ((b"r", b"rec/"), (b"rec0", b"s"))
     assert spans("", "rec/") == ((b"\0", b"rec/"), (b"rec0", b"\0"))
@@ -83,29 +81,31 @@ def test_what_is_hidden_is_left_out_of_a_span_around_it_and_of_no_other() -> Non
     assert spans("other", "rec/") == ((b"other", b"othes"),)
 
 
-def test_conditions_in_etcds_words() -> None:
-    assert compare(when.mod_revision("k") == 7) == {
-        "key": b"k", "target": "MOD", "result": "EQUAL", "mod_revision": 7
-    }  # fmt: skip
-    assert compare(when.create_revision("k") == 0)["create_revision"] == 0
-    assert compare(when.value("k") == b"v") == {"key": b"k", "target": "VALUE", "result": "EQUAL", "value": b"v"}
-    assert compare(when.exists("k"))["result"] == "GREATER"
-    assert compare(when.missing("k"))["result"] == "EQUAL"
-
-
-def test_a_broken_condition_names_its_key_and_what_was_expected() -> None:
-    assert str(broken([when.mod_revision("k") == 7])) == "mod_revision of 'k' is no longer 7"
-    assert str(broken([when.exists("a"), when.missing("b")])).count(" or ") == 1
+@pytest.mark.parametrize(
+    ("condition", "of"),
+    [
+        (when.exists("k"), "there"),
+        (when.missing("k"), "gone"),
+        (when.mod_revision("k") == 7, "there"),
+        (when.mod_revision("k") == 0, "gone"),
+        (when.create_revision("k") == 2, "there"),
+        (when.create_revision("k") == 0, "gone"),
+        (when.value("k") == b"v", "there"),
+        (when.value("k") == b"other", ""),
+        (when.value_if_any("k") == b"v", "there gone"),
+        (when.value_if_any("k") == b"other", "gone"),
+    ],
+)
+def test_whether_a_condition_holds_of_a_key(condition: Condition, of: str) -> None:
+    there = entry_of(pb.KeyValue(key=b"k", value=b"v", create_revision=2, mod_revision=7))
+    assert [name for name, entry in (("there", there), ("gone", None)) if holds(condition, entry)] == of.split()
 
 
 def test_what_etcd_leaves_out_is_zero_or_empty() -> None:
     entry = entry_of(pb.KeyValue(key=b"k", create_revision=2, mod_revision=3))
     assert (entry.value, entry.lease) == (b"", None)
     assert entry_of(pb.KeyValue(key=b"k", lease=9007199254740993)).lease == 9007199254740993
-
-
-def test_keys_of_others_need_not_be_text() -> None:
-    assert entry_of(pb.KeyValue(key=b"\xff")).key == "\udcff"
+    assert entry_of(pb.KeyValue(key=b"\xff")).key == "\udcff", "keys of others need not be text"
 
 
 def change(key: str, revision: int, type: pb.Event.EventType = pb.Event.PUT) -> pb.Event:
@@ -120,12 +120,6 @@ def test_events_come_one_list_per_revision_and_without_what_is_hidden() -> None:
         [("put", "c", 7)],
     ]
     assert events_of(pb.WatchResponse(), "rec/") == []
-
-
-def test_watches_of_keys_and_spans_are_opened_together() -> None:
-    one, many = watch_requests(["k", span_of("p")], start_revision=8)
-    assert one == {**range_of("k"), "start_revision": 8, "progress_notify": True}
-    assert many["range_end"] == b"q"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from store.errors import AuthenticationError, ConnectionLost, LeaseNotFound, ProtocolError, StoreReplaced
+from store.errors import AuthenticationError, ConnectionLost, StoreReplaced
 from store.etcd import members as members_room
 from store.etcd.choice import Choice
 from store.etcd.codec import Cluster, Failure, FailureKind, range_of
@@ -200,16 +200,19 @@ async def test_a_caller_whose_time_is_over_while_nobody_leads_is_told_so() -> No
             await ask(members, deadline=soon(0))
 
 
-async def test_whether_it_may_have_been_done_depends_on_how_it_failed() -> None:
-    for trouble, any_doubt in (
+@pytest.mark.parametrize(
+    ("trouble", "any_doubt"),
+    [
         (TIMED_OUT, True),
         (NO_LEADER, False),
         (refuses(grpc.StatusCode.RESOURCE_EXHAUSTED, "etcdserver: too many requests"), False),
-    ):
-        doubt = RetryState()
-        async with members_of(Member(trouble, says())) as members:
-            await ask(members, doubt=doubt)
-        assert doubt.any is any_doubt
+    ],
+)
+async def test_whether_it_may_have_been_done_depends_on_how_it_failed(trouble: Script, any_doubt: bool) -> None:
+    doubt = RetryState()
+    async with members_of(Member(trouble, says())) as members:
+        await ask(members, doubt=doubt)
+    assert doubt.any is any_doubt
 
 
 async def test_a_member_that_says_nothing_has_a_time_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,21 +272,6 @@ async def nowhere(*_: Any) -> None:
     """Stay with the connection, as if another caller had made one anew."""
 
 
-async def test_a_refusal_is_an_error_for_the_caller_and_costs_no_connection() -> None:
-    member = Member(refuses(grpc.StatusCode.NOT_FOUND, "etcdserver: requested lease not found"))
-    async with members_of(member) as members:
-        for _ in range(2):
-            with pytest.raises(LeaseNotFound):
-                await members.ask("Lease/LeaseRevoke", {"ID": 1}, deadline=soon())
-        assert member.probes == 1
-
-
-async def test_a_service_that_is_missing_means_that_it_is_no_etcd() -> None:
-    async with members_of(Member(refuses(grpc.StatusCode.UNIMPLEMENTED, "unknown service"))) as members:
-        with pytest.raises(ProtocolError, match=r"etcd 3\.4 or later"):
-            await ask(members)
-
-
 TOKEN_OLD = refuses(grpc.StatusCode.UNAUTHENTICATED, "etcdserver: invalid auth token")
 
 
@@ -320,28 +308,6 @@ async def test_a_revision_that_went_back_is_another_store_and_one_of_a_member_th
 # ------------------------------------------------------------------------------------------ streams
 
 
-def told(id: int, *keys: bytes, **more: Any) -> Any:
-    events = [pb.Event(kv=pb.KeyValue(key=key, mod_revision=6)) for key in keys]
-    return pb.WatchResponse(header=HEADER, watch_id=id, events=events, **more)
-
-
-async def test_all_watches_share_a_stream_and_each_reads_its_own() -> None:
-    member = Member(says())
-    async with members_of(member) as members, asyncio.timeout(30):
-        first = await members.stream([range_of("a")], deadline=soon())
-        both = await members.stream([range_of("b"), range_of("c")], deadline=soon())
-        assert [(await member.watched.get()).create_request.watch_id for _ in range(3)] == [1, 2, 3]
-        for message in (told(3, b"c"), told(1, b"a"), told(2, b"b")):
-            member.to_tell.put_nowait(message)
-        assert [message.events[0].kv.key for message in await first.read()] == [b"a"]
-        keys: list[bytes] = []
-        while len(keys) < 2:
-            keys += [message.events[0].kv.key for message in await both.read()]
-        assert keys == [b"c", b"b"]
-        both.close()
-        assert [(await member.watched.get()).cancel_request.watch_id for _ in range(2)] == [2, 3]
-
-
 async def test_a_stream_that_ends_is_over_for_all_who_read_it_and_opened_again_elsewhere() -> None:
     member, other = Member(says()), Member(says())
     async with members_of(member, other) as members, asyncio.timeout(30):
@@ -358,16 +324,6 @@ async def test_a_stream_that_ends_is_over_for_all_who_read_it_and_opened_again_e
         assert left == [], "gRPC would leave it pending for ever"
         await members.stream([range_of("a")], deadline=soon())
         assert other.watched.qsize() == 1
-
-
-async def test_a_watch_overtaken_by_compaction_says_so() -> None:
-    member = Member(says())
-    async with members_of(member) as members, asyncio.timeout(30):
-        stream = await members.stream([range_of("a")], deadline=soon())
-        member.to_tell.put_nowait(told(1, canceled=True, compact_revision=9))
-        with pytest.raises(Failure) as caught:
-            await stream.read()
-        assert caught.value.trouble is FailureKind.COMPACTED
 
 
 async def test_a_silent_member_is_left_when_it_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
