@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from store import when
-from store.engine.processes import Closing
 from store.messages import (
     Add,
     Append,
@@ -153,13 +152,6 @@ def test_a_mutation_whose_reply_is_no_longer_kept_is_answered_with_forgotten() -
     assert desk.engine.revision == 1
 
 
-def test_reads_are_not_kept_and_answer_from_what_is_there() -> None:
-    desk = Desk()
-    desk.ask(Get("a"), request_id=1, acknowledged=0)
-    desk.ask(Put("a", b""), peer=2)
-    assert desk.ask(Get("a"), request_id=1, acknowledged=0).entry is not None
-
-
 def test_a_lease_that_is_granted_again_after_a_reconnect_is_kept_by_the_new_connection() -> None:
     """It used to lapse `disconnect_ttl` after the old connection, before its owner had the answer."""
     desk = Desk()
@@ -182,30 +174,6 @@ def test_a_lease_that_lapsed_before_it_was_granted_again_is_gone() -> None:
     desk.connect(2, session=b"s" * 16)
     assert desk.ask(Grant(ttl=10.0, disconnect_ttl=1.0), peer=2, request_id=1, acknowledged=0) == granted
     assert desk.fails(KeepAlive(lease=granted.lease), peer=2).kind is LEASE
-
-
-def test_a_session_is_found_again_by_its_number_unless_its_client_said_goodbye() -> None:
-    desk = Desk()
-    first = desk.connect(1, session=b"s" * 16)
-    assert first is not None
-    desk.disconnect(1)
-    assert desk.connect(2, session=b"s" * 16) == (first[0], None)
-    assert desk.connect(3, session=b"s" * 16) == (first[0], 2)
-    desk.disconnect(2, how=Closing.GOODBYE)
-    desk.disconnect(3, how=Closing.GOODBYE)
-    again = desk.connect(4, session=b"s" * 16)
-    assert again is not None
-    assert again[0] != first[0]
-
-
-def test_abandoned_sessions_go_when_leases_are_looked_at() -> None:
-    desk = Desk(session_ttl=300.0)
-    desk.connect(1)
-    desk.disconnect(1)
-    desk.engine.tick(now=desk.now + 299.0)
-    assert desk.engine.figures()["sessions"] == 1
-    desk.engine.tick(now=desk.now + 300.0)
-    assert desk.engine.figures()["sessions"] == 0
 
 
 def test_kept_replies_are_counted_by_what_they_hold_on_to() -> None:
@@ -240,9 +208,3 @@ def test_a_store_that_is_fuller_than_its_limits_now_allow_can_be_emptied() -> No
     assert desk.fails(Put("a", bytes(101))).kind is LIMIT
     assert desk.ask(Put("a", bytes(99))) == Written(revision=4)
     assert desk.ask(Delete("b")).count == 1
-
-
-def test_there_are_no_more_sessions_than_agreed() -> None:
-    desk = Desk(sessions_max=1)
-    assert desk.connect(1) is not None
-    assert desk.connect(2) is None

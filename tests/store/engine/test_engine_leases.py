@@ -120,14 +120,6 @@ def test_the_lease_of_a_put_with_ttl_ends_with_its_key(request_: Request[Any]) -
     assert desk.engine.revision == 2
 
 
-def test_a_lease_that_was_granted_stays_without_keys() -> None:
-    desk = Desk()
-    lease = grant(desk, 5.0)
-    desk.ask(Put("a", b"", lease=lease))
-    desk.ask(Delete("a"))
-    assert desk.ask(TimeToLive(lease=lease)).keys == ()
-
-
 def test_a_key_put_with_ttl_may_keep_its_own_lease_but_lends_it_to_no_other() -> None:
     """It used to; a transaction that deleted the one and put the other failed half done, and the server with it."""
     desk = Desk()
@@ -153,16 +145,6 @@ def test_revoking_the_lease_of_a_put_with_ttl_deletes_its_key() -> None:
     desk.ask(Put("a", b"", ttl=1.0))
     assert desk.ask(Revoke(lease=desk.ask(Get("a")).entry.lease)) == Done()
     assert desk.keys() == []
-
-
-def test_a_put_takes_a_ttl_or_a_lease() -> None:
-    desk = Desk()
-    lease = grant(desk, 1.0)
-    for request in (
-        Put("a", b"", ttl=1.0, lease=lease),
-        CompareAndSet(key="a", value=b"", expected_revision=0, ttl=1.0, lease=lease),
-    ):
-        assert "ttl or lease, not both" in desk.fails(request).message
 
 
 # ------------------------------------------------------------------------------------- leases made by a transaction
@@ -196,24 +178,6 @@ def test_a_lease_for_a_key_that_is_there_already_is_neither_granted_nor_missed(r
     assert desk.ask(Stats()).figures["leases"] == 0
     assert desk.ask(Get("a")).entry == entry("a", b"3" if isinstance(rewrite, Add) else b"12", 1, 2)
     assert desk.ask(rewrite).revision == 3, "nor is it missed outside a transaction"
-
-
-def test_a_key_is_created_once_and_who_comes_later_is_told_what_is_there() -> None:
-    desk = Desk()
-    first = desk.ask(Transact(when=(), then=(Create("role", b"mine"),)))
-    second = desk.ask(Transact(when=(), then=(Create("role", b"yours", lease=CHOSEN), Put("x", b"")), grants=()))
-    assert first.results == (1,)
-    assert second.results == (entry("role", b"mine", 1), 2)
-    assert desk.ask(Get("role")).entry == entry("role", b"mine", 1)
-
-
-def test_a_value_if_any_is_met_by_the_value_and_by_a_missing_key() -> None:
-    desk = Desk()
-    condition = (when.value_if_any("settings") == b"ours",)
-    assert desk.ask(Transact(when=condition, then=(Put("settings", b"ours"),))).succeeded
-    assert desk.ask(Transact(when=condition, then=(Put("x", b""),))).succeeded
-    desk.ask(Put("settings", b"theirs"))
-    assert not desk.ask(Transact(when=condition, then=(Put("x", b""),))).succeeded
 
 
 @pytest.mark.parametrize(

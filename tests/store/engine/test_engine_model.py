@@ -210,6 +210,7 @@ CONDITIONS = st.one_of(
     st.builds(lambda key, value: when.value(key) == value, KEYS, VALUES),
     st.builds(when.exists, KEYS),
     st.builds(when.missing, KEYS),
+    st.builds(lambda key, value: when.value_if_any(key) == value, KEYS, VALUES),
 )
 OPERATIONS = st.one_of(
     st.builds(Put, KEYS, VALUES),
@@ -218,7 +219,7 @@ OPERATIONS = st.one_of(
     st.builds(Add, KEYS, st.integers(-3, 3)),
     st.builds(Append, KEYS, VALUES),
 )
-SOME_OPERATIONS = st.lists(OPERATIONS, max_size=3).map(tuple)
+SOME_OPERATIONS = st.lists(OPERATIONS | st.builds(Create, KEYS, VALUES), max_size=3).map(tuple)
 PLAIN = st.one_of(
     OPERATIONS,
     st.builds(GetMany, keys=st.lists(KEYS, max_size=3).map(tuple)),

@@ -20,7 +20,7 @@ from store.messages import (
     Watch,
     Watching,
 )
-from tests.support.by_hand import Desk, entry
+from tests.support.by_hand import Desk
 
 USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN, *_ = FailureKind
 
@@ -76,24 +76,6 @@ def test_closing_a_connection_that_never_said_hello_is_no_matter() -> None:
 # ------------------------------------------------------------------------------------------------------------ waits
 
 
-def test_a_wait_for_what_is_there_is_answered_at_once() -> None:
-    desk = Desk()
-    desk.ask(Put("a", b"1"))
-    assert desk.ask(Wait(keys=("a",))) == Listing(entries=(entry("a", b"1", 1),), revision=1)
-    assert desk.ask(Wait(keys=())) == Listing(entries=(), revision=1)
-
-
-def test_a_wait_is_answered_when_the_last_key_comes() -> None:
-    desk = Desk()
-    assert desk.ask(Wait(keys=("b", "a", "b")), request_id=5) is None
-    desk.ask(Put("a", b""))
-    assert desk.answers == {}
-    desk.ask(Put("b", b""), peer=2)
-    b = entry("b", b"", 2)
-    assert desk.answers == {(1, 5): Listing(entries=(b, entry("a", b"", 1), b), revision=2)}
-    assert desk.ask(Stats()).figures["waits"] == 0
-
-
 @pytest.mark.parametrize("there_first", [False, True])
 def test_a_key_that_goes_while_others_are_missing_is_waited_for_again(there_first: bool) -> None:
     """A key that was there when the wait began, and went, used to be answered as None."""
@@ -121,22 +103,6 @@ def test_a_wait_sees_a_revision_as_a_whole() -> None:
     assert desk.answers == {}
     desk.ask(Put("b", b""))
     assert (1, 5) in desk.answers
-
-
-def test_a_wait_can_be_cancelled() -> None:
-    desk = Desk()
-    desk.ask(Wait(keys=("a",)), request_id=5)
-    assert desk.ask(Cancel(target=5)) == Done()
-    desk.ask(Put("a", b""))
-    assert desk.answers == {}
-
-
-def test_a_guarded_wait_ends_when_a_key_it_depends_on_goes() -> None:
-    desk = Desk()
-    desk.ask(Put("alive", b""))
-    desk.ask(Guarded(when=(when.exists("alive"),), request=Wait(keys=("a",))), request_id=5)
-    desk.ask(Delete("alive"))
-    assert desk.answers == {(1, 5): Failed(kind=CONDITION, message="exists of 'alive' is no longer True")}
 
 
 def test_a_guarded_wait_that_ends_and_is_fulfilled_at_once_has_ended() -> None:

@@ -36,18 +36,6 @@ def ids(leases: list[LeaseRecord]) -> list[int]:
     return [lease.id for lease in leases]
 
 
-def test_a_lease_is_due_when_its_time_is_over_and_not_before() -> None:
-    leases = at()
-    lease = grant(leases, 1.0, peer=7)
-    now = let_pass(leases, 0.75)
-    assert leases.due() == []
-    assert leases.remaining(lease) == 0.25
-    let_pass(leases, 0.25, now=now)
-    assert leases.due() == [lease]
-    assert leases.remaining(lease) == 0
-    assert leases.due() == []  # told once
-
-
 def test_leases_have_ids_of_their_own_and_can_be_found_by_them() -> None:
     leases = at()
     first, second = grant(leases, 1.0, peer=1), grant(leases, 1.0, peer=1)
@@ -57,25 +45,6 @@ def test_leases_have_ids_of_their_own_and_can_be_found_by_them() -> None:
     leases.end(second)
     assert leases.get(second.id) is None
     assert grant(leases, 1.0, peer=1).id not in {first.id, second.id}
-
-
-def test_keeping_a_lease_alive_gives_it_its_full_ttl_again() -> None:
-    leases = at()
-    lease = grant(leases, 1.0, peer=7)
-    now = let_pass(leases, 0.75)
-    leases.keep_alive(lease, peer=7)
-    now = let_pass(leases, 0.75, now=now)
-    assert leases.due() == []
-    let_pass(leases, 0.25, now=now)
-    assert leases.due() == [lease]
-
-
-def test_a_keep_alive_that_comes_after_the_time_but_before_the_lapse_still_counts() -> None:
-    leases = at()
-    lease = grant(leases, 1.0, peer=7)
-    let_pass(leases, 2.0)
-    leases.keep_alive(lease, peer=7)
-    assert leases.due() == []
 
 
 def test_a_stall_counts_for_no_more_than_the_longest_pause_between_two_looks() -> None:
@@ -105,53 +74,6 @@ def test_leases_that_are_due_come_in_the_order_in_which_their_time_was_over() ->
     assert ids(leases.due()) == [other.id, renewed.id]
 
 
-def test_what_a_closed_connection_kept_lapses_after_its_disconnect_ttl() -> None:
-    leases = at()
-    lease = grant(leases, 10.0, disconnect_ttl=1.0, peer=7)
-    close(leases, 7)
-    now = let_pass(leases, 0.75)
-    assert leases.due() == []
-    let_pass(leases, 0.25, now=now)
-    assert leases.due() == [lease]
-
-
-def test_a_disconnect_ttl_never_prolongs_a_lease() -> None:
-    leases = at()
-    lease = grant(leases, 1.0, disconnect_ttl=5.0, peer=7)
-    close(leases, 7)
-    assert leases.remaining(lease) == 1.0
-
-
-def test_without_a_disconnect_ttl_closing_changes_nothing() -> None:
-    leases = at()
-    lease = grant(leases, 1.0, peer=7)
-    close(leases, 7)
-    assert leases.remaining(lease) == 1.0
-    leases.keep_alive(lease, peer=8)
-    assert lease.keeper == 8
-
-
-def test_coming_back_in_time_restores_the_full_ttl() -> None:
-    leases = at()
-    lease = grant(leases, 10.0, disconnect_ttl=1.0, peer=7)
-    close(leases, 7)
-    now = let_pass(leases, 0.75)
-    leases.keep_alive(lease, peer=8)
-    let_pass(leases, 5.0, now=now)
-    assert leases.due() == []
-    assert leases.remaining(lease) == 5.0
-
-
-def test_whoever_renewed_a_lease_last_keeps_it() -> None:
-    leases = at()
-    lease = grant(leases, 10.0, disconnect_ttl=1.0, peer=7)
-    leases.keep_alive(lease, peer=8)
-    close(leases, 7)
-    assert leases.remaining(lease) == 10.0
-    close(leases, 8)
-    assert leases.remaining(lease) == 1.0
-
-
 def test_closing_a_connection_shortens_all_that_it_kept_and_nothing_else() -> None:
     leases = at()
     first = grant(leases, 10.0, disconnect_ttl=1.0, peer=7)
@@ -162,13 +84,6 @@ def test_closing_a_connection_shortens_all_that_it_kept_and_nothing_else() -> No
     close(leases, 7)
     close(leases, 99)
     assert [leases.remaining(lease) for lease in (first, second, other)] == [1.0, 2.0, 10.0]
-
-
-def test_a_lease_that_was_ended_is_not_due() -> None:
-    leases = at()
-    leases.end(grant(leases, 1.0, peer=7))
-    let_pass(leases, 2.0)
-    assert leases.due() == []
 
 
 def test_the_next_due_time_is_known_or_there_is_none() -> None:

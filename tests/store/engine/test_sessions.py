@@ -60,15 +60,6 @@ def test_a_session_outlives_its_connection_and_keeps_its_number() -> None:
     assert session.peer == 2
 
 
-def test_a_client_that_was_away_too_long_finds_another_session_with_another_number() -> None:
-    sessions = some(ttl=300.0)
-    session = opened(sessions, A, peer=1)
-    sessions.close(session, peer=1, now=10.0)
-    again = opened(sessions, A, peer=2, now=310.0)
-    assert again is not session
-    assert again.number != session.number
-
-
 def test_a_connection_that_takes_a_session_over_is_told_who_had_it() -> None:
     sessions = some()
     session = opened(sessions, A, peer=1)
@@ -88,25 +79,6 @@ def test_sessions_expire_in_the_order_in_which_they_were_left() -> None:
     sessions.expire(110.0)
     assert len(sessions) == 1
     assert come(sessions, A, peer=3, now=110.0) == (first, None)
-
-
-def test_a_session_that_came_back_does_not_expire() -> None:
-    sessions = some(ttl=100.0)
-    session = opened(sessions, A, peer=1)
-    sessions.close(session, peer=1, now=0.0)
-    opened(sessions, A, peer=2, now=50.0)
-    sessions.expire(1000.0)
-    assert come(sessions, A, peer=3, now=1000.0) == (session, 2)
-
-
-def test_a_session_ends_with_its_clients_farewell() -> None:
-    sessions = some()
-    session = opened(sessions, A, peer=1)
-    sessions.end(session, peer=1)
-    assert len(sessions) == 0
-    sessions.close(session, peer=1, now=0.0)  # the connection, afterwards
-    sessions.expire(1000.0)
-    assert len(sessions) == 0
 
 
 def test_a_farewell_on_an_older_connection_does_not_end_the_session_of_the_newer() -> None:
@@ -139,18 +111,6 @@ def test_restored_sessions_wait_for_their_clients_from_now_on() -> None:
     assert sessions.made == 9
 
 
-def test_there_are_no_more_sessions_than_agreed_but_the_ones_there_are_can_come_back() -> None:
-    sessions = some(sessions_max=1, ttl=100.0)
-    session = opened(sessions, A, peer=1)
-    keep(session, 1)
-    assert come(sessions, B, peer=2, now=0.0) is None
-    sessions.close(session, peer=1, now=0.0)
-    assert come(sessions, B, peer=2, now=99.0) is None
-    assert opened(sessions, A, peer=3, now=99.0) is session
-    sessions.close(session, peer=3, now=100.0)
-    assert come(sessions, B, peer=2, now=200.0) is not None
-
-
 def test_sessions_without_replies_make_way_for_newcomers_the_longest_abandoned_first() -> None:
     sessions = some(sessions_max=3)
     a, b, c = (opened(sessions, id, peer=peer) for peer, id in enumerate((A, B, b"c" * 16)))
@@ -164,16 +124,6 @@ def test_sessions_without_replies_make_way_for_newcomers_the_longest_abandoned_f
     assert opened(sessions, B, peer=5, now=3.0) is b, "and is idle no more"
     assert come(sessions, b"e" * 16, peer=6, now=3.0) is None, "the one that is left keeps a reply"
     assert opened(sessions, A, peer=7, now=3.0).replay(1) == Written(revision=1)
-
-
-def test_restored_sessions_make_way_only_if_they_keep_no_reply() -> None:
-    sessions = some(sessions_max=2)
-    saved = [
-        SavedSession(id=A, number=1, replies=((5, Written(revision=7)),)),
-        SavedSession(id=B, number=2, replies=()),
-    ]
-    sessions.restore(saved, last=2, now=0.0)
-    assert sessions.make_way(b"c" * 16) == [B]
 
 
 # ------------------------------------------------------------------------------------------- what all of them hold

@@ -23,47 +23,9 @@ def under(made: SortedKeys, prefix: str) -> list[str]:
     return made.stretch(prefix, after=None, most=1000)
 
 
-@pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks that split at five keys, so that few keys make many of them."""
-    monkeypatch.setattr(keyspace, "CHUNK_MAX", 4)
-
-
-def test_an_empty_index_has_nothing_under_any_prefix() -> None:
-    assert under(SortedKeys(), "") == []
-    assert under(SortedKeys(), "a") == []
-
-
-def test_a_prefix_is_one_stretch_of_keys_and_a_key_is_its_own_prefix() -> None:
-    made = filled("b", "a/2", "a", "a/10", "a0")
-    assert under(made, "a") == ["a", "a/10", "a/2", "a0"]
-    assert under(made, "a/") == ["a/10", "a/2"]
-    assert under(made, "a/2") == ["a/2"]
-    assert under(made, "c") == []
-
-
 def test_the_order_is_that_of_the_utf8_bytes() -> None:
     keys = ["\U00010000", "\uffee", "z", "é"]
     assert under(filled(*keys), "") == sorted(keys, key=str.encode)
-
-
-def test_removing_a_key_that_is_not_there_is_a_defect_of_the_caller() -> None:
-    made = filled("a", "c")
-    with pytest.raises(AssertionError, match="'b' is not in the index"):
-        made.remove("b")
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_a_chunk_that_becomes_empty_goes() -> None:
-    keys = [f"{number:02}" for number in range(20)]
-    made = filled(*keys)
-    for key in keys[:-1]:
-        made.remove(key)
-    assert under(made, "") == ["19"]
-    made.remove("19")
-    assert len(made) == 0
-    made.add("again")
-    assert under(made, "a") == ["again"]
 
 
 @given(st.lists(st.tuples(st.booleans(), KEYS), max_size=80), st.sampled_from([2, 4, keyspace.CHUNK_MAX]))

@@ -25,19 +25,6 @@ def put(key: str) -> Event:
     return Event(kind="put", revision=1, key=key)
 
 
-def deletion(key: str) -> Event:
-    return Event(kind="delete", revision=1, key=key)
-
-
-def test_a_change_stirs_the_waits_that_it_bears_on_and_no_others() -> None:
-    waits = Waits()
-    waits.add((1, 1), parked("a", "b", missing="a"), cost=10)
-    waits.add((1, 2), parked("c", missing="c", fence="f"), cost=10)
-    assert waits.stirred([put("x"), deletion("a")]) == []
-    assert waits.stirred([put("a"), deletion("f")]) == [{(1, 1): None}, {(1, 2): None}]
-    assert waits.stirred([put("a"), deletion("f")]) == [], "they stand nowhere until they were looked at"
-
-
 def test_a_wait_stands_at_one_missing_key_so_that_writing_the_others_costs_nothing() -> None:
     """Eight megabytes of waits for one key and another one made each put of the one take 17 ms."""
     waits = Waits()
@@ -50,13 +37,6 @@ def test_a_wait_stands_at_one_missing_key_so_that_writing_the_others_costs_nothi
         waits.move(watcher, missing)
     assert waits.stirred([put("often")]) == []
     assert waits.stirred([put("never 7")]) == [{(1, 7): None}]
-
-
-def test_the_next_missing_key_is_looked_for_all_around() -> None:
-    one = parked("a", "b", "c", missing="b")
-    assert one.next_missing({"b"}) == 2
-    assert one.next_missing({"b", "c"}) == 0, "it was there, and has gone again"
-    assert one.next_missing({"a", "b", "c"}) is None
 
 
 def test_what_a_peer_has_parked_is_counted_until_it_is_over() -> None:

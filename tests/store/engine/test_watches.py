@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.engine.engine import Engine
-from store.engine.watches import EVENT_OVERHEAD, LENGTHS_FEW, History, Watches, event_bytes
+from store.engine.watches import LENGTHS_FEW, History, Watches, event_bytes
 from store.messages import Event
 
 KEYS = st.text(alphabet="ab/", max_size=4)
@@ -36,10 +36,6 @@ def since(history: History, revision: int, prefix: str) -> list[tuple[Event, ...
     return None if page is None else page[0]
 
 
-def test_nobody_watching_nobody_hears() -> None:
-    assert hearers(Watches(), put("a")) == {}
-
-
 def test_watches_of_one_prefix_are_told_together() -> None:
     watches = Watches()
     for peer in range(1000):
@@ -50,105 +46,33 @@ def test_watches_of_one_prefix_are_told_together() -> None:
     assert [event.key for event in told[1]] == ["run/a", "run/b"]
 
 
-def test_a_key_shorter_than_the_prefix_is_not_under_it() -> None:
-    watches = Watches()
-    watches.add(1, 1, "ab")
-    assert hearers(watches, put("a")) == {}
-    assert hearers(watches, put("ab")) == {(1, 1): ["ab"]}
-
-
-def test_a_watch_that_is_closed_hears_no_more_and_can_be_closed_once() -> None:
-    watches = Watches()
-    watches.add(1, 1, "a")
-    watches.add(2, 1, "a")
-    assert watches.remove(1, 1)
-    assert not watches.remove(1, 1)
-    assert not watches.remove(3, 1)
-    assert hearers(watches, put("a")) == {(2, 1): ["a"]}
-    assert watches.remove(2, 1)
-    assert hearers(watches, put("a")) == {}
-
-
-def test_a_closed_connection_closes_its_watches_only() -> None:
-    watches = Watches()
-    watches.add(1, 1, "a")
-    watches.add(1, 2, "b")
-    watches.add(2, 3, "b")
-    list(watches.peer_closed(1))
-    list(watches.peer_closed(9))
-    assert hearers(watches, put("a"), put("b")) == {(2, 3): ["b"]}
-    assert (watches.of(1), watches.of(2), len(watches)) == (0, 1, 1)
-
-
-def test_nothing_is_kept_of_watches_that_are_closed() -> None:
-    watches = Watches()
-    for watch_id, prefix in enumerate(["a", "b", "ab", ""]):
-        watches.add(1, watch_id, prefix)
-    list(watches.peer_closed(1))
-    assert (watches.by_prefix, watches._prefixes, watches._lengths) == ({}, {}, {})
-
-
 @given(
     st.dictionaries(st.tuples(st.integers(0, 3), st.integers(0, 9)), KEYS, max_size=12),
     st.lists(KEYS, unique=True, max_size=6),
     st.sets(st.integers(0, 3)),
+    st.sets(st.tuples(st.integers(0, 3), st.integers(0, 9))),
 )
-def test_a_watch_hears_exactly_of_what_starts_with_its_prefix(
-    prefixes: dict[tuple[int, int], str], keys: list[str], closed: set[int]
+def test_a_watch_hears_exactly_of_what_starts_with_its_prefix_until_it_is_closed(
+    prefixes: dict[tuple[int, int], str], keys: list[str], gone: set[int], closed: set[tuple[int, int]]
 ) -> None:
     watches = Watches()
     for (peer, watch_id), prefix in prefixes.items():
         watches.add(peer, watch_id, prefix)
-    for peer in closed:
+    for watcher in closed:
+        assert watches.remove(*watcher) is (watcher in prefixes)
+        assert not watches.remove(*watcher)
+    for peer in gone:
         list(watches.peer_closed(peer))
-    expected = {
-        watcher: about
-        for watcher, prefix in prefixes.items()
-        if watcher[0] not in closed and (about := [key for key in keys if key.startswith(prefix)])
-    }
-    assert hearers(watches, *map(put, keys)) == expected
-    assert len(watches) == sum(watcher[0] not in closed for watcher in prefixes)
+    left = {each: prefix for each, prefix in prefixes.items() if each not in closed and each[0] not in gone}
+    heard = {each: [key for key in keys if key.startswith(prefix)] for each, prefix in left.items()}
+    assert hearers(watches, *map(put, keys)) == {each: about for each, about in heard.items() if about}
+    assert (len(watches), watches.of(1)) == (len(left), sum(peer == 1 for peer, _ in left))
+    for peer in range(4):
+        list(watches.peer_closed(peer))
+    assert (watches.bytes, watches.by_prefix, watches._prefixes, watches._lengths) == (0, {}, {}, {})
 
 
 # ---------------------------------------------------------------------------------------------------- history
-
-
-def test_everything_since_the_beginning_can_be_asked_for_while_nothing_is_gone() -> None:
-    history = History(10_000)
-    assert since(history, 0, "") == []
-    assert since(history, 1, "") == []
-    history.append((put("a", 1),))
-    assert since(history, 0, "") == since(history, 1, "") == since(history, -5, "") == [(put("a", 1),)]
-
-
-def test_what_no_longer_fits_is_forgotten_from_the_oldest_on() -> None:
-    history = History(2 * event_bytes(put("a")))
-    for revision in range(1, 5):
-        history.append((put("a", revision),))
-    assert history.compacted == 2
-    assert history.bytes == 2 * event_bytes(put("a"))
-    assert since(history, 2, "") is None
-    assert since(history, 0, "") is None
-    assert since(history, 3, "") == [(put("a", 3),), (put("a", 4),)]
-
-
-def test_a_change_larger_than_the_history_is_forgotten_at_once() -> None:
-    history = History(EVENT_OVERHEAD)
-    history.append((put("a", 1, b"larger"),))
-    assert (history.bytes, history.compacted) == (0, 1)
-    assert since(history, 1, "") is None
-    assert since(history, 2, "") == []
-
-
-def test_a_history_is_restored_as_far_as_it_has_room() -> None:
-    saved = [(put("a", revision),) for revision in range(5, 9)]
-    roomy, narrow = History(10_000), History(2 * event_bytes(put("a")))
-    for history in (roomy, narrow):
-        history.restore(saved, compacted=4)
-    assert since(roomy, 4, "") is None
-    assert since(roomy, 5, "") == saved
-    assert since(narrow, 6, "") is None
-    assert since(narrow, 7, "") == saved[2:]
 
 
 @given(st.lists(st.lists(KEYS, min_size=1, max_size=3), max_size=12), st.integers(0, 13), KEYS, st.integers(0, 3000))
@@ -160,6 +84,7 @@ def test_the_history_is_a_list_of_the_latest_revisions(
         events = tuple(put(key, revision) for key in keys)
         history.append(events)
         model.append(events)
+    assert history.bytes <= bytes_max
     while sum(event_bytes(event) for events in model for event in events) > bytes_max:
         model.pop(0)
     compacted = len(revisions) - len(model)

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.engine.engine import Engine
 from store.errors import (
     AuthenticationError,
     ConditionFailed,
@@ -18,7 +17,6 @@ from store.errors import (
     LimitExceeded,
     ProtocolError,
     StoreError,
-    StoreReplaced,
     StoreUsageError,
     WatchCompacted,
 )
@@ -28,7 +26,6 @@ from store.messages import (
     Added,
     Done,
     Entry,
-    Event,
     Excessive,
     Failed,
     FailureKind,
@@ -45,7 +42,7 @@ from store.messages import (
 )
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, ServerConnection, error_of
-from store.protocol.wire import VERSION, Bye, FrameReader, Greeting, Hello, Lagged, Reply, Sorry, Welcome
+from store.protocol.wire import VERSION, Bye, FrameReader, Greeting, Hello, Reply, Sorry, Welcome
 from tests.support.by_hand import Post, Town
 
 
@@ -123,25 +120,6 @@ def test_both_sides_meet_whatever_the_pieces(token: bytes | None, piece: int) ->
     assert here.store_id == "store-1"
 
 
-def test_a_client_of_another_version_is_refused_by_name() -> None:
-    with pytest.raises(
-        ProtocolError, match="this server speaks version 1 of the protocol, the client version 9: upgrade the server"
-    ):
-        list(server().receive(wire.encode_opening(Hello(9, b"s" * 16, b"m" * 16, b""))))
-
-
-@pytest.mark.parametrize(
-    ("versions", "said"),
-    [((0, 0), "the server version 0: upgrade the server"), ((2, 9), "the server versions 2 to 9: upgrade the client")],
-)
-def test_a_server_of_another_version_is_refused_by_name(versions: tuple[int, int], said: str) -> None:
-    greeting = Greeting(*versions, "store-1", b"n" * 16, token_wanted=False)
-    with pytest.raises(
-        ProtocolError, match=f"tcp://there is not for us: this client speaks version 1 of the protocol, {said}"
-    ):
-        list(client().receive(wire.encode_opening(greeting)))
-
-
 def test_an_opening_of_a_later_version_in_another_shape_is_refused_by_its_version() -> None:
     """It used to be "not one of this protocol", which tells nobody what to do."""
     hello = wire.frame(msgpack.packb(["rdzv", [2, {"session": b"s" * 16}, [1, 2]]]))
@@ -163,19 +141,6 @@ def test_a_request_of_more_elements_than_any_may_hold_is_known_by_its_id_and_not
     assert received(connection, asked) == [(5, 4, Excessive(elements_max=1120))]
     asked = wire.encode_request(6, 4, GetMany(keys=("long",) * 1100))
     assert received(connection, asked) == [(6, 4, GetMany(keys=("long",) * 1100))]
-
-
-def test_nobody_who_has_not_said_hello_may_send_more_than_a_hello_takes() -> None:
-    connection = server()
-    with pytest.raises(ProtocolError, match="4096 is the limit"):
-        list(connection.receive(b"\0\0\x10\x01"))
-
-
-def test_half_a_hello_is_no_hello() -> None:
-    connection = server()
-    assert list(connection.receive(wire.encode_opening(Hello(VERSION, b"s" * 16, b"m" * 16, b""))[:-1])) == []
-    assert connection.held_bytes
-    assert not connection.greeted
 
 
 @pytest.mark.parametrize(
@@ -217,12 +182,6 @@ def test_without_the_token_neither_side_goes_on() -> None:
 # --------------------------------------------------------------------------------------------- the server's side, alone
 
 
-def test_requests_come_with_their_ids_and_what_they_acknowledge() -> None:
-    connection = greeted()
-    frames = wire.encode_request(3, 2, Put("a", b"1")) + wire.encode_request(7, 2, Ping()) + wire.encode_bye("done")
-    assert list(connection.receive(frames)) == [(3, 2, Put("a", b"1")), (7, 2, Ping()), Bye("done")]
-
-
 @pytest.mark.parametrize("second", [2, 3])
 def test_request_ids_count_upwards(second: int) -> None:
     connection = greeted()
@@ -242,10 +201,6 @@ def test_one_request_that_comes_alone_is_told_at_once() -> None:
     assert list(conversation.receive(third[5:])) == [(3, 0, Ping())]
     with pytest.raises(ProtocolError, match="ids count upwards"):
         conversation.only_request(memoryview(third))
-
-
-def test_nobody_asks_anything_before_the_hello() -> None:
-    assert server().only_request(memoryview(wire.encode_request(1, 0, Ping()))) is None
 
 
 def test_a_request_that_comes_alone_may_be_as_long_as_the_limits_say() -> None:
@@ -285,16 +240,6 @@ def test_a_request_acknowledges_the_replies_to_all_mutations_before_the_oldest_w
     assert acknowledged(connection.encode(connection.ask(Put("c", b""), None))) == 6
 
 
-def test_a_reply_finds_its_request_once() -> None:
-    connection = welcomed()
-    item = connection.ask(Ping(), "who waits")
-    connection.encode(item)
-    assert list(connection.receive(wire.encode_response(1, Pong(revision=1)))) == [Reply(1, Pong(revision=1))]
-    assert connection.answered(1) is item
-    assert item.waiter == "who waits"
-    assert connection.answered(1) is None
-
-
 def test_an_answer_that_comes_alone_is_told_at_once() -> None:
     conversation = welcomed()
     asked, put = conversation.ask(Ping(), None), conversation.ask(Put("k", b""), None)
@@ -308,12 +253,6 @@ def test_an_answer_that_comes_alone_is_told_at_once() -> None:
     assert not conversation.in_flight
     later = conversation.ask(Ping(), None)
     assert wire.decode_request(conversation.encode(later)[4:]) == (3, 2, Ping())  # the put needs no reply any more
-
-
-def test_before_the_welcome_nothing_is_an_answer() -> None:
-    conversation = client()
-    asked = conversation.ask(Ping(), None)
-    assert conversation.only_answer(memoryview(wire.encode_response(1, Pong(revision=7))), asked) is None
 
 
 def test_what_has_no_reply_is_sent_again_in_the_order_in_which_it_was_asked() -> None:
@@ -393,13 +332,6 @@ def test_a_request_that_cannot_be_sent_is_refused_and_forgotten(request_: Any) -
         assert acknowledged(connection.encode(connection.ask(Ping(), None))) == 1
     else:
         assert isinstance(request_.value, memoryview)  # some releases of msgpack take it
-
-
-def test_events_lagging_watches_and_farewells_are_passed_on() -> None:
-    connection = welcomed()
-    events = (Event(kind="delete", revision=3, key="a"),)
-    frames = wire.frame_events(5, wire.encode_events(events)) + wire.encode_lagged(5, 3) + wire.encode_bye("leaving")
-    assert list(connection.receive(frames)) == [wire.Events(5, events), Lagged(5, 3), Bye("leaving")]
 
 
 @pytest.mark.parametrize(
@@ -505,16 +437,6 @@ def test_the_connection_may_be_cut_after_any_byte(cuts: list[int]) -> None:
         post.cut()
     post.meet(town)
     assert post.outcomes[item.request_id] == Added(value=1, revision=1)
-
-
-def test_another_store_is_not_taken_for_the_one_that_was_known() -> None:
-    post = Post()
-    post.meet(Town())
-    post.cut()
-    post.dial(Town(Engine(store_id="store-2")))
-    post.settle()
-    assert isinstance(post.failure, StoreReplaced)
-    assert "store-1 has been replaced by store-2" in str(post.failure)
 
 
 # --------------------------------------------------------------------------------------------- asked with the hello
