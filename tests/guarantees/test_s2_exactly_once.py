@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import store
 from store import Append, ConnectionLost, Get
-from store.messages import Added
+from store.messages import Added, Guarded, Ping
 from store.net.address import Address
 from tests.support.by_hand import Post, Town
 from tests.support.proxy import Proxy
@@ -28,9 +28,9 @@ from tests.support.seeds import FRESH
 class World:
     """A client that appends letters, and a server that may forget its session."""
 
-    def __init__(self) -> None:
-        self.town = Town(session_ttl=300.0)
-        self.post = Post()
+    def __init__(self, token: bytes | None = None) -> None:
+        self.town = Town(token=token, session_ttl=300.0)
+        self.post = Post(token=token)
         self.letters: dict[int, bytes] = {}
 
     def step(self, what: str, detail: int) -> None:
@@ -38,7 +38,10 @@ class World:
         post.notice()
         if what == "append":
             letter = chr(ord("A") + len(self.letters)).encode()
-            self.letters[post.ask(Append("log", letter)).request_id] = letter
+            append = Append("log", letter)
+            asked = post.ask(append if detail % 2 else Guarded(when=(), request=append))
+            self.letters[asked.request_id] = letter
+            post.ask(Get("log"))
         elif what == "away":
             self.town.now += detail * 100.0
         elif what == "late" and post.lost is not None:
@@ -76,10 +79,12 @@ STEPS = st.lists(
 
 
 @settings(max_examples=300)
-@given(STEPS)
-def test_s2_nothing_is_applied_twice_and_what_is_uncertain_is_said_to_be(steps: list[tuple[str, int]]) -> None:
+@given(STEPS, st.sampled_from([None, b"secret"]))
+def test_s2_nothing_is_applied_twice_and_what_is_uncertain_is_said_to_be(
+    steps: list[tuple[str, int]], token: bytes | None
+) -> None:
     """ "Where nobody can know (...), the caller gets `ConnectionLost` with `maybe_applied=True`, never a guess." """
-    world = World()
+    world = World(token)
     for what, detail in steps:
         world.step(what, detail)
     log = world.settle()
@@ -90,6 +95,9 @@ def test_s2_nothing_is_applied_twice_and_what_is_uncertain_is_said_to_be(steps: 
             assert outcome.maybe_applied
         else:
             assert log[outcome.value - 1 : outcome.value] == letter, "acknowledged, and not applied"
+    world.post.ask(Ping())
+    world.post.settle()
+    assert all(not session.replies for session in world.town.engine._sessions._sessions.values()), "all is acknowledged"
 
 
 def test_s2_a_forgotten_session_is_known_as_such_even_if_its_first_welcome_was_lost() -> None:

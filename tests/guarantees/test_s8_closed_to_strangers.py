@@ -65,7 +65,7 @@ def test_s8_both_sides_prove_that_they_know_the_token_and_neither_says_it(token:
         assert token not in said
 
 
-@pytest.mark.parametrize("proof", [b"x", bytes(32), b"\xff" * 32, bytes(31), TOKEN])
+@pytest.mark.parametrize("proof", [b"", b"x", bytes(32), b"\xff" * 32, bytes(31), TOKEN])
 def test_s8_what_is_no_proof_is_refused(proof: bytes) -> None:
     """ "a shared token proven"."""
     there = server()
