@@ -63,11 +63,7 @@ class AccusationWatch:
     connections have closed or its keep-alives stay away. That is how a member that was killed is lost before its lease
     ends: whoever was in a collective with it sees its connections close at the same moment as the store does. A
     collective does not say whose: then the store is asked about all, and believed only where it is about to end a lease
-    since the process has hung up.
-
-    Args:
-        office: The coordinator's.
-        gone_ttl: How long a member's lease outlives its process, as far as the store sees that this has ended.
+    since the process has hung up: within `gone_ttl`.
     """
 
     def __init__(self, office: Office, *, gone_ttl: float) -> None:

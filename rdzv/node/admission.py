@@ -120,13 +120,7 @@ async def take_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
 
 
 def grant_of_run(keys: Keys, closed_ttl: float, *, most: float) -> Grant:
-    """The run's lease, for the transaction that is the first to write anything of the run.
-
-    Args:
-        keys: The run's keys.
-        closed_ttl: What the settings ask for.
-        most: The longest lease that the store grants.
-    """
+    """The run's lease, for the first transaction that writes anything of it; `most` is what the store grants."""
     return Grant(ttl=max(closed_ttl, min(RUN_TTL_LEAST, most)), id=keys.lease_id)
 
 
@@ -266,14 +260,6 @@ async def agree_on_settings(
     revision, fails if anybody has arrived since it looked. And others may have rewritten them since `there` was read:
     so whoever is in the run then says nothing about `there`, and the next attempt to arrive sees what holds now.
 
-    Args:
-        store: The store.
-        keys: The run's keys.
-        agreed: What this node expects there; it is told what holds.
-        lease: The run's.
-        incarnation: This node's; another process of the same name is somebody else.
-        there: Those of the run, as they were a moment ago.
-
     Raises:
         RendezvousSettingsError: Others are in it, with other settings.
     """
@@ -386,14 +372,8 @@ async def put_drain(store: Store, keys: Keys, node_id: str, drain: Drain) -> Non
 async def put_ban(store: Store, keys: Keys, node_id: str, ban: Ban, *, keep: float) -> None:
     """Ban a node until it is unbanned, or for as long as the ban lasts: then it is on a lease of its own.
 
-    If the node waits, or the ban says now, its record goes at once. Otherwise it finishes its round.
-
-    Args:
-        store: The store.
-        keys: The run's keys.
-        node_id: Who is banned.
-        ban: Why, and how.
-        keep: Seconds for which the ban outlives the run's last node, if it lasts until it is lifted.
+    If the node waits, or the ban says now, its record goes at once. Otherwise it finishes its round. A ban that lasts
+    until it is lifted outlives the run's last node by `keep` seconds.
 
     Raises:
         RendezvousSettingsError: It is to last for longer than the store lets a lease, or for no time at all.
@@ -407,7 +387,14 @@ async def _write_ban(store: Store, keys: Keys, name: str, ban: Ban, *, keep: flo
     if ban.lasts is None:
         lease = await take_run_lease(store, keys, keep)
     else:
-        lease = await _lease_of_a_ban(store, ban.lasts)
+        if not 0 < ban.lasts <= DURATION_MAX:  # false for NaN, too
+            refuse(f"a ban that lasts {shown(ban.lasts)} s: it must be more than 0 s, and at most {DURATION_MAX:.0f} s")
+        try:
+            lease = await store.grant(ban.lasts)
+        except LimitExceeded as error:
+            if not is_too_long(error):
+                raise
+            refuse(f"a ban that lasts {ban.lasts:g} s is not to be had: {error}; without a time it stays until lifted")
         ban = ban.replace(lasts=lease.ttl)  # as granted: etcd makes small ones larger
     await store.put(keys.banned(name), ban.pack(), lease=lease)
 
@@ -416,8 +403,11 @@ async def _put_out(store: Store, keys: Keys, node_id: str, *, now: bool) -> None
     """Delete the record of a banned node, unless it is a member that may finish its round."""
     key = keys.node(node_id)
     while (there := await store.get(key)) is not None:
-        if not now and await _is_live_member(store, keys, node_id, there.mod_revision):
-            return
+        entry = None if now else await store.get(keys.round)
+        if entry is not None:
+            round = Round.unpack(entry.value, revision=entry.mod_revision)
+            if await find_member(store, keys, round, node_id=node_id, arrival=there.mod_revision) is not None:
+                return
         with contextlib.suppress(ConditionFailed):  # it has just arrived again, or left: look again
             await store.delete(key, when=(when.mod_revision(key) == there.mod_revision,))
 
@@ -466,25 +456,6 @@ async def lift_ban(store: Store, keys: Keys, node_id: str) -> None:
     await store.delete_prefix(keys.failures_of(node_id))  # else the next one would ban it again
 
 
-async def _lease_of_a_ban(store: Store, lasts: float) -> Lease:
-    if not 0 < lasts <= DURATION_MAX:  # false for NaN, too
-        refuse(f"a ban that lasts {shown(lasts)} s: it must be more than 0 s, and at most {DURATION_MAX:.0f} s")
-    try:
-        return await store.grant(lasts)
-    except LimitExceeded as error:
-        if not is_too_long(error):
-            raise
-        refuse(f"a ban that lasts {lasts:g} s is not to be had: {error}; without a time it lasts until it is lifted")
-
-
-async def _is_live_member(store: Store, keys: Keys, node_id: str, arrival: int) -> bool:
-    entry = await store.get(keys.round)
-    if entry is None:
-        return False
-    round = Round.unpack(entry.value, revision=entry.mod_revision)
-    return await find_member(store, keys, round, node_id=node_id, arrival=arrival) is not None
-
-
 # -------------------------------------------------------------------------------------------- nodes that keep failing
 
 
@@ -500,14 +471,6 @@ async def note_failures(
     """Note that these nodes have failed in a round, and why; ban those that have failed too often.
 
     It may be told again, and by others: a failure counts once for each round of a node.
-
-    Args:
-        store: The store.
-        keys: The run's keys.
-        rule: How often is too often.
-        failed: The nodes, and why each has failed, as far as that is known.
-        round: In which round.
-        in_office: The conditions of everything that is written.
 
     Raises:
         ConditionFailed: They do not hold.

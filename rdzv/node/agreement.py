@@ -33,11 +33,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 class Agreement:
-    """What the members of the current round are asked, and what they have answered.
-
-    Args:
-        office: The coordinator's.
-    """
+    """What the members of the current round are asked, and what they have answered."""
 
     def __init__(self, office: Office) -> None:
         self._office = office
@@ -127,11 +123,7 @@ class Agreement:
 
 
 class Steps:
-    """What one node answers, and is told, of the step before which all leave.
-
-    Args:
-        part: What the node is in its run.
-    """
+    """What one node answers, and is told, of the step before which all leave."""
 
     def __init__(self, part: Part) -> None:
         self._part = part

@@ -40,15 +40,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 class Candidacy:
-    """One node's readiness to coordinate its run.
-
-    Args:
-        link: The way to the store, on which the lease of the role is kept, and what this node knows of the head.
-        part: What this node is in its run: whoever finds other settings in the store, and cannot go by them, decides
-            nothing.
-        rng: For the pause before taking the role.
-        apart: Runs what may take its time, if the rules hold code of the user's.
-    """
+    """One node's readiness to coordinate its run; `apart` is where the rules' code runs, if it is the user's."""
 
     def __init__(
         self,
@@ -71,11 +63,7 @@ class Candidacy:
         self._lost_terms = 0  # in a row, since their lease was over
 
     def begin(self, role: Role | None) -> None:
-        """Take the role whenever nobody has it, for as long as this node takes part.
-
-        Args:
-            role: If this node's arrival has taken it.
-        """
+        """Take the role whenever nobody has it, while this node takes part; `role`: its arrival has taken it."""
         self._link.resign = self._step_down
         self._follower.listeners.add(self)
         if role is not None:
@@ -179,12 +167,7 @@ class Candidacy:
         return self._keys.round, self._keys.progress, self._keys.history
 
     async def _hold_office(self, role: Role, found: Sequence[object] | None) -> None:
-        """Be coordinator until the role is lost.
-
-        Args:
-            role: It.
-            found: What there is under `_where_it_stands`, since the term began; None if that was not read yet.
-        """
+        """Be coordinator until the role is lost; `found` is what the term's first transaction read, if it did."""
         lost = anyio.CancelScope()
 
         def lapsed(reason: str) -> None:

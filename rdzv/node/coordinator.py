@@ -118,11 +118,6 @@ class Term:
         """Decide, and do what was decided, until the role is lost (`ConditionFailed`) or this node leaves it.
 
         Also once the run is closed: its members may be at work, and are to hear of one another's deaths.
-
-        Args:
-            round_entry: The last round, when this node took the role.
-            progress_entry: How far the next one was.
-            history: What is remembered of the run.
         """
         round = Round.unpack(round_entry.value, revision=round_entry.mod_revision) if round_entry else None
         begin = self._office.begin

@@ -48,11 +48,6 @@ class OwnBan:
 class Follower:
     """Follows the head of a run.
 
-    Args:
-        store: Where it is.
-        keys: The run's keys.
-        node_id: Who follows.
-
     Attributes:
         head: What is known of it.
         heard_at: When the store has told anything last, on this node's clock.
@@ -135,12 +130,7 @@ class Follower:
             self.listeners.changed()
 
     def take_coordinator(self, there: object, *, revision: int) -> None:
-        """Learn who coordinates, unless the watch has come further.
-
-        Args:
-            there: The entry of its key, if there is one.
-            revision: As of which revision.
-        """
+        """Learn who coordinates by the entry of its key as of a revision, unless the watch has come further."""
         if isinstance(there, Entry) and self.head.coordinator is None and revision > self._seen:
             coordinator = Coordinator(node_id=there.value.decode(errors="replace"), term=there.create_revision)
             self.head = replace(self.head, coordinator=coordinator)

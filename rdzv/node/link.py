@@ -42,6 +42,7 @@ IF_HOSTED = "if a node hosted this store, it ended with that node's process, as 
 SAY_AWAY_AFTER = 2.9  # seconds for which the store is away before that is said, and then ever more rarely (R22)
 ASK_EVERY = 1.0  # seconds, while somebody waits: whether the store is still there must be known for that ...
 ASK_EVERY_PER_NODE = 0.01  # ... but it answers no more than 100 such questions a second, however many nodes there are
+ASK_EARLY = 0.01  # seconds: so many are not worth another timer, which must not come at once for ever
 RUN_RENEWALS_PER_TTL = 3  # of the run's lease, by each node
 LOOK_FOR_RUN_AFTER = 1.0  # seconds, where the store does not say which lease is the run's
 
@@ -140,12 +141,7 @@ class Link:
         return self.store.failure
 
     async def in_reach_again(self, *, within: float, answering: bool = False) -> bool:
-        """Wait until the store is in reach again, or known to be lost; False if so many seconds have passed first.
-
-        Args:
-            within: Seconds.
-            answering: Whether it is to answer as well.
-        """
+        """Wait until the store is in reach (and `answering`) again, or known to be lost; False if it is not in time."""
         with anyio.move_on_after(within) as limit:
             while self.failure is None and (not self.in_reach or (answering and self._silent)):
                 self._reach_changed.clear()
@@ -155,8 +151,7 @@ class Link:
     def say_when_away(self, who_waits: Callable[[], str]) -> None:
         """Warn from now on when the store has been out of reach, or silent, for a while, and say when it is back.
 
-        Args:
-            who_waits: Says in words who waits now, and must hear of it soon; empty if nobody does.
+        `who_waits` says in words who waits now, and must hear of it soon; it is empty if nobody does.
         """
         self._who_waits = who_waits
         self._ask_in(self._asks_every)
@@ -173,10 +168,12 @@ class Link:
     def _ask(self) -> None:
         """Ask whether the store is there, if somebody waits, and nothing was heard of it lately."""
         every, silent_for = self._asks_every, self.store.time() - self.follower.heard_at
-        if self._who_waits() and silent_for >= every:
+        if silent_for < every - ASK_EARLY:
+            self._ask_in(every - silent_for)
+            return
+        if self._who_waits():
             self.keeping.renew_now()
-            silent_for = 0.0
-        self._ask_in(max(every - silent_for, 0.0) or every)
+        self._ask_in(every)
 
     def _note_connection(self, connected: bool) -> None:
         """The connection was lost, or is back; or the client is of no more use."""

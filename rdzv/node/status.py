@@ -40,13 +40,7 @@ __all__ = [
 
 
 async def read_run(store: Store, keys: Keys, head: Head) -> tuple[RunStatus, History]:
-    """A run as it stands, and what is remembered of it, which its status is told from, too; O(n) in its nodes.
-
-    Args:
-        store: The store.
-        keys: The run's keys.
-        head: Its head, as known.
-    """
+    """A run as it stands, and what is remembered of it, which its status is told from, too; O(n) in its nodes."""
     records = await read_nodes(store, keys)
     since = {node_id: record.since for node_id, record in records.items() if record.since}
     releases = Counter(record.release or "an unknown release" for record in records.values())

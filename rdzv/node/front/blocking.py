@@ -16,8 +16,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import os
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, cast
+
+import anyio
 
 from rdzv.errors import RendezvousStateError
 from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
@@ -25,7 +28,6 @@ from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
 from rdzv.membership import Membership
 from rdzv.node.admission import examine
 from rdzv.node.front import verbs
-from rdzv.node.front.queries import BlockingChanges
 from rdzv.node.front.sharing import shared_store
 from rdzv.node.handler import Handler as AsyncHandler
 from rdzv.node.loops import check_process, result_of
@@ -33,8 +35,7 @@ from rdzv.node.node import Ticket
 from store import ConnectionLost
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator
-    from types import TracebackType
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
     from rdzv.config.settings import Settings
     from rdzv.core.state import Change
@@ -176,10 +177,7 @@ class _Front:
 
         `with handler.changes() as changes: for change in changes`; or `changes.poll(seconds)`, which gives one or None.
         """
-        node = self.node
-        if node is None:
-            return cast("BlockingChanges", _ChangesElsewhere(self._inner, self._call))
-        return BlockingChanges(node, lambda: self._call(node.connect()))
+        return BlockingChanges(self._inner.changes(), self._call)
 
     def connect(self) -> None:
         """Connect, as entering the context does."""
@@ -270,28 +268,52 @@ class Handler(_Front, RendezvousHandler):
     """
 
 
-class _ChangesElsewhere:
-    """The changes of somebody else's backend, which are asked for in its loop."""
+class BlockingChanges:
+    """The changes of an async handler, which are asked for in its loop; for one thread at a time."""
 
-    def __init__(self, inner: AsyncRendezvousHandler, call: Callable[[Awaitable[Any]], Any]) -> None:
-        self._changes = inner.changes()
-        self._call = call
-
-    def __enter__(self) -> Iterator[Change]:
-        stream = self._call(self._changes.__aenter__())
-        return self._each(stream)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def __init__(
+        self,
+        changes: contextlib.AbstractAsyncContextManager[AsyncIterator[Change]],
+        call: Callable[[Coroutine[Any, Any, Any]], Any],
     ) -> None:
-        self._call(self._changes.__aexit__(None, None, None))
+        self._changes = changes
+        self._call = call
+        self._stream: AsyncIterator[Change] | None = None
 
-    def _each(self, stream: Any) -> Iterator[Change]:
+    def __enter__(self) -> Self:
+        async def enter() -> AsyncIterator[Change]:
+            return await self._changes.__aenter__()
+
+        self._stream = self._call(enter())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        async def leave() -> None:
+            await self._changes.__aexit__(None, None, None)
+
+        self._call(leave())
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Change:
+        change = self.poll(math.inf)
+        if change is None:
+            raise StopIteration
+        return change
+
+    def poll(self, timeout: float) -> Change | None:
+        """The next change, or None if none has come within so many seconds, or none will."""
+        stream = self._stream
+        assert stream is not None, "changes are entered first: with handler.changes() as changes"
+
         async def next_one() -> Change | None:
-            return await anext(stream, None)
+            with anyio.move_on_after(timeout):
+                return await anext(stream, None)
+            return None
 
-        while (change := self._call(next_one())) is not None:
-            yield change
+        change: Change | None = self._call(next_one())
+        return change
 
 
 def blocking_share(handler: AsyncHandler, membership: Membership) -> tuple[BlockingSharedStore, BlockingStore]:

@@ -1,4 +1,4 @@
-"""Shell: what a node's callers ask of it without a round trip: `changes()`, for those who await and those who block.
+"""Shell: what a node's callers ask of it without a round trip: `changes()`.
 
 A node's head and membership are frozen pieces of data, which it replaces as it learns of new ones; they are read here
 from whichever thread the caller is in. What is news to that caller is worked out by the pure `changes_since`. A reader
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from typing import TYPE_CHECKING, Self
 
 import anyio
@@ -17,7 +16,6 @@ import anyio
 from rdzv.core.state import Change, Closed
 from rdzv.membership import changes_since
 from rdzv.node.wakeup import Wakeup
-from store.net.threads import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from rdzv.membership import Membership
     from rdzv.node.node import Node
 
-__all__ = ["BlockingChanges", "Changes", "WakeupHere"]
+__all__ = ["Changes", "WakeupHere"]
 
 
 class WakeupHere:
@@ -46,37 +44,6 @@ class WakeupHere:
         await self._wakeup.sleep_until(None)
 
 
-class _News:
-    """What one reader of changes has not been told yet."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._seen: dict[type, Change] = {}
-        self._of: Membership | None = None
-        self.over = False  # the run is closed, and that was told
-
-    def next(self) -> Change | None:
-        """One change that is news, or None.
-
-        One at a time: by the time the next is asked for, the round may be another one, and the rest no news.
-        """
-        of = self._node.membership
-        if of is not self._of:
-            self._of = of
-            self._seen = {kind: change for kind, change in self._seen.items() if kind is Closed}
-        round = of.round if of is not None and of.over is None else None
-        dropped = of.over if of is not None and of.dropped else None
-        head, now = self._node.head, self._node.time()
-        seen, me = list(self._seen.values()), self._node.node_id
-        untold = changes_since(seen, head, round=round, dropped=dropped, node_id=me, now=now)
-        if not untold:
-            return None
-        change = untold[0]
-        self._seen[type(change)] = change
-        self.over = isinstance(change, Closed)
-        return change
-
-
 class Changes:
     """What happens to a node's round, as it happens, beginning with what already holds; for those who await.
 
@@ -87,7 +54,9 @@ class Changes:
     def __init__(self, node: Node, connect: Callable[[], Awaitable[object]]) -> None:
         self._node = node
         self._connect = connect
-        self._news = _News(node)
+        self._seen: dict[type, Change] = {}
+        self._of: Membership | None = None
+        self._over = False  # the run is closed, and that was told
         self._wakeup: WakeupHere | None = None
 
     async def __aenter__(self) -> Self:
@@ -108,64 +77,37 @@ class Changes:
     async def __anext__(self) -> Change:
         assert self._wakeup is not None, "changes are entered first: async with handler.changes() as changes"
         while True:
-            if self._news.over:
+            if self._over:
                 raise StopAsyncIteration
-            change = self._news.next()
+            change = self._next()
             if change is not None:
                 return change
             self._node.check_usable()
             await self._wakeup.sleep()
 
+    def _next(self) -> Change | None:
+        """One change that is news, or None.
+
+        One at a time: by the time the next is asked for, the round may be another one, and the rest no news.
+        """
+        of = self._node.membership
+        if of is not self._of:
+            self._of = of
+            self._seen = {kind: change for kind, change in self._seen.items() if kind is Closed}
+        round = of.round if of is not None and of.over is None else None
+        dropped = of.over if of is not None and of.dropped else None
+        head, now = self._node.head, self._node.time()
+        seen, me = list(self._seen.values()), self._node.node_id
+        untold = changes_since(seen, head, round=round, dropped=dropped, node_id=me, now=now)
+        if not untold:
+            return None
+        change = untold[0]
+        self._seen[type(change)] = change
+        self._over = isinstance(change, Closed)
+        return change
+
     async def poll(self, timeout: float) -> Change | None:
         """The next change, or None if none has come within so many seconds, or none will."""
         with anyio.move_on_after(timeout), contextlib.suppress(StopAsyncIteration):
             return await anext(self)
-        return None
-
-
-class BlockingChanges:
-    """The blocking twin of `Changes`; for one thread at a time."""
-
-    def __init__(self, node: Node, connect: Callable[[], object]) -> None:
-        self._node = node
-        self._connect = connect
-        self._news = _News(node)
-        self._changed = Flag()
-
-    def changed(self) -> None:
-        """Something has happened; from any thread."""
-        self._changed.set()
-
-    def __enter__(self) -> Self:
-        self._connect()
-        self._node.listeners.add(self)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._node.listeners.remove(self)
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Change:
-        change = self._next(None)
-        if change is None:
-            raise StopIteration
-        return change
-
-    def poll(self, timeout: float) -> Change | None:
-        """The next change, or None if none has come within so many seconds, or none will."""
-        return self._next(time.monotonic() + timeout)
-
-    def _next(self, deadline: float | None) -> Change | None:
-        while not self._news.over:
-            self._changed.clear()  # before looking: what happens from now on wakes us
-            change = self._news.next()
-            if change is not None:
-                return change
-            self._node.check_usable()
-            if not self._changed.wait(None if deadline is None else deadline - time.monotonic()):
-                return None
         return None

@@ -55,16 +55,7 @@ TRY_AGAIN_AFTER = 1.0  # seconds, or as soon as the connection is back
 
 
 class Joining:
-    """Makes a node a member of the next round, for one call, and over one link to a store.
-
-    Args:
-        part: What the node is in its run.
-        leaving: Takes back what the call has written if it does not come to its end.
-        link: The link.
-        clock: How much time the call has left.
-        loop: Where a user's `rank_order` runs apart from the node.
-        rng: Spreads the returns to a store that was away.
-    """
+    """Makes a node a member of the next round, for one call, and over one link to a store."""
 
     def __init__(
         self, part: Part, leaving: Leaving, link: Link, clock: JoinClock, *, loop: NodeLoop, rng: random.Random

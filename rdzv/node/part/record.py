@@ -122,14 +122,14 @@ class Recording:
     async def _send(
         self, record: NodeRecord, lease: HeldLease, role: Role | None, run: Grant | None, *, expected: int
     ) -> tuple[TransactionResult, float]:
-        """Send the transaction that writes a record.
+        """Send the transaction that writes a record, over the one of the revision that is expected; 0 for none.
 
         Args:
             record: What the node says of itself.
             lease: What the record is on.
             role: The role of coordinator, if that is asked for.
             run: The run's lease, if this may be the first that is written of the run.
-            expected: The revision of the record that is written over; 0 for none.
+            expected: See above.
 
         Returns:
             The answer, and when was sent what the lease is known by.

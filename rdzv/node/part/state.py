@@ -128,9 +128,7 @@ class Part:
     def wait_for(self, reason: str, reason_now: Callable[[], str | None] | None = None) -> None:
         """Note what it waits for; into the log, too, if that is another thing than before.
 
-        Args:
-            reason: In words.
-            reason_now: Says it as of now, since its durations run on.
+        `reason_now` says it as of the moment when somebody asks, since its durations run on.
         """
         # In this order: it is asked at each push, and the last question costs most.
         is_shown = reason != self._reason and log.isEnabledFor(logging.INFO)

@@ -27,12 +27,7 @@ LOOKS_EVERY_PER_NODE = 0.0005  # ... and with many nodes so many for each: an an
 
 
 async def look_for_stalls(office: Office, settings: Settings) -> None:
-    """Take members out of the round that are stuck, while a coordinator is in office; say it if nobody gets on.
-
-    Args:
-        office: The coordinator's.
-        settings: When a member is stuck.
-    """
+    """Take members out of the round that are stuck, while a coordinator is in office; say it if nobody gets on."""
     rules = StallRules(
         stall_timeout=settings.stall_timeout,
         first_step_timeout=settings.first_step_timeout,

@@ -23,11 +23,7 @@ NOTES_PER_LIMIT = 3  # at least: who is quiet is judged by what is known of the 
 
 
 class OwnBeats:
-    """What a node tells of its member.
-
-    Args:
-        settings: The node's.
-    """
+    """What a node tells of its member."""
 
     def __init__(self, settings: Settings) -> None:
         self._limits = (settings.stall_timeout, settings.first_step_timeout)
@@ -39,22 +35,13 @@ class OwnBeats:
         self._noted_at = -math.inf  # by a note that went by itself
 
     def note(self, membership: Membership | None, *, away: bool) -> bytes:
-        """What goes with the next keep-alive.
-
-        Args:
-            membership: Of the round that this node is in, or was.
-            away: The store was out of reach until a moment ago.
-        """
+        """What goes with the next keep-alive; `away`: the store was out of reach until a moment ago."""
         if not self._on or membership is None or membership.over is not None or not membership.beats.counts:
             return b""
         return membership.beats.note(away=away).pack()
 
     def send_from(self, loop: NodeLoop) -> None:
-        """Send a note now: the member has just said something that must be known; from any thread.
-
-        Args:
-            loop: Where the node lives.
-        """
+        """Send a note now: the member has just said something that must be known; from any thread."""
 
         async def send() -> None:
             if self._link is not None:
