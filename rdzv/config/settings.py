@@ -1,7 +1,8 @@
 """What the user chooses, from keywords, a URL or the environment: checked once, frozen after.
 
-`Settings` holds what was chosen, and `parse` puts it together. A field says what its parameter may be (`PARAMETERS`), and
-below it stands what it is for; docs/parameters.md is made of that. One parameter may be given in three places, and the more deliberate place wins:
+`Settings` holds what was chosen, and `parse` puts it together. A field says what its parameter may be (`PARAMETERS`),
+and below it stands what it is for; docs/parameters.md is made of that. One parameter may be given in three places, and
+the more deliberate place wins:
 
     keyword of `connect`   beats   the URL   beats   the environment variable RDZV_<NAME>
 
