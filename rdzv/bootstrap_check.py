@@ -44,16 +44,12 @@ NO_TIME_WAIT = struct.pack("ii", 1, 0)  # linger: the port is to be free for its
 
 
 class Verdict(Stored, kw_only=True):
-    """What becomes of a round that not all members could begin, as its rank 0 says.
-
-    Attributes:
-        why: Who has not come to rank 0, and where that is, in words.
-        left_out: The ranks that the next round is to do without; none if it is rank 0 that is not reached.
-    """
+    """What becomes of a round that not all members could begin, as its rank 0 says."""
 
     called = "what became of a round"
 
-    why: str
+    why: str  # who has not come to rank 0, and where that is, in words
+    # The ranks that the next round is to do without; none if it is rank 0 that is not reached.
     left_out: tuple[int, ...] = ()
 
 

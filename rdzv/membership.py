@@ -116,30 +116,21 @@ class Previous(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Membership:
-    """A round this node is in, or was. It is written in the node's loop, and read from any thread.
+    """A round this node is in, or was. It is written in the node's loop, and read from any thread."""
 
-    Attributes:
-        round: Which one.
-        rank: This node's place in it.
-        arrival: Which arrival of this node it holds.
-        over: Why the node is not in it any more; None while it is.
-        dropped: The node was not asked.
-        lost_ids: The members that have died since the round completed, as far as they are known by name.
-        gate: What this member passes at each step, if it goes from round to round by `rounds()`.
-        beats: How far this member has come.
-        on_over: Whom to call back, once, with the reason when it is over.
-        on_loss: Whom to call back whenever members have died, with the names of all that have.
-    """
-
-    round: Round
-    rank: int
-    arrival: int
-    beats: Beats
-    over: str | None = None
-    dropped: bool = False
+    round: Round  # which one
+    rank: int  # this node's place in it
+    arrival: int  # which arrival of this node it holds
+    beats: Beats  # how far this member has come
+    over: str | None = None  # why the node is not in it any more; None while it is
+    dropped: bool = False  # the node was not asked
+    # The members that have died since the round completed, as far as they are known by name.
     lost_ids: tuple[str, ...] = ()
+    # What this member passes at each step, if it goes from round to round by `rounds()`.
     gate: StepGate = field(default_factory=StepGate)
+    # Whom to call back, once, with the reason when it is over.
     on_over: deque[Callable[[str], None]] = field(default_factory=deque)
+    # Whom to call back whenever members have died, with the names of all that have.
     on_loss: list[Callable[[tuple[str, ...]], None]] = field(default_factory=list)
 
     def end(self, reason: str, *, dropped: bool) -> None:

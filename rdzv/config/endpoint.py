@@ -30,21 +30,13 @@ __all__ = ["SCHEMES", "Endpoint", "Scheme", "UrlParts", "split_url"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """What the first word of a URL implies.
+    """What the first word of a URL implies."""
 
-    Attributes:
-        family: "tcp" for our own store, "etcd" for a cluster.
-        is_encrypted: Whether connections use TLS.
-        port: Where the store listens unless the URL says otherwise.
-        prefix: Where runs are kept unless `prefix` says otherwise.
-        takes_many_hosts: Whether the URL may list several.
-    """
-
-    family: str
-    is_encrypted: bool
-    port: int
-    prefix: str
-    takes_many_hosts: bool
+    family: str  # "tcp" for our own store, "etcd" for a cluster
+    is_encrypted: bool  # whether connections use TLS
+    port: int  # where the store listens unless the URL says otherwise
+    prefix: str  # where runs are kept unless `prefix` says otherwise
+    takes_many_hosts: bool  # whether the URL may list several
 
 
 # 29400 and /torchelastic/p2p are PyTorch's own defaults, 2379 is etcd's.
@@ -62,14 +54,10 @@ SCHEMES: Final[Mapping[str, Scheme]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where the store is.
+    """Where the store is."""
 
-    Attributes:
-        scheme: One of `SCHEMES`.
-        hosts: Names or addresses, without brackets, each with its port. Only an etcd cluster has several.
-    """
-
-    scheme: str
+    scheme: str  # one of `SCHEMES`
+    # Names or addresses, without brackets, each with its port. Only an etcd cluster has several.
     hosts: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
@@ -155,18 +143,12 @@ def _is_ipv6(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrlParts:
-    """A URL taken apart, percent-decoded, and not yet judged; this is all a foreign backend needs of it.
-
-    Attributes:
-        authority: The hosts and ports, as written.
-        run_id: Perhaps empty.
-        parameters: In the order written; no name is there twice.
-    """
+    """A URL taken apart, percent-decoded, and not yet judged; this is all a foreign backend needs of it."""
 
     scheme: str
-    authority: str
-    run_id: str
-    parameters: Mapping[str, str]
+    authority: str  # the hosts and ports, as written
+    run_id: str  # perhaps empty
+    parameters: Mapping[str, str]  # in the order written; no name is there twice
 
     @property
     def url(self) -> str:

@@ -37,31 +37,20 @@ class Source(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One thing the user can choose.
+    """One thing the user can choose."""
 
-    Attributes:
-        name: Its name, the same as the field of `Settings`.
-        kind: What it may be.
-        default: What it is when not given; `default_text` says so in words, where the default is derived.
-        derive: Works out the default from the other settings, which it is given as a `settings.Settings`.
-        aliases: Older names that mean the same.
-        sources: The places it may be given in.
-        family: The kind of store it is for, "tcp" or "etcd"; empty if any.
-        encrypted_only: Whether it is for `tcps` and `etcds` only.
-        is_secret: Whether its value must not be shown.
-    """
-
-    name: str
-    kind: value_types.Kind
+    name: str  # its name, the same as the field of `Settings`
+    kind: value_types.Kind  # what it may be
     _: KW_ONLY
-    default: Any = None
+    default: Any = None  # what it is when not given; `default_text` says so in words, where the default is derived
     default_text: str = ""
+    # Works out the default from the other settings, which it is given as a `settings.Settings`.
     derive: Callable[[Any], Any] | None = None
-    aliases: tuple[str, ...] = ()
-    sources: frozenset[Source] = frozenset(Source)
-    family: str = ""
-    encrypted_only: bool = False
-    is_secret: bool = False
+    aliases: tuple[str, ...] = ()  # older names that mean the same
+    sources: frozenset[Source] = frozenset(Source)  # the places it may be given in
+    family: str = ""  # the kind of store it is for, "tcp" or "etcd"; empty if any
+    encrypted_only: bool = False  # whether it is for `tcps` and `etcds` only
+    is_secret: bool = False  # whether its value must not be shown
 
     def called(self, name: str) -> Parameter:
         """Return it with its name."""

@@ -99,18 +99,13 @@ class Unfit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a parameter's value may be.
+    """What a parameter's value may be."""
 
-    Attributes:
-        limit: Completes "it must be ...".
-        convert: Returns the value in its one true form, from text or from that form itself, so that
-            converting twice changes nothing. Raises `ValueError` or `TypeError` for anything else.
-        example: A value that would do, as text, for the remedy in an error.
-    """
-
-    limit: str
+    limit: str  # completes "it must be ..."
+    # Returns the value in its one true form, from text or from that form itself, so that converting twice changes
+    # nothing. Raises `ValueError` or `TypeError` for anything else.
     convert: Callable[[Any], Any]
-    example: str
+    example: str  # a value that would do, as text, for the remedy in an error
 
 
 def whole_number(at_least: int, at_most: int = NODES_MAX, *, limit: str = "", example: str = "") -> Kind:
@@ -300,7 +295,7 @@ def _ports(raw: Any) -> str:
     return f"{low}-{high}" if dash else f"{low}"
 
 
-def _one_that(is_one: Callable[[Any], bool]) -> Callable[[Any], Any]:
+def _one_that(is_one: Callable[[Any], object]) -> Callable[[Any], Any]:
     """Take what passes a test as it is."""
 
     def convert(raw: Any) -> Any:
@@ -330,9 +325,7 @@ TEXT: Final = Kind("text that is not empty, in printable characters", _text, "ra
 PATH: Final = Kind("the path of a file or directory, not empty", _path, "/run/secrets/rdzv")
 PREFIX: Final = Kind("the beginning of a key, in printable characters and more than slashes", _prefix, "/rdzv")
 ADDRESS: Final = Kind("a host name or an IP address, without a port", _address, "10.0.0.7")
-SECRET: Final = Kind(
-    "text or bytes, not empty", _one_that(lambda raw: isinstance(raw, str | bytes) and bool(raw)), "..."
-)
+SECRET: Final = Kind("text or bytes, not empty", _one_that(lambda raw: isinstance(raw, str | bytes) and raw), "...")
 PAYLOAD: Final = Kind(
     f"at most {PAYLOAD_BYTES_MAX} bytes of msgpack, nested at most {PAYLOAD_LEVELS_MAX} deep", _payload, "8xH100"
 )

@@ -28,21 +28,13 @@ NEVER_SEEN: Final = "never seen"
 
 
 class Missing(Record, kw_only=True):
-    """A node that is not here.
+    """A node that is not here."""
 
-    Attributes:
-        node_id: What it is called.
-        how: "lost", "left", or "never seen".
-        ago: Seconds since it was lost or left; None if nobody knows.
-        address: Where it was, if that is known.
-        why: Why it was lost or left, in words, if that is known.
-    """
-
-    node_id: str
-    how: str
-    ago: float | None = None
-    address: str = ""
-    why: str = ""
+    node_id: str  # what it is called
+    how: str  # "lost", "left", or "never seen"
+    ago: float | None = None  # seconds since it was lost or left; None if nobody knows
+    address: str = ""  # where it was, if that is known
+    why: str = ""  # why it was lost or left, in words, if that is known
 
     def where(self) -> str:
         """Return where it was, if that is known and is not its name: " at 10.0.0.3"."""
@@ -55,23 +47,17 @@ class Missing(Record, kw_only=True):
 
 
 class Absent(Record, kw_only=True):
-    """Who is not here, as the coordinator sees it.
+    """Who is not here, as the coordinator sees it."""
 
-    Attributes:
-        missing: The first of them, at most `NAMED_MOST`.
-        count: How many they are.
-        waited: Seconds for which too few nodes have waited; None if nobody waits, or there are enough.
-        staying: Live members of the last round, if others wait for them to leave it and they are few.
-        staying_at: Where each of these is reached.
-        said_at: The hour at which this was written, in seconds since 1970 by the coordinator's clock; 0 if it does not
-            say. Only for whoever finds it written, and cannot know for how long it has been.
-    """
-
-    missing: tuple[Missing, ...] = ()
-    count: int = 0
+    missing: tuple[Missing, ...] = ()  # the first of them, at most `NAMED_MOST`
+    count: int = 0  # how many they are
+    # Seconds for which too few nodes have waited; None if nobody waits, or there are enough.
     waited: float | None = None
+    # Live members of the last round, if others wait for them to leave it and they are few.
     staying: tuple[str, ...] = ()
-    staying_at: tuple[str, ...] = ()
+    staying_at: tuple[str, ...] = ()  # where each of these is reached
+    # The hour at which this was written, in seconds since 1970 by the coordinator's clock; 0 if it does not say. Only
+    # for whoever finds it written, and cannot know for how long it has been.
     said_at: float = 0.0
 
     def and_lost(self, node_id: str, *, address: str, why: str) -> Absent:

@@ -25,17 +25,12 @@ ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024  # of an answer that is unpacked; wha
 
 
 class Question(Stored, kw_only=True):
-    """What is asked.
-
-    Attributes:
-        what: `STACKS`; a node that knows no such thing keeps silent.
-        node_ids: Who is asked; empty for every node.
-    """
+    """What is asked."""
 
     called = "a question to the nodes"
 
-    what: str
-    node_ids: tuple[str, ...] = ()
+    what: str  # `STACKS`; a node that knows no such thing keeps silent
+    node_ids: tuple[str, ...] = ()  # who is asked; empty for every node
 
     def is_for(self, node_id: str) -> bool:
         """Whether a node is asked."""

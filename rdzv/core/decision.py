@@ -63,29 +63,17 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a run's settings mean to its coordinator.
+    """What a run's settings mean to its coordinator."""
 
-    Attributes:
-        needed: The fewest nodes of a round; a multiple of `unit`.
-        capacity: The most; a multiple of `unit`.
-        unit: World sizes are multiples of it.
-        last_call: Seconds.
-        early_last_call: Whether a re-rendezvous ends its last call when nobody else is known to be coming.
-        order: Who gets which rank.
-        expected: Who is missed by name from the beginning.
-        unit_within: The attribute whose value a unit never straddles; empty if it may.
-        ban_after: When a node has failed too often; None: never.
-    """
-
-    needed: int
-    capacity: int
-    unit: int = 1
-    last_call: float = 30.0
-    early_last_call: bool = True
-    order: RankOrder
-    expected: tuple[str, ...] = ()
-    unit_within: str = ""
-    ban_after: FailureRule | None = None
+    needed: int  # the fewest nodes of a round; a multiple of `unit`
+    capacity: int  # the most; a multiple of `unit`
+    unit: int = 1  # world sizes are multiples of it
+    last_call: float = 30.0  # seconds
+    early_last_call: bool = True  # whether a re-rendezvous ends its last call when nobody else is known to be coming
+    order: RankOrder  # who gets which rank
+    expected: tuple[str, ...] = ()  # who is missed by name from the beginning
+    unit_within: str = ""  # the attribute whose value a unit never straddles; empty if it may
+    ban_after: FailureRule | None = None  # when a node has failed too often; None: never
 
     def placed(self, records: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
         """Return those that fill whole units, of which none straddles two domains; all of them without domains."""
@@ -104,15 +92,11 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Nothing to do before `until` (on the coordinator's clock; None: before the next event).
-
-    Attributes:
-        error: What the order, which may be the user's own, has raised, if that is why.
-    """
+    """Nothing to do before `until` (on the coordinator's clock; None: before the next event)."""
 
     until: float | None
     progress: Progress
-    error: Exception | None = None
+    error: Exception | None = None  # what the order, which may be the user's own, has raised, if that is why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +133,7 @@ def decide(view: View, rules: Rules, *, closed: bool, now: float, drained: Colle
         return Wait(until=None, progress=progress)
     enough = view.enough_since is not None
     ends = None if view.enough_since is None else view.enough_since + rules.last_call
-    placed = len(rules.placed(list(view.waiting.values()))) if rules.unit_within else len(view.waiting)
+    placed = len(rules.placed([*view.waiting.values()]))
     full = rules.admitted(placed) == rules.capacity
     # Nobody else is known to be coming if those who are here meet again. A job that is started anew after all its nodes
     # had died is another matter: its nodes know of no round, and come one by one.
@@ -241,24 +225,21 @@ def _staying(view: View, coming: int) -> dict[str, str]:
     return {node_id: view.record(node_id).address for node_id in sorted(view.live)}
 
 
-def _spares_after(view: View, spares: int) -> int | None:
-    """After which arrival newcomers are spares. Members of the last round come first, so they never are."""
-    if spares <= 0:
-        return None
-    admitted_newcomers = len(view.waiting) - spares - sum(1 for id in view.waiting if id in view.members)
-    newcomers = [record.arrival for id, record in view.waiting.items() if id not in view.members]
-    return newcomers[admitted_newcomers - 1] if 0 < admitted_newcomers <= len(newcomers) else 0
-
-
 def _spares_are(view: View, rules: Rules, spares: int) -> tuple[int | None, tuple[str, ...]]:
-    """After which arrival newcomers are spares, or who they are, if the order chooses."""
-    after = _spares_after(view, spares)
+    """Return after which arrival newcomers are spares, or who they are, if the order chooses.
+
+    Members of the last round come first, so they never are.
+    """
+    if spares <= 0:
+        return None, ()
+    newcomers = [record for id, record in view.waiting.items() if id not in view.members]
+    count = len(newcomers) - spares
+    after = newcomers[count - 1].arrival if count > 0 else 0
     if not after or not hasattr(rules.order, "choose"):
         return after, ()
-    newcomers = [record for id, record in view.waiting.items() if id not in view.members]
     kept = [view.record(id) for id in view.members if id in view.live or id in view.waiting]
     try:
-        admitted = {record.arrival for record in _choose(rules, newcomers, kept, len(newcomers) - spares)}
+        admitted = {record.arrival for record in _choose(rules, newcomers, kept, count)}
     except Exception:  # noqa: BLE001  it is the user's own; completing the round finds that out, and says so
         return after, ()
     names = tuple(record.node_id for record in newcomers if record.arrival not in admitted)
@@ -373,24 +354,16 @@ def explain(progress: Progress | None, *, elapsed: float = 0.0) -> str:
         case Phase.COMPLETE:
             coming = progress.joined - progress.spares
             if not coming:
-                spares = f", and {_spares(progress.spares)}{given_up}" if progress.spares else ""
+                spares = f", and {_nodes(progress.spares, 'spare')}{given_up}" if progress.spares else ""
                 standstill = progress.standstill and f"; {progress.standstill}"
                 return f"round {progress.round} stands with {_nodes(progress.live)}{spares}{missing}{standstill}"
             staying = progress.absent.describe_staying()
-            members = f"{_members(progress.live)} to leave{staying and f': {staying}'}"
+            members = f"{_nodes(progress.live, 'live member')} to leave{staying and f': {staying}'}"
             return f"{_nodes(coming)} waiting for round {progress.round}'s {members}{given_up}"
 
 
-def _nodes(count: int) -> str:
-    return f"{count} node{'' if count == 1 else 's'}"
-
-
-def _spares(count: int) -> str:
-    return f"{count} spare{'' if count == 1 else 's'}"
-
-
-def _members(count: int) -> str:
-    return f"{count} live member{'' if count == 1 else 's'}"
+def _nodes(count: int, what: str = "node") -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 # ------------------------------------------------------------------------------------------------ following
@@ -398,38 +371,23 @@ def _members(count: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Me:
-    """What a node knows of itself while it waits for a round.
+    """What a node knows of itself while it waits for a round."""
 
-    Attributes:
-        arrival: The revision of its own record.
-        node_id: What it is called.
-        known_round: The last round it knew when it arrived; -1 for none.
-        was_member: Whether it was a member of that.
-        left_out: Why it is, if it was left out by those whom it could not reach as others did.
-        passed_over: The revision of the last round that turned out not to hold it.
-    """
-
-    arrival: int
-    node_id: str = ""
-    known_round: int = -1
-    was_member: bool = False
-    left_out: str = ""
-    passed_over: int = 0
+    arrival: int  # the revision of its own record
+    node_id: str = ""  # what it is called
+    known_round: int = -1  # the last round it knew when it arrived; -1 for none
+    was_member: bool = False  # whether it was a member of that
+    left_out: str = ""  # why it is, if it was left out by those whom it could not reach as others did
+    passed_over: int = 0  # the revision of the last round that turned out not to hold it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parked:
-    """Wait for the head to change.
+    """Wait for the head to change."""
 
-    Attributes:
-        reason: What for, in words.
-        suspended: This time does not count against the join timeout (promise R1).
-        until: When to look again even if nothing has changed; None: never.
-    """
-
-    reason: str
-    suspended: bool = False
-    until: float | None = None
+    reason: str  # what for, in words
+    suspended: bool = False  # this time does not count against the join timeout (promise R1)
+    until: float | None = None  # when to look again even if nothing has changed; None: never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

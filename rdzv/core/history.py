@@ -65,24 +65,15 @@ GIVEN_UP: Final = "given up"
 
 
 class Incident(Record, kw_only=True):
-    """Something that happened while a round stood.
+    """Something that happened while a round stood."""
 
-    Attributes:
-        kind: "lost", "left", "closed" or "given up".
-        after: Seconds since the round completed; None if nobody knows.
-        count: How many nodes.
-        node_ids: The first of them, by name.
-        reason: Why it was closed, and by whom; why it was given up; or why these nodes were lost or left, if that is
-            known.
-        at: The hour, in seconds since 1970 by the coordinator's clock; None if it was not noted.
-    """
-
-    kind: str
-    after: float | None
-    count: int = 0
-    node_ids: tuple[str, ...] = ()
+    kind: str  # "lost", "left", "closed" or "given up"
+    after: float | None  # seconds since the round completed; None if nobody knows
+    count: int = 0  # how many nodes
+    node_ids: tuple[str, ...] = ()  # the first of them, by name
+    # Why it was closed, and by whom; why it was given up; or why these nodes were lost or left, if that is known.
     reason: str = ""
-    at: float | None = None
+    at: float | None = None  # the hour, in seconds since 1970 by the coordinator's clock; None if it was not noted
 
 
 class Chapter(Record, kw_only=True):
@@ -124,17 +115,11 @@ class Chapter(Record, kw_only=True):
 
 
 class Spent(Record, kw_only=True):
-    """What time went by with.
+    """What time went by with."""
 
-    Attributes:
-        trained: Seconds in which a round had all its members.
-        regrouped: In which members met again, enough of them being there.
-        waited: In which too few nodes were there.
-    """
-
-    trained: float = 0.0
-    regrouped: float = 0.0
-    waited: float = 0.0
+    trained: float = 0.0  # seconds in which a round had all its members
+    regrouped: float = 0.0  # in which members met again, enough of them being there
+    waited: float = 0.0  # in which too few nodes were there
 
     def __add__(self, other: Spent) -> Spent:
         return Spent(
@@ -145,22 +130,15 @@ class Spent(Record, kw_only=True):
 
 
 class Past(Record, kw_only=True):
-    """What was before the rounds that are remembered, in sums.
+    """What was before the rounds that are remembered, in sums."""
 
-    Attributes:
-        rounds: How many rounds are forgotten.
-        spent: What the time went by with, that before the first round included.
-        losses: How many members were lost.
-        lost: How often each of those was that were lost the most.
-        reasons: How many were lost for each of the most common reasons, in words; empty for those that nobody knows.
-        since: The hour at which it began, in seconds since 1970 by a coordinator's clock; None if not noted.
-    """
-
-    rounds: int = 0
-    spent: Spent = Spent()
-    losses: int = 0
-    lost: Mapping[str, int] = MappingProxyType({})
+    rounds: int = 0  # how many rounds are forgotten
+    spent: Spent = Spent()  # what the time went by with, that before the first round included
+    losses: int = 0  # how many members were lost
+    lost: Mapping[str, int] = MappingProxyType({})  # how often each of those was that were lost the most
+    # How many were lost for each of the most common reasons, in words; empty for those that nobody knows.
     reasons: Mapping[str, int] = MappingProxyType({})
+    # The hour at which it began, in seconds since 1970 by a coordinator's clock; None if not noted.
     since: float | None = None
 
 

@@ -54,36 +54,23 @@ class Participant(Stored, kw_only=True):
 
 
 class Round(Stored, kw_only=True):
-    """A completed round.
-
-    Attributes:
-        number: Counted from 0.
-        term: The coordinator that completed it; its buckets lie under this.
-        size: How many members it has.
-        buckets: Over how many buckets their ranks are spread.
-        host: Where rank 0 is reached.
-        port: A port that was free there.
-        lease: That of what its members share, which goes soon after nobody coordinates any more.
-        newest: Rank and last finished step of the member who has finished the most; None if nobody has finished any.
-        in_steps: Whether any member goes from round to round by `rounds()`.
-        since: Who has been lost, has left and is new since the round before, at most `SINCE_MOST` of each by name.
-        checked: Its members check that they reach rank 0 before they take it.
-        revision: The revision of its commit.
-    """
+    """A completed round."""
 
     called = "the round"
     by_place = True
     outside: ClassVar[tuple[str, ...]] = ("revision",)
 
-    number: int
-    term: int
-    size: int
-    buckets: int
-    host: str
-    port: int
-    lease: int | None = None
+    number: int  # counted from 0
+    term: int  # the coordinator that completed it; its buckets lie under this
+    size: int  # how many members it has
+    buckets: int  # over how many buckets their ranks are spread
+    host: str  # where rank 0 is reached
+    port: int  # a port that was free there
+    lease: int | None = None  # that of what its members share, which goes soon after nobody coordinates any more
+    # Rank and last finished step of the member who has finished the most; None if nobody has finished any.
     newest: tuple[int, int] | None = None
-    in_steps: bool = False
+    in_steps: bool = False  # whether any member goes from round to round by `rounds()`
+    # Who has been lost, has left and is new since the round before, at most `SINCE_MOST` of each by name.
     since: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] = ((), (), ())
-    checked: bool = False
-    revision: int = 0
+    checked: bool = False  # its members check that they reach rank 0 before they take it
+    revision: int = 0  # the revision of its commit

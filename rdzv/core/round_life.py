@@ -53,17 +53,11 @@ class EndKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """Why a round is over for a member.
+    """Why a round is over for a member."""
 
-    Attributes:
-        kind: See `EndKind`.
-        reason: In words.
-        node_ids: Who has gone, as far as they are named.
-    """
-
-    kind: EndKind
-    reason: str
-    node_ids: tuple[str, ...] = ()
+    kind: EndKind  # see `EndKind`
+    reason: str  # in words
+    node_ids: tuple[str, ...] = ()  # who has gone, as far as they are named
 
     @property
     def others_have_gone(self) -> bool:
@@ -141,18 +135,12 @@ TRANSITIONS: Final[Mapping[State, Mapping[Fact, tuple[State, Act]]]] = {
 
 
 class RoundLife:
-    """One member's life in one round.
-
-    Attributes:
-        state: Where it is.
-        ending: Why the round has ended for it; None while it goes on.
-        blames_others: An error of its own work was found to be others' fault.
-    """
+    """One member's life in one round."""
 
     def __init__(self) -> None:
         self.state: State = State.AT_WORK
-        self.ending: Ending | None = None
-        self.blames_others: bool = False
+        self.ending: Ending | None = None  # why the round has ended for it; None while it goes on
+        self.blames_others: bool = False  # an error of its own work was found to be others' fault
 
     def ends(self, ending: Ending) -> bool:
         """The round has ended; False if it had before. From any thread, but from one at a time."""

@@ -56,64 +56,39 @@ class Phase(StrEnum):
 
 
 class NodeRecord(Stored, kw_only=True):
-    """One arrival of one node.
-
-    Attributes:
-        node_id: What it is called; no two live nodes of a run share it.
-        incarnation: Random; tells two processes of one name apart.
-        arrived_after: The last round it knew when it arrived; -1 for none.
-        address: Where the other nodes reach it.
-        port: A port that was free there.
-        payload: What it brings for the others to read.
-        attributes: What an order by topology goes by.
-        requested_rank: The rank it would like.
-        sends_from: The address from which it sends to the store; empty if the user has said where it is reached.
-        store_at: The address at which it reaches the store; empty in the same case.
-        server: Which of the store's servers is reached there; empty where there is one.
-        machine: What is the same for all nodes that share its loopback, and for no others; empty if it does not say.
-        lapsed_in: The round that it was dropped from, and comes back from; -1 for none.
-        checks: It checks that rank 0 is reached before it takes a round.
-        unreached: It was rank 0 of a round that was given up, since not all reached it.
-        cut_off: Where it did not reach rank 0, while others did, who go on without it.
-        gave_up: Which round it gave up before this arrival, and why, in words; empty if it gave up none.
-        left: It has left on its own account, and its record is about to go.
-        stopped: It has left before the step at which all members had agreed to stop.
-        why: Why it has left, in words, if it says.
-        release: Of which release of this package it is; empty if it does not say.
-        since: The hour of this arrival by the node's own clock, in seconds since 1970; 0 if it does not say.
-        progress: The last step that it has finished, -1 for none, if it goes from round to round by `rounds()`: then
-            it answers when it is asked which step it has begun. None if it does not.
-        arrival: The revision that wrote this record: which arrival this is.
-    """
+    """One arrival of one node."""
 
     called = "the record of a node"
     by_place = True
     outside: ClassVar[tuple[str, ...]] = ("node_id", "arrival")
 
-    node_id: str
-    incarnation: str
-    arrived_after: int = -1
-    address: str = ""
-    port: int = 0
-    payload: Any = None
-    attributes: Mapping[str, str] = MappingProxyType({})
-    requested_rank: int | None = None
-    sends_from: str = ""
-    store_at: str = ""
-    server: str = ""
+    node_id: str  # what it is called; no two live nodes of a run share it
+    incarnation: str  # random; tells two processes of one name apart
+    arrived_after: int = -1  # the last round it knew when it arrived; -1 for none
+    address: str = ""  # where the other nodes reach it
+    port: int = 0  # a port that was free there
+    payload: Any = None  # what it brings for the others to read
+    attributes: Mapping[str, str] = MappingProxyType({})  # what an order by topology goes by
+    requested_rank: int | None = None  # the rank it would like
+    sends_from: str = ""  # the address from which it sends to the store; empty if the user has said where it is reached
+    store_at: str = ""  # the address at which it reaches the store; empty in the same case
+    server: str = ""  # which of the store's servers is reached there; empty where there is one
+    # What is the same for all nodes that share its loopback, and for no others; empty if it does not say.
     machine: str = ""
-    lapsed_in: int = -1
-    checks: bool = False
-    unreached: bool = False
-    cut_off: tuple[str, ...] = ()
-    gave_up: str = ""
-    left: bool = False
-    stopped: bool = False
-    why: str = ""
-    release: str = ""
-    since: float = 0.0
+    lapsed_in: int = -1  # the round that it was dropped from, and comes back from; -1 for none
+    checks: bool = False  # it checks that rank 0 is reached before it takes a round
+    unreached: bool = False  # it was rank 0 of a round that was given up, since not all reached it
+    cut_off: tuple[str, ...] = ()  # where it did not reach rank 0, while others did, who go on without it
+    gave_up: str = ""  # which round it gave up before this arrival, and why, in words; empty if it gave up none
+    left: bool = False  # it has left on its own account, and its record is about to go
+    stopped: bool = False  # it has left before the step at which all members had agreed to stop
+    why: str = ""  # why it has left, in words, if it says
+    release: str = ""  # of which release of this package it is; empty if it does not say
+    since: float = 0.0  # the hour of this arrival by the node's own clock, in seconds since 1970; 0 if it does not say
+    # The last step that it has finished, -1 for none, if it goes from round to round by `rounds()`: then it answers
+    # when it is asked which step it has begun. None if it does not.
     progress: int | None = None
-    arrival: int = 0
+    arrival: int = 0  # the revision that wrote this record: which arrival this is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,26 +153,18 @@ def ban_among(bans: Mapping[str, Ban], node_id: str, attributes: Mapping[str, st
 
 
 class Ban(Stored, kw_only=True):
-    """A node may not join.
-
-    Attributes:
-        reason: As given by whoever banned it, perhaps empty.
-        by: Who did.
-        now: Whether it was put out of its round at once, rather than kept out of the next one.
-        lasts: Seconds from when it was written; then it ends by itself. None: it lasts until it is lifted.
-        left: How many of these are left, in a status.
-        where: The attribute and value, "rack=17", that it is a ban of; empty if it is one of a single node.
-    """
+    """A node may not join."""
 
     called = "a ban"
     outside: ClassVar[tuple[str, ...]] = ("left",)
 
-    reason: str
-    by: str = ""
-    now: bool = False
+    reason: str  # as given by whoever banned it, perhaps empty
+    by: str = ""  # who did
+    now: bool = False  # whether it was put out of its round at once, rather than kept out of the next one
+    # Seconds from when it was written; then it ends by itself. None: it lasts until it is lifted.
     lasts: float | None = None
-    left: float | None = None
-    where: str = ""
+    left: float | None = None  # how many of these are left, in a status
+    where: str = ""  # the attribute and value, "rack=17", that it is a ban of; empty if it is one of a single node
 
     def __str__(self) -> str:
         by = (f", as all nodes with {self.where}," if self.where else "") + (f" by {self.by}" if self.by else "")
@@ -208,61 +175,40 @@ class Ban(Stored, kw_only=True):
 
 
 class Progress(Stored, kw_only=True):
-    """How far the next round is, as the coordinator sees it.
-
-    Attributes:
-        phase: Where the run is.
-        round: The number of the last completed round; -1 for none.
-        joined: Nodes that have arrived for the next round.
-        needed: How many it takes.
-        capacity: How many there is room for.
-        live: Members of the last round that are still in it.
-        waiting: Arrivals that a regroup now would admit.
-        spares: Arrivals for which there is no room.
-        spares_after: Newcomers that arrived after this revision are the spares; None if there are none, or if
-            `spare_ids` has them. Where an order chooses more of them than can be named, each newcomer may be one: 0.
-        last_call_left: Seconds of last call that were left when this was written; None if it does not run.
-        lost: Members of the last round that have died.
-        lost_ids: The first of them by name, at most `NAMED_MOST`.
-        departed: Members of the last round that have left it.
-        departed_ids: The first of them by name.
-        last_arrival: The latest arrival that was taken into account: those up to it stood when this was written.
-        problem: Why no round completes though everything is there for one: a `rank_order` that fails, say. Else empty.
-        spare_ids: The spares by name, where an order chooses who they are, if they are at most `NAMED_MOST`.
-        absent: Who is not here, and for how long.
-        given_up: Which round those who wait have given up, and why, in words; empty if none.
-        why_lost: Of members that were dropped though they are alive, the first by name, each with why.
-        standstill: That no member gets on, in words; else empty.
-        left_early: Whether any of those who have left did so elsewhere than where all had agreed to stop.
-        draining: The live members that are to leave, the first of them by name.
-    """
+    """How far the next round is, as the coordinator sees it."""
 
     called = "the progress"
     by_place = True
 
-    phase: Phase
-    round: int = -1
-    joined: int = 0
-    needed: int = 0
-    capacity: int = 0
-    live: int = 0
-    waiting: int = 0
-    spares: int = 0
+    phase: Phase  # where the run is
+    round: int = -1  # the number of the last completed round; -1 for none
+    joined: int = 0  # nodes that have arrived for the next round
+    needed: int = 0  # how many it takes
+    capacity: int = 0  # how many there is room for
+    live: int = 0  # members of the last round that are still in it
+    waiting: int = 0  # arrivals that a regroup now would admit
+    spares: int = 0  # arrivals for which there is no room
+    # Newcomers that arrived after this revision are the spares; None if there are none, or if `spare_ids` has them.
+    # Where an order chooses more of them than can be named, each newcomer may be one: 0.
     spares_after: int | None = None
+    # Seconds of last call that were left when this was written; None if it does not run.
     last_call_left: float | None = None
-    lost: int = 0
-    lost_ids: tuple[str, ...] = ()
-    departed: int = 0
-    departed_ids: tuple[str, ...] = ()
-    last_arrival: int = 0
+    lost: int = 0  # members of the last round that have died
+    lost_ids: tuple[str, ...] = ()  # the first of them by name, at most `NAMED_MOST`
+    departed: int = 0  # members of the last round that have left it
+    departed_ids: tuple[str, ...] = ()  # the first of them by name
+    last_arrival: int = 0  # the latest arrival that was taken into account: those up to it stood when this was written
+    # Why no round completes though everything is there for one: a `rank_order` that fails, say. Else empty.
     problem: str = ""
+    # The spares by name, where an order chooses who they are, if they are at most `NAMED_MOST`.
     spare_ids: tuple[str, ...] = ()
-    absent: Absent = Absent()
-    given_up: str = ""
+    absent: Absent = Absent()  # who is not here, and for how long
+    given_up: str = ""  # which round those who wait have given up, and why, in words; empty if none
+    # Of members that were dropped though they are alive, the first by name, each with why.
     why_lost: tuple[tuple[str, str], ...] = ()
-    standstill: str = ""
-    left_early: bool = False
-    draining: tuple[str, ...] = ()
+    standstill: str = ""  # that no member gets on, in words; else empty
+    left_early: bool = False  # whether any of those who have left did so elsewhere than where all had agreed to stop
+    draining: tuple[str, ...] = ()  # the live members that are to leave, the first of them by name
 
     def once_committed(self, number: int, *, size: int) -> Progress | None:
         """How far the run is once this round is; None if somebody is left over, or missing: the coordinator sees that.

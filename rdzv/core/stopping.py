@@ -42,40 +42,27 @@ STEP_MOST = 2**63  # what a message can carry
 
 
 class Stop(Stored, kw_only=True):
-    """The question to the members of a round, and then the answer to all of them; it stands in one key.
-
-    Attributes:
-        round: The number of the round it is about.
-        decided: Whether this is the answer; until then each member's node is asked for the step it has begun.
-        step: The step before which all leave; None: at once, since nobody has begun any.
-        why: What for, in words.
-        for_newcomers: Whether nodes that wait to come in are the only reason.
-        revision: That of the writing, on which the next one is conditional.
-    """
+    """The question to the members of a round, and then the answer to all of them; it stands in one key."""
 
     called = "the step to stop at"
     outside: ClassVar[tuple[str, ...]] = ("revision",)
 
-    round: int
+    round: int  # the number of the round it is about
+    # Whether this is the answer; until then each member's node is asked for the step it has begun.
     decided: bool = False
-    step: int | None = None
-    why: str = ""
-    for_newcomers: bool = False
-    revision: int = 0
+    step: int | None = None  # the step before which all leave; None: at once, since nobody has begun any
+    why: str = ""  # what for, in words
+    for_newcomers: bool = False  # whether nodes that wait to come in are the only reason
+    revision: int = 0  # that of the writing, on which the next one is conditional
 
 
 class Drain(Stored, kw_only=True):
-    """A node is to leave.
-
-    Attributes:
-        within: Seconds from when this was written; then it leaves, wherever the others are.
-        reason: As given by whoever wishes it, perhaps empty.
-    """
+    """A node is to leave."""
 
     called = "a drain"
 
-    within: float
-    reason: str = ""
+    within: float  # seconds from when this was written; then it leaves, wherever the others are
+    reason: str = ""  # as given by whoever wishes it, perhaps empty
 
 
 class Resized(Stored, kw_only=True):
@@ -133,25 +120,16 @@ def step_of(step: SupportsIndex) -> int:
 
 
 class StepGate:
-    """What one member passes at each step of a round, and what its node closes.
-
-    Attributes:
-        begun: The largest step that the member has begun; None before its first, and at the end of its body.
-        finished: The largest step that it had begun, and has finished, at the end of its body; None if it had none.
-        decided: Whether the members have agreed.
-        stop: The step before which all leave, once they have agreed; None: at once.
-        why: What they have agreed for, in words.
-        for_newcomers: Whether nothing else than nodes that wait to come in is the reason.
-    """
+    """What one member passes at each step of a round, and what its node closes."""
 
     def __init__(self) -> None:
-        self.begun: int | None = None
-        self.finished: int | None = None
+        self.begun: int | None = None  # the largest step that it has begun; None before the first, and at its end
+        self.finished: int | None = None  # at the end of its body, the largest that it had begun; None if it had none
         self._at_end = False
-        self.decided: bool = False
-        self.stop: int | None = None
-        self.why: str = ""
-        self.for_newcomers: bool = False
+        self.decided: bool = False  # whether the members have agreed
+        self.stop: int | None = None  # the step before which all leave, once they have agreed; None: at once
+        self.why: str = ""  # what they have agreed for, in words
+        self.for_newcomers: bool = False  # whether nodes that wait to come in are the only reason
         self._asked = False
         self._on_decision: Callable[[], None] | None = None
 

@@ -31,21 +31,14 @@ WHY_MOST: Final = 120  # characters of why: they travel with the reason for a lo
 
 
 class Accusation(Stored, kw_only=True):
-    """What one member says of another.
-
-    Attributes:
-        round: In which round.
-        accused: Whom.
-        by: Who says it.
-        why: In words.
-    """
+    """What one member says of another."""
 
     called = "an accusation"
 
-    round: int
-    accused: str
-    by: str
-    why: str
+    round: int  # in which round
+    accused: str  # whom
+    by: str  # who says it
+    why: str  # in words
 
 
 class Accusations(dict[str, Accusation]):

@@ -31,32 +31,20 @@ WHAT_MOST: Final = 24
 
 
 class BeatNote(Stored, kw_only=True):
-    """How far a member has come, when it was sent.
-
-    Attributes:
-        round: Of which round it is.
-        step: The last step that it has begun; None before the first.
-        age: Seconds since then; without a step, since the round began for it.
-        first: It has not come beyond its first step: it compiles and loads, perhaps.
-        busy: Seconds for which it is known to be busy yet; 0 if it is not.
-        what: What with, in words.
-        rate: Steps a second, lately.
-        away: The store was out of its reach until a moment ago.
-        waits: It waits in the round's shared store, for others.
-    """
+    """How far a member has come, when it was sent."""
 
     called = "how far a member has come"
     by_place = True
 
-    round: int
-    step: int | None
-    age: float
-    first: bool = False
-    busy: float = 0.0
-    what: str = ""
-    rate: float = 0.0
-    away: bool = False
-    waits: bool = False
+    round: int  # of which round it is
+    step: int | None  # the last step that it has begun; None before the first
+    age: float  # seconds since then; without a step, since the round began for it
+    first: bool = False  # it has not come beyond its first step: it compiles and loads, perhaps
+    busy: float = 0.0  # seconds for which it is known to be busy yet; 0 if it is not
+    what: str = ""  # what with, in words
+    rate: float = 0.0  # steps a second, lately
+    away: bool = False  # the store was out of its reach until a moment ago
+    waits: bool = False  # it waits in the round's shared store, for others
 
 
 class Beats:

@@ -14,15 +14,10 @@ __all__ = ["FailureRule"]
 
 @dataclass(frozen=True, slots=True)
 class FailureRule:
-    """So many failures within so long are too many.
+    """So many failures within so long are too many."""
 
-    Attributes:
-        failures: The number that is too much.
-        within: Seconds for which a failure counts, and for which a node is banned then.
-    """
-
-    failures: int
-    within: float
+    failures: int  # the number that is too much
+    within: float  # seconds for which a failure counts, and for which a node is banned then
 
     def verdict(self, count: int, why: str) -> str:
         """Return why a node is banned that has failed so often, the last time for this reason; empty if it is not."""

@@ -38,17 +38,11 @@ AWAY_AFTER = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallRules:
-    """A run's settings.
+    """A run's settings."""
 
-    Attributes:
-        stall_timeout: Seconds without a step while others have one; None: nobody is judged by that.
-        first_step_timeout: The same for the first step of a round.
-        notes_every: Seconds between two keep-alives of a member.
-    """
-
-    stall_timeout: float | None = None
-    first_step_timeout: float | None = None
-    notes_every: float
+    stall_timeout: float | None = None  # seconds without a step while others have one; None: nobody is judged by that
+    first_step_timeout: float | None = None  # the same for the first step of a round
+    notes_every: float  # seconds between two keep-alives of a member
 
     @property
     def on(self) -> bool:
@@ -71,15 +65,10 @@ class Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What follows from a look at all members.
+    """What follows from a look at all members."""
 
-    Attributes:
-        stuck: Who is, and why, in words.
-        standstill: That nobody gets on, in words; else empty.
-    """
-
-    stuck: Mapping[str, str] = field(default_factory=dict)
-    standstill: str = ""
+    stuck: Mapping[str, str] = field(default_factory=dict)  # who is, and why, in words
+    standstill: str = ""  # that nobody gets on, in words; else empty
 
 
 class Stalls:

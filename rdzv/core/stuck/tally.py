@@ -17,19 +17,13 @@ __all__ = ["Tally"]
 
 
 class Tally(Stored, kw_only=True):
-    """What is counted.
-
-    Attributes:
-        restarts: How often a process has failed by itself.
-        fruitless: How many rounds have failed, one after the other, without a checkpoint or a finished step.
-        round: The last round of which that is known.
-    """
+    """What is counted."""
 
     called = "the tally of the run"
 
-    restarts: int = 0
-    fruitless: int = 0
-    round: int = -1
+    restarts: int = 0  # how often a process has failed by itself
+    fruitless: int = 0  # how many rounds have failed, one after the other, without a checkpoint or a finished step
+    round: int = -1  # the last round of which that is known
 
     @classmethod
     def of(cls, value: bytes) -> Tally:
