@@ -1,0 +1,35 @@
+"""What PyTorch wraps a model in, or runs beside its training, goes through the loss of a member in the same process."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import require, start_python
+
+require("torch")  # what follows cannot be imported without
+
+from rdzv.torch.pytorch import RELEASE  # noqa: E402
+
+KINDS = ("ddp", "fully_shard", "compile", "mesh", "workers", "async_save", "monitored_barrier")
+
+
+@pytest.mark.skipif(RELEASE < (2, 8), reason="fully_shard has its public name from 2.6 on; tried from 2.8 on")
+@pytest.mark.timeout(600)
+async def test_what_is_wrapped_anew_in_each_round_goes_through_a_loss(url: str) -> None:
+    async with start_python("-m", "tests.rdzv.torch.wrapped_program", url, *KINDS) as program:
+        assert await program.wait(timeout=500) == 0, program.written()
+        assert sum("ends with the others, 2 of 3, after 10 steps" in line for line in program.stdout) == 2 * len(KINDS)
+
+
+@pytest.mark.timeout(300)
+async def test_the_sample_in_the_docs_trains_on_two_nodes(url: str, run_id: str) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    (sample,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "asyncio.run" in block)
+    sample, changed = re.subn(r"tcp://127[^?]*", f"{url}/{run_id}", sample)
+    assert changed == 1
+    async with start_python("-c", sample) as first, start_python("-c", sample) as second:
+        assert await first.wait(timeout=240) == 0, first.written()
+        assert await second.wait(timeout=240) == 0, second.written()

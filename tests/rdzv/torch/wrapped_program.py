@@ -1,0 +1,174 @@
+"""A program for `test_wrapped`: what PyTorch wraps a model in, or runs beside it, each through the loss of a member.
+
+python -m tests.rdzv.torch.wrapped_program URL KIND...
+
+Three processes are forked for each kind; one of them is killed in its fifth step, and the others train to the end.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import tempfile
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import rdzv.torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LAST: Final = 10
+DIES_AT: Final = 5
+
+
+def new_model() -> Any:
+    """The same on every member."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+
+
+def trained(model: Any, optimizer: Any, batch: Any) -> None:
+    """One step."""
+    optimizer.zero_grad()
+    model(batch).pow(2).mean().backward()
+    optimizer.step()
+
+
+class Replicated:
+    """A model that each member has whole: `sync_state` brings it, and it is wrapped anew in each round."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.model = new_model()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.step = 0
+
+    def begin(self, round: rdzv.torch.TorchRound) -> int:
+        """Come to the newest state, and set up what lasts as long as the round's groups."""
+        self.round = round
+        self.step = round.sync_state(self.model, self.optimizer, self.step)
+        if self.kind == "mesh":
+            mesh = dist.init_device_mesh("cpu", (1, round.world_size), mesh_dim_names=("replicate", "shard"))
+            self.wrapped = DistributedDataParallel(self.model, process_group=mesh.get_group("shard"))
+        else:
+            self.wrapped = DistributedDataParallel(self.model)
+        if self.kind == "compile":
+            self.wrapped = torch.compile(self.wrapped, backend="aot_eager")
+        self.batches = self.endless_batches()
+        self.saving: Any = None
+        self.saves = round.new_group() if self.kind == "async_save" else None
+        return self.step
+
+    def endless_batches(self) -> Iterator[Any]:
+        """By a worker process, where that is the kind."""
+        data = TensorDataset(torch.ones(64, 8))
+        while True:
+            for (batch,) in DataLoader(data, batch_size=4, num_workers=int(self.kind == "workers")):
+                yield batch
+
+    def train(self, step: int) -> None:
+        """One step, and what runs beside it."""
+        trained(self.wrapped, self.optimizer, next(self.batches))
+        self.step = step + 1
+        if self.kind == "monitored_barrier":
+            dist.monitored_barrier(timeout=timedelta(minutes=2))
+        if self.saves is not None:
+            self.finish()
+            folder = os.path.join(os.environ["CHECKPOINTS"], f"{self.round.number}-{step}")
+            self.saving = dcp.async_save(
+                {"model": self.model.state_dict()}, checkpoint_id=folder, process_group=self.saves
+            )
+
+    def finish(self) -> None:
+        """Wait for what runs beside."""
+        if self.saving is not None:
+            self.saving.result()
+
+    def state(self) -> Any:
+        """To compare."""
+        return self.model.state_dict()
+
+
+class Sharded:
+    """A model of which each member has a part (FSDP2): it is made anew in each round, of what the run keeps."""
+
+    def begin(self, round: rdzv.torch.TorchRound) -> int:
+        """Read the newest state, and shard it over the members of this round."""
+        self.round = round
+        kept = round.restore("state")
+        saved = torch.load(io.BytesIO(kept)) if kept is not None else {"step": 0, "model": new_model().state_dict()}
+        self.model = new_model()
+        self.model.load_state_dict(saved["model"])
+        fully_shard(self.model, mesh=dist.init_device_mesh("cpu", (round.world_size,)))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        return int(saved["step"])
+
+    def train(self, step: int) -> None:
+        """One step; then rank 0 keeps the whole state with the run (a real model's goes into a checkpoint)."""
+        trained(self.model, self.optimizer, torch.ones(4, 8))
+        whole = self.state()
+        if self.round.rank == 0:
+            file = io.BytesIO()
+            torch.save({"step": step + 1, "model": whole}, file)
+            self.round.keep("state", file.getvalue())
+
+    def finish(self) -> None:
+        """Nothing runs beside."""
+
+    def state(self) -> Any:
+        """The whole of it, on every member."""
+        return get_model_state_dict(
+            self.model, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=False)
+        )
+
+
+def member(url: str, kind: str, name: str) -> None:
+    """Train until the last step, through a loss; all members that are left end with the same state."""
+    training = Sharded() if kind == "fully_shard" else Replicated(kind)
+    for round in rdzv.torch.rounds(url, node_id=name):
+        with round:
+            step = training.begin(round)
+            while step < LAST:
+                round.check(step)
+                training.train(step)
+                step += 1
+                if name == "c" and step == DIES_AT:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            training.finish()
+            states: list[Any] = [None] * round.world_size
+            dist.all_gather_object(states, {key: value.tolist() for key, value in training.state().items()})
+            assert all(state == states[0] for state in states)
+            print(f"{kind}: {name} ends with the others, {round.world_size} of 3, after {step} steps", flush=True)
+
+
+def main(url: str, *kinds: str) -> None:
+    """Fork the members of each kind, one kind after the other."""
+    torch.set_num_threads(1)
+    torch.optim.SGD(new_model().parameters(), lr=0.1)  # which imports what is slow to import
+    for kind in kinds:
+        children = {}
+        for name in "abc":
+            pid = os.fork()
+            if pid == 0:
+                with tempfile.TemporaryDirectory() as folder:
+                    os.environ.setdefault("CHECKPOINTS", folder)
+                    member(f"{url}/{kind}?min_nodes=2&max_nodes=3&last_call_timeout=60", kind, name)
+                sys.exit()
+            children[name] = pid
+        ends = {name: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for name, pid in children.items()}
+        assert ends == {"a": 0, "b": 0, "c": -signal.SIGKILL}, (kind, ends)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
