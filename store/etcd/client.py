@@ -299,8 +299,14 @@ class Client(interface.Store):
                 raise Unsupported(f"{self.name} keeps no account of what each group of keys takes; ask etcdctl")
             case messages.ListNotes():
                 return await leases.notes(self.members, self._reads, request, deadline)
-            case messages.Grant() | messages.KeepAlive() | messages.Revoke() | messages.TimeToLive():
-                return await leases.call(self.members, request, deadline, hidden=self.hidden)
+            case messages.Grant(ttl=ttl):
+                return await leases.grant(self.members, ttl, deadline)
+            case messages.KeepAlive():
+                return await leases.keep_alive(self.members, request, deadline, hidden=self.hidden)
+            case messages.Revoke(lease=lease):
+                return await leases.revoke(self.members, lease, deadline)
+            case messages.TimeToLive(lease=lease):
+                return await leases.time_to_live(self.members, lease, deadline)
             case _:
                 return await Writing(self._reads, self._receipts, request, guard, deadline, doubt).done()
 

@@ -9,69 +9,50 @@ from typing import TYPE_CHECKING
 from store.errors import LeaseNotFound, StoreUsageError
 from store.etcd.codec import Failure, FailureKind, key_of, range_of, span_of
 from store.etcd.members import RetryState
-from store.messages import (
-    CHOSEN_LEASE_LEAST,
-    Done,
-    Grant,
-    Granted,
-    KeepAlive,
-    LeaseState,
-    List,
-    ListNotes,
-    Note,
-    NotePage,
-    Response,
-    Revoke,
-    TimeToLive,
-)
+from store.messages import CHOSEN_LEASE_LEAST, Done, Granted, LeaseState, List, Note, NotePage
 
 if TYPE_CHECKING:
     from store.etcd.members import Members
     from store.etcd.reads import Reads
+    from store.messages import KeepAlive, ListNotes
 
-__all__ = ["call", "grant", "new_id", "notes"]
+__all__ = ["grant", "keep_alive", "new_id", "notes", "revoke", "time_to_live"]
 
 NOTES = "notes/"
 """What the keys of notes begin with, below this client's own."""
 
 
-async def call(
-    members: Members, request: Grant | KeepAlive | Revoke | TimeToLive, deadline: float, *, hidden: str = ""
-) -> Response:
-    """Make one request about a lease and give its response.
+async def keep_alive(members: Members, request: KeepAlive, deadline: float, *, hidden: str) -> Granted:
+    """Renew a lease; `hidden` is what the keys of this client's own begin with."""
+    lease = request.lease
+    reply = await members.ask("Lease/LeaseKeepAlive", {"ID": lease}, deadline=deadline, what="KeepAlive")
+    if reply.TTL <= 0:
+        raise _no_lease(lease)
+    if request.note:  # which etcd does not take with a keep-alive; written twice it is the same
+        put = {"request_put": {"key": f"{hidden}{NOTES}{lease}".encode(), "value": request.note, "lease": lease}}
+        await members.ask("KV/Txn", {"success": [put]}, deadline=deadline, what="writing")
+    return Granted(lease=lease, ttl=float(reply.TTL))
 
-    Args:
-        members: Whom to ask.
-        request: What to ask.
-        deadline: Until when, on the loop's clock.
-        hidden: What the keys of this client's own begin with.
-    """
-    match request:
-        case Grant(ttl=ttl):
-            return await grant(members, ttl, deadline)
-        case KeepAlive(lease=lease, note=note):
-            reply = await members.ask("Lease/LeaseKeepAlive", {"ID": lease}, deadline=deadline, what="KeepAlive")
-            if reply.TTL <= 0:
-                raise _no_lease(lease)
-            if note:  # which etcd does not take with a keep-alive; written twice it is the same
-                put = {"request_put": {"key": f"{hidden}{NOTES}{lease}".encode(), "value": note, "lease": lease}}
-                await members.ask("KV/Txn", {"success": [put]}, deadline=deadline, what="writing")
-            return Granted(lease=lease, ttl=float(reply.TTL))
-        case TimeToLive(lease=lease):
-            asked = {"ID": lease, "keys": True}
-            reply = await members.ask("Lease/LeaseTimeToLive", asked, deadline=deadline, what="TimeToLive")
-            if reply.TTL < 0 or not reply.grantedTTL:
-                raise _no_lease(lease)
-            keys = tuple(sorted(map(key_of, reply.keys)))
-            return LeaseState(remaining=float(reply.TTL), ttl=float(reply.grantedTTL), keys=keys)
-        case Revoke(lease=lease):
-            doubt = RetryState()
-            try:
-                await members.ask("Lease/LeaseRevoke", {"ID": lease}, deadline=deadline, what="Revoke", doubt=doubt)
-            except LeaseNotFound:
-                if not doubt.any:  # else it was we who ended it
-                    raise _no_lease(lease) from None
-            return Done()
+
+async def time_to_live(members: Members, lease: int, deadline: float) -> LeaseState:
+    """Return what a lease has left, and its keys."""
+    asked = {"ID": lease, "keys": True}
+    reply = await members.ask("Lease/LeaseTimeToLive", asked, deadline=deadline, what="TimeToLive")
+    if reply.TTL < 0 or not reply.grantedTTL:
+        raise _no_lease(lease)
+    keys = tuple(sorted(map(key_of, reply.keys)))
+    return LeaseState(remaining=float(reply.TTL), ttl=float(reply.grantedTTL), keys=keys)
+
+
+async def revoke(members: Members, lease: int, deadline: float) -> Done:
+    """End a lease."""
+    doubt = RetryState()
+    try:
+        await members.ask("Lease/LeaseRevoke", {"ID": lease}, deadline=deadline, what="Revoke", doubt=doubt)
+    except LeaseNotFound:
+        if not doubt.any:  # else it was we who ended it
+            raise _no_lease(lease) from None
+    return Done()
 
 
 async def notes(members: Members, reads: Reads, request: ListNotes, deadline: float) -> NotePage:

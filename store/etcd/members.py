@@ -106,7 +106,7 @@ class Members:
         self.failed: bool = False
         self._current: Connection | None = None
         self._probes_refused = 0  # for their tokens, one after the other
-        self._never_met: dict[int, StoreError | None] = {}  # members that failed before any answered, and why for good
+        self._lasting: StoreError | None = None  # why a member failed for good, while none has ever answered
         self._connecting = asyncio.Lock()  # one attempt at a time, for all who wait
         self._room = asyncio.Semaphore(AT_ONCE)
         self._room_for_leases = asyncio.Semaphore(LEASES_AT_ONCE)
@@ -345,7 +345,6 @@ class Members:
             return
         self._current = connection
         self.choice.misses = 0
-        self._never_met.clear()
         self.choice.answered(place)
         if self._minding is None:
             self._minding = asyncio.create_task(self._mind(), name=f"mind {self.name}")  # awaited in `aclose`
@@ -384,10 +383,10 @@ class Members:
                 f"{self.name} takes a connection made with this ssl.SSLContext, and none of gRPC's, which cannot get "
                 f"at the certificate that it shows ({failure}): make it with store.client_context(ca, cert, key)"
             )
-        self._never_met[place] = found if isinstance(found, StoreError) else None
-        lasting = next((error for error in self._never_met.values() if error is not None), None)
-        if lasting is not None and len(self._never_met) == len(self._cluster.hosts):
-            self._never_met.clear()
+        if isinstance(found, StoreError):
+            self._lasting = found
+        if self._lasting is not None and self.choice.all_fail:
+            lasting, self._lasting = self._lasting, None
             raise lasting
 
     def _missed(self, place: int, failure: Failure) -> None:

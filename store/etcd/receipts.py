@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from store.etcd.leases import grant
+from store.etcd.leases import grant, revoke
 from store.etcd.transactions import Receipt
 
 if TYPE_CHECKING:
@@ -89,6 +89,4 @@ class Receipts:
         """Take all of them back."""
         lease, self.lease = self.lease, None
         if lease is not None and self._members.connected:
-            await self._members.ask(
-                "Lease/LeaseRevoke", {"ID": lease}, deadline=anyio.current_time() + HANG_UP_WITHIN, what="Revoke"
-            )
+            await revoke(self._members, lease, anyio.current_time() + HANG_UP_WITHIN)

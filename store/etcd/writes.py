@@ -22,7 +22,7 @@ from store.etcd.codec import Failure, NoSpace, entry_in
 from store.etcd.receipts import HANG_UP_WITHIN
 from store.etcd.rpc.extra import etcd_pb2 as pb
 from store.etcd.transactions import FENCED, answer, decided, fence, normal, outcome, recovery, transaction
-from store.messages import Get, Put, Revoke, Transact, TransactionResult
+from store.messages import Get, Put, Transact, TransactionResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -229,7 +229,7 @@ class Writing:
         with anyio.move_on_after(HANG_UP_WITHIN, shield=True):
             for lease in unused:
                 with contextlib.suppress(StoreError, Failure):
-                    await leases.call(self._members, Revoke(lease=lease), anyio.current_time() + HANG_UP_WITHIN)
+                    await leases.revoke(self._members, lease, anyio.current_time() + HANG_UP_WITHIN)
 
     def _nobody_knows(self) -> ConnectionLost:
         return ConnectionLost(

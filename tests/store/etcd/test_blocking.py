@@ -92,13 +92,3 @@ def test_a_client_that_was_never_used_starts_nothing_and_one_that_is_closed_can_
     with pytest.raises(ConnectionLost, match="closed"):
         client.get("a")
     assert threading.active_count() == threads
-
-
-def test_calls_of_many_threads_share_one_client(url: str) -> None:
-    with store.sync.connect(url) as client:
-        threads = [threading.Thread(target=client.add, args=("threads", 1)) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert client.add("threads", 0) == 8

@@ -8,7 +8,7 @@ import math
 import os
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 import trustme
@@ -30,19 +30,21 @@ from store.errors import (
 )
 from store.etcd import choice as choice_room
 from store.etcd import members as members_room
-from store.etcd.client import Client
+from store.etcd.client import Client, Watch
 from store.etcd.codec import Cluster, Failure, FailureKind
-from store.messages import CHOSEN_LEASE_LEAST, Create, Grant, Guarded, Revoke, TransactionResult
+from store.messages import CHOSEN_LEASE_LEAST, Create, Event, Grant, Guarded, Revoke, TransactionResult
 from store.net.certificates import client_context
 from tests.store.etcd.test_members import time_is_over
 from tests.support.etcd import Etcd, encoded, serve_etcd
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Coroutine, Iterator
     from pathlib import Path
 
     from store.etcd.rpc.connection import Connection
+
+T = TypeVar("T")
 
 SEEDS = int(os.environ.get("RDZV_ETCD_SEEDS", "2"))
 """With how many dice answers are lost."""
@@ -73,6 +75,12 @@ def client_of(url: str, **options: Any) -> Client:
     return Client(Cluster.parse(url), **options)
 
 
+@pytest.fixture
+async def client(etcd: Etcd) -> AsyncIterator[Client]:
+    async with client_of(etcd.url) as connected:
+        yield connected
+
+
 class Losses:
     """Loses what a client asks or is answered, as a network would, with dice.
 
@@ -81,7 +89,7 @@ class Losses:
             "late": it takes long, and arrives after some of the next attempts; "held": it does so when it is let go.
     """
 
-    def __init__(self, client: Client, *, seed: int, fates: tuple[str, ...]) -> None:
+    def __init__(self, client: Client, *, seed: int = 1, fates: tuple[str, ...] = ("pass",)) -> None:
         self._members = client.members
         self._send = client.members._send
         client.members._send = self.send  # type: ignore[assignment, method-assign]  # it plays the network's part
@@ -91,12 +99,22 @@ class Losses:
         self._held: list[tuple[Any, ...]] = []
         self.fates = fates
         self.lost = 0
+        self.asked: list[str] = []
 
-    async def until(self, lost: int) -> None:
-        """Wait until so many were lost."""
-        while self.lost < lost:
-            self._news.clear()
-            await self._news.wait()
+    @contextlib.asynccontextmanager
+    async def of(
+        self, work: Coroutine[Any, Any, T], *, times: int = 1, fate: str = "unheard"
+    ) -> AsyncIterator[asyncio.Task[T]]:
+        """Lose what some work asks: at the beginning of the block so much was lost, after its end nothing is."""
+        until = self.lost + times
+        self.fates = (fate,)
+        task = asyncio.create_task(work)
+        async with asyncio.timeout(30):
+            while self.lost < until:
+                self._news.clear()
+                await self._news.wait()
+        yield task
+        self.fates = ("pass",)
 
     async def let_go(self) -> None:
         """Have what was held arrive now."""
@@ -109,6 +127,7 @@ class Losses:
 
     async def send(self, connection: Connection, method: str, *rest: Any) -> Any:
         """In place of the members' own."""
+        self.asked.append(method)
         fate = self._rng.choice(self.fates) if method == "KV/Txn" or method.startswith("Lease/") else "pass"
         reply = await self._send(connection, method, *rest) if fate in ("pass", "unheard") else None
         arriving = [copy for wait, copy in self._late if not wait]
@@ -127,12 +146,15 @@ class Losses:
         return reply
 
 
+DICE = ("pass", "pass", "unsent", "unheard", "late")
+
+
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_s2_whatever_is_lost_every_write_is_done_once_and_answered_as_it_was_done(
     etcd: Etcd, at: str, seed: int
 ) -> None:
     async with client_of(etcd.url) as client:
-        losses = Losses(client, seed=seed, fates=("pass", "pass", "unsent", "unheard", "late"))
+        losses = Losses(client, seed=seed, fates=DICE)
         lease = await client.grant(60)
         total, text = 0, b""
         for number in range(12):
@@ -168,20 +190,6 @@ async def test_s2_whatever_is_lost_every_write_is_done_once_and_answered_as_it_w
         await lease.revoke()
         assert [entry.key.removeprefix(at) for entry in await client.list(at)] == ["n", "s"]
         assert losses.lost > 50
-
-
-class Asked(list[str]):
-    """The requests that a client makes."""
-
-    def __init__(self, client: Client) -> None:
-        super().__init__()
-        self._send = client.members._send
-        client.members._send = self.send  # type: ignore[assignment, method-assign]  # it listens
-
-    async def send(self, connection: Connection, method: str, *rest: Any) -> Any:
-        """In place of the members' own."""
-        self.append(method)
-        return await self._send(connection, method, *rest)
 
 
 def chosen() -> int:
@@ -245,7 +253,7 @@ async def test_a_value_that_may_be_missing_is_one_condition_and_what_is_done_oth
 async def test_s2_whatever_is_lost_a_node_arrives_once(etcd: Etcd, at: str, seed: int) -> None:
     shared = chosen()
     async with client_of(etcd.url) as client:
-        losses = Losses(client, seed=seed, fates=("pass", "pass", "unsent", "unheard", "late"))
+        losses = Losses(client, seed=seed, fates=DICE)
         revisions = {}
         for number in range(8):
             result = await arrive(client, at, f"n{number}", own=chosen(), shared=shared)
@@ -259,143 +267,123 @@ async def test_s2_whatever_is_lost_a_node_arrives_once(etcd: Etcd, at: str, seed
         assert losses.lost > 10
 
 
-async def test_s2_a_write_on_a_lease_that_has_gone_is_refused_or_nobody_knows(etcd: Etcd, at: str) -> None:
+async def test_s2_a_write_on_a_lease_that_has_gone_is_refused_or_nobody_knows(
+    etcd: Etcd, client: Client, at: str
+) -> None:
     """Its receipt goes with its lease: after a lost answer, nobody can tell any more."""
-    async with client_of(etcd.url) as client:
-        await arrive(client, at, "a", own=(own := chosen()), shared=chosen())
-        losses = Losses(client, seed=1, fates=("unheard",))
-        writing = asyncio.create_task(client.put(at + "a", b"1", lease=own))
-        async with asyncio.timeout(30):
-            await losses.until(1)
+    await arrive(client, at, "a", own=(own := chosen()), shared=chosen())
+    async with Losses(client).of(client.put(at + "a", b"1", lease=own)) as writing:
         etcd.members[0].ask("lease/revoke", ID=str(own))
-        losses.fates = ("pass",)
-        with pytest.raises(ConnectionLost) as caught:
-            await writing
-        assert caught.value.maybe_applied
-        with pytest.raises(LeaseNotFound):
-            await client.put(at + "a", b"2", lease=own)
+    with pytest.raises(ConnectionLost) as caught:
+        await writing
+    assert caught.value.maybe_applied
+    with pytest.raises(LeaseNotFound):
+        await client.put(at + "a", b"2", lease=own)
 
 
-async def test_s5_a_lease_that_a_refused_attempt_has_granted_begins_anew_with_the_next(etcd: Etcd, at: str) -> None:
+async def test_s5_a_lease_that_a_refused_attempt_has_granted_begins_anew_with_the_next(client: Client, at: str) -> None:
     """It was taken for as fresh as the attempt that used it, and could lapse long before it was renewed."""
-    async with client_of(etcd.url) as client:
-        asked, own = Asked(client), chosen()
-        for condition, succeeds in ((when.exists(at + "no"), False), (when.missing(at + "no"), True)):
-            put = store.Put(at + "a", b"", lease=own)
-            result = await client.transact(when=[condition], then=[put], grants=[Grant(ttl=60, id=own)])
-            assert result.succeeded is succeeds
-        assert asked == ["Lease/LeaseGrant", "KV/Txn", "Lease/LeaseGrant", "Lease/LeaseKeepAlive", "KV/Txn"]
+    asked, own = Losses(client).asked, chosen()
+    for condition, succeeds in ((when.exists(at + "no"), False), (when.missing(at + "no"), True)):
+        put = store.Put(at + "a", b"", lease=own)
+        result = await client.transact(when=[condition], then=[put], grants=[Grant(ttl=60, id=own)])
+        assert result.succeeded is succeeds
+    assert asked == ["Lease/LeaseGrant", "KV/Txn", "Lease/LeaseGrant", "Lease/LeaseKeepAlive", "KV/Txn"]
 
 
-async def test_s2_what_arrives_after_its_answer_was_given_does_nothing(etcd: Etcd, at: str) -> None:
+async def test_s2_what_arrives_after_its_answer_was_given_does_nothing(client: Client, etcd: Etcd, at: str) -> None:
     """The answer was that another has it; and so it must stay, also when that one has gone."""
-    async with client_of(etcd.url) as client, client_of(etcd.url) as other:
-        await client.put(at + "mine", b"")  # so that it has a receipt
+    await client.put(at + "mine", b"")  # so that it has a receipt
+    async with client_of(etcd.url) as other:
         await other.put(at + "lock", b"another")
-        losses = Losses(client, seed=1, fates=("held",))
-        taking = asyncio.create_task(client.compare_and_set(at + "lock", b"mine", expected_revision=0))
-        async with asyncio.timeout(30):
-            await losses.until(1)
-        losses.fates = ("pass",)
+        losses = Losses(client)
+        async with losses.of(client.compare_and_set(at + "lock", b"mine", expected_revision=0), fate="held") as taking:
+            pass
         assert not (await taking).succeeded
         await other.delete(at + "lock")
         await losses.let_go()
         assert await client.get(at + "lock") is None
 
 
-async def test_s2_a_grant_whose_answer_was_lost_is_not_made_twice(etcd: Etcd) -> None:
-    async with client_of(etcd.url) as client:
-        losses = Losses(client, seed=1, fates=("unheard",))
-        before = len(etcd.members[0].ask("lease/leases").get("leases", []))
-        granting = asyncio.create_task(client.grant(60))
-        async with asyncio.timeout(30):
-            await losses.until(3)
-        losses.fates = ("pass",)
-        lease = await granting
-        assert lease.ttl == 60
-        assert len(etcd.members[0].ask("lease/leases")["leases"]) == before + 1
-        losses.fates = ("unheard",)
-        revoking = asyncio.create_task(lease.revoke())
-        async with asyncio.timeout(30):
-            await losses.until(losses.lost + 1)
-        losses.fates = ("pass",)
-        await revoking
+async def test_s2_a_grant_whose_answer_was_lost_is_not_made_twice(client: Client, etcd: Etcd) -> None:
+    losses = Losses(client)
+    before = len(etcd.members[0].ask("lease/leases").get("leases", []))
+    async with losses.of(client.grant(60), times=3) as granting:
+        pass
+    lease = await granting
+    assert lease.ttl == 60
+    assert len(etcd.members[0].ask("lease/leases")["leases"]) == before + 1
+    async with losses.of(lease.revoke()) as revoking:
+        pass
+    await revoking
 
 
-async def test_s2_when_the_receipt_has_gone_nobody_knows_and_the_caller_is_told(etcd: Etcd, at: str) -> None:
-    async with client_of(etcd.url) as client:
-        await client.put(at + "a", b"0")
-        losses = Losses(client, seed=1, fates=("unheard",))
-        writing = asyncio.create_task(client.put(at + "a", b"1"))
-        async with asyncio.timeout(30):
-            await losses.until(1)
+async def test_s2_when_the_receipt_has_gone_nobody_knows_and_the_caller_is_told(
+    client: Client, etcd: Etcd, at: str
+) -> None:
+    await client.put(at + "a", b"0")
+    async with Losses(client).of(client.put(at + "a", b"1")) as writing:
         etcd.members[0].ask("lease/revoke", ID=str(client._receipts.lease))
-        losses.fates = ("pass",)
-        with pytest.raises(ConnectionLost) as caught:
+    with pytest.raises(ConnectionLost) as caught:
+        await writing
+    assert caught.value.maybe_applied
+
+
+async def test_a_client_whose_receipts_have_lapsed_while_it_slept_goes_on(client: Client, etcd: Etcd, at: str) -> None:
+    await client.put(at + "a", b"0")
+    etcd.members[0].ask("lease/revoke", ID=str(client._receipts.lease))
+    await client.put(at + "a", b"1")
+    assert await client.add(at + "n", 1) == 1
+
+
+async def test_a_request_that_is_never_answered_says_whether_it_may_have_been_done(client: Client, at: str) -> None:
+    await client.put(at + "a", b"0")  # so that it has a receipt
+    async with Losses(client).of(client.put(at + "a", b"1", timeout=600), times=2) as writing:
+        time_is_over(client.members)
+        with pytest.raises(ConnectionLost, match="not answered in time: lost") as caught:
             await writing
-        assert caught.value.maybe_applied
-
-
-async def test_a_client_whose_receipts_have_lapsed_while_it_slept_goes_on(etcd: Etcd, at: str) -> None:
-    async with client_of(etcd.url) as client:
-        await client.put(at + "a", b"0")
-        etcd.members[0].ask("lease/revoke", ID=str(client._receipts.lease))
-        await client.put(at + "a", b"1")
-        assert await client.add(at + "n", 1) == 1
-
-
-async def test_a_request_that_is_never_answered_says_whether_it_may_have_been_done(etcd: Etcd, at: str) -> None:
-    async with client_of(etcd.url) as client:
-        await client.put(at + "a", b"0")
-        losses = Losses(client, seed=1, fates=("unheard",))
-        writing = asyncio.create_task(client.put(at + "a", b"1", timeout=600))
-        async with asyncio.timeout(30):
-            await losses.until(2)
-            time_is_over(client.members)
-            with pytest.raises(ConnectionLost, match="not answered in time: lost") as caught:
-                await writing
-        assert caught.value.maybe_applied
-        losses.fates = ("pass",)
+    assert caught.value.maybe_applied
 
 
 # ------------------------------------------------------------------------------------------ watches
 
 
-async def test_s4_a_watch_that_has_been_overtaken_by_compaction_begins_anew_or_says_so(etcd: Etcd, at: str) -> None:
-    async with client_of(etcd.url) as client, client.watch(at, snapshot=True) as watch, client.watch(at) as plain:
+async def test_s4_a_watch_that_has_been_overtaken_by_compaction_begins_anew_or_says_so(
+    client: Client, etcd: Etcd, at: str
+) -> None:
+    async with client.watch(at, snapshot=True) as watch, client.watch(at) as plain:
         first = await client.put(at + "old", b"")
-        seen = []
-        async for event in watch:
-            seen.append(event.kind)
-            if event.key == at + "old":
-                break
+        seen = await read_until(watch, kind="put")
         watch._release()  # as if its member had gone
         plain._release()
         await client.delete(at + "old")
         etcd.compact(await client.put(at + "new", b"1"))
-        async for event in watch:
-            seen.append(event.kind)
-            if event.kind == "synced":
-                break
-        assert seen == ["synced", "put", "reset", "put", "synced"]
+        seen += await read_until(watch, kind="synced")
+        assert [event.kind for event in seen] == ["synced", "put", "reset", "put", "synced"]
         revision = await client.put(at + "new", b"2")
+        (event,) = await read_until(watch, kind="put")
+        assert (event.revision, event.value) == (revision, b"2")
+        for overtaken in (plain, client.watch(at, start_revision=first)):
+            with pytest.raises(WatchCompacted):
+                async with overtaken:
+                    await read_until(overtaken, kind="put")
+
+
+async def until(watch: Watch, *, kind: str, key: str | None = None) -> list[Event]:
+    """Open a watch, and read it up to an event of this kind."""
+    async with watch:
+        return await read_until(watch, kind=kind, key=key)
+
+
+async def read_until(watch: Watch, *, kind: str, key: str | None = None) -> list[Event]:
+    """Read a watch up to an event of this kind; of this key, if one is given."""
+    read = []
+    async with asyncio.timeout(30):
         async for event in watch:
-            assert (event.revision, event.value) == (revision, b"2")
-            break
-        with pytest.raises(WatchCompacted, match="snapshot=True"):
-            async for _ in plain:
-                pass
-        with pytest.raises(WatchCompacted, match="snapshot=True"):
-            async with client.watch(at, start_revision=first):
-                async for _ in client.watch(at, start_revision=first):
-                    pass
-
-
-async def hang_up(client: Client) -> None:
-    """Have a client lose its connection."""
-    connection = client.members._current
-    assert connection is not None
-    await client.members.moved_on(connection, Failure("lost", FailureKind.UNDONE))
+            read.append(event)
+            if event.kind == kind and key in (None, event.key):
+                break
+    return read
 
 
 async def test_s4_a_quiet_watch_goes_on_through_compaction_unless_something_has_happened_to_its_keys(
@@ -412,7 +400,7 @@ async def test_s4_a_quiet_watch_goes_on_through_compaction_unless_something_has_
                 await writer.put("elsewhere", b"")
             revision = await writer.put("elsewhere", b"")
             etcd.compact(revision)
-            await hang_up(client)
+            await client.members.moved_on(client.members._current, Failure("lost", FailureKind.UNDONE))  # type: ignore[arg-type]
             async with asyncio.timeout(30):
                 quiet = (watch, plain)
                 while any((it._cursor.opening()[0].start_revision or 0) <= revision for it in quiet):  # noqa: ASYNC110
@@ -422,8 +410,7 @@ async def test_s4_a_quiet_watch_goes_on_through_compaction_unless_something_has_
             watch._release()  # what is deleted meanwhile leaves no trace but that it is missing
             await writer.delete(at + "b")
             etcd.compact(await writer.put("elsewhere", b""))
-            async with asyncio.timeout(30):
-                kinds = [(await anext(events)).kind for _ in range(4)]
+            kinds = [event.kind for event in await read_until(watch, kind="synced")]
             assert kinds == ["reset", "put", "put", "synced"]
 
 
@@ -441,13 +428,7 @@ async def test_s4_a_watch_whose_member_falls_silent_goes_on_at_another(
             assert proxy.open_connections > 0
             proxy.black_hole()
             await writer.put(at + "a", b"1")
-            async with asyncio.timeout(30):
-                keys = []
-                async for event in watch:
-                    keys.append(event.key)
-                    if event.key:
-                        break
-            assert keys == ["", at + "a"]
+            assert [event.key for event in await read_until(watch, kind="put")] == ["", at + "a"]
             assert client.connected
             proxy.heal()
             proxy.cut()
@@ -464,31 +445,21 @@ class AlwaysFirst(random.Random):
         return 0
 
 
-async def test_s4_events_of_many_megabytes_come_whole(etcd: Etcd, at: str) -> None:
-    async with client_of(etcd.url) as client, client.watch(at) as watch:
+async def test_s4_events_of_many_megabytes_come_whole(client: Client, at: str) -> None:
+    async with client.watch(at) as watch:
         for number in range(3):
             await client.put(f"{at}{number}", bytes([number]) * 1_200_000)
-        found = []
-        async for event in watch:
-            found.append((len(event.value), event.value[:1]))
-            if len(found) == 3:
-                break
-        assert found == [(1_200_000, bytes([number])) for number in range(3)]
+        events = aiter(watch)
+        for number in range(3):
+            assert (await anext(events)).value == bytes([number]) * 1_200_000
 
 
-async def test_a_snapshot_of_more_keys_than_one_page_holds_is_whole(etcd: Etcd, at: str) -> None:
-    async with client_of(etcd.url) as client:
-        names = [f"{at}{number:05}" for number in range(2_500)]
-        for first in range(0, len(names), 125):
-            await client.transact(then=[store.Put(name, b"") for name in names[first : first + 125]])
-        assert [entry.key for entry in await client.list(at)] == names
-        async with client.watch(at, snapshot=True) as watch:
-            keys = []
-            async for event in watch:
-                keys.append(event.key)
-                if event.kind == "synced":
-                    break
-        assert keys == [*names, ""]
+async def test_a_snapshot_of_more_keys_than_one_page_holds_is_whole(client: Client, at: str) -> None:
+    names = [f"{at}{number:05}" for number in range(2_500)]
+    for first in range(0, len(names), 125):
+        await client.transact(then=[store.Put(name, b"") for name in names[first : first + 125]])
+    assert [entry.key for entry in await client.list(at)] == names
+    assert [event.key for event in await until(client.watch(at, snapshot=True), kind="synced")] == [*names, ""]
 
 
 # ------------------------------------------------------------------------------------------ who answers
@@ -557,11 +528,8 @@ async def test_s8_certificates_users_and_passwords(tmp_path: Path) -> None:
                 member.start()
                 served.wait_until_ready_to_listen()
                 await client.put("/torchelastic/a", b"2")
-                values = []
-                async for event in watch:
-                    values.append(event.value)
-                    if event.value == b"2":
-                        break
+                events = await read_until(watch, kind="synced") + await read_until(watch, kind="put")
+                assert events[-1].value == b"2"
             with pytest.raises(AuthenticationError):
                 async with client.watch("/elsewhere", snapshot=False):
                     pass
@@ -617,12 +585,7 @@ async def test_a_full_cluster_says_so_in_one_sentence_and_still_reads_and_delete
             assert (await client.get("a")) is not None
             assert await client.delete("a") is True
             assert await client.delete_prefix("big/") > 3
-            kinds = []
-            async for event in watch:
-                kinds.append(event.kind)
-                if event.kind == "delete":
-                    break
-            assert kinds == ["synced", "put", "delete"]
+            assert [event.kind for event in await read_until(watch, kind="delete")] == ["synced", "put", "delete"]
             # What an operator then does.
             served.compact((await client.stats())["revision"])
             member.ask("maintenance/defragment")
