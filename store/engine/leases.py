@@ -9,8 +9,7 @@ A lease is kept by whichever connection last granted or renewed it. When that co
 died, as far as its connections tell (`processes`), a lease with a `gone_ttl`, too, has at most so long left, unless the
 process comes back; then it has again what it had before.
 
-Which leases are to be looked at when is kept by slots of about a millisecond, in one of which each of them stands. Who
-renews a lease leaves it where it stands: it moves on when that slot comes.
+Which leases are to be looked at when is kept by slots of about a millisecond, in one of which each of them stands.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ __all__ = ["STALL_AFTER", "LeaseRecord", "Leases"]
 STALL_AFTER = 0.3  # seconds; the server looks at least every 0.1 s, so that more than this between two is a stall
 SOONEST = 1e-6  # seconds; less may be lost when added to a clock's reading, and who waited would wait for ever
 LOOK_AGAIN_AFTER = 0.1  # seconds; how late a lease lapses whose keeper was not heard out when it was due
-PUT_RIGHT_AHEAD = 0.1  # seconds; the server looks again in so many, and need not for leases that were renewed
-PUT_RIGHT_AT_ONCE = 4096  # leases that stand too early: a few milliseconds
+LOOKED_AT_ONCE = 4096  # leases: a few milliseconds
 SHORTENED_AT_ONCE = 512  # when their connection or process has gone: half a millisecond
 SLOTS_A_SECOND = 1024  # a power of two, so that nothing is lost in rounding
 UNTIDY = 64  # slots that are empty by now and not worth a tidying
@@ -152,9 +150,10 @@ class Leases:
 
     def keep_alive(self, lease: LeaseRecord, *, peer: int) -> None:
         """Give the lease its full TTL again; `peer` keeps it from now on."""
-        lease.lapses_at = self._served + lease.ttl  # it stands in an earlier slot, until that comes
+        lease.lapses_at = self._served + lease.ttl
         lease.disconnected = False
         self._keep(lease, peer)
+        self._stand(lease, _slot_of(lease.ends_at))
 
     def begin_to_end(self, lease: LeaseRecord) -> None:
         """A lease has lapsed or was revoked, and has more keys than go at once: it is due until the last has gone."""
@@ -226,13 +225,13 @@ class Leases:
     def due(self, *, most: int = 2**62) -> list[LeaseRecord]:
         """The leases whose time is over, `most` of them, the first ones first; they are the caller's to end."""
         over: list[LeaseRecord] = []
-        for _ in range(PUT_RIGHT_AT_ONCE):
+        for _ in range(LOOKED_AT_ONCE):
             slot = self._first_slot()
             if slot is None or slot > self._served * SLOTS_A_SECOND or len(over) >= most:
                 break
             lease = self._leases[self._slots[slot].pop()]
             lease.slot = -1
-            if lease.ends_at > self._served:
+            if lease.ends_at > self._served:  # its process seemed to have died, and has come back
                 self._stand(lease, _slot_of(lease.ends_at))
             else:
                 over.append(lease)
@@ -251,22 +250,7 @@ class Leases:
         self._stand(lease, _slot_of(self._served + LOOK_AGAIN_AFTER))
 
     def next_due_in(self) -> float | None:
-        """Seconds of served time until `due` may have something, enough to wait for or 0; None if there is no lease.
-
-        Thousands of members that renew in turn stand in thousands of slots, each of which comes at a moment of its own:
-        those that soon would are moved on together, and nobody looks at a lease that is not due.
-        """
-        for _ in range(PUT_RIGHT_AT_ONCE):
-            slot = self._first_slot()
-            if slot is None or slot > (self._served + PUT_RIGHT_AHEAD) * SLOTS_A_SECOND:
-                break
-            standing = self._slots[slot]
-            lease = self._leases[standing.pop()]
-            if lease.ends_at <= self._served or _slot_of(lease.ends_at) <= slot:
-                standing.add(lease.id)
-                break
-            lease.slot = -1
-            self._stand(lease, _slot_of(lease.ends_at))
+        """Seconds of served time until `due` may have something, enough to wait for or 0; None if there is no lease."""
         first = self._first_slot()
         if first is None:
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from store.engine.changeset import SavedLease
-from store.engine.leases import PUT_RIGHT_AT_ONCE, STALL_AFTER, UNTIDY, LeaseRecord, Leases
+from store.engine.leases import STALL_AFTER, UNTIDY, LeaseRecord, Leases
 from store.engine.processes import Closing
 
 
@@ -114,20 +114,6 @@ def test_leases_that_are_renewed_in_time_are_never_looked_at_as_due() -> None:
     let_pass(leases, 3.0, now=now)
     assert leases.next_due_in() == 0
     assert len(leases.due()) == 50
-
-
-def test_many_renewals_are_put_right_a_few_thousand_at_once() -> None:
-    leases = at()
-    for _ in range(PUT_RIGHT_AT_ONCE + 10):
-        leases.keep_alive(grant(leases, 1.0, peer=7), peer=7)
-    now = let_pass(leases, 0.5)
-    for id in range(1, PUT_RIGHT_AT_ONCE + 11):
-        lease = leases.get(id)
-        assert lease is not None
-        leases.keep_alive(lease, peer=7)
-    let_pass(leases, 0.5, now=now)
-    assert leases.next_due_in() == 0, "the rest is looked at next time"
-    assert leases.next_due_in() == 0.5
 
 
 def test_restored_leases_have_their_full_ttl_and_no_keeper_until_one_renews_them() -> None:

@@ -67,6 +67,7 @@ def test_a_watch_hears_exactly_of_what_starts_with_its_prefix_until_it_is_closed
     heard = {each: [key for key in keys if key.startswith(prefix)] for each, prefix in left.items()}
     assert hearers(watches, *map(put, keys)) == {each: about for each, about in heard.items() if about}
     assert (len(watches), watches.of(1)) == (len(left), sum(peer == 1 for peer, _ in left))
+    assert watches._sorted_lengths == {group: sorted(lengths) for group, lengths in watches._lengths.items()}
     for peer in range(4):
         list(watches.peer_closed(peer))
     assert (watches.bytes, watches.by_prefix, watches._prefixes, watches._lengths) == (0, {}, {}, {})
