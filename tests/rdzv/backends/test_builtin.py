@@ -16,18 +16,10 @@ from rdzv.backends.registry import RendezvousParameters
 from rdzv.config.settings import parse
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError
 from rdzv.node.handler import Handler
-from tests.support.processes import free_port, require
-from tests.support.runs import assert_one_round, real_run
+from tests.support.processes import require
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-async def test_two_nodes_meet_over_a_store_that_one_of_them_hosts() -> None:
-    url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=2"
-    async with rdzv.connect(url) as a, rdzv.connect(url) as b:
-        assert a.node_id != b.node_id
-        assert_one_round(list(await asyncio.gather(a.next_rendezvous(), b.next_rendezvous())))
 
 
 async def test_the_environment_is_read_and_keywords_beat_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,26 +80,6 @@ def test_a_context_given_by_keyword_is_used_as_it_is() -> None:
     assert Credentials(settings).client_tls() is context
     assert Credentials(settings).server_tls() is None
     assert Credentials(parse("tcp://head/job", {}, {})).client_tls() is None
-
-
-async def test_the_keeper_thread_and_real_sockets_carry_a_whole_run() -> None:
-    async with real_run(min_nodes=2, max_nodes=3, last_call_timeout=0.1) as make:
-        a, b, c = make("a"), make("b"), make("c")
-        await asyncio.gather(a.next_rendezvous(), b.next_rendezvous())
-        joining = asyncio.create_task(c.next_rendezvous())
-        async with a.changes() as changes:
-            async for change in changes:
-                if change == rdzv.NodesWaiting(1):
-                    break
-        infos = await asyncio.gather(a.next_rendezvous(), b.next_rendezvous(), joining)
-        assert_one_round(infos)
-        await asyncio.gather(*(info.store.barrier("end", 3) for info in infos))
-        await c.aclose()
-        async with a.changes() as changes:
-            async for change in changes:
-                if isinstance(change, rdzv.NodesLeft):
-                    assert change == rdzv.NodesLeft(1, ("c",))
-                    break
 
 
 @pytest.mark.parametrize(("ttl", "warned"), [("2", True), ("5.9", True), ("6", False), ("10", False)])

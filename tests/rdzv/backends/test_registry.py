@@ -67,125 +67,66 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 # Parameters.
 
 
-def test_parameters_have_pytorchs_shape() -> None:
-    it = RendezvousParameters("mine", "head:1", "job-7", 2, 4, "10.0.0.7", colour="red")
-    assert (it.backend, it.endpoint, it.run_id, it.min_nodes, it.max_nodes) == (
-        "mine",
-        "head:1",
-        "job-7",
-        2,
-        4,
-    )
-    assert (it.local_addr, it.config, it.get("colour"), it.get("size", 3)) == (
-        "10.0.0.7",
-        {"colour": "red"},
-        "red",
-        3,
-    )
-
-
-def test_parameters_made_by_hand_have_a_url_and_overrides_too() -> None:
-    it = RendezvousParameters("mine", "head:1", "job 7", 2, 4, colour="red")
+def test_parameters_have_pytorchs_shape_and_a_url_and_overrides_too() -> None:
+    it = RendezvousParameters("mine", "head:1", "job 7", 2, 4, "10.0.0.7", colour="red")
+    assert (it.backend, it.endpoint, it.run_id, it.min_nodes, it.max_nodes) == ("mine", "head:1", "job 7", 2, 4)
+    assert (it.local_addr, it.config, it.get("colour"), it.get("size", 3)) == ("10.0.0.7", {"colour": "red"}, "red", 3)
     assert it.url == "mine://head:1/job%207"
-    assert it.overrides == {"min_nodes": 2, "max_nodes": 4, "colour": "red"}
+    assert it.overrides == {"min_nodes": 2, "max_nodes": 4, "address": "10.0.0.7", "colour": "red"}
 
 
-def test_parameters_come_from_a_url_and_keywords() -> None:
+def test_parameters_come_from_a_url_and_keywords_which_beat_it_under_whichever_name() -> None:
     url = "mine://a,b:2/job-7?min_workers=2&colour=red&address=10.0.0.7&url=x"
     it = RendezvousParameters.from_url(url, {"colour": "blue", "size": 3, "shape": None})
-    assert (it.backend, it.endpoint, it.run_id, it.min_nodes, it.max_nodes) == (
-        "mine",
-        "a,b:2",
-        "job-7",
-        2,
-        2,
-    )
+    assert (it.backend, it.endpoint, it.run_id, it.min_nodes, it.max_nodes) == ("mine", "a,b:2", "job-7", 2, 2)
     assert (it.local_addr, it.config) == ("10.0.0.7", {"colour": "blue", "size": 3})
     assert (it.url, it.overrides) == (url, {"colour": "blue", "size": 3})
-
-
-def test_a_keyword_beats_the_url_under_whichever_name() -> None:
     it = RendezvousParameters.from_url("mine://a/r?min_nodes=2&max_nodes=9", {"min_workers": 3})
     assert (it.min_nodes, it.max_nodes) == (3, 9)
-
-
-def test_an_observer_gives_no_counts() -> None:
-    it = RendezvousParameters.from_url("mine://a/r", {})
-    assert (it.min_nodes, it.max_nodes) == (None, None)
+    observer = RendezvousParameters.from_url("mine://a/r", {})
+    assert (observer.min_nodes, observer.max_nodes) == (None, None)
 
 
 @pytest.mark.parametrize(
-    ("backend", "min_nodes", "max_nodes", "said"),
-    [
-        ("", 1, 1, "backend's name is empty"),
-        ("mine", 0, 1, "min_nodes=0 must be at least 1"),
-        ("mine", 3, 2, "max_nodes=2 must not be less than min_nodes=3"),
-        ("mine", None, 2, "min_nodes=None and max_nodes=2 must both be given"),
-        ("mine", 2, None, "min_nodes=2 and max_nodes=None must both be given"),
-    ],
+    ("backend", "min_nodes", "max_nodes"),
+    [("", 1, 1), ("mine", 0, 1), ("mine", 3, 2), ("mine", None, 2), ("mine", 2, None)],
 )
-def test_wrong_parameters_are_refused(backend: str, min_nodes: int | None, max_nodes: int | None, said: str) -> None:
-    with pytest.raises(RendezvousSettingsError, match=said):
+def test_wrong_parameters_are_refused(backend: str, min_nodes: int | None, max_nodes: int | None) -> None:
+    with pytest.raises(RendezvousSettingsError):
         RendezvousParameters(backend, "head:1", "job-7", min_nodes, max_nodes)
 
 
-@pytest.mark.parametrize(
-    ("value", "meaning"),
-    [
-        ("1", True),
-        ("T", True),
-        ("yes", True),
-        (1, True),
-        (True, True),
-        ("0", False),
-        ("n", False),
-        (0, False),
-    ],
-)
-def test_config_is_read_as_true_or_false(value: Any, meaning: bool) -> None:
-    assert params(flag=value).get_as_bool("flag") is meaning
-
-
-def test_config_is_read_as_a_number() -> None:
+@pytest.mark.parametrize("meaning", [True, False])
+def test_config_is_read_as_true_or_false_or_a_number(meaning: bool) -> None:
+    for value in ("1", "T", "yes", 1, True) if meaning else ("0", "n", 0):
+        assert params(flag=value).get_as_bool("flag") is meaning
+    assert params().get_as_bool("flag") is None and params().get_as_bool("flag", meaning) is meaning
     assert params(size="3").get_as_int("size") == 3
-
-
-def test_what_config_does_not_hold_is_the_default() -> None:
-    assert params().get_as_bool("flag") is None and params().get_as_bool("flag", True) is True
     assert params().get_as_int("size") is None and params().get_as_int("size", 3) == 3
 
 
-@pytest.mark.parametrize("value", ["maybe", 2, []])
-def test_config_that_is_not_a_flag_is_refused(value: Any) -> None:
-    with pytest.raises(RendezvousSettingsError, match=r"flag=.*; write for example flag=true"):
-        params(flag=value).get_as_bool("flag")
-
-
-@pytest.mark.parametrize("value", ["three", [], float("inf")])
-def test_config_that_is_not_a_number_is_refused(value: Any) -> None:
-    with pytest.raises(RendezvousSettingsError, match=r"size=.* must be a whole number; write for example size=1"):
-        params(size=value).get_as_int("size")
+@pytest.mark.parametrize(
+    ("how", "values"), [("get_as_bool", ["maybe", 2, []]), ("get_as_int", ["three", [], float("inf")])]
+)
+def test_config_that_is_no_flag_or_number_is_refused(how: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(RendezvousSettingsError, match="write for example it="):
+            getattr(params(it=value), how)("it")
 
 
 # Registered in code.
 
 
-def test_a_registered_creator_is_called_with_the_parameters() -> None:
+def test_a_registered_creator_is_called_with_the_parameters_and_another_one_is_an_error() -> None:
     backends = RendezvousHandlerRegistry()
-    backends.register("Mine", Fake)
+    for _ in range(2):
+        backends.register("Mine", Fake)
     given = params()
     handler = backends.create_handler(given)
     assert isinstance(handler, Fake) and handler.params is given
-
-
-def test_registering_again_is_harmless_but_another_creator_is_an_error() -> None:
-    backends = RendezvousHandlerRegistry()
-    backends.register("mine", Fake)
-    backends.register("mine", Fake)
-    with pytest.raises(RendezvousSettingsError, match=r"'MINE' cannot be registered for .* choose another name"):
-        backends.register("MINE", lambda _: Fake(params()))
-    with pytest.raises(RendezvousSettingsError, match="name is empty"):
-        backends.register("", Fake)
+    for name, creator in (("MINE", lambda _: Fake(params())), ("", Fake)):
+        with pytest.raises(RendezvousSettingsError):
+            backends.register(name, creator)
 
 
 def test_an_unknown_scheme_is_told_the_known_ones() -> None:
