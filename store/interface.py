@@ -78,7 +78,6 @@ class Store(Calls):
         lease_ttl_max: The longest lease that it grants, in seconds, as far as is known.
         fail_over: Seconds for which the store may be away while one of its own servers replaces another.
         last_problem: What was last in the way of reaching it, in words, as far as is known.
-        answered_in: Seconds that it took to answer when this client first came, as far as was noted.
     """
 
     tells_causes: bool = True
@@ -87,7 +86,6 @@ class Store(Calls):
     lease_ttl_max: float = math.inf
     fail_over: float = 0.0
     last_problem: str = ""
-    answered_in: float = 0.0
     _keeping: Keeping | None = None  # made for the first lease that keeps itself
 
     @property

@@ -186,7 +186,7 @@ class _WayToTcp:
         self._begin_metrics()
         if self._settings.is_host is not False:  # else there is nothing to find out, by a thread for each node
             await self._host_if_called_for()
-        client = self.client(self._settings.join_timeout, opening=self.node.keys.head, rng=self._rng)
+        client = self.client(self._settings.join_timeout, rng=self._rng)
         # Not before: the others may wait for the store that this node hosts.
         async with self.node.loop.turn():
             self._of_node = await client.__aenter__()

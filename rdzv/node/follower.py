@@ -107,8 +107,7 @@ class Follower:
         with Stopwatch(self._store.time) as opening:
             try:
                 async with self._store.watch(self._keys.head, snapshot=True) as watch:
-                    # A watch that was asked for with the hello is open by now.
-                    self.opened_in = max(opening.stop(), self._store.answered_in)
+                    self.opened_in = opening.stop()
                     async for events in watch.batches():
                         self.heard_at = self._store.time()
                         for event in events:

@@ -151,8 +151,7 @@ class ClusterNode:
         process = self.process
 
         def open_store() -> Client:
-            options: dict[str, Any] = {"connect_timeout": settings.join_timeout, "opening": handler.node.keys.head}
-            return client_of(process, thread=NODE_THREAD, **options)
+            return client_of(process, thread=NODE_THREAD, connect_timeout=settings.join_timeout)
 
         def open_shared_store() -> Client:
             return client_of(process)

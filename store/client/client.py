@@ -63,7 +63,6 @@ class Watch(interface.Watch):
         self._client = client
         self._cursor = cursor
         self._id: int | None = None  # the request that it is open under, on this connection
-        self._begun: tuple[InFlight, asyncio.Future[Watching]] | None = None  # asked for before anybody enters it
         self._opening: asyncio.Task[None] | None = None
         self._batches: deque[tuple[list[Event], int]] = deque()  # with their sizes
         self._held_bytes = 0
@@ -71,29 +70,11 @@ class Watch(interface.Watch):
         self._news = asyncio.Event()
         self._ended: StoreError | None = None
 
-    def begin(self, *, limited: bool = False) -> Self:
-        """Ask for it now; whoever enters it waits for the answer. Otherwise `give_up` is to be called.
-
-        Args:
-            limited: The answer is to come within the client's time limit for a call.
-        """
+    async def __aenter__(self) -> Self:
         self._client.check_usable()
         self._client.watching[self] = None
-        self._begun = self._ask(limited=limited)
-        return self
-
-    def give_up(self) -> None:
-        """Nobody enters it, or hears what came of it."""
-        assert self._begun is not None, "it was begun"
-        (_, answer), self._begun = self._begun, None
-        if not answer.cancel():
-            answer.exception()
-
-    async def __aenter__(self) -> Self:
-        begun, self._begun = self._begun or self.begin(limited=True)._begun, None
-        assert begun is not None, "it was begun"
         try:
-            await self._answer(*begun)
+            await self._open(self._client.timeout)
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
@@ -158,7 +139,6 @@ class Watch(interface.Watch):
         """Open it again if it is not open."""
         if self._id is None and self._ended is None and not self._overrun and self._client.connected:
             self._opening = asyncio.create_task(self._reopen(), name=f"reopen a watch at {self._client.name}")
-            self._opening.add_done_callback(self._reopened)
 
     def end(self, error: StoreError) -> None:
         """Its reader gets this error, after what has come; the first one counts."""
@@ -177,7 +157,7 @@ class Watch(interface.Watch):
     async def _reopen(self) -> None:
         """Open it again, however long the server takes: if that is too long, the connection ends, not the watch."""
         try:
-            await self._answer(*self._ask(limited=False))
+            await self._open(None)
         except WatchCompacted as error:
             if self._cursor.compacted():
                 self.resume()
@@ -187,23 +167,17 @@ class Watch(interface.Watch):
             pass  # the client has failed, and has told this watch
         except StoreError as error:
             self.end(error)
-
-    def _reopened(self, opening: asyncio.Task[None]) -> None:
-        """A defect of ours must not leave the reader waiting."""
-        if not opening.cancelled() and (error := opening.exception()) is not None:
+        except Exception as error:  # noqa: BLE001 - a defect of ours must not leave the reader waiting
             self.end(ConnectionLost(f"a watch at {self._client.name} has failed: {error!r}", maybe_applied=False))
 
-    def _ask(self, *, limited: bool) -> tuple[InFlight, asyncio.Future[Watching]]:
+    async def _open(self, timeout: float | None) -> None:
         """Ask for it. Events may come before the answer is heard: they are known by the id of the request."""
         request, reset = self._cursor.opening()
         if reset is not None:
             self._push([reset])
-        item, answer = self._client.ask(request, self._client.timeout if limited else None)
+        item, answer = self._client.ask(request, timeout)
         self._id = item.request_id
         self._client.watches[self._id] = self
-        return item, answer
-
-    async def _answer(self, item: InFlight, answer: asyncio.Future[Watching]) -> None:
         try:
             await answer
         except asyncio.CancelledError:
@@ -240,8 +214,6 @@ class Client(Reconnecting, interface.Store):
         timeout_name: What those who read of a wait for it know it by.
         rng: For the jitter of reconnecting.
         process: The process that it is in, for tests that play several; without it, this one.
-        opening: The prefix of a watch, with a snapshot, that is asked for together with the hello: whoever calls
-            `watch` for it first need not wait for another round trip.
     """
 
     watch_kind: type[Watch] = Watch  # what its watches are made of
@@ -257,14 +229,11 @@ class Client(Reconnecting, interface.Store):
         timeout_name: str = "the timeout",
         rng: random.Random | None = None,
         process: bytes | None = None,
-        opening: str | None = None,
     ) -> None:
         super().__init__(dial, name=name, token=token, rng=rng, process=process)
         self.timeout: float = timeout
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._ended_by = timeout_name
-        self._opening = opening
-        self._begun: Watch | None = None  # that nobody has taken yet
         self.watching: dict[Watch, None] = {}  # every watch between its opening and its closing
         self.watches: dict[int, Watch] = {}  # those open at the server, by request id
         self._parked: set[int] = set()  # the waits among the requests in flight: they may last, and hold up nobody
@@ -277,8 +246,6 @@ class Client(Reconnecting, interface.Store):
 
     async def __aenter__(self) -> Self:
         self._begin()
-        if self._opening is not None:
-            self._begun = self.watch(self._opening, snapshot=True).begin()
         try:
             await self._first_welcome(self._connect_timeout, self._ended_by)
         except BaseException:
@@ -291,8 +258,6 @@ class Client(Reconnecting, interface.Store):
         if self._ready and self._link is not None:
             self._flush()
             self._link.write(wire.encode_bye("done"))
-        if self._begun is not None:
-            self._begun.give_up()
         self.fail(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
         await self._stop()
 
@@ -474,7 +439,7 @@ class Client(Reconnecting, interface.Store):
             # It would stay at the server, and for ever if it were asked again after a reconnect.
             self._parked.discard(item.request_id)
             self._connection.answered(item.request_id)
-            if item.sent and (self._ready or self._connection.asked_early(item)):
+            if item.sent and self._ready:
                 self.cancel(item.request_id)
         elif not self._ready:
             self._connection.disconnected()  # once more: what is abandoned meanwhile is not asked again, either
@@ -492,7 +457,4 @@ class Client(Reconnecting, interface.Store):
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
         """Watch all keys that start with `prefix`; see `Store.watch`."""
-        if self._begun is not None and snapshot and start_revision is None and prefix == self._opening:
-            begun, self._begun = self._begun, None
-            return begun
         return self.watch_kind(self, WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot))

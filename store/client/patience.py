@@ -33,7 +33,7 @@ BACKOFF_LEASED = 0.5  # seconds; the longest pause of who holds a lease, however
 HEARTBEAT = 5.0  # seconds of silence before we ask, where nothing was asked, and again before we hang up
 SILENCE = 1.0  # seconds without an answer after which a fresh connection is tried
 SILENCE_MOST = 5.0  # and after several fresh connections on which there was none, either
-BUSY_FACTOR = 3.0  # times as long is waited for a server whose system acknowledges what it is sent ...
+BUSY_FACTOR = 10.0  # times as long is waited for a server whose system acknowledges what it is sent ...
 BUSY_SHARE_OF_LEASE = 0.75  # ... but no longer than for this part of what is left of a lease
 SLOW_FACTOR = 3.0  # times as long as such a server was silent lately, though it was asked, it may be silent again ...
 SLOW_FOR = 15.0  # ... seconds, after which half of that is remembered: by then it may be quick again
@@ -86,7 +86,7 @@ class Patience:
         self._unanswered_changes += 1
 
     def was_silent(self, seconds: float, *, now: float) -> None:
-        """The server was silent for so long though something was asked, and then it was not."""
+        """The server was silent for so long though something was asked."""
         if seconds >= self._slowness(now):
             self._slow, self._slow_at = seconds, now
 

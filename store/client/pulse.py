@@ -143,6 +143,7 @@ class Pulse:
         longest = self._patience.silence(now, acknowledged=line.acknowledged)
         if silence + SOON >= longest and (self._pinged or not line.acknowledged):
             self.seeking = True
+            self._patience.was_silent(silence, now=now)  # on a fresh connection it has longer
             return Say.SEEK, until
         say = Say.NOTHING
         if not self._pinged and silence + SOON >= longest / 2:

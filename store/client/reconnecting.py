@@ -58,15 +58,13 @@ class Link(asyncio.Protocol):
     """One connection: it carries bytes and takes its own pulse. Until its owner takes it up, it keeps what comes.
 
     Attributes:
-        began: When we began to connect.
         farewell: Why it is to end, as far as that was said.
         over: Done once it has ended, or another connection has taken its place.
     """
 
-    def __init__(self, owner: Reconnecting, began: float) -> None:
+    def __init__(self, owner: Reconnecting) -> None:
         self._loop = asyncio.get_running_loop()
         self._owner = owner
-        self.began = began
         self.transport: asyncio.Transport | None = None
         self._socket: Any = None
         self.secure: bool = False
@@ -75,7 +73,7 @@ class Link(asyncio.Protocol):
         self.over: asyncio.Future[None] = self._loop.create_future()
         self.farewell: str = ""
         self._error: Exception | None = None  # that it ended with
-        self.pulse: Pulse = Pulse(owner.patience, began)
+        self.pulse: Pulse = Pulse(owner.patience, self._loop.time())
         self._timer: asyncio.TimerHandle | None = None  # for the next look ...
         self._look_due = 0.0  # ... at this time; a handle of uvloop's does not say so of what is due at once
         self._looks_soon = False
@@ -240,7 +238,6 @@ class Reconnecting(ABC):
 
     Attributes:
         last_problem: What was last in the way of reaching the store.
-        answered_in: Seconds that the server took to answer when we first came.
         limits: Those that concern a client, by their names in `Limits`, as the store told.
     """
 
@@ -269,9 +266,8 @@ class Reconnecting(ABC):
         self._trying: Link | None = None  # the newest, while nothing was heard on it
         self._searches: set[asyncio.Task[Link]] = set()  # for a connection in place of a silent one
         self._attempt = 0  # how many have failed since the last welcome
-        self._away_since = self._hello_at = 0.0
+        self._away_since = 0.0
         self.last_problem: str = NEVER_ANSWERED
-        self.answered_in: float = 0.0
         self._on_connection: list[Callable[[bool], None]] = []
 
     # What a subclass does.
@@ -450,7 +446,7 @@ class Reconnecting(ABC):
             """Called once the other side's system has answered, before any TLS."""
             scope.deadline = self.time() + self.patience.first_word()
             self.patience.connected(self.time() - began)
-            self._trying = link = Link(self, began)
+            self._trying = link = Link(self)
             links.append(link)
             return link
 
@@ -548,12 +544,11 @@ class Reconnecting(ABC):
                     case Reply() | Events() | Lagged():
                         self._take(item)
                     case Welcome():
-                        self._begin_conversation(link, item)
+                        self._begin_conversation(item)
                     case Bye(reason=reason):
                         link.farewell = reason
                     case bytes():  # our hello
-                        self._hello_at = self.time()
-                        link.write(item + self._connection.encode_first())
+                        link.write(item)
         except LimitExceeded as error:
             # The server is full: it may have room later, so this is a reason to try again, within the caller's time.
             link.leave(str(error))
@@ -569,9 +564,7 @@ class Reconnecting(ABC):
         for search in self._searches:
             search.cancel()
 
-    def _begin_conversation(self, link: Link, welcome: Welcome) -> None:
-        if not self.answered_in:  # a cut makes it long to connect, and the welcome waits for the disk: seldom both
-            self.answered_in = min(self._hello_at - link.began, self.time() - self._hello_at)
+    def _begin_conversation(self, welcome: Welcome) -> None:
         self._ready = True
         self._met_or_failed.set()
         self._drop_previous()

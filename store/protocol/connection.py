@@ -201,7 +201,6 @@ class ClientConnection:
         self._greeting: Greeting | None = None
         self._hello: Hello | None = None
         self._last_id = 0
-        self._asked_early = 0  # the id of the last request that went with the hello, on this connection
         self._session: int | None = None  # its number, as the last welcome said
         self._unanswered: OrderedDict[int, None] = OrderedDict()  # mutations that were sent, oldest first
         self.in_flight: dict[int, InFlight] = {}  # by number, in the order in which they were asked
@@ -219,7 +218,6 @@ class ClientConnection:
         self._reader = wire.FrameReader(wire.HANDSHAKE_BYTES_MAX)
         self._nonce = nonce
         self._greeting = self._hello = self.welcomed = None
-        self._asked_early = 0
 
     def disconnected(self) -> list[InFlight]:
         """The connection is gone. Gives back what cannot be sent again: its waiter has gone, too."""
@@ -393,36 +391,9 @@ class ClientConnection:
         item.sent = True
         return frame
 
-    def encode_first(self) -> bytes:
-        """The bytes of what can be asked with the hello, and so is answered with the welcome: it saves a round trip.
-
-        That is what was asked first and changes nothing. Whether a change was applied could not be known: only a
-        welcome tells whether the server remembers this client. Nor is anything asked of a server that has yet to prove
-        that it knows the token.
-        """
-        frames = b""
-        if self._token is not None or not self.in_flight:
-            return frames
-        for item in self.in_flight.values():  # in the order in which they were asked
-            if item.mutates:
-                break
-            try:
-                frame = wire.encode_request(item.request_id, item.request_id - 1, item.request)
-                wire.check_frame(frame, wire.HANDSHAKE_BYTES_MAX)
-            except StoreError:
-                break  # its caller is told once it is its turn
-            frames += frame
-            item.sent = True
-            self._asked_early = item.request_id
-        return frames
-
-    def asked_early(self, item: InFlight) -> bool:
-        """Whether a request went with the hello, on this connection."""
-        return item.request_id <= self._asked_early
-
     def to_send_again(self) -> list[InFlight]:
-        """After a welcome: what has no reply yet and did not go with the hello, in the order in which it was asked."""
-        return [item for item in self.in_flight.values() if not self.asked_early(item)]
+        """After a welcome: what has no reply yet, in the order in which it was asked."""
+        return list(self.in_flight.values())
 
     def lost_for_good(self) -> list[InFlight]:
         """After a welcome to a session that the server no longer knows: mutations it may or may not have applied."""

@@ -101,8 +101,7 @@ class Node:
         parsed = parse("tcp://store/job", {"node_id": self.name, "address": f"at-{self.name}", **settings}, {})
 
         def open_store() -> HeardClient:
-            options: dict[str, Any] = {"connect_timeout": parsed.join_timeout, "opening": handler.node.keys.head}
-            self.client = self.process.client(thread=NODE_THREAD, **options)
+            self.client = self.process.client(thread=NODE_THREAD, connect_timeout=parsed.join_timeout)
             self.client.hook = self._before_and_after
             return self.client
 

@@ -61,7 +61,6 @@ def connect_in_memory(
     source: str = "client",
     token: bytes | None = None,
     timeout: float = 30.0,
-    opening: str | None = None,
 ) -> Client:
     """A client of a store on the network, to be entered with `async with`."""
 
@@ -75,7 +74,6 @@ def connect_in_memory(
         timeout=timeout,
         rng=random.Random(source),
         process=process_id_of(source),
-        opening=opening,
     )
 
 

@@ -34,7 +34,6 @@ PROGRESS = Progress(phase=Phase.GATHERING, joined=1, needed=2)
 class ScriptedStore:
     """A store whose watch says what a test tells it to say."""
 
-    answered_in: float = 0.0
     failure: StoreError | None = None
 
     def __init__(self) -> None:

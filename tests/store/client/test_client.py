@@ -25,14 +25,12 @@ from store.errors import (
 )
 from store.limits import Limits
 from store.net.threads import loop_factory
-from store.protocol.connection import ServerConnection
 from tests.support.processes import free_port, require
 from tests.support.stores import connect_in_memory, serve_in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from store.interface import Watch
     from tests.support.virtual_time import VirtualTimeLoop
 
 virtual_time = pytest.mark.virtual_time
@@ -162,114 +160,6 @@ async def test_a_defect_while_connecting_is_told_to_callers_and_raised_at_the_en
         async with Client(defective, name="store"):
             raise AssertionError("never connected")
     assert isinstance(caught.value.__context__, ConnectionLost)
-
-
-# ------------------------------------------------------------------------------------------------ a watch at once
-
-
-async def kinds_of_first(watch: Watch, count: int) -> list[str]:
-    seen: list[str] = []
-    async for event in watch:
-        seen.append(event.kind)
-        if len(seen) == count:
-            break
-    return seen
-
-
-@virtual_time
-@pytest.mark.parametrize("token", [None, b"secret"])
-async def test_a_watch_is_asked_for_with_the_hello_unless_the_server_has_to_prove_itself(token: bytes | None) -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network, token=token), connect_in_memory(network, token=token) as other:
-        await other.put("a/1", b"")
-        network._latency = 1.0
-        began = now()
-        async with connect_in_memory(network, token=token, opening="a/") as client:
-            welcomed_after = now() - began
-            assert client.answered_in == pytest.approx(2.0)
-            async with client.watch("a/", snapshot=True) as watch:
-                assert await kinds_of_first(watch, 2) == ["put", "synced"]
-            assert now() - began == pytest.approx(welcomed_after + (0.0 if token is None else 2.0))
-            async with client.watch("a/", snapshot=True) as another:
-                assert another is not watch
-                assert await kinds_of_first(another, 2) == ["put", "synced"]
-
-
-@virtual_time
-async def test_neither_a_cut_nor_a_welcome_that_waits_for_the_disk_makes_a_slow_store() -> None:
-    """A node's leases grew with it: the role of one that came while the disk took nothing outlived it by seconds."""
-
-    class Busy(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            self.transport = cast("asyncio.Transport", transport)
-            self.connection = ServerConnection(store_id="s", nonce=b"n" * 16, token=None, limits=Limits())
-            self.transport.write(self.connection.greeting())
-
-        def data_received(self, data: bytes) -> None:
-            list(self.connection.receive(data))
-            welcome = self.connection.welcome(session=1, address="client", revision=0)
-            asyncio.get_running_loop().call_later(5.0, self.transport.write, welcome)
-
-    network = MemoryNetwork(latency=0.1)
-    network.listen("store", Busy)
-    async with connect_in_memory(network) as client:
-        assert client.answered_in == pytest.approx(0.2)
-    async with serve_in_memory(network, name="other"):
-        network.partition("other")
-        connecting = asyncio.create_task(connect_in_memory(network, name="other").__aenter__())
-        await asyncio.sleep(5.0)
-        network.heal("other")
-        client = await connecting
-        assert client.answered_in == pytest.approx(0.2)
-        await client.aclose()
-
-
-@virtual_time
-async def test_a_watch_asked_for_with_a_hello_that_nobody_answers_is_asked_for_again() -> None:
-    network = MemoryNetwork(latency=0.1)
-    async with serve_in_memory(network) as server:
-        client = connect_in_memory(network, opening="a/")
-        entering = asyncio.create_task(client.__aenter__())
-        await asyncio.sleep(0.35)  # the hello is under way
-        assert client.met is False
-        assert client._connection.met
-        network.reset("client")
-        await entering
-        async with client.watch("a/", snapshot=True) as watch:
-            await client.put("a/1", b"")
-            assert await kinds_of_first(watch, 2) == ["synced", "put"]
-        assert (await client.stats())["watches"] == 0
-        await client.aclose()
-    assert server is not None
-
-
-@virtual_time
-async def test_a_watch_that_nobody_takes_ends_with_its_client() -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network), connect_in_memory(network) as other:
-        async with connect_in_memory(network, opening="a/") as client:
-            assert (await client.stats())["watches"] == 1
-        await asyncio.sleep(0)
-        assert (await other.stats())["watches"] == 0
-    with pytest.raises(ConnectionLost, match="nobody listens"):
-        await connect_in_memory(network, opening="a/", timeout=1.0).__aenter__()
-
-
-@virtual_time
-async def test_a_watch_that_is_given_up_before_the_welcome_is_ended_at_the_server() -> None:
-    network = MemoryNetwork(latency=0.1)
-    async with serve_in_memory(network):
-        client = connect_in_memory(network, opening="a/")
-        entering = asyncio.create_task(client.__aenter__())
-        await asyncio.sleep(0.35)  # the hello is under way
-        assert client.met is False
-        assert client._connection.met
-        taking = asyncio.create_task(client.watch("a/", snapshot=True).__aenter__())
-        await asyncio.sleep(0)
-        taking.cancel()
-        await entering
-        assert (await client.stats())["watches"] == 0
-        await client.aclose()
 
 
 # ------------------------------------------------------------------------------------------------ coming back

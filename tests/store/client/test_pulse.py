@@ -142,7 +142,7 @@ def test_on_uvloop_a_look_that_is_due_at_once_is_one_that_can_be_hastened() -> N
 
     async def ask() -> None:
         client: Any = type("Owner", (), {"patience": Patience(random.Random(0)), "met": False})
-        link = Link(client, 0.0)
+        link = Link(client)
         link._look_at(asyncio.get_running_loop().time() - 1.0)
         link.expect_answer()
         link.end()

@@ -36,7 +36,6 @@ from store.messages import (
     Pong,
     Put,
     Wait,
-    Watch,
     Written,
 )
 from store.protocol import wire
@@ -331,48 +330,3 @@ def test_the_connection_may_be_cut_after_any_byte(cuts: list[int]) -> None:
         post.cut()
     post.meet(town)
     assert post.outcomes[item.request_id] == Added(value=1, revision=1)
-
-
-# --------------------------------------------------------------------------------------------- asked with the hello
-
-
-def greet(made: ClientConnection, *, token_wanted: bool = False) -> None:
-    list(made.receive(wire.encode_opening(Greeting(VERSION, VERSION, "store-1", b"n" * 16, token_wanted))))
-
-
-def test_what_was_asked_first_and_changes_nothing_goes_with_the_hello_and_only_once() -> None:
-    here, there = client(), server()
-    watch, large, put, get = (
-        here.ask(request, None)
-        for request in (Watch(prefix="a", snapshot=True), Wait(keys=("b",)), Put("a", b""), Get("a"))
-    )
-    (hello,) = here.receive(there.greeting())
-    assert isinstance(hello, bytes)
-    asked = list(there.receive(hello + here.encode_first()))
-    assert isinstance(asked[0], Hello)
-    assert asked[1:] == [(1, 0, watch.request), (2, 1, large.request)]
-    assert [here.asked_early(item) for item in (watch, large, put, get)] == [True, True, False, False]
-    list(here.receive(there.welcome(session=1, address="10.0.0.1", revision=0)))
-    assert here.to_send_again() == [put, get]
-    assert here.lost_for_good() == []
-    here.disconnected()
-    here.connected(nonce=b"m" * 16)
-    assert here.to_send_again() == [watch, large, put, get], "another connection knows of none of them"
-
-
-@pytest.mark.parametrize("request_", [Put("a", b""), GetMany(keys=("k" * 5000,)), Get("\ud800")])
-def test_what_changes_something_or_is_large_or_cannot_be_sent_waits_for_the_welcome(request_: Any) -> None:
-    here = client()
-    asked = [here.ask(request_, None), here.ask(Get("a"), None)]
-    greet(here)
-    assert here.encode_first() == b""
-    assert here.to_send_again() == asked
-    assert not any(item.sent for item in asked)
-
-
-def test_nothing_is_asked_of_a_server_that_has_yet_to_prove_that_it_knows_the_token() -> None:
-    here = client(token=b"secret")
-    asked = here.ask(Get("a"), None)
-    greet(here, token_wanted=True)
-    assert here.encode_first() == b""
-    assert here.to_send_again() == [asked]
