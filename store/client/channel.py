@@ -30,7 +30,6 @@ from store.errors import (
     ProtocolError,
     StoreError,
     StoreReplaced,
-    StoreUsageError,
     UsedAfterFork,
     WaitEnded,
     unsent,
@@ -168,10 +167,6 @@ class Channel:
         except StoreError as error:
             self._abandon(item)
             raise with_doubt(error, item) from None
-        except (TypeError, ValueError, OverflowError) as error:
-            self._abandon(item)
-            self.close()
-            raise StoreUsageError(f"{type(item.request).__name__} cannot be sent: {error}") from None
         except BaseException:  # Ctrl-C, or a signal handler: nobody knows how much was sent or read
             self.connection.abandon(item)
             self.close()

@@ -22,10 +22,7 @@ from store.errors import (
     ConnectionLost,
     ProtocolError,
     StoreTimeoutError,
-    StoreUsageError,
-    UsedAfterFork,
     WaitEnded,
-    WatchCompacted,
 )
 from store.limits import Limits
 from store.messages import Watch
@@ -87,21 +84,6 @@ def test_calls_one_after_the_other_use_one_connection(server: Server) -> None:
         assert client.stats()["sessions"] == 1, "the first client said that it will not come back"
 
 
-def test_threads_do_not_wait_for_each_others_waits(server: Server) -> None:
-    with store.sync.connect(server.url) as client:
-        found: list[Any] = []
-        waiting = [
-            threading.Thread(target=lambda key=key: found.append(client.wait([key])[0].key)) for key in ("a", "b")
-        ]
-        for thread in waiting:
-            thread.start()
-        client.put("b", b"")
-        client.put("a", b"")
-        for thread in waiting:
-            thread.join(10.0)
-        assert sorted(found) == ["a", "b"]
-
-
 def test_the_connections_of_the_busiest_moment_are_given_back(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """They were kept for as long as the client."""
     with sync.connect(server.url) as client:
@@ -132,17 +114,6 @@ def test_the_connections_of_the_busiest_moment_are_given_back(server: Server, mo
         assert client.add("count", 1) == 1
         while client.stats()["connections"] > 1:
             pass
-
-
-def test_many_threads_count_exactly(server: Server) -> None:
-    with store.sync.connect(server.url) as client:
-        threads = [threading.Thread(target=lambda: [client.add("count", 1) for _ in range(50)]) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(10.0)
-        assert client.add("count", 0) == 400
-        assert server.connections <= 9
 
 
 def test_a_large_value_comes_and_goes(server: Server) -> None:
@@ -193,17 +164,6 @@ def test_a_server_that_takes_nothing_is_as_good_as_gone(monkeypatch: pytest.Monk
 
 
 # ------------------------------------------------------------------------------------------------ what callers are told
-
-
-def test_nobody_there_is_a_lost_connection_within_the_callers_time() -> None:
-    started = time.monotonic()
-    with (
-        pytest.raises(ConnectionLost, match="nobody listens there") as caught,
-        store.sync.connect("tcp://127.0.0.1:1", timeout=0.3),
-    ):
-        raise AssertionError("there is no server")
-    assert time.monotonic() - started < 20.0
-    assert not caught.value.maybe_applied
 
 
 def outcome_within(seconds: float, call: Callable[[], Any]) -> BaseException | None:
@@ -373,25 +333,6 @@ async def test_a_wait_that_is_given_up_ends_at_the_server_too() -> None:
         assert server.connections == 1
 
 
-async def test_closing_from_another_thread_ends_calls_and_says_what_is_known_of_them() -> None:
-    async with through_proxy() as (_, proxy, client):
-        proxy.black_hole()
-        calls = [
-            in_thread(lambda: client.put("a", b"", timeout=30.0)),
-            in_thread(lambda: client.get("a", timeout=30.0)),
-        ]
-        await until(lambda: sum(len(channel.connection.in_flight) for channel in client.shared.channels) == 2)
-        await until(lambda: client.shared.channels[0].connection.in_flight[2].sent)
-        await asyncio.to_thread(client.close)
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
-        assert {type(outcome) for outcome in outcomes} == {ConnectionLost}
-        assert [cast("ConnectionLost", outcome).maybe_applied for outcome in outcomes].count(True) <= 1
-        assert not cast("ConnectionLost", outcomes[1]).maybe_applied
-        with pytest.raises(ConnectionLost, match="is closed"):
-            client.get("a")
-        assert all(channel.sock is None for channel in client.shared.channels)
-
-
 async def test_a_write_that_was_under_way_when_its_client_was_closed_is_in_doubt() -> None:
     async with through_proxy() as (_, proxy, client):
         proxy.black_hole()
@@ -424,26 +365,6 @@ async def test_silence_is_asked_after_and_then_hung_up_on(monkeypatch: pytest.Mo
         assert channel.connection.in_flight == {}, "questions that were never answered are forgotten"
 
 
-def test_what_cannot_be_sent_is_the_callers_mistake_and_costs_nothing_else(server: Server) -> None:
-    with store.sync.connect(server.url) as client:
-        with pytest.raises(StoreUsageError, match="Put"):
-            client.put("a", cast("bytes", object()))
-        with pytest.raises(StoreUsageError, match="Add"):
-            client.add("a", 2**70)
-        with pytest.raises(store.LimitExceeded, match="frame_bytes_max"):
-            client.put("a", bytes(65 * MIB))
-        assert client.put("a", b"") == 1
-
-
-def test_a_client_inherited_over_fork_says_so(server: Server) -> None:
-    with store.sync.connect(server.url) as client:
-        client.shared._pid = os.getpid() + 1  # as it is in a child
-        with pytest.raises(UsedAfterFork):
-            client.get("a")
-        with pytest.raises(UsedAfterFork), client.watch(""):
-            raise AssertionError("it opened")
-
-
 class _AlarmError(Exception):
     pass
 
@@ -467,28 +388,6 @@ def test_a_signal_handler_that_raises_gets_out_at_once_and_the_client_goes_on(se
 
 
 # ------------------------------------------------------------------------------------------------ watches
-
-
-def test_a_watch_sees_what_happens_in_order(server: Server) -> None:
-    with store.sync.connect(server.url) as client, client.watch("a", snapshot=True) as watch:
-        client.put("a/1", b"one")
-        client.put("b", b"not this")
-        client.delete("a/1")
-        events = iter(watch)
-        assert [(event.kind, event.key) for event in (next(events), next(events), next(events))] == [
-            ("synced", ""),
-            ("put", "a/1"),
-            ("delete", "a/1"),
-        ]
-
-
-def test_a_watch_can_be_ended_from_another_thread(server: Server) -> None:
-    with store.sync.connect(server.url) as client, client.watch("") as watch:
-        reader = threading.Thread(target=lambda: list(watch))
-        reader.start()
-        watch.close()
-        reader.join(10.0)
-        assert not reader.is_alive()
 
 
 async def test_a_watch_ends_with_its_client() -> None:
@@ -547,15 +446,6 @@ async def test_a_quiet_watch_hears_how_far_the_store_has_come(monkeypatch: pytes
         watch.__exit__(None, None, None)
 
 
-def test_a_watch_from_a_revision_that_is_gone_says_so_when_it_is_opened() -> None:
-    with store.sync.serve(limits=Limits(history_bytes_max=2000)) as short, store.sync.connect(short.url) as client:
-        for _ in range(50):
-            client.put("a", b"")
-        with pytest.raises(WatchCompacted), client.watch("", start_revision=1):
-            raise AssertionError("it opened")
-        assert client.put("a", b"") == 51
-
-
 # ------------------------------------------------------------------------------------------------ serving
 
 
@@ -568,11 +458,6 @@ def test_the_server_in_a_thread_takes_what_the_awaited_one_takes() -> None:
         client.put("a", b"")
         with pytest.raises(store.LimitExceeded, match="keys_max"):
             client.put("b", b"")
-
-
-def test_the_server_in_a_thread_refuses_to_be_open_to_strangers() -> None:
-    with pytest.raises(StoreUsageError, match="would let anybody in"), store.sync.serve("0.0.0.0"):
-        raise AssertionError("it served")
 
 
 def test_the_latest_revision_seen_outlives_watches_that_end_at_once(server: Server) -> None:

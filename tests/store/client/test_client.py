@@ -69,19 +69,6 @@ async def test_a_client_knows_the_store_it_met_and_how_it_is_seen() -> None:
 
 
 @virtual_time
-async def test_connecting_goes_on_until_somebody_listens() -> None:
-    network = MemoryNetwork()
-    client = connect_in_memory(network)
-    connecting = asyncio.create_task(client.__aenter__())
-    await asyncio.sleep(10.0)
-    assert not connecting.done()
-    async with serve_in_memory(network):
-        await connecting
-        assert await client.put("a", b"") == 1
-        await client.aclose()
-
-
-@virtual_time
 async def test_connecting_gives_up_in_time_and_says_what_the_matter_was() -> None:
     started = now()
     with pytest.raises(ConnectionLost, match=r"no store at store within 7 s: nobody listens there") as caught:
@@ -209,18 +196,6 @@ async def test_thousands_of_clients_do_not_come_back_at_once_after_a_restart() -
 
 
 @virtual_time
-async def test_calls_made_while_it_is_away_are_made_when_it_is_back() -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network), connect_in_memory(network) as client:
-        network.refuse("store")
-        network.reset("client")
-        calls = [asyncio.create_task(client.add("count", 1)) for _ in range(100)]
-        await asyncio.sleep(5.0)
-        network.accept("store")
-        assert sorted(await asyncio.gather(*calls)) == list(range(1, 101))
-
-
-@virtual_time
 async def test_an_idle_connection_is_kept_and_asked_after_now_and_then() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network) as server, connect_in_memory(network) as client:
@@ -343,30 +318,6 @@ async def test_a_watch_whose_opening_is_given_up_or_cancelled_does_not_stay_open
         await gathered(cancelled)
         await client.put("a", b"")
         assert server.figures()["watches"] == 0
-
-
-@virtual_time
-async def test_a_session_that_was_forgotten_leaves_writes_in_doubt_and_repeats_reads() -> None:
-    network = MemoryNetwork()
-    async with (
-        serve_in_memory(network, limits=Limits(session_ttl=1.0)),
-        connect_in_memory(network) as other,
-        connect_in_memory(network) as client,
-    ):
-        network.refuse("client")
-        (_, link) = network.links("client")
-        link.hold(upward=True, downward=True)
-        calls = [asyncio.create_task(client.put("a", b"")), asyncio.create_task(client.get("b"))]
-        await asyncio.sleep(0.1)
-        link.reset()
-        await asyncio.sleep(5.0)
-        async with connect_in_memory(network, source="another"):  # a newcomer has the old sessions looked through
-            network.accept("client")
-            put, get = await gathered(*calls)
-        assert (type(put), put.maybe_applied) == (ConnectionLost, True)
-        assert "forgotten this client's session" in str(put)
-        assert get is None
-        assert await other.get("a") is None
 
 
 @virtual_time
@@ -543,25 +494,6 @@ async def test_a_watch_that_is_reopened_slowly_goes_on_waiting() -> None:
         await other.put("a", b"")
         network.heal("client")
         assert (await anext(events)).key == "a"
-
-
-@virtual_time
-async def test_a_quiet_watch_on_a_busy_connection_hears_how_far_the_store_has_come() -> None:
-    network = MemoryNetwork()
-    async with (
-        serve_in_memory(network, limits=Limits(history_bytes_max=10_000)),
-        connect_in_memory(network) as client,
-        client.watch("quiet/") as watch,
-    ):
-        for _ in range(100):  # more than history holds, and never silent
-            await client.put("busy", b"")
-            await asyncio.sleep(1.0)
-        await asyncio.sleep(10.0)
-        network.reset("client")
-        await client.put("quiet/a", b"")
-        async for event in watch:
-            assert event.key == "quiet/a", "nothing was missed, so nothing was lost"
-            break
 
 
 @virtual_time

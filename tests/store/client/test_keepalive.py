@@ -11,7 +11,7 @@ from rdzv.testing.network import MemoryNetwork
 from store import interface
 from store.errors import LeaseNotFound, LimitExceeded
 from store.keeping import RELEASE_WITHIN, Keeping
-from store.messages import GONE_TTL, Granted, KeepAlive, Request, Revoke
+from store.messages import GONE_TTL, Granted, KeepAlive, Request
 from tests.support.stores import connect_in_memory, serve_in_memory
 
 virtual_time = pytest.mark.virtual_time
@@ -36,22 +36,6 @@ class Lapses:
 
 
 # ------------------------------------------------------------------------------------------------ as a task
-
-
-@virtual_time
-async def test_a_lease_is_kept_for_as_long_as_it_is_held_and_goes_at_once_when_released() -> None:
-    network = MemoryNetwork(latency=0.05)
-    async with serve_in_memory(network), connect_in_memory(network) as client:
-        lapses = Lapses()
-        keeper = Keeping(client)
-        lease = await keeper.hold(5.0, None, GONE_TTL, lapses)
-        await client.put("mine", b"", lease=lease)
-        await asyncio.sleep(600.0)
-        assert await client.get("mine") is not None
-        await keeper.release(lease.id)
-        assert await client.get("mine") is None
-        await keeper.release(lease.id)  # again: nothing left to do
-        assert lapses.reasons == []
 
 
 @virtual_time
@@ -108,34 +92,6 @@ async def test_a_lease_that_cannot_be_renewed_is_given_up_before_the_server_lets
         network.heal("keeper")
         await asyncio.sleep(20.0)
         assert len(lapses.reasons) == 1
-
-
-@virtual_time
-async def test_a_lease_that_somebody_revoked_is_known_to_be_lost_at_the_next_renewal() -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network), connect_in_memory(network) as client:
-        lapses = Lapses()
-        lease = await Keeping(client).hold(9.0, None, GONE_TTL, lapses)
-        await client.call(Revoke(lease=lease.id))
-        revoked_at = now()
-        await lapses.told.wait()
-        assert now() - revoked_at <= 3.0
-        assert lapses.reasons == ["the store has let its lease lapse"]
-
-
-@virtual_time
-async def test_a_store_that_was_replaced_is_told_at_once() -> None:
-    network = MemoryNetwork()
-    lapses = Lapses()
-    async with serve_in_memory(network):
-        client = await connect_in_memory(network).__aenter__()
-        await Keeping(client).hold(60.0, None, GONE_TTL, lapses)
-    async with serve_in_memory(network):
-        replaced_at = now()
-        await lapses.told.wait()
-        assert now() - replaced_at < 3.0, "not at the next renewal, which is 20 s away"
-        assert "has been replaced" in lapses.reasons[0]
-    await client.aclose()
 
 
 @virtual_time

@@ -1,11 +1,10 @@
-"""Which event loop our own threads run on."""
+"""Threads with loops of their own: calls into them, their end, and exceptions out of signal handlers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import gc
-import importlib.util
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -20,34 +19,6 @@ from tests.support.processes import require, start_python
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-
-def module_of_loop() -> str:
-    async def here() -> str:
-        return type(asyncio.get_running_loop()).__module__
-
-    with asyncio.Runner(loop_factory=threads.loop_factory()) as runner:
-        return runner.run(here())
-
-
-def test_uvloop_is_used_where_it_is_installed() -> None:
-    require("uvloop")
-    assert module_of_loop().startswith("uvloop")
-
-
-def test_asyncio_does_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert module_of_loop().startswith("asyncio")
-
-
-@pytest.mark.parametrize("fast", [True, False])
-def test_a_server_in_a_thread_does_on_either(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
-    if fast:
-        require("uvloop")
-    else:
-        monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with store.sync.serve() as server, store.sync.connect(server.url) as client:
-        assert client.put("a", b"") == 1
 
 
 def test_a_context_is_held_in_the_thread_until_it_is_left() -> None:
@@ -124,32 +95,28 @@ async def thread_name() -> str:
     return threading.current_thread().name
 
 
-def test_a_thread_that_cannot_be_started_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what_fails", ["the loop", "the thread"])
+def test_a_thread_that_cannot_be_started_says_why_and_leaves_nothing_behind(
+    what_fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loops = []
 
     def new_loop() -> asyncio.AbstractEventLoop:
+        if what_fails == "the loop":
+            raise OSError("there is no more")
         loops.append(asyncio.new_event_loop())
         return loops[-1]
 
     def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+        raise RuntimeError("there is no more")
 
     monkeypatch.setattr(threads, "loop_factory", lambda: new_loop)
     monkeypatch.setattr(threading.Thread, "start", refuse)
     before = len(threads._running)
-    with pytest.raises(RuntimeError, match="the thread 'none' could not start: can't start new thread"):
-        threads.LoopThread("none")
-    assert [loop.is_closed() for loop in loops] == [True]
-    assert len(threads._running) == before
-
-
-def test_what_keeps_the_loop_from_starting_is_raised_to_who_enters(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_loop() -> asyncio.AbstractEventLoop:
-        raise OSError("too many open files")
-
-    monkeypatch.setattr(threads, "loop_factory", lambda: no_loop)
-    with pytest.raises(RuntimeError, match="too many open files"), store.sync.serve():
+    with pytest.raises(RuntimeError, match="there is no more"), store.sync.serve():
         raise AssertionError("nothing was started")
+    assert all(loop.is_closed() for loop in loops)
+    assert len(threads._running) == before
 
 
 FORKING = """
