@@ -109,7 +109,9 @@ class Node:
         self.node_id: str = settings.node_id or f"{socket.gethostname()}-{os.getpid()}-{rng.getrandbits(24):06x}"
         self.loop = loop
         self.listeners: Listeners = Listeners()
-        self.part: Part = Part(settings, self.keys, node_id=self.node_id, listeners=self.listeners, rng=rng, port=port)
+        self.part: Part = Part(
+            settings, self.keys, node_id=self.node_id, listeners=self.listeners, loop=loop, rng=rng, port=port
+        )
         self._leaving = Leaving(self.part)
         self._open_store = open_store
         self._rng = rng
@@ -275,8 +277,7 @@ class Node:
         link = await self.connect()
         while True:
             try:
-                joining = Joining(self.part, self._leaving, link, clock, loop=self.loop, rng=self._rng)
-                return await joining.join(examine)
+                return await Joining(self.part, self._leaving, link, clock).join(examine)
             except StoreReplaced as error:
                 # It asked for the next round, and asks for it there: above every round it knows (promise S10).
                 log.warning("run %s, node %s: %s; it joins the run in the new one", self.run_id, self.node_id, error)
