@@ -188,7 +188,7 @@ class Conversations:
         try:
             self._take_turn(peer, began)
         except AuthenticationError as error:
-            self._reception.guessed_wrong(peer, Sorry("authentication", str(error)))
+            self._reception.hang_up(peer, Sorry("authentication", str(error)))
         except ProtocolError as error:
             self._reception.hang_up(peer, Sorry("protocol", str(error)))
         finally:

@@ -125,15 +125,6 @@ class Reception:
         self._table.proved(peer)
         return peer.connection.welcome(session=session, address=peer.address, revision=engine.revision)
 
-    def guessed_wrong(self, peer: Peer, sorry: Sorry) -> None:
-        """A peer has not proven what is wanted: it is told so, late if others of its address have guessed, too."""
-        wait = self._table.guessed_wrong(peer.address)
-        if not wait:
-            self.hang_up(peer, sorry)
-            return
-        peer.pause_reading()
-        self._table.expect(peer, wait, partial(self.hang_up, peer, sorry))
-
     def hang_up(self, peer: Peer, sorry: Sorry) -> None:
         """Cost a peer its connection, and nobody else anything (S7)."""
         if not peer.gone:
