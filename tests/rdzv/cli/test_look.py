@@ -233,6 +233,16 @@ async def test_a_closed_run_is_opened_again_and_one_that_is_open_is_not(capsys: 
             await looked(["reopen", url])
 
 
+async def test_in_a_narrow_window_who_is_missing_and_why_is_not_cut_off_but_members_are() -> None:
+    pytest.importorskip("rich")
+    async with store.serve() as server, rdzv.connect(f"{server.url}/job?min_nodes=1", node_id="n" * 60) as node:
+        await node.next_rendezvous()
+        async with on_terminal("top", f"{server.url}/job", COLUMNS="40") as terminal:
+            await terminal.shows("…")
+            words = " ".join(COLOURS.sub("", terminal.text).split())
+            assert "round 0 stands with 1 node" in words
+
+
 class Seen(look._Terminal):
     """A screen that waits for the word that the store does not answer."""
 
