@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rdzv.node.link import Link
     from rdzv.node.loops import NodeLoop
     from rdzv.node.wakeup import Listeners
-    from store.client.keepalive import HeldLease
+    from store.keeping import HeldLease
 
 __all__ = ["NOT_WAITING", "Part"]
 
