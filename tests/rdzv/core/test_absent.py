@@ -7,15 +7,7 @@ from rdzv.core.decision import explain, report_due
 from rdzv.core.state import NodesLost, Progress
 from rdzv.loop.ending import names_of
 from rdzv.membership import changes_since
-from tests.support.hand_fed import HandFed
-
-
-def round_of(*names: str, needed: int, expected: tuple[str, ...] = (), **fields: str) -> HandFed:
-    """A run whose first round these nodes have just completed."""
-    run = HandFed(needed=needed, capacity=9, last_call=0, expected=expected)
-    run.arrive(*names, **fields)
-    run.commit()
-    return run
+from tests.support.hand_fed import HandFed, round_of
 
 
 def test_who_was_lost_is_named_with_where_it_was_and_since_when() -> None:
@@ -32,13 +24,17 @@ def test_who_was_lost_is_named_with_where_it_was_and_since_when() -> None:
 
 
 def test_who_left_is_told_apart_and_who_comes_again_is_missed_no_more() -> None:
-    run = round_of("a", "b", "c", needed=3)
+    run = round_of("a", "b", "c", capacity=9)
     run.leave("c")
     run.die("b")
     run.arrive("a")
     assert [(one.node_id, one.how) for one in run.progress.absent.missing] == [("c", "left"), ("b", "lost")]
-    run.arrive("b", "c")
-    assert run.progress.absent == Absent()
+    first = run.progress
+    run.now += 5
+    assert first != run.progress
+    assert report_due(first, 0.0, run.progress, nodes=1, now=run.now) is None, "durations alone are no news"
+    run.play("arrive b c stray, die stray")
+    assert run.progress.absent == Absent(), "nor is anybody missed who is no member"
 
 
 def test_who_is_expected_is_missed_from_the_beginning_and_from_round_to_round() -> None:
@@ -53,22 +49,22 @@ def test_who_is_expected_is_missed_from_the_beginning_and_from_round_to_round() 
     run.arrive("b")
     run.commit()
     assert explain(run.progress) == "round 0 stands with 2 nodes; missing: x (lost 5 s ago)"
-
-
-def test_who_came_and_went_and_is_not_expected_is_nobodys_loss() -> None:
-    run = HandFed(needed=2)
-    run.arrive("a", "stray")
-    run.die("stray")
-    assert run.progress.absent.missing == ()
+    run.arrive("x")
+    assert run.progress.absent.count == 0
+    del run.stored["x"]
+    run.reset()
+    assert [one.node_id for one in run.progress.absent.missing] == ["x"], "the snapshot tells who is not here"
 
 
 def test_members_that_stay_are_named_if_they_are_few() -> None:
-    run = round_of("a", "b", needed=2)
+    run = round_of("a", "b", capacity=9)
     run.arrive("c")
     assert explain(run.progress).endswith("2 live members to leave: a and b")
     told = run.progress.absent
     assert (told.staying, told.staying_at) == (("a", "b"), ("a", "b"))
-    elsewhere = round_of("a", "b", needed=2, address="10.77.0.12")
+    elsewhere = HandFed(needed=2, capacity=9, last_call=0)
+    elsewhere.arrive("a", "b", address="10.77.0.12")
+    elsewhere.commit()
     elsewhere.arrive("c")
     assert explain(elsewhere.progress).endswith("to leave: a (10.77.0.12) and b (10.77.0.12)")
     many = [f"n{at}" for at in range(NAMED_OF_MANY + 1)]
@@ -89,7 +85,7 @@ def test_of_many_only_some_are_named_and_all_are_counted() -> None:
 
 
 def test_a_successor_goes_on_with_the_durations_and_knows_of_no_time_it_was_not_told() -> None:
-    run = round_of("a", "b", "c", "d", needed=4, expected=("x",))
+    run = round_of("a", "b", "c", "d", capacity=9, expected=("x",))
     run.die("b")
     run.arrive("a", "d")
     run.leave("c")
@@ -102,25 +98,6 @@ def test_a_successor_goes_on_with_the_durations_and_knows_of_no_time_it_was_not_
     assert explain(run.progress) == f"1 of at least 4 nodes; waiting 40 s for {words}"
 
 
-def test_a_snapshot_in_place_of_history_tells_anew_who_is_here() -> None:
-    run = HandFed(needed=2, expected=("x", "y"))
-    run.arrive("x", "y")
-    assert run.progress.absent.count == 0
-    run.stored.pop("y")
-    run.reset()
-    assert [one.node_id for one in run.progress.absent.missing] == ["y"]
-
-
-def test_durations_alone_are_no_reason_to_report_anew() -> None:
-    run = round_of("a", "b", needed=2)
-    run.die("b")
-    run.arrive("a")
-    first = run.progress
-    run.now += 5
-    assert first != run.progress
-    assert report_due(first, 0.0, run.progress, nodes=1, now=run.now) is None
-
-
 def test_a_name_cannot_disturb_a_terminal() -> None:
     absent = Absent(missing=(Missing(node_id="\x1b[2Jx" + "y" * 500, how="lost", address="1\n2"),), count=1)
     assert absent.describe().isprintable()
@@ -129,7 +106,9 @@ def test_a_name_cannot_disturb_a_terminal() -> None:
 
 def test_whoever_hears_of_a_loss_hears_where_the_lost_were() -> None:
     """The words `1 lost: localhost-4535` told an operator of sixty hosts nothing."""
-    run = round_of("a", "localhost-4535", needed=1, address="10.77.0.12")
+    run = HandFed(needed=1, last_call=0)
+    run.arrive("a", "localhost-4535", address="10.77.0.12")
+    run.commit()
     run.die("localhost-4535")
     lost, *_ = changes_since([], run.head(), round=run.round, dropped=None)
     assert isinstance(lost, NodesLost)

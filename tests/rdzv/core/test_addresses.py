@@ -38,26 +38,53 @@ def test_loopback_is_known_in_each_of_its_forms(address: str, loopback: bool) ->
     assert is_loopback(address) is loopback
 
 
-def test_a_member_on_the_stores_host_is_reached_where_the_others_reach_the_store() -> None:
-    """`MASTER_ADDR=127.0.0.1` was handed to all, without a word."""
-    assert addresses(HERE, OTHER) == ["10.0.0.1", "10.0.0.2"]
-    assert addresses(OTHER, HERE) == ["10.0.0.2", "10.0.0.1"]
+LOCAL = seen("head", "127.0.0.1", "127.0.0.1", "127.0.0.1", server="1")
+MANAGED = seen("head", "10.78.0.1", "10.78.0.1", "10.78.0.1")  # it came over another interface than the others
+BALANCED = [seen("a", "10.9.0.1", "10.0.0.2", FORWARDER), seen("b", "10.9.0.1", "10.0.0.3", FORWARDER)]
+ALONE = [seen(name, "127.0.0.1", "127.0.0.1", "127.0.0.1", machine=name) for name in "ab"]
 
 
-def test_a_member_on_the_stores_host_may_have_come_over_an_interface_that_is_not_the_others() -> None:
-    """Its own name stood for an address of the management network."""
-    head = seen("head", "10.78.0.1", "10.78.0.1", "10.78.0.1")
-    assert addresses(head, OTHER) == ["10.0.0.1", "10.0.0.2"]
-    assert addresses(head, head) == ["10.78.0.1", "10.78.0.1"]
-
-
-def test_members_of_one_host_stay_at_loopback() -> None:
-    assert addresses(HERE, HERE) == ["127.0.1.1", "127.0.1.1"]
-
-
-def test_an_address_that_the_user_gives_is_nobodys_to_change() -> None:
-    assert addresses(seen("head", "127.0.0.1"), OTHER) == ["127.0.0.1", "10.0.0.2"]
-    assert addresses(seen("a", FORWARDER), seen("b", FORWARDER)) == [FORWARDER, FORWARDER]
+@pytest.mark.parametrize(
+    ("members", "reached_at"),
+    [
+        # A member on the store's host is reached where the others reach the store: `MASTER_ADDR=127.0.0.1` was handed
+        # to all, without a word. It may have come over an interface that is not the others'.
+        ([HERE, OTHER], ["10.0.0.1", "10.0.0.2"]),
+        ([OTHER, HERE], ["10.0.0.2", "10.0.0.1"]),
+        ([MANAGED, OTHER], ["10.0.0.1", "10.0.0.2"]),
+        ([MANAGED, MANAGED], ["10.78.0.1", "10.78.0.1"]),
+        ([HERE, HERE], ["127.0.1.1", "127.0.1.1"]),  # members of one host stay at loopback
+        # An address that the user gives is nobody's to change.
+        ([seen("head", "127.0.0.1"), OTHER], ["127.0.0.1", "10.0.0.2"]),
+        ([seen("a", FORWARDER), seen("b", FORWARDER)], [FORWARDER, FORWARDER]),
+        # Of several servers (etcd), the way to one tells nothing of the hosts of the others.
+        (
+            [seen("head", STORE, STORE, STORE, server="1"), seen("a", "10.0.0.2", "10.0.0.2", "10.0.0.3", server="3")],
+            ["10.0.0.1", "10.0.0.2"],
+        ),
+        (
+            [OTHER, LOCAL, seen("b", "10.0.0.4", "10.0.0.4", "10.0.0.1", server="1")],
+            ["10.0.0.2", "10.0.0.1", "10.0.0.4"],
+        ),
+        # Loopback is told only where all share it: each node had a forwarder of its own, to which it led.
+        ([ALONE[0], ALONE[0]], ["127.0.0.1", "127.0.0.1"]),
+        ([seen("c", "10.0.0.2"), ALONE[0]], ["10.0.0.2", ""]),
+        (ALONE, None),
+        # Members whom the store sees at one address, as behind a load balancer, are told apart by where they send
+        # from; two nodes of one host, behind a NAT, are not.
+        ([*BALANCED, OTHER], ["10.0.0.2", "10.0.0.3", "10.0.0.2"]),
+        ([BALANCED[0], BALANCED[0]], ["10.9.0.1", "10.9.0.1"]),
+        # The forwarder's address is not taken for the store's host; nobody has to meet at any but the first.
+        ([HERE, *BALANCED], None),
+        ([*BALANCED, HERE], ["10.0.0.2", "10.0.0.3", ""]),
+    ],
+)
+def test_where_members_are_reached(members: list[NodeRecord], reached_at: list[str] | None) -> None:
+    if reached_at is None:
+        with pytest.raises(RendezvousSettingsError, match="where no other host reaches it; give that node address="):
+            addresses(*members)
+    else:
+        assert addresses(*members) == reached_at
 
 
 def test_who_is_seen_where_it_reaches_the_store_is_behind_a_forwarder_and_says_where_it_sends_from() -> None:
@@ -74,39 +101,6 @@ def test_who_is_seen_at_loopback_and_sends_from_elsewhere_is_behind_a_forwarder_
     assert way_of("127.0.0.6", STORE, STORE) == (STORE, STORE, STORE)
     there = seen("head", *way_of("127.0.0.1", "127.0.0.1", "127.0.0.1"))
     assert addresses(there, seen("a", *way_of("127.0.0.1", "10.0.0.2", STORE))) == [STORE, "10.0.0.2"]
-
-
-def test_the_way_to_one_of_several_servers_tells_nothing_of_the_hosts_of_the_others() -> None:
-    """On etcd a member on a server's host was told by the address of another server."""
-    here = seen("head", "10.0.0.1", "10.0.0.1", "10.0.0.1", server="1")
-    other = seen("a", "10.0.0.2", "10.0.0.2", "10.0.0.3", server="3")
-    assert addresses(here, other) == ["10.0.0.1", "10.0.0.2"]
-    local = seen("head", "127.0.0.1", "127.0.0.1", "127.0.0.1", server="1")
-    assert addresses(other, local, seen("b", "10.0.0.4", "10.0.0.4", "10.0.0.1", server="1"))[1] == "10.0.0.1"
-
-
-def test_loopback_is_told_only_where_all_share_it() -> None:
-    """Each node had a forwarder of its own, to which loopback led."""
-    one, other = (seen(name, "127.0.0.1", "127.0.0.1", "127.0.0.1", machine=name) for name in "ab")
-    assert addresses(one, one) == ["127.0.0.1"] * 2
-    with pytest.raises(RendezvousSettingsError):
-        addresses(one, other)
-    assert addresses(seen("c", "10.0.0.2"), one) == ["10.0.0.2", ""]
-
-
-def test_members_whom_the_store_sees_at_one_address_are_told_apart_by_where_they_send_from() -> None:
-    """As behind a load balancer that has one address for clients and another towards the store."""
-    balanced = [seen("a", "10.9.0.1", "10.0.0.2", FORWARDER), seen("b", "10.9.0.1", "10.0.0.3", FORWARDER)]
-    assert addresses(*balanced, OTHER) == ["10.0.0.2", "10.0.0.3", "10.0.0.2"]
-    twice = seen("a", "10.9.0.1", "10.0.0.2", FORWARDER)
-    assert addresses(twice, twice) == ["10.9.0.1", "10.9.0.1"], "two nodes of one host, behind a NAT"
-
-
-def test_the_forwarders_address_is_not_taken_for_the_stores_host() -> None:
-    balanced = [seen("a", "10.9.0.1", "10.0.0.2", FORWARDER), seen("b", "10.9.0.1", "10.0.0.3", FORWARDER)]
-    with pytest.raises(RendezvousSettingsError, match=r"rank 0 at 127\.0\.1\.1, where no other host reaches it; give"):
-        addresses(HERE, *balanced)
-    assert addresses(*balanced, HERE) == ["10.0.0.2", "10.0.0.3", ""], "nobody has to meet there"
 
 
 def test_a_round_is_not_completed_where_nobody_could_meet_and_all_say_why() -> None:

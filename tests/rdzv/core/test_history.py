@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -84,23 +85,27 @@ def test_who_was_in_the_round_before_and_is_not_here_can_be_named() -> None:
     assert gone_before(history, 2, here="", now=1041.0) == [], "of the round that stands nothing is remembered yet"
 
 
-def test_the_closing_is_told_once_with_who_and_why() -> None:
-    chronicle = begun("a")
-    closed = Closed(reason="done", by="a")
-    expected = (Incident(kind="closed", after=3.0, reason="by a: done"),)
-    assert told(chronicle, STANDS, closed=closed, now=103) == expected
-    assert told(chronicle, STANDS, closed=closed, now=104) == ()
-
-
-def test_a_round_that_was_given_up_is_told_once_with_who_did_not_reach_whom() -> None:
+@pytest.mark.parametrize(
+    ("change", "closed", "incident"),
+    [
+        ({}, Closed(reason="done", by="a"), Incident(kind="closed", after=3.0, reason="by a: done")),
+        (
+            {"given_up": "round 0 was given up: node a (rank 0): b, rank 1, did not come"},
+            None,
+            Incident(kind="given up", after=3.0, reason="node a (rank 0): b, rank 1, did not come"),
+        ),
+        ({"round": 4, "lost": 1, "lost_ids": ("a",)}, None, None),  # of another round
+    ],
+)
+def test_what_else_befalls_a_round_is_told_once(
+    change: dict[str, Any], closed: Closed | None, incident: Incident | None
+) -> None:
     chronicle = begun("a", "b")
-    gave_up = STANDS.replace(given_up="round 0 was given up: node a (rank 0): b, rank 1, did not come")
-    expected = Incident(kind="given up", after=3.0, reason="node a (rank 0): b, rank 1, did not come")
-    assert told(chronicle, gave_up, now=103) == (expected,)
-    assert told(chronicle, gave_up, now=104) == ()
-    chapters = chronicle.continued(gave_up.replace(lost=1, lost_ids=("b",)), None, now=105)
-    assert chapters is not None
-    assert chapters.chapters[-1].incidents[0] == expected
+    chronicle.completed(1, dict.fromkeys(["a"], ""), known=["a", "b"], now=102)  # which was refused, and never there
+    expected = () if incident is None else (incident,)
+    assert told(chronicle, STANDS.replace(**change), closed=closed, now=103) == expected
+    assert told(chronicle, STANDS.replace(**change), closed=closed, now=104) == ()
+    assert told(chronicle, STANDS.replace(lost=1, lost_ids=("b",)), closed=closed, now=105)[:-1] == expected
 
 
 def test_a_chapter_remembers_where_its_members_were_if_that_says_more_than_their_names() -> None:
@@ -121,16 +126,6 @@ def test_a_successor_goes_on_and_says_that_it_does_not_know_what_it_did_not_see(
     (_, new) = told(successor, lost.replace(departed=1, departed_ids=("a",)), now=8)
     assert new == Incident(kind="left", after=None, count=1, node_ids=("a",))
     assert successor.completed(1, dict.fromkeys(["c"], ""), known=["a", "b"], now=9).chapters[-1].after is None
-
-
-def test_what_was_refused_was_never_there() -> None:
-    chronicle = begun("a", "b")
-    chronicle.completed(1, dict.fromkeys(["a"], ""), known=["a", "b"], now=105)  # and not `written`
-    assert told(chronicle, STANDS.replace(lost=1, lost_ids=("b",)), now=106)[0].after == 6.0
-
-
-def test_a_progress_of_another_round_is_no_news_of_this_one() -> None:
-    assert told(begun("a"), STANDS.replace(round=4, lost=1, lost_ids=("a",)), now=101) == ()
 
 
 def test_names_and_incidents_are_bounded_and_counts_go_on() -> None:

@@ -38,22 +38,12 @@ def test_survivors_that_have_met_without_them_take_all_of_them_in_at_once() -> N
     run = four()
     run.die("c", "d")
     run.arrive("a", "b")
-    assert run.commit() == ["a", "b"]
+    assert run.commit() == ["a", "b"], "after a death, as far as anybody knows, nobody is waited for"
     run.arrive("d", arrived_after=0, lapsed_in=0)
     run.arrive("a", "b")
     assert run.completes() is None, "c is known to be coming"
     run.arrive("c", arrived_after=0, lapsed_in=0)
     assert run.commit() == ["a", "b", "d", "c"]
-
-
-def test_after_a_death_nobody_is_waited_for() -> None:
-    run = four()
-    run.die("c", "d")
-    run.arrive("a", "b")
-    assert run.commit() == ["a", "b"], "as before: they were killed, as far as anybody knows"
-    run.arrive("d")  # a new process, of the same name
-    run.arrive("a", "b")
-    assert run.commit() == ["a", "b", "d"]
 
 
 def test_who_has_left_is_not_waited_for() -> None:

@@ -30,15 +30,13 @@ def test_only_live_members_are_waited_for() -> None:
     assert unanswered(["a", "c"], {"a": 3, "b": 4}) == ["c"]
 
 
-def test_a_gate_that_nobody_has_closed_lets_every_step_pass() -> None:
-    gate = StepGate()
-    assert all(gate.passes(step) for step in range(5))
-    assert gate.begun == 4
-
-
 def test_after_the_answer_no_step_passes_until_the_decision_and_then_only_those_before_it() -> None:
     gate = StepGate()
-    assert gate.passes(6)
+    assert gate.ask() is None
+    gate.decide(None)
+    assert gate.leaves(0), "with no step begun anywhere all leave at once"
+    gate = StepGate()
+    assert all(gate.passes(step) for step in range(7))
     assert gate.ask() == 6
     assert not gate.passes(7)
     gate.decide(9)  # somebody else was further
@@ -68,13 +66,6 @@ def test_a_member_has_stopped_once_it_has_come_to_the_agreed_step(
         gate.finish()
     gate.decide(stop)
     assert gate.has_stopped is has_stopped
-
-
-def test_with_no_step_begun_anywhere_all_leave_at_once() -> None:
-    gate = StepGate()
-    assert gate.ask() is None
-    gate.decide(None)
-    assert gate.leaves(0)
 
 
 @pytest.mark.parametrize("first", [True, False])
