@@ -77,34 +77,21 @@ class RendezvousHandler(ABC):
         """Leave this round; the node may come again."""
         self._does_not_offer("leave")
 
-    async def ban(  # for whoever overrides it
-        self,
-        node_id: str,  # noqa: ARG002
-        reason: str = "",  # noqa: ARG002
-        *,
-        now: bool = False,  # noqa: ARG002
-        lasts: float | None = None,  # noqa: ARG002
-    ) -> None:
+    async def ban(self, node_id: str, reason: str = "", *, now: bool = False, lasts: float | None = None) -> None:
         """Keep a node out of the next rounds, and with `now` put it out of this one; for good, or for some seconds."""
         self._does_not_offer("ban")
 
-    async def ban_where(  # for whoever overrides it
-        self,
-        attribute: str,  # noqa: ARG002
-        value: str,  # noqa: ARG002
-        reason: str = "",  # noqa: ARG002
-        *,
-        now: bool = False,  # noqa: ARG002
-        lasts: float | None = None,  # noqa: ARG002
+    async def ban_where(
+        self, attribute: str, value: str, reason: str = "", *, now: bool = False, lasts: float | None = None
     ) -> tuple[str, ...]:
         """Keep all nodes out that have this attribute, also those that come later; return which of them are here."""
         self._does_not_offer("ban_where")
 
-    async def unban_where(self, attribute: str, value: str) -> None:  # noqa: ARG002  for whoever overrides it
+    async def unban_where(self, attribute: str, value: str) -> None:
         """Let the nodes with this attribute come again."""
         self._does_not_offer("unban_where")
 
-    async def unban(self, node_id: str) -> None:  # noqa: ARG002  for whoever overrides it
+    async def unban(self, node_id: str) -> None:
         """Let a banned node come again."""
         self._does_not_offer("unban")
 

@@ -53,17 +53,14 @@ class Keys:
     accusations: ClassVar[_Name] = _Name("nodes//accused/")  # among the nodes, and like none of them
     begun: ClassVar[_Name] = _Name("begun/")  # which step a member has begun, when all are to stop
     drains: ClassVar[_Name] = _Name("head/draining/")  # that a node is to leave
-    bans: ClassVar[_Name] = _Name(
-        "head/banned/"
-    )  # that a node may not join, or none with an attribute: see `ban_names`
+    bans: ClassVar[_Name] = _Name("head/banned/")  # that a node may not join; see `ban_names`
     unfits: ClassVar[_Name] = _Name("unfit/")  # why a node that wanted to join failed its health check
     failures: ClassVar[_Name] = _Name("failed/")  # that a node has failed, in a round
     # ... and of others.
     questions: ClassVar[_Name] = _Name("head/asked/")  # what an operator asks of nodes
     rounds: ClassVar[_Name] = _Name("rounds/")  # who is in a round
-    stores: ClassVar[_Name] = _Name(
-        "store/"
-    )  # what the members of all rounds share; apart, since nobody lists what users write
+    # Apart from the rest, since nobody lists what users write:
+    stores: ClassVar[_Name] = _Name("store/")  # what the members of all rounds share
 
     def __post_init__(self) -> None:
         # Not made anew at each use: every name begins with them.

@@ -294,60 +294,31 @@ async def test_r21_who_has_finished_goes_on_with_those_who_stop_after_its_last_s
         assert longer.left_before == [6]
 
 
-async def test_r21_giving_up_ends_the_run_everywhere_with_one_reason_and_one_status() -> None:
-    async with a_run() as run:
-        reasons: dict[str, str] = {}
-
-        async def live(name: str, *, gives_up: bool) -> None:
-            try:
-                async for round in rounds_of(run.handler(name)):
-                    async with round:
-                        step = 0
-                        while True:
-                            await round.check(step)
-                            await asyncio.sleep(STEP)
-                            step += 1
-                            if gives_up and step == 4:
-                                raise GiveUp("loss is NaN since step 3", status=93)  # noqa: TRY301
-            except (GiveUp, RunGivenUpError) as error:
-                reasons[name] = f"{type(error).__name__} {error.status}: {error.reason}"
-
-        tasks = [run.start(live(name, gives_up=name == "b")) for name in "abc"]
-        await asyncio.gather(*tasks)
-        assert reasons == {
-            "a": "RunGivenUpError 93: loss is NaN since step 3",
-            "b": "GiveUp 93: loss is NaN since step 3",
-            "c": "RunGivenUpError 93: loss is NaN since step 3",
-        }
-
-
-async def test_r21_giving_up_in_the_middle_of_a_step_leaves_nobody_waiting_in_it() -> None:
+@pytest.mark.parametrize("waited_for", [False, True])
+async def test_r21_giving_up_ends_the_run_everywhere_with_one_reason_and_one_status(waited_for: bool) -> None:
     """The others were to leave before the next step, which they never reached: their collective lacked a member."""
     async with a_run(seed=0, latency=(0.001, 0.05)) as run:  # here the agreement comes before the departure
         reasons: dict[str, str] = {}
 
         async def live(name: str, *, gives_up: bool) -> None:
-            trainer = Trainer(name)
+            trainer = Trainer(name, alone=not waited_for)
             try:
                 async for round in rounds_of(run.handler(name)):
                     async with round:
                         for step in range(100):
                             await round.check(step)
                             if gives_up and step == 4:
-                                raise GiveUp("loss is NaN")  # noqa: TRY301
+                                raise GiveUp("loss is NaN", status=93)  # noqa: TRY301
                             trainer.step = step
                             await trainer.collective(round)
             except (GiveUp, RunGivenUpError) as error:
-                reasons[name] = f"{type(error).__name__}: {error.reason}"
+                reasons[name] = f"{type(error).__name__} {error.status}: {error.reason}"
 
         tasks = [run.start(live(name, gives_up=name == "b")) for name in "abc"]
         async with asyncio.timeout(30):  # a wait in the round's store would take 300 s
             await asyncio.gather(*tasks)
-        assert reasons == {
-            "a": "RunGivenUpError: loss is NaN",
-            "b": "GiveUp: loss is NaN",
-            "c": "RunGivenUpError: loss is NaN",
-        }
+        theirs = "RunGivenUpError 93: loss is NaN"
+        assert reasons == {"a": theirs, "b": "GiveUp 93: loss is NaN", "c": theirs}
 
 
 async def test_r21_an_error_of_ones_own_is_raised_and_the_others_go_on() -> None:
