@@ -344,20 +344,16 @@ class Chronicle:
         ):
             earlier = [one for one in told if one.kind == kind]
             more = count - sum(one.count for one in earlier)
-            if more > 0:
-                named = {node_id for one in earlier for node_id in one.node_ids}
-                fresh = [node_id for node_id in node_ids if node_id not in named][:more]
-                by_reason: dict[str, list[str]] = {}
-                for node_id in fresh:
-                    by_reason.setdefault(why.get(node_id, ""), []).append(node_id)
-                if more > len(fresh):  # beyond those that are named, nobody knows why
-                    by_reason.setdefault("", [])
-                for reason, ids in by_reason.items():
-                    unnamed = 0 if reason else more - len(fresh)
-                    counted = len(ids) + unnamed
-                    news.append(
-                        Incident(kind=kind, after=after, count=counted, node_ids=tuple(ids), reason=reason, at=at)
-                    )
+            named = {node_id for one in earlier for node_id in one.node_ids}
+            by_reason: dict[str, list[str]] = {}
+            fresh = [node_id for node_id in node_ids if node_id not in named][: max(more, 0)]
+            for node_id in fresh:
+                by_reason.setdefault(why.get(node_id, ""), []).append(node_id)
+            if more > len(fresh):  # beyond those that are named, nobody knows why
+                by_reason.setdefault("", [])
+            for reason, ids in by_reason.items():
+                of_them = len(ids) + (0 if reason else more - len(fresh))
+                news.append(Incident(kind=kind, after=after, count=of_them, node_ids=tuple(ids), reason=reason, at=at))
         if closed is not None and not any(one.kind == "closed" for one in told):
             by = f"by {closed.by}" if closed.by else ""
             reason = ": ".join(filter(None, (by, closed.reason)))

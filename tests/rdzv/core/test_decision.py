@@ -54,26 +54,6 @@ def until(run: HandFed) -> float | None:
 # Deciding.
 
 
-def test_too_few_nodes_wait_for_more_without_a_timer() -> None:
-    run = HandFed(needed=2)
-    assert run.decide() == Wait(until=None, progress=Progress(phase=Phase.GATHERING, needed=2, capacity=4))
-    run.arrive("a")
-    assert until(run) is None
-    assert (run.progress.phase, run.progress.joined) == (Phase.GATHERING, 1)
-
-
-def test_enough_nodes_wait_for_the_last_call_to_be_over() -> None:
-    run = HandFed(needed=2, capacity=4, last_call=30)
-    run.arrive("a", "b")
-    assert until(run) == run.now + 30
-    assert run.progress.phase is Phase.LAST_CALL
-    assert run.progress.last_call_left == 30
-    run.now += 29.9
-    assert run.completes() is None
-    run.now += 0.1
-    assert run.completes() == ["a", "b"]
-
-
 @pytest.mark.parametrize(
     ("story", "at_once", "in_the_end", "rules"),
     [
@@ -93,18 +73,6 @@ def test_who_is_in_the_next_round_and_when(
         assert until(run) == run.now + 30
     run.now += 30
     assert run.completes() == [*in_the_end]
-
-
-def test_a_completed_round_waits_for_its_members_to_leave_it() -> None:
-    run = round_of("a", "b", "c", needed=2, capacity=4)
-    run.arrive("a", "b")
-    assert run.progress.phase is Phase.COMPLETE
-    assert run.completes() is None
-    run.now += 600
-    assert run.completes() is None
-    assert until(run) is None
-    run.arrive("c")
-    assert run.completes() == ["a", "b", "c"]
 
 
 def test_while_members_remain_it_looks_again_when_the_last_call_ends() -> None:
@@ -306,12 +274,15 @@ def test_no_round_completes_otherwise_than_agreed(rules: Rules, happenings: list
 @given(joins=st.lists(st.floats(0, 9.9), max_size=8), early=st.booleans())
 def test_joins_never_extend_a_last_call(joins: list[float], early: bool) -> None:
     run = HandFed(needed=2, capacity=99, last_call=10, early_last_call=early)
+    assert run.decide() == Wait(until=None, progress=Progress(phase=Phase.GATHERING, needed=2, capacity=99))
     run.arrive("a", "b")
     ends = run.now + 10
+    assert (run.progress.phase, run.progress.last_call_left) == (Phase.LAST_CALL, 10)
     for index, at in enumerate(sorted(joins)):
         run.now = ends - 10 + at
         run.arrive(f"late{index}")
         assert until(run) == ends
+        assert run.completes() is None
     run.now = ends
     assert len(run.completes() or ()) == 2 + len(joins)
 
