@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     )
     from rdzv.config.overrides import Overrides
     from rdzv.config.settings import Settings
-    from rdzv.core.history import Chapter
-    from rdzv.core.report import RunStatus
+    from rdzv.core.absent import Missing
+    from rdzv.core.history import Chapter, History
+    from rdzv.core.report import RunStatus, StepOf
     from rdzv.core.round import Participant
-    from rdzv.core.state import Change, Closed, Draining, Dropped, NodesLeft, NodesLost, NodesWaiting, Phase
+    from rdzv.core.round_life import Ending
+    from rdzv.core.state import Ban, Change, Closed, Draining, Dropped, NodesLeft, NodesLost, NodesWaiting, Phase
     from rdzv.core.stopping import Resized
     from rdzv.errors import (
         GiveUp,
@@ -52,8 +54,11 @@ if TYPE_CHECKING:
         SharedStoreTimeoutError,
     )
     from rdzv.interface import RendezvousHandler
+    from rdzv.loop.member import Busy, OnWaiting
     from rdzv.loop.rounds import Round, rounds
-    from rdzv.node.handler import RendezvousInfo
+    from rdzv.membership import Previous
+    from rdzv.node.front.queries import Changes
+    from rdzv.node.handler import Handler, RendezvousInfo
     from rdzv.shared_store.store import SharedStore
     from store import StoreError, serve
 else:
@@ -69,10 +74,12 @@ else:
             ),
             "rdzv.config.overrides": "Overrides",
             "rdzv.config.settings": "Settings",
-            "rdzv.core.history": "Chapter",
-            "rdzv.core.report": "RunStatus",
+            "rdzv.core.absent": "Missing",
+            "rdzv.core.history": "Chapter History",
+            "rdzv.core.report": "RunStatus StepOf",
             "rdzv.core.round": "Participant",
-            "rdzv.core.state": "Change Closed Draining Dropped NodesLeft NodesLost NodesWaiting Phase",
+            "rdzv.core.round_life": "Ending",
+            "rdzv.core.state": "Ban Change Closed Draining Dropped NodesLeft NodesLost NodesWaiting Phase",
             "rdzv.core.stopping": "Resized",
             "rdzv.errors": (
                 "GiveUp MembersLostError QueueEmptyError RendezvousClosedError RendezvousClosedException "
@@ -83,27 +90,39 @@ else:
                 "SharedStoreTimeoutError"
             ),
             "rdzv.interface": "RendezvousHandler",
+            "rdzv.loop.member": "Busy OnWaiting",
             "rdzv.loop.rounds": "Round rounds",
-            "rdzv.node.handler": "RendezvousInfo",
+            "rdzv.membership": "Previous",
+            "rdzv.node.front.queries": "Changes",
+            "rdzv.node.handler": "Handler RendezvousInfo",
             "rdzv.shared_store.store": "SharedStore",
             "store": "StoreError serve",
         },
     )
 
 __all__ = [
+    "Ban",
+    "Busy",
     "Change",
+    "Changes",
     "Chapter",
     "Closed",
     "Draining",
     "Dropped",
+    "Ending",
     "GiveUp",
+    "Handler",
+    "History",
     "MembersLostError",
+    "Missing",
     "NodesLeft",
     "NodesLost",
     "NodesWaiting",
+    "OnWaiting",
     "Overrides",
     "Participant",
     "Phase",
+    "Previous",
     "QueueEmptyError",
     "RendezvousClosedError",
     "RendezvousClosedException",
@@ -132,6 +151,7 @@ __all__ = [
     "Settings",
     "SharedStore",
     "SharedStoreTimeoutError",
+    "StepOf",
     "StoreError",
     "connect",
     "register",

@@ -17,6 +17,7 @@ from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
 from rdzv.loop.blocking import Round, rounds_made_by
 from rdzv.loop.member import Options
 from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
+from rdzv.node.front.blocking import BlockingChanges as Changes
 from rdzv.node.front.blocking import Handler
 from rdzv.node.handler import Handler as AsyncHandler
 from rdzv.node.loops import NodeThread
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from rdzv.config.overrides import Overrides
     from rdzv.loop.member import OnWaiting
 
-__all__ = ["Handler", "RendezvousHandler", "RendezvousInfo", "Round", "SharedStore", "connect", "rounds"]
+__all__ = ["Changes", "Handler", "RendezvousHandler", "RendezvousInfo", "Round", "SharedStore", "connect", "rounds"]
 
 
 def connect(url: str, **overrides: Unpack[Overrides]) -> contextlib.AbstractContextManager[Handler]:

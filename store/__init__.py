@@ -30,7 +30,8 @@ if TYPE_CHECKING:
         UsedAfterFork,
         WatchCompacted,
     )
-    from store.interface import BlockingLease, BlockingStore, Lease, Store
+    from store.interface import BlockingLease, BlockingStore, BlockingWatch, Lease, Store, Watch
+    from store.keeping import BlockingKeptLease, KeptLease
     from store.limits import Limits
     from store.messages import (
         Add,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         Get,
         Grant,
         KeyGroup,
+        Operation,
         Put,
         TransactionResult,
     )
@@ -63,10 +65,11 @@ else:
                 "ProtocolError StoreError StoreReplaced StoreTimeoutError StoreUsageError Unsupported "
                 "UsedAfterFork WatchCompacted"
             ),
-            "store.interface": "BlockingLease BlockingStore Lease Store",
+            "store.interface": "BlockingLease BlockingStore BlockingWatch Lease Store Watch",
+            "store.keeping": "BlockingKeptLease KeptLease",
             "store.limits": "Limits",
             "store.messages": (
-                "Add Append CompareAndSetResult Condition Create Delete Entry Event Get Grant KeyGroup Put "
+                "Add Append CompareAndSetResult Condition Create Delete Entry Event Get Grant KeyGroup Operation Put "
                 "TransactionResult"
             ),
             "store.net.certificates": "client_context",
@@ -78,8 +81,10 @@ __all__ = [
     "Add",
     "Append",
     "AuthenticationError",
+    "BlockingKeptLease",
     "BlockingLease",
     "BlockingStore",
+    "BlockingWatch",
     "Client",
     "CompareAndSetResult",
     "Condition",
@@ -91,11 +96,13 @@ __all__ = [
     "Event",
     "Get",
     "Grant",
+    "KeptLease",
     "KeyGroup",
     "Lease",
     "LeaseNotFound",
     "LimitExceeded",
     "Limits",
+    "Operation",
     "ProtocolError",
     "Put",
     "Server",
@@ -107,6 +114,7 @@ __all__ = [
     "TransactionResult",
     "Unsupported",
     "UsedAfterFork",
+    "Watch",
     "WatchCompacted",
     "client_context",
     "connect",

@@ -154,8 +154,8 @@ class Settings:
     insecure: bool = parameter(False, kinds.FLAG)
     """Let the store started here be open to all who can reach it."""
     limits: Limits | None = parameter(None, kinds.LIMITS, default_text="those of `rdzv serve`", family="tcp")
-    """What clients may ask of the store started here: a `store.Limits`, or `keys_max:5000,memory_bytes_max:1000000000`
-    ([limits.md](limits.md))."""
+    """What clients may ask of the store started here, as a `store.Limits`, or as
+    `keys_max:5000,memory_bytes_max:1000000000` ([limits.md](limits.md))."""
     http_port: int | None = parameter(None, kinds.HTTP_PORT, family="tcp")
     """Where the store started here also serves its [page, JSON and
     metrics](operating.md#http-health-metrics-and-a-page); needs the extra `http`."""

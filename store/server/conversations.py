@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
     from store.engine.engine import Work
     from store.messages import Request, Response
+    from store.server.durability import Durability
+    from store.server.memory import Memory
     from store.server.peer import Peer
-    from store.server.peers import Peers
     from store.server.reception import Reception
 
 __all__ = ["Conversations"]
@@ -52,8 +53,10 @@ class Conversations:
     """All peers of a server, from the first byte of a request to the last of what it causes.
 
     Args:
-        peers: Everybody who was taken in; and the store, with what is to be written down before it is said.
-        reception: Who takes them in.
+        peers: Everybody who was taken in, by number.
+        durability: The store, and what is to be written down before it is said.
+        memory: What all of them hold.
+        reception: Who is taken in, and hung up on.
         clock: The server's.
         stopwatch: What tells how long turns take; the clock of a test may stand still meanwhile.
         figures: What `stats()` shows.
@@ -67,15 +70,17 @@ class Conversations:
 
     def __init__(
         self,
-        peers: Peers,
+        peers: dict[int, Peer],
         *,
+        durability: Durability,
+        memory: Memory,
         reception: Reception,
         clock: Callable[[], float],
         stopwatch: Callable[[], float],
         figures: Callable[[], dict[str, Any]],
     ) -> None:
-        self._peers = peers
-        self._durability = peers.durability
+        self._durability = durability
+        self._memory = memory
         self._reception = reception
         self._clock = clock
         self._stopwatch = stopwatch
@@ -83,7 +88,9 @@ class Conversations:
         self._slow_lines = RationedLog(clock)
         self._turns: Turns[Peer] = Turns()
         self._pass_comes = False
-        self.telling: Telling = Telling(peers, stopwatch=stopwatch, have_pass=self._have_pass)
+        self.telling: Telling = Telling(
+            peers, durability=durability, memory=memory, stopwatch=stopwatch, have_pass=self._have_pass
+        )
         self._slowed: dict[Peer, None] = {}  # peers that are not read until the disk has taken more
         self.buffer: memoryview[int] = memoryview(bytearray(RECEIVE_BYTES))
         self.bytes_in: int = 0
@@ -127,7 +134,7 @@ class Conversations:
             # The requests that are left lie in the buffer, which now stays theirs: others get a new one.
             self.buffer = memoryview(bytearray(RECEIVE_BYTES))
             peer.count_inbox(before + RECEIVE_BYTES, progress=True)
-        self._peers.make_room_in_inboxes(now)
+        self._memory.make_room_in_inboxes(now)
         if peer.connection.held_bytes > PIECE_BYTES and self._durability.behind and not peer.gone:
             peer.pause_reading()
             self._slowed[peer] = None
@@ -159,7 +166,7 @@ class Conversations:
                 return False
             response = self._apply(peer, asked, now, alone=True)
         except ProtocolError as error:
-            self._peers.hang_up(peer, Sorry("protocol", str(error)))
+            self._reception.hang_up(peer, Sorry("protocol", str(error)))
             return True
         finally:
             if self.telling.dirty:
@@ -181,9 +188,9 @@ class Conversations:
         try:
             self._take_turn(peer, began)
         except AuthenticationError as error:
-            self._peers.hang_up(peer, Sorry("authentication", str(error)))
+            self._reception.guessed_wrong(peer, Sorry("authentication", str(error)))
         except ProtocolError as error:
-            self._peers.hang_up(peer, Sorry("protocol", str(error)))
+            self._reception.hang_up(peer, Sorry("protocol", str(error)))
         finally:
             self.telling.flush()  # whatever happened: what was announced is told
             self._count_time(self._stopwatch() - began)

@@ -39,12 +39,11 @@ def now() -> float:
 
 async def lose_lease(run: VirtualRun, handler: Handler, by: str) -> None:
     """Somebody revokes a node's lease, and the node has heard of it."""
-    await connected(handler)
-    lease = handler.node.part.arrival.lease
+    lease, link = handler.node.part.arrival.lease, await connected(handler)
     assert lease is not None
-    assert lease.task is not None
+    _, keeping = link.keeping._tasks[lease.id]
     await run.clients[by].call(Revoke(lease=lease.id))
-    await asyncio.wait([lease.task])
+    await asyncio.wait([keeping])
 
 
 async def test_the_held_port_is_free_once_the_round_has_come() -> None:
@@ -236,11 +235,12 @@ async def test_a_lease_lost_before_the_arrival_is_sent_makes_the_node_take_anoth
             if part.node_id == "a" and not lost:
                 lost = True
                 lease = a.node.part.arrival.lease
-                assert lease is not None and lease.task is not None
+                assert lease is not None
+                _, keeping = link.keeping._tasks[lease.id]
                 run.network.partition("a")
                 await asyncio.sleep(5)
                 await run.clients["b"].call(KeepAlive(lease=lease.id))  # as by a store that stands still meanwhile
-                await asyncio.wait([lease.task])
+                await asyncio.wait([keeping])
                 run.network.heal("a")
             return await make(part, link)
 
