@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from store.disk.copies import Report
-
 TOKEN_BYTES = 32  # as many as the HMAC-SHA256 that proves it has
 
 
@@ -28,9 +27,7 @@ DIRECTORY = argument("directory", metavar="DIR", type=Path, help="the directory 
 
 @command("check", "read all of a durable store, and say what is in it", DIRECTORY)
 async def _check(options: argparse.Namespace) -> int:
-    from store.disk import copies
-
-    return await _carry_out("check", lambda: copies.check(options.directory), "is whole")
+    return await _carry_out("check", "is whole", options.directory)
 
 
 @command(
@@ -40,11 +37,7 @@ async def _check(options: argparse.Namespace) -> int:
     argument("file", metavar="FILE", type=Path, help="where to put the copy; must not be there yet"),
 )
 async def _back_up(options: argparse.Namespace) -> int:
-    from store.disk import copies
-
-    return await _carry_out(
-        "backup", lambda: copies.back_up(options.directory, options.file), f"was copied to {options.file}"
-    )
+    return await _carry_out("backup", f"was copied to {options.file}", options.directory, options.file)
 
 
 @command(
@@ -54,18 +47,17 @@ async def _back_up(options: argparse.Namespace) -> int:
     argument("directory", metavar="DIR", type=Path, help="a directory without a store; made if not there"),
 )
 async def _restore(options: argparse.Namespace) -> int:
+    done = f"is in {options.directory}, as a new store: clients of the old one are told that it was replaced"
+    return await _carry_out("restore", done, options.file, options.directory, new_id=secrets.token_hex(8))
+
+
+async def _carry_out(name: str, done: str, *arguments: Path, **how: str) -> int:
     from store.disk import copies
 
-    return await _carry_out(
-        "restore",
-        lambda: copies.restore(options.file, options.directory, new_id=secrets.token_hex(8)),
-        f"is in {options.directory}, as a new store: clients of the old one are told that it was replaced",
-    )
-
-
-async def _carry_out(name: str, work: Callable[[], Report], done: str) -> int:
+    works: dict[str, Callable[..., copies.Report]]
+    works = {"check": copies.check, "backup": copies.back_up, "restore": copies.restore}
     try:
-        report = await in_thread(work)
+        report = await in_thread(partial(works[name], *arguments, **how))
     except StoreUsageError as error:
         sys.stderr.write(f"rdzv {name}: {error}\n")
         return FAILED

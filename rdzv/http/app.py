@@ -29,7 +29,7 @@ from aiohttp import web
 
 from rdzv.display.pages import timeline_script
 from rdzv.http.door import door_at
-from rdzv.http.listening import listening
+from rdzv.http.listening import health, listening
 from rdzv.http.looking import NoSuchRun, Runs, client_of
 from rdzv.http.metrics import CONTENT_TYPE, Metrics
 from store.net.address import host_and_port
@@ -104,7 +104,7 @@ class _Site:
     def routes(self) -> list[web.RouteDef]:
         return [
             web.get("/", self._show_page),
-            web.get("/healthz", self._health),
+            web.get("/healthz", health),
             web.get("/readyz", self._ready),
             web.get("/metrics", self._tell_metrics),
             web.get("/api/runs", self._all_runs),
@@ -117,12 +117,9 @@ class _Site:
         headers = {"Content-Security-Policy": self._policy}
         return web.Response(text=self._page, content_type="text/html", headers=headers)
 
-    async def _health(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    async def _ready(self, _: web.Request) -> web.Response:
+    async def _ready(self, request: web.Request) -> web.Response:
         await self._runs.ping()  # what it raises is 503
-        return web.Response(text="ok\n")
+        return await health(request)
 
     async def _tell_metrics(self, _: web.Request) -> web.Response:
         runs = await self._runs.live()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-__all__ = ["listening", "own_table"]
+__all__ = ["health", "listening", "own_table"]
 
 VISITOR_BYTES: Final = 16 * 1024  # what a connection takes that asks nothing
 ASKS_WITHIN: Final = 10.0  # seconds for the first request to be whole
@@ -49,6 +49,11 @@ def own_table() -> Table:
     table = Table(limits, asyncio.get_running_loop().time)
     table.connections_max = VISITORS_MOST
     return table
+
+
+async def health(_: web.Request) -> web.Response:
+    """Answer that the process is there, and its loop runs."""
+    return web.Response(text="ok\n")
 
 
 class _Visitors:

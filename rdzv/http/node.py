@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from rdzv.http.door import door_at
-from rdzv.http.listening import listening, own_table
+from rdzv.http.listening import health, listening, own_table
 from rdzv.http.metrics import CONTENT_TYPE, LoopLag, family
 from rdzv.node.wakeup import Wakeup
 from store.net.address import host_and_port
@@ -92,10 +92,7 @@ class _NodeMetrics:
         self._rounds = self._dropped = self._lost = self._lost_in_round = 0
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/metrics", self._answer), web.get("/healthz", self._health)]
-
-    async def _health(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n")  # the process is there, and the node's loop runs
+        return [web.get("/metrics", self._answer), web.get("/healthz", health)]
 
     async def _answer(self, _: web.Request) -> web.Response:
         self.observe()

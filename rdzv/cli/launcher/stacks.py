@@ -17,14 +17,12 @@ import os
 import shutil
 import struct
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from rdzv.cli.launcher import worker_startup
-from store.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,11 +31,9 @@ __all__ = ["TEXT_MOST", "WorkerStacks"]
 
 TEXT_MOST: Final = 256 * 1024  # characters of all stacks of a node ...
 TEXT_OF_ONE_MOST: Final = 64 * 1024  # ... and of one process
-COMMAND_LETTERS_MOST: Final = 200
 ANSWER_WITHIN: Final = 2.0  # seconds: a signal handler runs at once, unless the process is stopped
 SETTLED_AFTER: Final = 0.1  # seconds without growth, after which a file is taken as whole
 LOOK_EVERY: Final = 0.02
-UNLOCKED_KEPT: Final = 60.0  # seconds until the file of a process that has ended is removed
 
 
 class WorkerStacks:
@@ -96,10 +92,10 @@ class WorkerStacks:
                 await anyio.sleep(LOOK_EVERY)
 
     def forget_ended(self) -> None:
-        """Remove the files of processes that have ended."""
+        """Remove the files of processes that have ended; while one starts, its own looks like theirs."""
         for path in self._dumps.iterdir():
             with contextlib.suppress(OSError):
-                if _holder(path) is None and time.time() - path.stat().st_mtime > UNLOCKED_KEPT:
+                if _holder(path) is None:
                     path.unlink()
 
 
@@ -130,15 +126,8 @@ def _describe(path: Path, pid: int) -> str:
     with open(path, encoding="utf-8", errors="replace") as file:
         text = file.read(TEXT_OF_ONE_MOST)
     rank = path.name.partition(".")[0]
-    what = f"{'process' if rank == 'none' else f'rank {rank}, process'} {pid}{_command_of(pid)}"
+    what = f"{'process' if rank == 'none' else f'rank {rank}, process'} {pid}"
     return f"{what}:\n{text.rstrip()}\n" if text else f"{what} does not answer{_state_of(pid)}\n"
-
-
-def _command_of(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-        return f" ({printable(b' '.join(words).decode(errors='replace'), most=COMMAND_LETTERS_MOST)})"
-    return ""
 
 
 def _state_of(pid: int) -> str:

@@ -48,15 +48,6 @@ async def test_a_second_signal_ends_everything_at_once(server: str) -> None:
         assert await a.wait() == 128 + signal.SIGTERM
 
 
-async def test_a_signal_ends_the_wait_for_others(server: str) -> None:
-    async with node(f"{server}/job?min_nodes=2", "a", "-v") as a, rdzv.connect(f"{server}/job") as observer:
-        while not (await observer.status()).waiting:
-            async with observer.changes():
-                pass
-        a.interrupt()
-        assert await a.wait() == 128 + signal.SIGINT
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process die with its parent")
 async def test_a_process_does_not_outlive_its_guard(server: str) -> None:
     async with node(f"{server}/job?min_nodes=1", "a", "--no-prefix") as a:
@@ -109,15 +100,18 @@ async def test_a_command_that_ends_by_a_signal_passed_on_is_not_started_again(
         assert a.stdout == ["[0] here"]
 
 
-async def test_a_signal_with_nobody_to_pass_it_on_to_is_said_and_a_hangup_ends_the_wait(server: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+async def test_a_signal_ends_the_wait_for_others_and_one_for_the_command_is_said_to_have_come(
+    server: str, number: signal.Signals
+) -> None:
     async with node(f"{server}/job?min_nodes=2", "a") as a, rdzv.connect(f"{server}/job") as observer:
         while not (await observer.status()).waiting:
             async with observer.changes():
                 pass
         os.kill(a.pid, signal.SIGUSR1)
         await a.says("SIGUSR1 came while no process was running to pass it on to")
-        os.kill(a.pid, signal.SIGHUP)
-        assert await a.wait() == 128 + signal.SIGHUP
+        os.kill(a.pid, number)
+        assert await a.wait() == 128 + number
 
 
 ONE_OR_TWO = "min_nodes=1&max_nodes=2&last_call_timeout=0&rank_order=survivors"
