@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 from urllib.parse import quote
 
 from rdzv.config.config_errors import refuse, shown
@@ -51,8 +51,6 @@ ParameterValue: TypeAlias = (
     str | bytes | int | float | PurePath | Mapping[str, Any] | Sequence[Any] | Callable[..., Any] | None
 )
 """What a parameter may be as its user wrote it; flags are ints, and in a URL all of it is text."""
-
-T = TypeVar("T")
 
 
 class RendezvousParameters:
@@ -131,11 +129,7 @@ class RendezvousParameters:
             **{name: value for name, value in config.items() if name not in _OWN_NAMES},
         )
 
-    @overload
-    def get(self, key: str) -> ParameterValue: ...
-    @overload
-    def get(self, key: str, default: T) -> ParameterValue | T: ...
-    def get(self, key: str, default: object = None) -> object:
+    def get(self, key: str, default: Any = None) -> Any:
         """Return what `config` holds for the key, or the default."""
         return self.config.get(key, default)
 
@@ -158,7 +152,7 @@ class RendezvousParameters:
         if value is None:
             return None
         try:
-            return int(value)  # type: ignore[arg-type]  # what cannot be a number is refused
+            return int(value)
         except (ValueError, TypeError, OverflowError) as error:
             raise RendezvousSettingsError(
                 f"{key}={shown(value)} must be a whole number; write for example {key}=1"

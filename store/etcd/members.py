@@ -56,8 +56,8 @@ ATTEMPT_ALONE = 2.0  # seconds for the first attempt, where there is only one me
 ATTEMPT_LEAST = 0.05  # seconds; less than this is no attempt
 IDLE = 5.0  # seconds of silence after which the member is asked whether it is still there, if anybody watches
 BALANCE_AFTER = 300.0  # seconds after which another member may be chosen; between half and one and a half times this
-AT_ONCE = 64  # requests under way, those about leases aside: etcd may allow as few as 100 streams for one connection
-LEASES_AT_ONCE = 16  # requests about leases under way, which do not stand in line with the others
+AT_ONCE = 64  # requests under way, renewals of leases aside: etcd may allow as few as 100 streams for one connection
+RENEWING_AT_ONCE = 16  # renewals of leases under way, which do not stand in line with the others
 
 
 class RetryState:
@@ -109,7 +109,7 @@ class Members:
         self._lasting: StoreError | None = None  # why a member failed for good, while none has ever answered
         self._connecting = asyncio.Lock()  # one attempt at a time, for all who wait
         self._room = asyncio.Semaphore(AT_ONCE)
-        self._room_for_leases = asyncio.Semaphore(LEASES_AT_ONCE)
+        self._room_for_renewals = asyncio.Semaphore(RENEWING_AT_ONCE)
         self._open = False
         self._minding: asyncio.Task[None] | None = None
         self._balance_at = math.inf
@@ -179,9 +179,10 @@ class Members:
             StoreTimeoutError: The answer did not come in time.
             StoreError: The request was refused.
         """
-        room = self._room_for_leases if method.startswith("Lease/") else self._room
+        renews = method == "Lease/LeaseKeepAlive"
+        room = self._room_for_renewals if renews else self._room
         # A lease that one attempt in vain has used up is lost: two at least must fit into what is left.
-        share = 0.5 if method == "Lease/LeaseKeepAlive" else 1.0
+        share = 0.5 if renews else 1.0
 
         async def attempt(connection: Connection, token: str | None, limit: float) -> Any:
             floor = self.identity.revision if method.startswith("KV/") else 0

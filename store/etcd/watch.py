@@ -110,9 +110,7 @@ class Watch(interface.Watch):
         """Open it where it stands, or with a snapshot."""
         while self._stream is None:
             request, reset = self._cursor.opening()
-            self._reset = (
-                reset or self._reset
-            )  # kept until it is told: this attempt may fail, and the next knows of none
+            self._reset = reset or self._reset  # kept until it is told: this attempt may fail, and the next has none
             try:
                 await self._open_at(request, deadline, first=first)
             except Failure as failure:
@@ -139,9 +137,8 @@ class Watch(interface.Watch):
             counted = await self._reads.count(Count(prefix=self._prefix), (), deadline)
             self._population = counted.count
             start = counted.revision + 1
-        asked = watch_requests(
-            [span_of(self._prefix)], start_revision=start
-        )  # what is hidden is left out when it comes
+        # What is hidden is left out when it comes.
+        asked = watch_requests([span_of(self._prefix)], start_revision=start)
         self._stream = await self._members.stream(asked, deadline=deadline, what="Watch")
         if request.start_revision is None and not request.snapshot:
             self._cursor.opened(start - 1)
