@@ -83,17 +83,7 @@ def rounds(
 ) -> Iterator[Round]:
     """Take part in a run, round after round, until it is closed: `for round in rdzv.sync.rounds(url): with round: ...`.
 
-    Args:
-        url: As for `connect`.
-        on_waiting: See `rdzv.rounds`.
-        progress: See `rdzv.rounds`.
-        no_progress: See `rdzv.rounds`.
-        overrides: As for `connect`.
-
-    Raises:
-        GiveUp: The body has raised it.
-        RunGivenUpError: A body of another member has, or there was no progress.
-        RendezvousError: The next round was not reached, and a retry would not help.
+    Arguments and errors are those of `rdzv.rounds`.
     """
     options = Options(on_waiting=on_waiting, progress=progress, no_progress=no_progress)
 

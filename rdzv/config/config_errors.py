@@ -21,8 +21,7 @@ _brief.maxstring = _brief.maxother = 80
 _brief.maxdict = _brief.maxlist = _brief.maxtuple = _brief.maxset = _brief.maxfrozenset = 4
 _brief.maxlevel = 3
 
-NUMBER_DIGITS_MAX: Final = 4000
-"""Python refuses to write integers of more than 4,300 digits, and nobody reads them."""
+NUMBER_DIGITS_MAX: Final = 4000  # Python refuses to write integers of more than 4,300 digits, and nobody reads them
 
 
 def refuse(sentence: str) -> NoReturn:

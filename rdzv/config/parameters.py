@@ -81,7 +81,6 @@ def parameter(default: Any, kind: value_types.Kind, **more: Any) -> Any:
 
 
 RUN_ID: Final = Parameter("run_id", replace(value_types.NAME, example="job-7"))
-
 # The defaults are what PyTorch's `dynamic_rendezvous.create_handler` takes for the one of the pair that is not given.
 KEEP_ALIVE: Final = {
     one.name: one

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RESIZED_FROM", "describe_size", "resize", "sizes_of", "was_resized_from"]
 
+# In a run's settings: the minimum and maximum that it had, in pairs, the first ones and then the last ones.
 RESIZED_FROM: Final = "resized_from"
-"""In a run's settings: the minimum and maximum that it had, in pairs, the first ones and then the last ones."""
-
 FORMER_MOST: Final = 16  # pairs that are kept: an autoscaler may resize a run every minute, and nodes know the first
 
 

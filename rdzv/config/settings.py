@@ -47,19 +47,13 @@ __all__ = ["PARAMETERS", "Settings", "capacity_of", "describe_difference", "need
 log: logging.Logger = logging.getLogger(__name__)
 
 
+# In seconds. Leases are renewed several times per TTL; below this, a pause of 0.3 s (a garbage collection, a busy
+# hypervisor, one lost packet and its retransmission) would pass for a death.
 TTL_MIN: Final = 0.5
-"""In seconds. Leases are renewed several times per TTL; below this, a pause of 0.3 s (a garbage collection, a
-busy hypervisor, one lost packet and its retransmission) would pass for a death."""
-
+# In seconds. Reconnecting takes milliseconds: a process disconnected for this long is taken to be gone.
 DISCONNECT_TTL: Final = 1.0
-"""In seconds. Reconnecting takes milliseconds: a process disconnected for this long is taken to be gone."""
-
-GONE_TTL_MIN: Final = 0.01
-"""In seconds: a few round trips in one building, and a pause of the interpreter."""
-
-STALL_TIMEOUT_MIN: Final = 1.0
-"""In seconds. A step may be short, and a machine that is busy for a moment is not stuck."""
-
+GONE_TTL_MIN: Final = 0.01  # in seconds: a few round trips in one building, and a pause of the interpreter
+STALL_TIMEOUT_MIN: Final = 1.0  # in seconds; a machine that is busy for a moment is not stuck
 _NOT_IN_A_URL: Final = frozenset({Source.KEYWORD, Source.ENVIRONMENT})
 _KEYWORD_ONLY: Final = frozenset({Source.KEYWORD})
 
@@ -264,9 +258,8 @@ class Settings:
 
 
 _SHARED: Final = ("min_nodes", "max_nodes", "node_unit", "rank_order", "last_call_timeout", "early_last_call")
-
+# The same, left out where they are as ever, so that runs of nodes that do not know them are the same.
 _SHARED_IF_GIVEN: Final = ("torch_store", "stall_timeout", "first_step_timeout", "unit_within", "ban_after")
-"""The same, left out where they are as ever, so that runs of nodes that do not know them are the same."""
 
 
 def _plain(value: Any) -> Any:
@@ -298,6 +291,7 @@ def describe_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> s
     )
 
 
+# Every parameter by name, in the order in which `Settings` declares them.
 PARAMETERS: Final[Mapping[str, Parameter]] = MappingProxyType(
     {
         declared.name: declared.metadata["parameter"].called(declared.name)
@@ -305,7 +299,6 @@ PARAMETERS: Final[Mapping[str, Parameter]] = MappingProxyType(
         if declared.metadata
     }
 )
-"""Every parameter by name, in the order in which `Settings` declares them."""
 
 _BY_WRITTEN_NAME: Final[Mapping[str, Parameter]] = {
     written: parameter
@@ -313,12 +306,12 @@ _BY_WRITTEN_NAME: Final[Mapping[str, Parameter]] = {
     for written in (parameter.name, *parameter.aliases)
 }
 
+# The variables that say something about parameters, and about which.
 _IN_THE_ENVIRONMENT: Final[Mapping[str, str]] = {
     Source.ENVIRONMENT.spell(written): written
     for written, parameter in _BY_WRITTEN_NAME.items()
     if Source.ENVIRONMENT in parameter.sources
 }
-"""The variables that say something about parameters, and about which."""
 
 _RIVALS_OF: Final[Mapping[str, frozenset[str]]] = {
     name: frozenset(theirs)

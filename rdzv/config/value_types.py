@@ -55,40 +55,25 @@ __all__ = [
     "whole_number",
 ]
 
+# As msgpack. The coordinator holds every node's payload in memory: 10,000 of this size are 40 MB.
 PAYLOAD_BYTES_MAX: Final = 4096
-"""As msgpack. The coordinator holds every node's payload in memory: 10,000 of this size are 40 MB."""
-
+# Of lists and maps within each other: whatever shows it, as JSON for example, has a limit of its own.
 PAYLOAD_LEVELS_MAX: Final = 32
-"""Of lists and maps within each other: whatever shows it, as JSON for example, has a limit of its own."""
-
+# As msgpack. A rack, a zone and a host take a tenth of it; whatever is larger is a payload.
 ATTRIBUTES_BYTES_MAX: Final = 1024
-"""As msgpack. A rack, a zone and a host take a tenth of it; whatever is larger is a payload."""
-
-NAMES_MOST: Final = 20_000
-"""Of nodes that are expected: twice as many as have been tried in one run."""
-
+NAMES_MOST: Final = 20_000  # of nodes that are expected: twice as many as have been tried in one run
+# In characters, for run and node ids: as long as a file name may be, well below a store's limit for keys.
 NAME_LENGTH_MAX: Final = 255
-"""In characters, for run and node ids: as long as a file name may be, well below a store's limit for keys."""
-
-NODES_MAX: Final = 1_000_000
-"""A hundred times the largest run we measure. A count beyond it is a slip of the keyboard."""
-
+NODES_MAX: Final = 1_000_000  # a hundred times the largest run we measure; a count beyond it is a slip of the keyboard
+# In seconds, 31 years: within what threads (`threading.TIMEOUT_MAX`) and etcd leases take, 9e9 each.
 DURATION_MAX: Final = 1e9
-"""In seconds, 31 years: within what threads (`threading.TIMEOUT_MAX`) and etcd leases take, 9e9 each."""
-
-FAILURES_MAX: Final = 100
-"""Of one node, until it is banned. Each is a key of its own as long as it counts."""
-
-FAILURES_WITHIN_MIN: Final = 1.0
-"""In seconds. Below it, no node could fail twice."""
-
+FAILURES_MAX: Final = 100  # of one node, until it is banned; each is a key of its own as long as it counts
+FAILURES_WITHIN_MIN: Final = 1.0  # in seconds; below it, no node could fail twice
+# The orders that have a name; `topology:rack` says which attribute holds the domain.
 RANK_ORDERS: Final = ("survivors", "in_place", "arrival", "name", "requested", "topology", "survivors_then_name")
-"""The orders that have a name; `topology:rack` says which attribute holds the domain."""
-
 PORT_MAX: Final = 65535
+# What PyTorch's process groups of a round may be given: our store, or a TCPStore that rank 0 hosts.
 TORCH_STORES: Final = ("rdzv", "tcp")
-"""What PyTorch's process groups of a round may be given: our store, or a TCPStore that rank 0 hosts."""
-
 WORDS_FOR_TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
 WORDS_FOR_FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
 

@@ -21,7 +21,6 @@ __all__ = ["LEFT", "LOST", "NAMED_MOST", "NAMED_OF_MANY", "AbsenceBook", "Absent
 NAMED_MOST: Final = 64  # of those who are missing; if there are more, nobody looks for them one by one ...
 NAMED_OF_MANY: Final = 8  # ... and so many are enough, also in one sentence
 NAME_MOST: Final = 80  # characters of a name in a sentence
-
 LOST: Final = "lost"
 LEFT: Final = "left"
 NEVER_SEEN: Final = "never seen"

@@ -14,12 +14,9 @@ from rdzv.errors import RendezvousStateError
 
 __all__ = ["ANSWER_TTL", "KILL", "STACKS", "Question", "pack_answer", "unpack_answer"]
 
-STACKS: Final = "stacks"
-"""Asks a launcher for the Python stacks of the processes that it runs."""
-
+STACKS: Final = "stacks"  # asks a launcher for the Python stacks of the processes that it runs
+# Asks a launcher that allows it to end at once, with its processes, as a machine does that dies.
 KILL: Final = "chaos kill"
-"""Asks a launcher that allows it to end at once, with its processes, as a machine does that dies."""
-
 ANSWER_TTL: Final = 60.0  # seconds for which a question and its answers are kept
 ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024  # of an answer that is unpacked; what packs well must not fill a memory
 

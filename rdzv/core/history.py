@@ -44,23 +44,15 @@ __all__ = [
     "spent",
 ]
 
-CHAPTERS_MOST: Final = 128
-"""Rounds that are remembered."""
-
+CHAPTERS_MOST: Final = 128  # rounds that are remembered
+# What they may take together, so that a commit stays small. Where there are a dozen nodes, 128 rounds take less.
 BYTES_MOST: Final = 64 * 1024
-"""What they may take together, so that a commit stays small. Where there are a dozen nodes, 128 rounds take less."""
-
+# Incidents of one round that are remembered, the first ones: losses that come together are one.
 INCIDENTS_MOST: Final = 64
-"""Incidents of one round that are remembered, the first ones: losses that come together are one."""
-
+# Nodes whose losses are counted by name beyond the rounds that are remembered: those with the most.
 NODES_COUNTED_MOST: Final = 32
-"""Nodes whose losses are counted by name beyond the rounds that are remembered: those with the most."""
-
-REASONS_COUNTED_MOST: Final = 16
-"""Reasons by which losses are counted beyond these rounds: the most common ones."""
-
+REASONS_COUNTED_MOST: Final = 16  # reasons by which losses are counted beyond these rounds: the most common ones
 REASON_LETTERS_MOST: Final = 200
-
 GIVEN_UP: Final = "given up"
 
 

@@ -34,10 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["ASK_WITHIN", "TRANSITIONS", "Act", "EndKind", "Ending", "Fact", "RoundLife", "State", "news_within"]
 
 ASK_WITHIN: Final = 2.0  # seconds for a word with the round's store, before one does without
-
+# Seconds after its lease's end in which a member's death is known to the others: a lease goes within 0.1 s, and a
+# coordinator is replaced in less.
 NEWS_OF_A_LOSS: Final = 1.0
-"""Seconds after its lease's end in which a member's death is known to the others: a lease goes within 0.1 s, and a
-coordinator is replaced in less."""
 
 
 class EndKind(Enum):
@@ -106,6 +105,7 @@ class Act(Enum):
     RAISE = "raise"
 
 
+# Every change there is.
 TRANSITIONS: Final[Mapping[State, Mapping[Fact, tuple[State, Act]]]] = {
     State.AT_WORK: {
         Fact.FINISHED: (State.AT_END, Act.COUNT_IN),
@@ -131,7 +131,6 @@ TRANSITIONS: Final[Mapping[State, Mapping[Fact, tuple[State, Act]]]] = {
     },
     State.OVER: {},
 }
-"""Every change there is."""
 
 
 class RoundLife:

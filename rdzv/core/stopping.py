@@ -32,10 +32,10 @@ from rdzv.core.stored import Stored
 from rdzv.errors import RendezvousSettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
     from typing import SupportsIndex
 
-__all__ = ["Begun", "Drain", "Resized", "StepGate", "Stop", "step_of", "stop_of", "unanswered"]
+__all__ = ["Begun", "Drain", "Resized", "StepGate", "Stop", "step_of", "stop_of"]
 
 
 STEP_MOST = 2**63  # what a message can carry
@@ -93,11 +93,6 @@ class Begun(Stored, kw_only=True):
 
     round: int
     step: int | None
-
-
-def unanswered(members: Collection[str], answers: Mapping[str, int | None]) -> list[str]:
-    """The live members that have yet to say which step they have begun; who has gone is not waited for."""
-    return [node_id for node_id in members if node_id not in answers]
 
 
 def stop_of(answers: Mapping[str, int | None]) -> int | None:

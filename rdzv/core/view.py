@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 __all__ = ["View"]
 
+# How a node's lease ended, in words.
 _WHY: dict[str, str] = {
     "": "",
     "gone": "its process ended",
     "disconnected": "its connection closed, and it did not come back",
     "silent": "nothing was heard of it for its ttl",
 }
-"""How a node's lease ended, in words."""
 
+# Of a member that was there when the last coordinator reported, and is not when the next one begins.
 UNSEEN = "it went while nobody coordinated"
-"""Of a member that was there when the last coordinator reported, and is not when the next one begins."""
 
 
 class _Missed(NamedTuple):

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BLAME", "be_first", "said_by", "who_failed_first"]
 
+# Key in the round's shared store: who has ended it first, and how its work has failed, if it has.
 BLAME: Final = "rdzv/ended_by"
-"""Key in the round's shared store: who has ended it first, and how its work has failed, if it has."""
-
 LISTENS_FOR: Final = 1e9  # seconds: for as long as the round lasts
 LISTENS_AGAIN: Final = 1.0  # seconds after the store was out of reach
 

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DONE", "EndWatcher", "names_of"]
 
-DONE: Final = "rdzv.rounds/done"
-"""Key in the round's shared store: how many members have come to the end of their body."""
+DONE: Final = "rdzv.rounds/done"  # key in the round's shared store: how many members have come to the end of their body
 
 
 class EndWatcher:

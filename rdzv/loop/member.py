@@ -54,9 +54,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 OnWaiting = Literal["now", "wait"]
 """What becomes of a body that never calls `check` when nodes wait to come in."""
 
-FINISHED: Final = "every member has come to the end of its body"
-"""Why a run is closed that has done what it was for."""
-
+FINISHED: Final = "every member has come to the end of its body"  # why a run is closed that has done what it was for
 NO_PROGRESS_STATUS: Final = 93  # as `--give-up-status` of `rdzv run`, which it is for
 
 

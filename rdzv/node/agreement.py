@@ -16,7 +16,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from rdzv.core.stopping import Begun, Stop, stop_of, unanswered
+from rdzv.core.stopping import Begun, Stop, stop_of
 from rdzv.errors import RendezvousStateError
 from store import Put, when
 from store.printable import escaping
@@ -82,7 +82,7 @@ class Agreement:
         # Also the answer of one who has left since counts: it may have begun that step with the others.
         answers = {who: begun.step for who, begun in self._answers.items() if begun.round == round.number}
         members = [node_id for node_id in self._view.live if self._view.record(node_id).progress is not None]
-        if unanswered(members, answers):
+        if any(node_id not in answers for node_id in members):  # who has gone is not waited for
             return
         step = stop_of(answers)
         if closing and (None in answers.values() or self._view.departed_count or self._view.lost_count):

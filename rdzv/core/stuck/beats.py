@@ -20,14 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BeatNote", "Beats"]
 
-FINISHED: Final = -1
-"""Stands for the round of a member that has come to its end."""
-
-WAITS_AFTER: Final = 0.5
-"""Seconds after which a wait is one for somebody who does not come."""
-
-WHAT_MOST: Final = 24
-"""Characters of what a member is busy with: a keep-alive takes no long notes."""
+FINISHED: Final = -1  # stands for the round of a member that has come to its end
+WAITS_AFTER: Final = 0.5  # seconds after which a wait is one for somebody who does not come
+WHAT_MOST: Final = 24  # characters of what a member is busy with: a keep-alive takes no long notes
 
 
 class BeatNote(Stored, kw_only=True):

@@ -29,11 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Heard", "StallRules", "Stalls", "Verdict", "describe"]
 
-FRESH_PART = 0.5
-"""Of `stall_timeout`: who has begun a step within so much of it gets on."""
+FRESH_PART = 0.5  # of `stall_timeout`: who has begun a step within so much of it gets on
 
-AWAY_AFTER = 1.0
-"""Seconds by which a keep-alive may be late before its member counts as out of reach."""
+AWAY_AFTER = 1.0  # seconds by which a keep-alive may be late before its member counts as out of reach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rdzv.core.stopping import StepGate, stop_of, unanswered
+from rdzv.core.stopping import StepGate, stop_of
 
 
 @pytest.mark.parametrize(
@@ -24,10 +24,6 @@ def test_all_stop_before_the_step_after_the_largest_that_any_has_begun(
     answers: dict[str, int | None], stop: int | None
 ) -> None:
     assert stop_of(answers) == stop
-
-
-def test_only_live_members_are_waited_for() -> None:
-    assert unanswered(["a", "c"], {"a": 3, "b": 4}) == ["c"]
 
 
 def test_after_the_answer_no_step_passes_until_the_decision_and_then_only_those_before_it() -> None:
