@@ -129,10 +129,6 @@ class MemoryTransport(asyncio.Transport):
         self._outgoing.send(memoryview(bytes(data)))
         self._control_flow()
 
-    def can_write_eof(self) -> bool:
-        """A stream may be ended one way."""
-        return True
-
     def write_eof(self) -> None:
         """End what this side sends; it may still receive."""
         if not self._end_sent:
@@ -169,17 +165,9 @@ class MemoryTransport(asyncio.Transport):
         self._reading_paused = False
         self._incoming.wake()
 
-    def is_reading(self) -> bool:
-        """Whether bytes would be delivered."""
-        return not (self._reading_paused or self._closing)
-
     def get_write_buffer_size(self) -> int:
         """Bytes that have not left: those undelivered, less what the kernels' buffers hold."""
         return self._outgoing.bytes_beyond_socket_buffers
-
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        """The low- and the high-water mark."""
-        return self._low_water, self._high_water
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Say above how many bytes the protocol is told to pause writing, and below how many to resume."""
@@ -191,15 +179,6 @@ class MemoryTransport(asyncio.Transport):
             raise ValueError(f"high ({high}) must be >= low ({low}) must be >= 0")
         self._high_water, self._low_water = high, low
         self._control_flow()
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Hand the transport over to another protocol."""
-        assert isinstance(protocol, AnyProtocol)
-        self._protocol = protocol
-
-    def get_protocol(self) -> AnyProtocol:
-        """The protocol this transport calls."""
-        return self._protocol
 
     # What the network calls.
 

@@ -61,7 +61,7 @@ class Timeline:
         self.rng: random.Random = random.Random(f"timeline {seed}")
         self.problem: BaseException | None = None
         self.hosts: list[Host] = []
-        self._timers: list[tuple[float, int, Host, _TimedCall]] = []
+        self._timers: list[tuple[float, int, Host, asyncio.TimerHandle]] = []
         self._numbers = 0
         self.runnable: list[Host] = []
         self.corpses: list[Host] = []
@@ -127,7 +127,7 @@ class Timeline:
         timers = sorted(self._timers, key=lambda timer: timer[:2])
         return [(when, handle) for when, _, of, handle in timers if of is host and not handle.cancelled()]
 
-    def set_timer(self, when: float, host: Host, handle: _TimedCall) -> None:
+    def set_timer(self, when: float, host: Host, handle: asyncio.TimerHandle) -> None:
         """Called by hosts."""
         self._numbers += 1
         heapq.heappush(self._timers, (when, self._numbers, host, handle))
@@ -154,33 +154,9 @@ class Timeline:
         host.turn()
 
 
-class _Call(asyncio.Handle):
-    """A callback that a host is to call."""
-
-    def run(self) -> None:
-        """Call it, in its context; what it raises goes to the loop's exception handler."""
-        self._run()  # what every loop calls
-
-
-class _TimedCall(asyncio.TimerHandle):
-    """A callback that a host is to call at some time."""
-
-    def run(self) -> None:
-        """As of `_Call`."""
-        self._run()
-
-
-class _Task(asyncio.Task[Any]):
-    """A task of a host's."""
-
-    def say_nothing_when_destroyed(self) -> None:
-        """Its process has died, and it with it."""
-        self._log_destroy_pending = False  # asyncio's own switch
-
-
-def _task(host: Host, work: Coroutine[Any, Any, Any], **options: Any) -> _Task:
-    """Make a task as hosts do by themselves."""
-    return _Task(work, loop=host, **options)
+def _call(handle: asyncio.Handle) -> None:
+    """Call back, in the handle's context; what that raises goes to the loop's exception handler."""
+    handle._run()  # what every loop calls
 
 
 @contextlib.contextmanager
@@ -211,9 +187,9 @@ class Host(asyncio.AbstractEventLoop):
         self.name = name
         self.rate = rate
         self._epoch = START - START * rate  # all clocks begin alike; what they show later is theirs
-        self._ready: deque[_Call | _TimedCall] = deque()
-        self._late: list[_Call | _TimedCall] = []  # timers that went off while it stood still
-        self._grave: list[tuple[float, int, _TimedCall]] | None = None  # its timers, once it is dead
+        self._ready: deque[asyncio.Handle] = deque()
+        self._late: list[asyncio.Handle] = []  # timers that went off while it stood still
+        self._grave: list[tuple[float, int, asyncio.TimerHandle]] | None = None  # its timers, once it is dead
         self._grave_time = 0.0
         self._queued = False
         self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()  # asyncio's own: the tasks of all processes
@@ -261,8 +237,6 @@ class Host(asyncio.AbstractEventLoop):
         for step in range(BURIAL_STEPS_MAX):
             tasks = self._unfinished() if step % 1000 == 0 or not (self._ready or self._grave) else []
             for task in tasks:
-                if isinstance(task, _Task):
-                    task.say_nothing_when_destroyed()
                 task.cancel()
             if self._ready and step % 100 != 99:
                 self._run_ready()
@@ -279,7 +253,7 @@ class Host(asyncio.AbstractEventLoop):
 
     # ------------------------------------------------------------------------------------------ what the timeline calls
 
-    def due(self, handle: _TimedCall) -> None:
+    def due(self, handle: asyncio.TimerHandle) -> None:
         """One of its timers has gone off."""
         if self.paused:
             self._late.append(handle)
@@ -307,7 +281,7 @@ class Host(asyncio.AbstractEventLoop):
                     break
                 handle = ready.popleft()
                 if not handle.cancelled():
-                    handle.run()
+                    _call(handle)
         finally:
             sys.set_asyncgen_hooks(*before)
             asyncio._set_running_loop(None)
@@ -330,7 +304,7 @@ class Host(asyncio.AbstractEventLoop):
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         """Call back in one of the next turns."""
-        handle = _Call(callback, args, self, context)
+        handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         self._enqueue()
         return handle
@@ -351,7 +325,7 @@ class Host(asyncio.AbstractEventLoop):
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Call back when this process's clock shows this."""
-        handle = _TimedCall(when, callback, args, self, context)
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
         if self._grave is not None:
             heapq.heappush(self._grave, (when, len(self._grave), handle))
         elif when != float("inf"):
@@ -365,8 +339,8 @@ class Host(asyncio.AbstractEventLoop):
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         """A task of this loop's."""
-        make: Any = self._task_factory or _task
-        task: asyncio.Task[Any] = make(self, coro, **options)
+        make = self._task_factory
+        task: asyncio.Task[Any] = make(self, coro, **options) if make else asyncio.Task(coro, loop=self, **options)
         self._tasks.add(task)
         return task
 

@@ -251,7 +251,7 @@ async def test_resetting_picks_links_by_the_name_of_their_dialer(network: Memory
 
     assert first.heard == ["made", ConnectionResetError]
     assert second.heard == ["made"]
-    assert [link.client.get_protocol() for link in network.links()] == [second]
+    assert [link.client for link in network.links()] == [second.transport]
 
 
 async def test_a_partition_holds_bytes_and_closings_until_it_heals(pair: Pair) -> None:
