@@ -1,7 +1,7 @@
 """What a round offers to a member's body, awaited or blocking: who it is, what has changed, and how the body ends.
 
-Both twins of the loop share all that neither awaits nor blocks: `SoFar` is where a node stands between two rounds, and
-what follows from the end of a body is `RoundLife`'s to say.
+Both twins of the loop share it. `SoFar` is where a node stands between two rounds. What follows from the end of a body
+is `RoundLife`'s to say; `MemberOfRound` does it, over a few things that each twin does in its own way.
 """
 
 from __future__ import annotations
@@ -40,14 +40,7 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import StepGate
     from rdzv.node.node import Node
 
-__all__ = [
-    "FINISHED",
-    "MemberOfRound",
-    "OnWaiting",
-    "Options",
-    "SoFar",
-    "change_nothing",
-]
+__all__ = ["FINISHED", "MemberOfRound", "OnWaiting", "Options", "SoFar", "change_nothing"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
