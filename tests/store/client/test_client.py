@@ -196,6 +196,37 @@ async def test_thousands_of_clients_do_not_come_back_at_once_after_a_restart() -
 
 
 @virtual_time
+async def test_where_connections_are_taken_and_nothing_is_said_each_is_given_longer() -> None:
+    """A busy server greets in the order of coming: who gave up soon and came again was never greeted."""
+    network, came, mute = MemoryNetwork(), list[float](), asyncio.Event()
+
+    async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        came.append(now())
+        return await network.dial("mute" if mute.is_set() else "store", factory, source="client")
+
+    network.listen("mute", asyncio.Protocol)
+    async with serve_in_memory(network), Client(dial, name="store", rng=random.Random(0)) as client:
+        mute.set()
+        network.reset("client")
+        await asyncio.sleep(20.0)
+        assert [at - came[1] for at in came[1:]] == pytest.approx([0, 1, 3, 7, 15], abs=0.2)
+        mute.clear()
+        await client.ping(timeout=60.0)
+        assert now() - came[1] == pytest.approx(31, abs=0.5)
+
+
+@virtual_time
+async def test_a_server_that_welcomes_and_hangs_up_each_time_is_asked_with_pauses() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        changes = changes_of(client)
+        client.on_connection(lambda connected: network.reset("client") if connected else None)
+        network.reset("client")
+        await asyncio.sleep(1.0)
+        assert 1 < changes.count(True) < 100
+
+
+@virtual_time
 async def test_an_idle_connection_is_kept_and_asked_after_now_and_then() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network) as server, connect_in_memory(network) as client:
