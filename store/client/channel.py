@@ -39,7 +39,7 @@ from store.net import dialing
 from store.net.callers import check_blocking_caller
 from store.net.process import process_id
 from store.net.racing import Addresses, connected
-from store.net.sockets import have_calls_wait, let_go_in_children, outstanding, prepare, send_at_once
+from store.net.sockets import let_go_in_children, outstanding, prepare
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, error_of
 from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
@@ -213,13 +213,20 @@ class Channel:
         addresses, began = self._shared.addresses, time.monotonic()
         check_blocking_caller(addresses.host, addresses.port)
         addresses.use_small_packets(self._patience.large_packets_seem_lost)
-        sock = connected(addresses, min(began + self._patience.attempt(), deadline), check)
+        try:
+            sock = connected(addresses, min(began + self._patience.attempt(), deadline), check)
+        except TimeoutError:
+            if time.monotonic() < deadline:
+                raise
+            if self._problem == dialing.NEVER_ANSWERED:  # else that says more than that this attempt was cut short
+                self._problem = dialing.describe(TimeoutError())
+            raise _Expired from None
         self._patience.connected(time.monotonic() - began)
         try:
             prepare(sock)
             if self._shared.tls is not None:
                 sock = self._shared.tls.wrap_socket(sock, server_hostname=addresses.host, do_handshake_on_connect=False)
-            have_calls_wait(sock, LOOK)
+            sock.settimeout(LOOK)
             let_go_in_children(self, sock)
         except BaseException:
             sock.close()
@@ -314,12 +321,10 @@ class Channel:
                 within = deadline - now
                 if within <= 0:
                     raise _Expired
-            if within != self._within:
-                have_calls_wait(self.sock, within)
-                self._within = within
+            self._have_calls_wait(self.sock, within)
             try:
                 count = self.sock.recv_into(self._buffer)
-            except (TimeoutError, BlockingIOError):
+            except TimeoutError:
                 if pulse is None:
                     pulse = self._pulse(now)
                 now = time.monotonic()
@@ -370,26 +375,25 @@ class Channel:
             _Expired: The caller's time is over. The connection is closed: half a frame is on it.
         """
         assert self.sock is not None
-        sent = send_at_once(self.sock, frame)
-        if sent == len(frame):
-            return
-        rest = memoryview(frame)[sent:]
-        stuck = 0.0
+        rest, stuck = memoryview(frame), 0.0
         while rest:  # not sendall(), whose timeout is for all of it: a large value may take longer
             within = max(min(deadline - time.monotonic(), LOOK), 0.001)
-            if within != self._within:
-                have_calls_wait(self.sock, within)
-                self._within = within
+            self._have_calls_wait(self.sock, within)
             try:
                 rest = rest[self.sock.send(rest) :]
                 stuck = 0.0
-            except (TimeoutError, BlockingIOError):
+            except TimeoutError:
                 stuck += within
             if rest and time.monotonic() >= deadline:
                 self.disconnected(TimeoutError())
                 raise _Expired
             if stuck >= HEARTBEAT:  # a server that takes nothing for so long is as good as gone
                 raise TimeoutError
+
+    def _have_calls_wait(self, sock: socket.socket, seconds: float) -> None:
+        if seconds != self._within:  # it is a call of the system's
+            sock.settimeout(seconds)
+            self._within = seconds
 
     def _tell(self, request: Request[Response]) -> None:
         """Make a request whose answer nobody waits for."""

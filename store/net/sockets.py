@@ -14,7 +14,6 @@ import math
 import os
 import resource
 import socket
-import ssl
 import struct
 import sys
 import termios
@@ -30,14 +29,12 @@ __all__ = [
     "bound_sockets",
     "forget",
     "free_port",
-    "have_calls_wait",
     "let_go_in_children",
     "open_files",
     "outstanding",
     "prepare",
     "raise_file_limit",
     "raised_file_limit",
-    "send_at_once",
     "unread_bytes",
 ]
 
@@ -65,32 +62,6 @@ OPTIONS += [
 
 # Sockets by the objects that own them: asyncio's stand-ins for sockets take no weak references themselves.
 _owned: weakref.WeakKeyDictionary[object, tuple[Any, ...]] = weakref.WeakKeyDictionary()
-
-
-def have_calls_wait(sock: socket.socket, seconds: float) -> None:
-    """Have each call on a socket of a blocking caller wait so long, at least a millisecond.
-
-    It raises `TimeoutError` then, or `BlockingIOError`: without TLS the system itself keeps the time. Python would make
-    a call of its own before each, only to wait: two microseconds more, in an exchange of thirty.
-    """
-    seconds = max(seconds, 0.001)
-    if isinstance(sock, ssl.SSLSocket):
-        sock.settimeout(seconds)
-        return
-    sock.setblocking(True)
-    limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-
-
-def send_at_once(sock: socket.socket, frame: bytes) -> int:
-    """Send as much as the system takes without a wait, which need not be prepared then; nothing over TLS."""
-    if isinstance(sock, ssl.SSLSocket):
-        return 0
-    try:
-        return sock.send(frame, socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return 0
 
 
 def prepare(sock: Any) -> None:

@@ -28,7 +28,6 @@ from store.limits import Limits
 from store.messages import Watch
 from store.net.address import Address
 from store.net.racing import Addresses, connected
-from store.net.sockets import have_calls_wait
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -495,7 +494,7 @@ def test_a_call_keeps_its_time_limit_while_it_sends() -> None:
             ours, theirs = socket.create_connection(listener.getsockname()), listener.accept()[0]
         channel.sock.close()
         channel.sock = ours
-        have_calls_wait(ours, rooms.LOOK)
+        ours.settimeout(rooms.LOOK)
         done = threading.Event()
         taken = []
 

@@ -9,7 +9,6 @@ import gc
 import os
 import resource
 import socket
-import ssl
 import warnings
 from typing import TYPE_CHECKING
 
@@ -54,32 +53,6 @@ def test_a_connected_socket_does_not_delay_and_notices_silence() -> None:
         sockets.prepare(sock)
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-
-
-def test_a_call_on_a_blocking_callers_socket_waits_no_longer_than_it_may() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        sockets.have_calls_wait(ours, 0.0)  # not for ever, which is what the system takes nothing for
-        with pytest.raises(BlockingIOError):
-            ours.recv(1)
-        with pytest.raises(BlockingIOError):
-            while True:
-                ours.send(bytes(65536))
-        theirs.send(b"x")
-        assert ours.recv(1) == b"x"
-
-
-def test_what_is_sent_at_once_is_what_the_system_takes_without_a_wait() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        assert sockets.send_at_once(ours, b"abc") == 3
-        frame = bytes(64 * MIB)
-        sent = sockets.send_at_once(ours, frame)
-        assert 0 < sent < len(frame), "for the rest one has to wait"
-        assert sockets.send_at_once(ours, b"abc") == 0
-        context = ssl.create_default_context()
-        with context.wrap_socket(theirs, server_hostname="it", do_handshake_on_connect=False) as secured:
-            assert sockets.send_at_once(secured, b"abc") == 0
 
 
 def test_what_can_be_read_is_not_held_back_by_a_loss() -> None:
