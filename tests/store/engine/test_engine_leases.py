@@ -21,7 +21,6 @@ from store.messages import (
     FailureKind,
     Get,
     Grant,
-    KeepAlive,
     LeaseState,
     Put,
     Request,
@@ -75,20 +74,6 @@ def test_a_put_moves_a_key_from_one_lease_to_another() -> None:
     assert desk.ask(TimeToLive(lease=long)).keys == ("a",)
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        KeepAlive(lease=7),
-        Revoke(lease=7),
-        TimeToLive(lease=7),
-        Put("a", b"", lease=7),
-        CompareAndSet(key="a", value=b"", expected_revision=0, lease=7),
-    ],
-)
-def test_a_lease_that_is_not_there_cannot_be_used(request_: Request[Any]) -> None:
-    assert Desk().fails(request_) == Failed(kind=LEASE, message="lease 7 has lapsed or was revoked; grant a new one")
-
-
 def test_time_to_live_tells_what_is_left_and_what_hangs_on_it() -> None:
     desk = Desk()
     lease = grant(desk, 4.0)
@@ -99,14 +84,6 @@ def test_time_to_live_tells_what_is_left_and_what_hangs_on_it() -> None:
     assert isinstance(state, LeaseState)
     assert state.remaining == pytest.approx(3.75)
     assert (state.ttl, state.keys) == (4.0, ("a", "b"))
-
-
-@pytest.mark.parametrize("ttl", [0.0, -1.0, float("nan")])
-def test_a_ttl_is_above_zero(ttl: float) -> None:
-    for request in (Grant(ttl=ttl), Grant(ttl=1.0, disconnect_ttl=ttl), Put("a", b"", ttl=ttl)):
-        refused = Desk().fails(request)
-        assert refused.kind is USAGE
-        assert "must be above 0" in refused.message
 
 
 @pytest.mark.parametrize("request_", [Delete("a"), Put("a", b""), Put("a", b"", ttl=50.0), DeletePrefix(prefix="")])

@@ -28,11 +28,6 @@ USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN, *_ = FailureKind
 # ---------------------------------------------------------------------------------------------------------- watches
 
 
-def test_a_snapshot_and_a_start_revision_contradict_each_other() -> None:
-    refused = Desk().fails(Watch(prefix="", snapshot=True, start_revision=1))
-    assert refused.kind is USAGE
-
-
 def test_a_watch_of_what_is_no_longer_kept_is_refused_and_not_opened() -> None:
     desk = Desk(history_bytes_max=500)
     for _ in range(5):
