@@ -80,11 +80,6 @@ class LeaseRecord:
             return "gone"
         return "disconnected" if self.disconnected else "silent"
 
-    @property
-    def judged_by_process(self) -> bool:
-        """Whether it ends early with the process that keeps it."""
-        return self.disconnect_ttl is not None and self.gone_ttl is not None and not self.anonymous
-
 
 class Leases:
     """All leases of a store, and its served time."""
@@ -302,7 +297,7 @@ class Leases:
         lease.keeper = peer
         if peer is not None:
             self._kept_by.setdefault(peer, set()).add(lease.id)
-            if lease.judged_by_process:
+            if lease.disconnect_ttl is not None and lease.gone_ttl is not None and not lease.anonymous:
                 lease.process = self._processes.keeps(peer, lease.id)
 
 
