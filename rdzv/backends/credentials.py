@@ -15,7 +15,7 @@ from store.net.certificates import client_context
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
 
-__all__ = ["Credentials", "load_certificate", "read_secret", "server_context", "with_expected_nodes"]
+__all__ = ["Credentials", "with_expected_nodes"]
 
 
 class Credentials:
@@ -29,14 +29,14 @@ class Credentials:
         self._settings = settings
         token = settings.token
         if settings.token_file is not None:
-            token = read_secret(f"token_file={settings.token_file!r}", settings.token_file)
+            token = _read_secret(f"token_file={settings.token_file!r}", settings.token_file)
         self.token: bytes | None = token.encode() if isinstance(token, str) else token
         self.password: str | None = self.read_password()
 
     def read_password(self) -> str | None:
         """Return the password as it is in its file now: it may have been changed since the start."""
         path = self._settings.password_file
-        return None if path is None else read_secret(f"password_file={path!r}", path, "the password").decode()
+        return None if path is None else _read_secret(f"password_file={path!r}", path, "the password").decode()
 
     def client_tls(self) -> ssl.SSLContext | None:
         """How to reach the store over TLS; None: as the system does, or without."""
@@ -56,34 +56,26 @@ class Credentials:
         settings = self._settings
         if settings.cert is None or not settings.uses_tls or settings.endpoint.info.family != "tcp":
             return None
-        return server_context(settings.cert, settings.key, settings.ca, named=_named(settings))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.load_certificate(context)
+        if settings.ca is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
+    def load_certificate(self, context: ssl.SSLContext) -> None:
+        """Read certificate, key and authorities into a server's context, which may be in use.
 
-def server_context(cert: str, key: str | None, ca: str | None, *, named: str) -> ssl.SSLContext:
-    """Return a context for a server, from files in PEM; clients must show a certificate if there is a `ca`.
-
-    Raises:
-        RendezvousSettingsError: They cannot be used. It names them as `named` does.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    load_certificate(context, cert, key, ca, named=named)
-    if ca is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
-def load_certificate(context: ssl.SSLContext, cert: str, key: str | None, ca: str | None, *, named: str) -> None:
-    """Read certificate, key and authorities into a server's context, which may be in use.
-
-    Raises:
-        RendezvousSettingsError: They cannot be used. It names them as `named` does.
-    """
-    try:
-        context.load_cert_chain(cert, key)
-        if ca is not None:
-            context.load_verify_locations(ca)
-    except OSError as error:
-        raise _unusable(named, error) from error
+        Raises:
+            RendezvousSettingsError: They cannot be used; it names them.
+        """
+        settings = self._settings
+        assert settings.cert is not None, "who serves has one"
+        try:
+            context.load_cert_chain(settings.cert, settings.key)
+            if settings.ca is not None:
+                context.load_verify_locations(settings.ca)
+        except OSError as error:
+            raise _unusable(_named(settings), error) from error
 
 
 def with_expected_nodes(settings: Settings) -> Settings:
@@ -103,7 +95,7 @@ def with_expected_nodes(settings: Settings) -> Settings:
         raise RendezvousSettingsError(f"expected_file={path!r} does not list names of nodes: {error}") from None
 
 
-def read_secret(named: str, path: str, what: str = "the shared secret") -> bytes:
+def _read_secret(named: str, path: str, what: str = "the shared secret") -> bytes:
     """Return what a file holds, without the white space around it.
 
     Raises:

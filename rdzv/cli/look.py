@@ -141,12 +141,18 @@ class _Terminal:
         self.over = False
 
     def show(self, frame: Frame) -> None:
+        from rich.console import Group
         from rich.text import Text
 
-        size = shutil.get_terminal_size()
-        lines = draw(frame, width=size.columns, height=size.lines)
-        texts = [Text(line.text, style=STYLES.get(line.meant, ""), no_wrap=True, overflow="ellipsis") for line in lines]
-        self._live.update(Text("\n").join(texts), refresh=True)
+        self._live.update(
+            Group(
+                *(
+                    Text(line.text, style=STYLES.get(line.meant, ""), no_wrap=line.may_be_cut, overflow="ellipsis")
+                    for line in draw(frame, height=shutil.get_terminal_size().lines)
+                )
+            ),
+            refresh=True,
+        )
 
     def pressed(self) -> None:
         letters = os.read(sys.stdin.fileno(), 64)
@@ -163,7 +169,7 @@ def _terminal(wakeup: WakeupHere) -> Iterator[_Terminal]:
     except ImportError as error:
         raise ImportError(f"a live screen needs {error.name}: pip install 'rdzv[live]'") from None
     with contextlib.ExitStack() as stack:
-        live = stack.enter_context(Live(console=Console(), screen=True, auto_refresh=False))
+        live = stack.enter_context(Live(console=Console(), screen=True, auto_refresh=False, vertical_overflow="crop"))
         terminal = _Terminal(live, wakeup)
         if sys.stdin.isatty():
             import termios

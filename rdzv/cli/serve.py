@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 import store
-from rdzv.backends.credentials import load_certificate, read_secret, server_context
+from rdzv.backends.credentials import Credentials
 from rdzv.cli.command import DONE, Argument, argument, argument_type, command, flag, option
 from rdzv.config import value_types
 from rdzv.config.endpoint import SCHEMES
+from rdzv.config.settings import parse
 from rdzv.errors import RendezvousSettingsError
 from store.net.address import DEFAULT_PORT, host_and_port
 from store.net.collector import short_collections, tidy_up
@@ -96,7 +97,8 @@ async def _serve(options: argparse.Namespace) -> int:
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    tls, token = _server_tls(options), _token(options.token_file)
+    credentials = _credentials(options)
+    tls, token = credentials.server_tls(), credentials.token
     host = options.host
     if host is None:
         says_who_may_come = options.insecure or token is not None or options.ca is not None
@@ -197,31 +199,15 @@ def _limits(options: argparse.Namespace) -> store.Limits:
         raise store.StoreUsageError(str(error)) from None
 
 
-def _token(path: str | None) -> bytes | None:
-    """The secret: in a file, whose name is given here or in the environment, or in the environment itself."""
-    name = "--token-file"
-    if path is None:
-        name, path, token = "RDZV_TOKEN_FILE", os.environ.get("RDZV_TOKEN_FILE"), os.environ.get("RDZV_TOKEN")
-        if path is None:
-            if token == "":
-                raise store.StoreUsageError("RDZV_TOKEN is empty; put the shared secret into it, or unset it")
-            return None if token is None else token.encode()
-        if token is not None:
-            raise store.StoreUsageError("RDZV_TOKEN_FILE and RDZV_TOKEN are both set; unset one of them")
-    return read_secret(f"{name} {path}", path)
-
-
-def _server_tls(options: argparse.Namespace) -> ssl.SSLContext | None:
-    if options.cert is None:
-        if options.key is not None or options.ca is not None:
-            raise store.StoreUsageError("--key and --ca need --cert beside them")
-        return None
-    return server_context(options.cert, options.key, options.ca, named=_certificate_files(options))
-
-
-def _certificate_files(options: argparse.Namespace) -> str:
-    files = {"--cert": options.cert, "--key": options.key, "--ca": options.ca}
-    return ", ".join(f"{name} {path}" for name, path in files.items() if path is not None)
+def _credentials(options: argparse.Namespace) -> Credentials:
+    """Who may come: what the parameters of a run with the same names say; of the environment, the token alone."""
+    if options.ca is not None and options.cert is None:
+        raise store.StoreUsageError("--ca needs --cert beside it")
+    key = options.key or options.cert  # one file may hold both
+    given = {"token_file": options.token_file, "cert": options.cert, "key": key, "ca": options.ca}
+    environment = {name: value for name, value in os.environ.items() if name in ("RDZV_TOKEN", "RDZV_TOKEN_FILE")}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return Credentials(parse("tcps://localhost/any", chosen, environment))
 
 
 def _reload(options: argparse.Namespace, tls: ssl.SSLContext | None) -> None:
@@ -230,8 +216,9 @@ def _reload(options: argparse.Namespace, tls: ssl.SSLContext | None) -> None:
         _say("there is no certificate to read again")
         return
     try:
-        _server_tls(options)  # half of a change must not get in
-        load_certificate(tls, options.cert, options.key, options.ca, named=_certificate_files(options))
+        credentials = _credentials(options)
+        credentials.server_tls()  # half of a change must not get in
+        credentials.load_certificate(tls)
     except RendezvousSettingsError as error:
         _say(f"the certificate stays as it was: {error}")
     else:

@@ -4,15 +4,15 @@
     exceptions    who is missing, since when and why; who is refused; who waits
     members       the first of them
 
-What does not fit is counted. A store that does not answer is said first, and what is shown below is then of before.
-In a narrow window the summary and the exceptions go on in further lines, and those of members are cut.
+Exceptions take half of a screen at most, and what does not fit of them is counted. A store that does not answer is said
+first, and what is shown below is then of before. Who draws the lines wraps what is too long, and leaves out what is
+below the window.
 """
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, NamedTuple
 
 from rdzv.display.status import exceptions, member_lines, summary
 from store.printable import in_words, printable
@@ -23,19 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Frame", "Line", "draw"]
 
-EXCEPTIONS_SHARE: Final = 0.5  # of the lines below the summary, that exceptions may take
-LEAST_LINES: Final = 6  # of a screen: with fewer, it is taken to have so many
-WRAPPED_FROM: Final = 16  # lines of a screen: a lower one has no room for a sentence in several
-LEAST_WRAPPED: Final = 20  # letters of a line
-FURTHER: Final = " " * 6  # before what goes on in a further line
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One line, and how it is meant: "bad", "good", "soft", or "" for nothing in particular."""
+class Line(NamedTuple):
+    """One line; how it is meant, "bad", "good", "soft", or "" for nothing in particular; whether it may be cut."""
 
     text: str
     meant: str = ""
+    may_be_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,29 +51,21 @@ class Frame:
     answers_in: float = 0.0
 
 
-def draw(frame: Frame, *, width: int, height: int) -> list[Line]:
-    """Return the lines of a screen, `height` of `width` letters at most."""
-    height = max(height, LEAST_LINES)
+def draw(frame: Frame, *, height: int) -> list[Line]:
+    """Return the lines of a screen of this height, and perhaps some more."""
     status = _as_of_now(frame)
-    lines = [_link(frame)]
     first, *rest = summary(status)
-    lines.append(Line(text=first, meant="bad" if status.absent_count else "good" if status.members else ""))
-    lines.extend(Line(text=text) for text in rest)
+    lines = [_link(frame), Line(first, "bad" if status.absent_count else "good" if status.members else "")]
+    lines += map(Line, rest)
     if frame.cost is not None:
-        lines.append(Line(text=str(frame.cost), meant="soft"))
-    wraps = height >= WRAPPED_FROM and width >= LEAST_WRAPPED
-    if wraps:
-        lines = [part for line in lines for part in _wrapped(line, width)]
-    lines = lines[: height - 1]
-    room = height - len(lines) - 1  # the last line counts the members that do not fit, and says what can be pressed
-    most = max(int(room * EXCEPTIONS_SHARE), room - len(status.members))
-    lines += _exceptions(status, most, width=width if wraps else None)
-    room = max(height - len(lines) - 1, 0)
-    lines += [Line(text=text) for text in member_lines(status, slice(room))]
-    lines = lines[: height - 1]
-    unseen = len(status.members) - room
-    lines.append(Line(text=f"{f'and {unseen:,} more members; ' if unseen > 0 else ''}q quit", meant="soft"))
-    return [replace(line, text=_fitted(line.text, width)) for line in lines]
+        lines.append(Line(str(frame.cost), "soft"))
+    texts, most = exceptions(status), max(height // 2, 1)
+    lines += [Line(text, "bad" if text.lstrip().startswith("missing") else "") for text in texts[:most]]
+    if len(texts) > most:
+        unnamed = max(status.absent_count - len(status.absent) - 1, 0)  # for all of whom there is one line
+        lines.append(Line(f"             and {len(texts) - most + unnamed:,} more that are missing, refused or wait"))
+    lines += [Line(text, may_be_cut=True) for text in member_lines(status, slice(height))]
+    return [line._replace(text=printable(line.text)) for line in lines]
 
 
 def _as_of_now(frame: Frame) -> RunStatus:
@@ -93,36 +79,5 @@ def _as_of_now(frame: Frame) -> RunStatus:
 def _link(frame: Frame) -> Line:
     if frame.silent_for is not None:
         text = f"the store has not answered for {in_words(frame.silent_for)}; what follows is as it was before"
-        return Line(text=text, meant="bad")
-    return Line(text=f"the store answers in {frame.answers_in * 1000:.1f} ms", meant="soft")
-
-
-def _exceptions(status: RunStatus, room: int, *, width: int | None) -> list[Line]:
-    """Return the first of them that fit, each whole, and how many more there are."""
-    texts = exceptions(status)
-    lines: list[Line] = []
-    for number, text in enumerate(texts):
-        line = Line(text=text, meant="bad" if text.lstrip().startswith("missing") else "")
-        parts = [line] if width is None else _wrapped(line, width)
-        is_last = number == len(texts) - 1
-        if len(lines) + len(parts) > room - (not is_last):  # one line is kept to count the others
-            unnamed = status.absent_count - len(status.absent)  # for all of whom there is one line
-            more = len(texts) - number + max(unnamed - 1, 0)
-            return [*lines, Line(text=f"             and {more:,} more that are missing, refused or wait")][
-                : max(room, 0)
-            ]
-        lines += parts
-    return lines
-
-
-def _wrapped(line: Line, width: int) -> list[Line]:
-    """Return a line as several, none of them longer than the window."""
-    text = printable(line.text)
-    indent = text[: len(text) - len(text.lstrip())][: width // 2]
-    parts = textwrap.wrap(text.lstrip(), width, initial_indent=indent, subsequent_indent=FURTHER)
-    return [replace(line, text=part) for part in parts] or [line]
-
-
-def _fitted(text: str, width: int) -> str:
-    text = printable(text)
-    return text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
+        return Line(text, "bad")
+    return Line(f"the store answers in {frame.answers_in * 1000:.1f} ms; q quits", "soft")

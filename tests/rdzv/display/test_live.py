@@ -32,55 +32,34 @@ def status_of(members: int, *, missing: int = 0, waiting: tuple[str, ...] = ()) 
     )
 
 
-def texts(frame: Frame, *, width: int = 120, height: int = 24) -> list[str]:
-    return [line.text for line in draw(frame, width=width, height=height)]
+def texts(frame: Frame, *, height: int = 24) -> list[str]:
+    return [line.text for line in draw(frame, height=height)]
 
 
-def test_a_small_run_fits_on_one_screen_and_who_is_missing_comes_before_the_members() -> None:
+def test_who_is_missing_comes_before_the_members() -> None:
     shown = texts(Frame(status=status_of(3, missing=1, waiting=("new",)), answers_in=0.0012, read_ago=4.0))
-    assert shown[0] == "the store answers in 1.2 ms"
+    assert shown[0] == "the store answers in 1.2 ms; q quits"
     assert shown[1] == "run job: complete: round 7 stands with 3 nodes"
     assert "3 members, 1 waiting, 1 missing" in shown[3]
     at = shown.index("    missing  bad-000: lost 7 s ago: its process ended")
     assert shown[at + 1] == "    waiting  new"
-    assert [line.split()[2] for line in shown[at + 2 : at + 5]] == ["gpu-00000", "gpu-00001", "gpu-00002"]
-    assert shown[-1] == "q quit"
+    assert [line.split()[2] for line in shown[at + 2 :]] == ["gpu-00000", "gpu-00001", "gpu-00002"]
 
 
 def test_of_ten_thousand_members_the_first_are_shown_and_missing_ones_stay_in_sight() -> None:
-    shown = texts(Frame(status=status_of(10_000, missing=300)), width=100, height=30)
-    assert len(shown) == 30
-    assert any(line.strip().startswith("missing  bad-000") for line in shown)
-    named = sum(line.strip().startswith("missing") for line in shown)
-    assert f"             and {300 - named} more that are missing, refused or wait" in shown, "those nobody names, too"
-    members = [line.split()[2] for line in shown if line.startswith("  rank")]
-    assert members == [f"gpu-{rank:05}" for rank in range(len(members))]
-    assert shown[-1] == f"and {10_000 - len(members):,} more members; q quit"
+    shown = texts(Frame(status=status_of(10_000, missing=300)), height=30)
+    assert sum(line.strip().startswith("missing") for line in shown) == 15
+    assert "             and 285 more that are missing, refused or wait" in shown, "those nobody names, too"
+    assert len([line for line in shown if line.startswith("  rank")]) == 30
 
 
 def test_a_store_that_is_gone_is_said_first_and_meant_to_alarm() -> None:
-    lines = draw(Frame(status=status_of(1), silent_for=2.0), width=120, height=24)
+    lines = draw(Frame(status=status_of(1), silent_for=2.0), height=24)
     assert lines[0].text == "the store has not answered for 2 s; what follows is as it was before"
     assert lines[0].meant == "bad"
 
 
-def test_in_a_narrow_window_who_is_missing_and_why_is_not_cut_off() -> None:
-    lines = draw(Frame(status=status_of(10_000, missing=2)), width=40, height=24)
-    shown = [line.text for line in lines]
-    at = shown.index("    missing  bad-000: lost 3 s ago: its")
-    assert shown[at + 1] == "      process ended"
-    assert [line.meant for line in lines[at : at + 4]] == ["bad"] * 4
-    assert shown[-1].endswith("more members; q quit")
-
-
-def test_a_narrow_and_low_window_gets_what_fits() -> None:
-    for width, height in ((20, 6), (1, 1), (375, 3)):
-        lines = draw(Frame(status=status_of(500, missing=70)), width=width, height=height)
-        assert len(lines) <= max(height, 6)
-        assert all(len(line.text) <= width for line in lines)
-
-
 def test_hostile_names_cannot_drive_the_terminal() -> None:
-    status = status_of(1, waiting=("\x1b[2Jgone",))
-    assert any("\\x1b[2Jgone" in line for line in texts(Frame(status=status)))
-    assert not any("\x1b" in line for line in texts(Frame(status=status)))
+    shown = texts(Frame(status=status_of(1, waiting=("\x1b[2Jgone",))))
+    assert any("\\x1b[2Jgone" in line for line in shown)
+    assert not any("\x1b" in line for line in shown)

@@ -25,31 +25,45 @@ from tests.support.launched import FAIL, SUCCEED, TWO, TWO_OR_THREE, node, place
 from tests.support.processes import free_port, start_python
 from tests.support.runs import VirtualRun
 
+
+async def written(server: str, name: str) -> bytes:
+    """Wait until the members of a round have this among what they share; its value."""
+    async with store.connect(server) as client, client.watch("/rdzv/job/store/", snapshot=True) as watch:
+        async for event in watch:
+            if event.key.endswith(name):
+                return event.value or b""
+    raise AssertionError("the watch has ended")
+
+
 # ------------------------------------------------------------------------------------------ rounds and success
 
 
 async def test_processes_are_told_their_places_and_the_run_is_closed_once_all_have_succeeded(server: str) -> None:
     url = f"{server}/job?{TWO}&rank_order=name"
     async with node(url, "a", "--nproc", "2") as a, node(url, "b") as b, rdzv.connect(f"{server}/job") as observer:
-        first, second, third = sorted(
-            [await started(a), await started(a), await started(b)], key=lambda process: int(process["RANK"])
+        told = sorted([await started(a), await started(a), await started(b)], key=lambda process: int(process["RANK"]))
+        names = (
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+            "LOCAL_WORLD_SIZE",
+            "GROUP_RANK",
+            "GROUP_WORLD_SIZE",
+            "MASTER_ADDR",
         )
-        assert places(first, second, third) == [("0", "0", "3"), ("0", "1", "3"), ("0", "2", "3")]
-        assert [process["LOCAL_RANK"] for process in (first, second, third)] == ["0", "1", "0"]
-        assert [process["LOCAL_WORLD_SIZE"] for process in (first, second, third)] == ["2", "2", "1"]
-        assert [process["GROUP_RANK"] for process in (first, second, third)] == ["0", "0", "1"]
-        assert {process["GROUP_WORLD_SIZE"] for process in (first, second, third)} == {"2"}
-        assert {process["MASTER_ADDR"] for process in (first, second, third)} == {"127.0.0.1"}
-        assert len({process["MASTER_PORT"] for process in (first, second, third)}) == 1
-        assert {(process["RDZV_RUN_ID"], process["RDZV_RESTARTS"]) for process in (first, second)} == {("job", "0")}
+        assert [tuple(process[name] for name in names) for process in told] == [
+            ("0", "3", "0", "2", "0", "2", "127.0.0.1"),
+            ("1", "3", "1", "2", "0", "2", "127.0.0.1"),
+            ("2", "3", "0", "1", "1", "2", "127.0.0.1"),
+        ]
+        assert {(one["RDZV_RUN_ID"], one["RDZV_ROUND"], one["RDZV_RESTARTS"]) for one in told} == {("job", "0", "0")}
+        assert len({process["MASTER_PORT"] for process in told}) == 1
+        first, second, third = told
         assert third["RDZV_URL"] == f"{url}&node_id=b"
 
         tell(first, SUCCEED)
         tell(third, SUCCEED)
-        async with store.connect(server) as client, client.watch("/rdzv/job/store/", snapshot=True) as watch:
-            async for event in watch:
-                if event.key.endswith("rdzv.run/succeeded"):
-                    break  # b has counted itself, and waits for a's other process
+        await written(server, "rdzv.run/succeeded")  # b has counted itself, and waits for a's other process
         assert not await observer.is_closed()
         tell(second, SUCCEED)
         assert await a.wait() == 0
@@ -91,18 +105,10 @@ async def test_the_other_nodes_are_told_at_once_how_a_process_has_ended(server: 
 
 async def test_who_fails_after_another_has_failed_is_not_to_blame(server: str) -> None:
     url = f"{server}/job?{TWO}"
-    async with (
-        node(url, "a", "--max-restarts", "1") as a,
-        node(url, "b") as b,
-        store.connect(server) as client,
-        client.watch("/rdzv/job/store/", snapshot=True) as watch,
-    ):
+    async with node(url, "a", "--max-restarts", "1") as a, node(url, "b") as b:
         first, second = await started(a), await started(b)
         tell(first, FAIL)
-        async for event in watch:
-            if event.key.endswith("rdzv/ended_by"):
-                assert event.value.decode() == f"a\nrank {first['RANK']} exited with status 3"
-                break
+        assert await written(server, "rdzv/ended_by") == f"a\nrank {first['RANK']} exited with status 3".encode()
         tell(second, FAIL)
         assert (await started(a))["RDZV_RESTARTS"] == "1"
         assert (await started(b))["RDZV_RESTARTS"] == "1", "it is the run's count"
@@ -160,10 +166,7 @@ async def test_if_the_last_to_succeed_dies_before_closing_whoever_is_told_of_it_
             process = await started(a)
             assert process["WORLD_SIZE"] == "2"
             tell(process, SUCCEED)
-            async with store.connect(server) as client, client.watch("/rdzv/job/store/", snapshot=True) as watch:
-                async for event in watch:
-                    if event.key.endswith("rdzv.run/succeeded"):
-                        break
+            await written(server, "rdzv.run/succeeded")
             assert await info.store.add("rdzv.run/succeeded", 1) == 2
         assert await a.wait() == 0
         async with rdzv.connect(f"{server}/job") as observer:
@@ -186,27 +189,18 @@ async def test_a_spare_that_is_not_needed_ends_with_0_and_who_comes_after_the_en
     assert c.output[-1] == f"rdzv run: run job is closed by a: {SUCCEEDED}"
 
 
-async def test_a_run_closed_for_another_reason_stops_the_command_and_ends_as_closed(server: str) -> None:
-    url = f"{server}/job?min_nodes=1"
-    async with node(url, "a") as a, rdzv.connect(f"{server}/job", node_id="boss") as observer:
-        await started(a)
-        await observer.set_closed("enough")
-        assert await a.wait() == 122
-    assert "[0] asked to end by SIGTERM" in a.output
-    assert a.output[-2].startswith("rdzv run: job: ")
-    assert a.output[-1] == "rdzv run: run job is closed by boss: enough; the command was stopped"
-
-
-async def test_r6_when_the_run_is_closed_processes_that_hang_are_ended_too_within_the_grace(server: str) -> None:
+async def test_r6_a_run_closed_for_another_reason_ends_as_closed_also_where_processes_hang(server: str) -> None:
     url = f"{server}/job?min_nodes=2"
     hangs = node(url, "b", "--grace", "0.2", "--no-prefix", does=("stubborn",))
     async with node(url, "a") as a, hangs as b, rdzv.connect(f"{server}/job", node_id="boss") as observer:
         await started(a)
         await started(b)
         await observer.set_closed("enough")
-        assert await a.wait() == 122
-        assert await b.wait() == 122
-    assert "closed by boss: enough; the command was stopped" in b.output[-1]
+        assert [await a.wait(), await b.wait()] == [122, 122]
+    assert any("asked to end by SIGTERM" in line for line in a.output)
+    assert a.output[-2].startswith("rdzv run: job: "), "what it has cost"
+    for each in (a, b):
+        assert each.output[-1] == "rdzv run: run job is closed by boss: enough; the command was stopped"
 
 
 # ------------------------------------------------------------------------------------------ statuses, and what is said
@@ -441,16 +435,24 @@ async def test_a_process_that_gives_up_ends_the_run_on_every_node_with_its_statu
         assert any("says not to go on" in line for line in b.output), b.written()
 
 
-async def test_a_signal_of_ones_choice_lets_a_node_leave_in_good_order(server: str) -> None:
+@pytest.mark.parametrize("by_signal", [True, False], ids=["signal", "command"])
+async def test_a_node_that_is_to_leave_does_in_good_order_and_the_others_meet_again(
+    server: str, by_signal: bool
+) -> None:
     url = f"{server}/job?min_nodes=1&max_nodes=2&last_call_timeout=30"
     async with node(url, "a") as a, node(url, "b", "--drain-on", "TERM") as b:
         await started(a)
         await started(b)
-        os.kill(b.pid, signal.SIGTERM)
+        if by_signal:
+            os.kill(b.pid, signal.SIGTERM)
+        else:
+            async with start_python("-m", "rdzv", "drain", f"{server}/job", "b", "--reason", "maintenance") as drain:
+                assert await drain.wait(timeout=20) == 0, drain.written()
         assert await b.wait(timeout=30) == 0, "it has left, and has not been killed by the signal"
         again = await started(a)
         assert (again["WORLD_SIZE"], again["RDZV_RESTARTS"]) == ("1", "0"), "nobody's restart is counted"
-        assert any("b to leave: SIGTERM came; meeting again" in line for line in a.output), a.written()
+        why = "SIGTERM came" if by_signal else "maintenance"
+        assert any(f"b to leave: {why}; meeting again" in line for line in a.output), a.written()
         tell(again, SUCCEED)
         assert await a.wait(timeout=20) == 0
 
@@ -507,18 +509,3 @@ async def test_a_run_that_is_made_smaller_keeps_as_many_nodes_and_the_others_wai
         assert await stays.wait(timeout=30) == 0
         assert "to leave" not in stays.written(), "nobody stops for a spare"
         assert any("resized to at most 1: cost; meeting again" in line for line in (*a.output, *b.output))
-
-
-async def test_a_node_that_is_to_leave_does_and_the_others_meet_again_without_it(server: str) -> None:
-    url = f"{server}/job?min_nodes=1&max_nodes=2&last_call_timeout=0.5"
-    async with node(url, "a") as a, node(url, "b") as b:
-        await started(a)
-        await started(b)
-        async with start_python("-m", "rdzv", "drain", f"{server}/job", "b", "--reason", "maintenance") as drain:
-            assert await drain.wait(timeout=20) == 0, drain.written()
-        assert await b.wait(timeout=30) == 0
-        assert any("b to leave: maintenance" in line for line in b.output)
-        again = await started(a)
-        assert again["WORLD_SIZE"] == "1"
-        tell(again, SUCCEED)
-        assert await a.wait(timeout=20) == 0
