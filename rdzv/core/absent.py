@@ -27,13 +27,21 @@ NEVER_SEEN: Final = "never seen"
 
 
 class Missing(Record, kw_only=True):
-    """A node that is not here."""
+    """A node that is not here.
 
-    node_id: str  # what it is called
-    how: str  # "lost", "left", or "never seen"
-    ago: float | None = None  # seconds since it was lost or left; None if nobody knows
-    address: str = ""  # where it was, if that is known
-    why: str = ""  # why it was lost or left, in words, if that is known
+    Attributes:
+        node_id: What it is called.
+        how: "lost", "left", or "never seen".
+        ago: Seconds since it was lost or left; None if nobody knows.
+        address: Where it was, if that is known.
+        why: Why it was lost or left, in words, if that is known.
+    """
+
+    node_id: str
+    how: str
+    ago: float | None = None
+    address: str = ""
+    why: str = ""
 
     def where(self) -> str:
         """Return where it was, if that is known and is not its name: " at 10.0.0.3"."""

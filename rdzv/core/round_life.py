@@ -52,11 +52,17 @@ class EndKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """Why a round is over for a member."""
+    """Why a round is over for a member.
 
-    kind: EndKind  # see `EndKind`
-    reason: str  # in words
-    node_ids: tuple[str, ...] = ()  # who has gone, as far as they are named
+    Attributes:
+        kind: See `EndKind`.
+        reason: In words.
+        node_ids: Who has gone, as far as they are named.
+    """
+
+    kind: EndKind
+    reason: str
+    node_ids: tuple[str, ...] = ()
 
     @property
     def others_have_gone(self) -> bool:

@@ -153,18 +153,26 @@ def ban_among(bans: Mapping[str, Ban], node_id: str, attributes: Mapping[str, st
 
 
 class Ban(Stored, kw_only=True):
-    """A node may not join."""
+    """A node may not join.
+
+    Attributes:
+        reason: As given by whoever banned it, perhaps empty.
+        by: Who did.
+        now: Whether it was put out of its round at once, rather than kept out of the next one.
+        lasts: Seconds from when it was written; then it ends by itself. None: it lasts until it is lifted.
+        left: How many of these are left, in a status.
+        where: The attribute and value, "rack=17", that it is a ban of; empty if it is one of a single node.
+    """
 
     called = "a ban"
     outside: ClassVar[tuple[str, ...]] = ("left",)
 
-    reason: str  # as given by whoever banned it, perhaps empty
-    by: str = ""  # who did
-    now: bool = False  # whether it was put out of its round at once, rather than kept out of the next one
-    # Seconds from when it was written; then it ends by itself. None: it lasts until it is lifted.
+    reason: str
+    by: str = ""
+    now: bool = False
     lasts: float | None = None
-    left: float | None = None  # how many of these are left, in a status
-    where: str = ""  # the attribute and value, "rack=17", that it is a ban of; empty if it is one of a single node
+    left: float | None = None
+    where: str = ""
 
     def __str__(self) -> str:
         by = (f", as all nodes with {self.where}," if self.where else "") + (f" by {self.by}" if self.by else "")
