@@ -128,16 +128,6 @@ async def test_the_roster_of_large_payloads_is_written_in_several_transactions()
     assert max(sizes) <= 1024 * 1024
 
 
-async def test_a_foreign_key_among_the_rounds_is_left_alone() -> None:
-    """It had kept every node from coordinating."""
-    async with VirtualRun(min_nodes=2, join_timeout=20) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await a.status()
-        await run.clients["a"].call(Put("/rdzv/job/rounds/x", b"mine"))
-        assert_one_round(await run.meet(a, b))
-        assert run.keys("rounds/x") == [""]
-
-
 async def test_what_a_dead_coordinator_left_is_cleared_away_by_the_next() -> None:
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=2) as run:
         a, b, c = (run.handler(name) for name in "abc")

@@ -12,7 +12,6 @@ import pytest
 from rdzv.core.keys import Keys
 from rdzv.core.round import Round
 from rdzv.core.state import Closed, Head, Phase, Progress
-from rdzv.errors import RendezvousStateError
 from rdzv.node.follower import Follower
 from rdzv.node.wakeup import Wakeup
 from store import ConnectionLost, StoreTimeoutError
@@ -154,19 +153,6 @@ async def test_a_round_and_a_closing_learned_elsewhere_count_and_wake_listeners(
         follower.take_closing(Closed(reason="second"))
         assert await wakeup.sleep_until(anyio.current_time() + 1)
     assert follower.head.closed == CLOSED
-    await ended(task)
-
-
-async def test_a_round_that_cannot_be_read_is_told_until_it_can() -> None:
-    store = ScriptedStore()
-    follower, task = await following(store, [SYNCED])
-    store.say([put(KEYS.round, b"\xc1", 9), put(KEYS.progress, b"\x90", 9)])
-    await anyio.sleep(1)
-    with pytest.raises(RendezvousStateError):
-        raise follower.unreadable or LookupError
-    store.say([put(KEYS.round, ROUND.pack(), 10)])
-    await anyio.sleep(1)
-    assert (follower.unreadable, follower.error) == (None, None)
     await ended(task)
 
 

@@ -93,6 +93,7 @@ UNREADABLE = (
     "begun/a",
     "unfit/z",
     "history",
+    "rounds/x",
 )
 
 
