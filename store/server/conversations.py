@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 
     from store.engine.engine import Work
     from store.messages import Request, Response
-    from store.server.durability import Durability
-    from store.server.memory import Memory
     from store.server.peer import Peer
+    from store.server.peers import Peers
     from store.server.reception import Reception
 
 __all__ = ["Conversations"]
@@ -53,10 +52,8 @@ class Conversations:
     """All peers of a server, from the first byte of a request to the last of what it causes.
 
     Args:
-        peers: Everybody who was taken in, by number.
-        durability: The store, and what is to be written down before it is said.
-        memory: What all of them hold.
-        reception: Who is taken in, and hung up on.
+        peers: Everybody who was taken in; and the store, with what is to be written down before it is said.
+        reception: Who takes them in.
         clock: The server's.
         stopwatch: What tells how long turns take; the clock of a test may stand still meanwhile.
         figures: What `stats()` shows.
@@ -70,17 +67,15 @@ class Conversations:
 
     def __init__(
         self,
-        peers: dict[int, Peer],
+        peers: Peers,
         *,
-        durability: Durability,
-        memory: Memory,
         reception: Reception,
         clock: Callable[[], float],
         stopwatch: Callable[[], float],
         figures: Callable[[], dict[str, Any]],
     ) -> None:
-        self._durability = durability
-        self._memory = memory
+        self._peers = peers
+        self._durability = peers.durability
         self._reception = reception
         self._clock = clock
         self._stopwatch = stopwatch
@@ -88,9 +83,7 @@ class Conversations:
         self._slow_lines = RationedLog(clock)
         self._turns: Turns[Peer] = Turns()
         self._pass_comes = False
-        self.telling: Telling = Telling(
-            peers, durability=durability, memory=memory, stopwatch=stopwatch, have_pass=self._have_pass
-        )
+        self.telling: Telling = Telling(peers, stopwatch=stopwatch, have_pass=self._have_pass)
         self._slowed: dict[Peer, None] = {}  # peers that are not read until the disk has taken more
         self.buffer: memoryview[int] = memoryview(bytearray(RECEIVE_BYTES))
         self.bytes_in: int = 0
@@ -134,7 +127,7 @@ class Conversations:
             # The requests that are left lie in the buffer, which now stays theirs: others get a new one.
             self.buffer = memoryview(bytearray(RECEIVE_BYTES))
             peer.count_inbox(before + RECEIVE_BYTES, progress=True)
-        self._memory.make_room_in_inboxes(now)
+        self._peers.make_room_in_inboxes(now)
         if peer.connection.held_bytes > PIECE_BYTES and self._durability.behind and not peer.gone:
             peer.pause_reading()
             self._slowed[peer] = None
@@ -166,7 +159,7 @@ class Conversations:
                 return False
             response = self._apply(peer, asked, now, alone=True)
         except ProtocolError as error:
-            self._reception.hang_up(peer, Sorry("protocol", str(error)))
+            self._peers.hang_up(peer, Sorry("protocol", str(error)))
             return True
         finally:
             if self.telling.dirty:
@@ -188,9 +181,9 @@ class Conversations:
         try:
             self._take_turn(peer, began)
         except AuthenticationError as error:
-            self._reception.guessed_wrong(peer, Sorry("authentication", str(error)))
+            self._peers.hang_up(peer, Sorry("authentication", str(error)))
         except ProtocolError as error:
-            self._reception.hang_up(peer, Sorry("protocol", str(error)))
+            self._peers.hang_up(peer, Sorry("protocol", str(error)))
         finally:
             self.telling.flush()  # whatever happened: what was announced is told
             self._count_time(self._stopwatch() - began)

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
     from store.engine.leases import LeaseRecord
     from store.protocol.wire import Hello
-    from store.server.durability import Durability
-    from store.server.entry.table import Table
     from store.server.peer import Peer
+    from store.server.peers import Peers
 
 __all__ = ["Reception"]
 
@@ -36,9 +35,7 @@ class Reception:
     """Who is taken in, and who is not.
 
     Args:
-        peers: Everybody who was taken in, by number; it is kept here.
-        durability: The store.
-        table: All connections, of which these are some.
+        peers: Those who are, and their store.
         token: What clients must prove to know, if anything.
         clock: The server's.
 
@@ -49,18 +46,9 @@ class Reception:
         bytes_out: What was sent to those who have gone.
     """
 
-    def __init__(
-        self,
-        peers: dict[int, Peer],
-        durability: Durability,
-        table: Table,
-        *,
-        token: bytes | None,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, peers: Peers, *, token: bytes | None, clock: Callable[[], float]) -> None:
         self._peers = peers
-        self._durability = durability
-        self._table = table
+        self._by_id, self._durability, self._table = peers.by_id, peers.durability, peers.table
         self._token = token
         self._clock = clock
         self._refuses = False  # connections, since the last one that was taken in
@@ -73,7 +61,7 @@ class Reception:
 
     def _is_alone(self) -> bool:
         """Whether no client is connected but of this process; the first of the others answers it."""
-        return all(peer.is_of_ours for peer in self._peers.values())
+        return all(peer.is_of_ours for peer in self._by_id.values())
 
     def accepted(self, peer: Peer) -> None:
         """A connection was made."""
@@ -94,13 +82,13 @@ class Reception:
             peer.refuse(Sorry("limit", refusal))
             return
         self._refuses = False
-        self._peers[peer.id] = peer
+        self._by_id[peer.id] = peer
         self.empty.clear()
         within = engine.limits.handshake_timeout
         # An honest client on a busy machine is slow, too, and tries again.
-        is_mute = partial(self.hang_up, peer, Sorry("limit", f"no hello within {within:g} s (handshake_timeout)"))
+        why = Sorry("limit", f"no hello within {within:g} s (handshake_timeout)")
         table.came(peer, peer.address, cost=PEER_BYTES + (TLS_BYTES if peer.secure else 0))
-        table.expect(peer, within, is_mute, patiently=True)
+        table.expect(peer, within, partial(self._peers.hang_up, peer, why), patiently=True)
         peer.outbox.queue(peer.connection.greeting())
         peer.flush()
 
@@ -111,10 +99,10 @@ class Reception:
         self._durability.record()
         if opened is None:
             most = engine.limits.sessions_max
-            self.hang_up(peer, Sorry("limit", f"the server has {most} sessions (sessions_max): come again"))
+            self._peers.hang_up(peer, Sorry("limit", f"the server has {most} sessions (sessions_max): come again"))
             return None
         session, previous = opened
-        replaced = None if previous is None else self._peers.get(previous)
+        replaced = None if previous is None else self._by_id.get(previous)
         if log.isEnabledFor(logging.INFO):
             instead = "" if replaced is None else f": {replaced.name}, its connection until now, is given up"
             self._sessions.write(log, logging.INFO, "session %d comes from %s%s", session, peer.name, instead)
@@ -125,24 +113,9 @@ class Reception:
         self._table.proved(peer)
         return peer.connection.welcome(session=session, address=peer.address, revision=engine.revision)
 
-    def guessed_wrong(self, peer: Peer, sorry: Sorry) -> None:
-        """A peer has not proven what is wanted: it is told so, late if others of its address have guessed, too."""
-        wait = self._table.guessed_wrong(peer.address)
-        if not wait:
-            self.hang_up(peer, sorry)
-            return
-        peer.pause_reading()
-        self._table.expect(peer, wait, partial(self.hang_up, peer, sorry))
-
-    def hang_up(self, peer: Peer, sorry: Sorry) -> None:
-        """Cost a peer its connection, and nobody else anything (S7)."""
-        if not peer.gone:
-            self._table.turned_away("%s is disconnected: %s", peer.name, sorry.message)
-            peer.refuse(sorry)
-
     def lost(self, peer: Peer) -> None:
         """A connection has ended."""
-        if self._peers.pop(peer.id, None) is None:
+        if self._by_id.pop(peer.id, None) is None:
             return
         self._table.went(peer)
         self.bytes_out += peer.bytes_out
@@ -153,7 +126,7 @@ class Reception:
             self._sessions.write(log, logging.INFO, "%s", line)
         engine.disconnect(peer.id, now=self._clock(), how=peer.closing)
         self._durability.record()
-        if not self._peers:
+        if not self._by_id:
             self.empty.set()
         if self._is_alone():
             self.way_out.note()

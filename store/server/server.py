@@ -1,7 +1,7 @@
 """Shell: a store that is being served: what its parts are, what is done from time to time, and the way down.
 
 Who is taken in is for `reception` to say; what peers ask is carried out in `conversations`, and what they are told is
-in `telling`; what waits for the disk is in `durability`; what all of them may hold in `memory`. Leases lapse after the
+in `telling`; what waits for the disk is in `durability`; what all of them may hold in `peers`. Leases lapse after the
 sockets have been read once more, and what was read has had its turn: a keep-alive that has arrived always counts (S5).
 """
 
@@ -38,8 +38,8 @@ from store.server.entry.exposure import check_exposure, token_bytes
 from store.server.entry.table import Table
 from store.server.entry.tls import TlsLayer
 from store.server.log_lines import LimitWarnings
-from store.server.memory import Memory
 from store.server.peer import LEAVE_WITHIN, Peer
+from store.server.peers import Peers
 from store.server.reception import Reception
 
 if TYPE_CHECKING:
@@ -87,7 +87,6 @@ class Server:
         self._began = clock()
         self._secure = secure
         self._limits = engine.limits
-        self._peers: dict[int, Peer] = {}
         self._last_peer = 0
         self._limit_warnings = LimitWarnings()
         self._failure: BaseException | None = None
@@ -104,12 +103,10 @@ class Server:
             cut=self.abort,
             ended=self.timer_ended,
         )
-        self._memory = Memory(engine.limits, self._peers, self.durability, self.table)
-        self._reception = Reception(self._peers, self.durability, self.table, token=token, clock=clock)
+        self._peers = Peers(engine.limits, self.durability, self.table)
+        self._reception = Reception(self._peers, token=token, clock=clock)
         self.conversations: Conversations = Conversations(
             self._peers,
-            durability=self.durability,
-            memory=self._memory,
             reception=self._reception,
             clock=clock,
             stopwatch=stopwatch,
@@ -140,7 +137,7 @@ class Server:
     @property
     def connections(self) -> int:
         """How many clients are connected now."""
-        return len(self._peers)
+        return len(self._peers.by_id)
 
     def protocol(self, *, is_of_ours: bool = False) -> Peer:
         """A protocol object for a connection that has been accepted.
@@ -149,12 +146,11 @@ class Server:
             is_of_ours: It is of this very process, and keeps no server from ending.
         """
         self._last_peer += 1
-        memory = self._memory
         return Peer(
             self.conversations,
             self._last_peer,
-            outboxes=memory.outboxes,
-            inboxes=memory.inboxes,
+            outboxes=self._peers.outboxes,
+            inboxes=self._peers.inboxes,
             is_of_ours=is_of_ours,
         )
 
@@ -171,16 +167,16 @@ class Server:
             **dataclasses.asdict(self._limits),
             "connections_max": self.table.connections_max,
             "uptime": self._clock() - self._began,
-            "connections": len(self._peers),
+            "connections": len(self._peers.by_id),
             "strangers": self.table.strangers,
             "connections_refused": self.table.refused,
             "bytes_in": self.conversations.bytes_in,
-            "bytes_out": self._reception.bytes_out + sum(peer.bytes_out for peer in self._peers.values()),
-            "outbox_bytes": self._memory.outboxes.bytes,
-            "inbox_bytes": self._memory.inboxes.bytes,
+            "bytes_out": self._reception.bytes_out + sum(peer.bytes_out for peer in self._peers.by_id.values()),
+            "outbox_bytes": self._peers.outboxes.bytes,
+            "inbox_bytes": self._peers.inboxes.bytes,
             "journal_bytes": self.durability.unwritten.bytes,
             "connection_bytes": self.table.bytes,
-            "memory_bytes": self.engine.memory_bytes + self._memory.held_bytes,
+            "memory_bytes": self.engine.memory_bytes + self._peers.held_bytes,
             "commits": 0 if journal is None else journal.commits,
             "commit_seconds": 0.0 if journal is None else journal.commit_seconds,
         }
@@ -190,7 +186,7 @@ class Server:
 
     def restored(self, engine: Engine) -> None:
         """This store is served from now on: it is what is on disk."""
-        engine.count_elsewhere(lambda: self._memory.held_bytes)
+        engine.count_elsewhere(lambda: self._peers.held_bytes)
         engine.on_lapse = self._reception.lapsed
 
     # ------------------------------------------------------------------------------------------ time
@@ -204,7 +200,7 @@ class Server:
             now = self._clock()
             if self.engine.look(now=now):
                 await self._let_lapse()
-            self._memory.make_room_in_listings()
+            self._peers.make_room_in_listings()
             if now >= drop_at:
                 drop_at = now + self._limits.frame_timeout / 2
                 self._drop_the_silent(now)
@@ -241,9 +237,9 @@ class Server:
         """Disconnect peers that stopped in the middle of a frame."""
         silent_since = now - self._limits.frame_timeout
         why = f"half a frame and {self._limits.frame_timeout:g} s of silence (frame_timeout)"
-        for peer in list(self._peers.values()):
+        for peer in list(self._peers.by_id.values()):
             if peer.connection.held_bytes and peer.received_at < silent_since and not peer.reading_paused:
-                self._reception.hang_up(peer, Sorry("limit", why))
+                self._peers.hang_up(peer, Sorry("limit", why))
 
     def _warn_of_limits(self) -> None:
         """Log which limits are nearly reached, and by whom."""
@@ -257,7 +253,7 @@ class Server:
         self._reception.leaving = True
         with anyio.CancelScope(shield=True):
             await self.durability.stop()
-        for peer in list(self._peers.values()):
+        for peer in list(self._peers.by_id.values()):
             if peer.connection.greeted:
                 self.conversations.telling.say(peer, wire.encode_bye("the server is leaving"))
                 peer.close()
@@ -269,8 +265,7 @@ class Server:
 
     def abort(self) -> None:
         """Cut every connection that is left, at once."""
-        for peer in list(self._peers.values()):
-            peer.abort()
+        self._peers.abort()
 
     def timer_ended(self, timer: asyncio.Task[None]) -> None:
         """A timer ends only by a defect of ours. A store whose leases never lapse must not pass for one."""

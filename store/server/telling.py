@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from store.messages import Event
-    from store.server.durability import Durability
-    from store.server.memory import Memory
     from store.server.peer import Peer
+    from store.server.peers import Peers
 
 __all__ = ["Telling"]
 
@@ -44,9 +43,7 @@ class Telling:
     """What is still to be told, and to be written to sockets.
 
     Args:
-        peers: Everybody who was taken in, by number.
-        durability: The store, and what is to be written down before it is said.
-        memory: What all of them hold.
+        peers: Everybody who was taken in; and the store, with what is to be written down before it is said.
         stopwatch: What tells how long it takes.
         have_pass: Has a pass of the loop begin with more of what is to be told.
 
@@ -56,17 +53,14 @@ class Telling:
 
     def __init__(
         self,
-        peers: dict[int, Peer],
+        peers: Peers,
         *,
-        durability: Durability,
-        memory: Memory,
         stopwatch: Callable[[], float],
         have_pass: Callable[[], None],
     ) -> None:
         self._peers = peers
-        self._durability = durability
-        self._outbox_bytes_max = durability.engine.limits.outbox_bytes_max
-        self._memory = memory
+        self._durability = peers.durability
+        self._outbox_bytes_max = peers.durability.engine.limits.outbox_bytes_max
         self._stopwatch = stopwatch
         self._have_pass = have_pass
         # In order: who is still to be told, by number, what of a change; and how.
@@ -114,11 +108,11 @@ class Telling:
                     encoded = wire.encode_events(events)
                     if opening:
                         for peer_id, watch_id in watchers:
-                            self.say(self._peers[peer_id], *_frames(watch_id, encoded))
+                            self.say(self._peers.by_id[peer_id], *_frames(watch_id, encoded))
                     else:
                         self._announce(watchers, partial(self._tell, number, encoded, events))
                 case Overtaken(watcher=(peer_id, watch_id), revision=revision):
-                    self.say(self._peers[peer_id], wire.encode_lagged(watch_id, revision))
+                    self.say(self._peers.by_id[peer_id], wire.encode_lagged(watch_id, revision))
         if not self._announcements:
             self._ended.clear()
         if self._durability.engine.has_chores:
@@ -134,7 +128,7 @@ class Telling:
             self._have_pass()
             return
         for peer_id, what in items:
-            if (peer := self._peers.get(peer_id)) is not None:  # its watches may be there for a moment longer
+            if (peer := self._peers.by_id.get(peer_id)) is not None:  # its watches may be there for a moment longer
                 self._catch_up(peer)
                 tell(peer, what)
 
@@ -177,7 +171,7 @@ class Telling:
             left, tell = self._announcements[0]
             for _ in range(min(len(left), AT_ONCE)):
                 peer_id, items = left.popitem(last=False)
-                if (peer := self._peers.get(peer_id)) is not None:  # it may have gone meanwhile
+                if (peer := self._peers.by_id.get(peer_id)) is not None:  # it may have gone meanwhile
                     for what in items:
                         tell(peer, what)
             if not left:
@@ -255,11 +249,11 @@ class Telling:
             self._holding[peer] = None
             if peer.outbox.bytes > PIECE_BYTES or self._durability.behind:
                 peer.pause_reading()
-        memory = self._memory
-        if memory.outboxes.bytes > memory.outboxes_kept_back and memory.outboxes_hold_too_much:
+        peers = self._peers
+        if peers.outboxes.bytes > peers.outboxes_kept_back and peers.outboxes_hold_too_much:
             for reader in (*self.dirty, *self._later):
                 reader.flush()  # that may be all it takes
-            memory.make_room_in_outboxes()
+            peers.make_room_in_outboxes()
 
     def flush(self) -> None:
         """Write what this batch has queued, one write per peer."""

@@ -140,7 +140,7 @@ async def test_s10_calls_watches_and_leases_end_when_the_store_was_replaced(rest
 
 async def test_s10_a_write_under_way_when_the_store_was_replaced_is_in_doubt(restartable: Restartable) -> None:
     async with store.connect(restartable.server.url) as client:
-        restartable.server._peers[1].abort()  # the answer will not come
+        restartable.server._peers.by_id[1].abort()  # the answer will not come
         call = asyncio.create_task(client.put("a", b""))
         await asyncio.sleep(0)
         await restartable.replace()

@@ -76,7 +76,7 @@ class Timed:
         self._received, self._apply = conversations.received, conversations._apply
         self._arrived: dict[int, float] = {}
         self.waits: list[float] = []
-        self.peers = conversations.telling._peers
+        self.peers = conversations.telling._peers.by_id
         conversations.received = self.received  # type: ignore[method-assign]
         conversations._apply = self.apply  # type: ignore[method-assign]
 

@@ -19,7 +19,6 @@ import pytest
 import store
 from store import AuthenticationError, ConnectionLost, StoreUsageError
 from store.protocol.connection import ServerConnection
-from store.server.entry.table import LATE_ANSWER
 from tests.support.processes import Child, require, start_python
 from tests.support.proxy import Proxy
 
@@ -436,21 +435,17 @@ async def test_s8_uvloop_tells_the_same(certificates: Certificates, tmp_path: Pa
 async def test_s8_wrong_tokens_from_an_address_keep_nobody_out_who_has_the_right_one() -> None:
     """Eight a second from behind one address let 2 of 37 in who had the right one."""
     async with store.serve(token=TOKEN) as server:
-        for _ in range(1000):
-            server.table.guessed_wrong("127.0.0.1")
 
-        async def guess() -> float:
-            began = asyncio.get_running_loop().time()
+        async def guess() -> None:
             with pytest.raises(AuthenticationError):
                 async with store.connect(server.url, token="not the token, but as long", timeout=30.0):
                     raise AssertionError("it was let in")
-            return asyncio.get_running_loop().time() - began
 
-        guessing = [asyncio.create_task(guess()) for _ in range(8)]
+        guessing = [asyncio.create_task(guess()) for _ in range(100)]
         for _ in range(5):
             async with store.connect(server.url, token=TOKEN, timeout=30.0) as client:
                 assert await client.count("") == 0
-        assert min(await asyncio.gather(*guessing)) >= LATE_ANSWER * 0.9, "they are told, late"
+        await asyncio.gather(*guessing)
         assert server.figures()["strangers"] == 0
 
 

@@ -7,10 +7,8 @@ most of them; newcomers wait in the system's queue until then. Where those who d
 that, since their machines or this server are busy, all are given longer: whoever is turned away there comes again,
 which keeps everybody busier still.
 
-One address may have only so many connections. Loopback is exempt: whoever is on this machine has other means. Who gives
-a wrong token is told so at once, but after a hundred of them the next ones from its address are told late, and stand
-among the strangers meanwhile. Nobody is refused for what others of its address have given: behind one address there may
-be a whole office.
+One address may have only so many connections. Loopback is exempt: whoever is on this machine has other means. Nobody is
+refused for a wrong token that others of its address have given: behind one address there may be a whole office.
 
 What each connection takes is counted here, too, proven or not: thousands that do nothing take memory. One timer serves
 all of them: a timer of its own for each was one of the dearer parts of taking a thousand in at once.
@@ -42,10 +40,6 @@ YIELD_FACTOR = 3.0  # times what the slowest honest client has taken lately, if 
 YIELD_MOST = 8.0  # ... but at most so many seconds
 LATELY = 30.0  # seconds
 HELLO_FACTOR = 6  # times the handshake_timeout that a hello may take at most, where all take long
-GUESSES_AT_ONCE = 100.0  # wrong tokens of one address; a job of so many nodes on one host is told of each
-GUESSES_PER_SECOND = 1.0  # after that
-LATE_ANSWER = 1.0  # seconds after which who gives another one is told so
-ADDRESSES_MOST = 10_000  # of wrong guesses, that are remembered
 STRANGERS_LEAST = 16  # so many may stand there also where there is room for few
 BESIDE_SHARE = 4  # a flood of those who want a page or metrics takes no more than one part in so many of the room
 SOON = 0.001  # seconds; a timer for less than a clock can tell apart would go off for ever
@@ -102,7 +96,6 @@ class Table:
         self.raw: memoryview[int] = memoryview(bytearray(RAW_BYTES))
         self.plain: memoryview[int] = memoryview(bytearray(RAW_BYTES))
         self._connections: Counter[str] = Counter()
-        self._guesses: OrderedDict[str, tuple[float, float]] = OrderedDict()  # what is left, and as of when
         self._slowest = 0.0  # seconds that an honest client has taken ...
         self._slowest_at = -math.inf  # ... and when that was
         self._timer: asyncio.TimerHandle | None = None
@@ -188,16 +181,6 @@ class Table:
             f"{address} has {self._connections[address]} connections, the most that one address may have "
             f"(address_connections_max)"
         )
-
-    def guessed_wrong(self, address: str) -> float:
-        """A wrong token came from this address; in how many seconds it is to be told so."""
-        now = self.clock()
-        left, as_of = self._guesses.pop(address, (GUESSES_AT_ONCE, now))
-        left = min(left + (now - as_of) * GUESSES_PER_SECOND, GUESSES_AT_ONCE)
-        self._guesses[address] = max(left - 1.0, 0.0), now
-        if len(self._guesses) > ADDRESSES_MOST:
-            self._guesses.popitem(last=False)
-        return 0.0 if left >= 1.0 else LATE_ANSWER
 
     # ------------------------------------------------------------------------------------------ making room
 

@@ -28,7 +28,6 @@ from tests.support.facts import (
     saved_in,
     writing,
 )
-from tests.support.processes import start_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,35 +59,12 @@ def leave_behind(directory: Path, *, count: int = 50) -> None:
     os.wait()
 
 
-def test_what_a_killed_process_had_written_is_there(tmp_path: Path) -> None:
-    leave_behind(tmp_path)
-    assert (tmp_path / f"{FILE}-wal").stat().st_size > 0
-    saved = saved_in(tmp_path)
-    assert (saved.revision, len(saved.entries), len(saved.history), len(saved.leases)) == (50, 50, 50, 50)
-    assert [len(one.replies) for one in saved.sessions] == [1] * 50
-
-
 def test_a_second_server_is_refused_and_told_who_has_the_directory(tmp_path: Path) -> None:
     with writing(tmp_path) as journal:
         with pytest.raises(StoreUsageError, match=f"in use by another server .process {os.getpid()}."):
             Journal(tmp_path, new_id="other")
         journal.append(change(put(1, "k")))
     assert saved_in(tmp_path).revision == 1, "the first was not disturbed, and has let go"
-
-
-async def test_a_second_server_in_another_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
-    script = (
-        "import sys; from store.server.journal import Journal; j = Journal(sys.argv[1], new_id='id'); print('has it');"
-    )
-    async with start_python(
-        "-c", script + "sys.stdout.flush(); sys.stdin = open('/dev/null'); import time; time.sleep(60)", str(tmp_path)
-    ) as child:
-        await child.line("has it")
-        with pytest.raises(StoreUsageError, match=f"process {child.pid}"):
-            Journal(tmp_path, new_id="other")
-        child.kill()
-        await child.wait()
-        saved_in(tmp_path)
 
 
 def test_a_forked_child_does_not_keep_the_lock_and_disturbs_nothing(tmp_path: Path) -> None:

@@ -9,10 +9,6 @@ import pytest
 
 from store.limits import Limits
 from store.server.entry.table import (
-    ADDRESSES_MOST,
-    GUESSES_AT_ONCE,
-    GUESSES_PER_SECOND,
-    LATE_ANSWER,
     LATELY,
     YIELD_AFTER,
     YIELD_FACTOR,
@@ -112,23 +108,6 @@ def test_one_address_has_so_many_connections_and_loopback_any() -> None:
         assert scene.table.refusal(address) is None
     scene.table.went(there["10.0.0.1"][0])
     assert scene.table.refusal("10.0.0.1") is None
-
-
-def test_wrong_guesses_are_told_late_to_their_address_alone_and_nobody_is_refused_for_them() -> None:
-    scene = Scene()
-    at_once = 0
-    for step in range(10_000):  # 10 s of trying as quickly as can be
-        scene.now = step / 1000
-        at_once += not scene.table.guessed_wrong("10.0.0.1")
-    assert GUESSES_AT_ONCE <= at_once <= GUESSES_AT_ONCE + 10 * GUESSES_PER_SECOND
-    assert scene.table.guessed_wrong("10.0.0.1") == LATE_ANSWER
-    assert scene.table.guessed_wrong("10.0.0.2") == 0.0
-    assert scene.table.refusal("10.0.0.1") is None
-    scene.now = 12.0
-    assert scene.table.guessed_wrong("10.0.0.1") == 0.0
-    for number in range(ADDRESSES_MOST + 50):
-        scene.table.guessed_wrong(f"fd00::{number:x}")
-    assert len(scene.table._guesses) == ADDRESSES_MOST
 
 
 # ------------------------------------------------------------------------------------------------ in their own time

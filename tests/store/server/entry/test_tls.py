@@ -86,21 +86,6 @@ async def test_who_brings_no_handshake_is_turned_away_with_one_line(
         assert server.figures()["connections_refused"] == 1
 
 
-async def test_who_comes_and_goes_again_has_said_nothing_wrong(
-    contexts: tuple[ssl.SSLContext, ssl.SSLContext], caplog: pytest.LogCaptureFixture
-) -> None:
-    tls, client_tls = contexts
-    async with store.serve(tls=tls) as server:
-        for _ in range(50):
-            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-        async with store.connect(server.url, tls=client_tls) as client:
-            assert await client.put("a", b"") == 1
-    assert caplog.records == []
-
-
 @pytest.fixture
 def open_files() -> Iterator[None]:
     """No file is left open."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from store.limits import Limits
 from store.server.entry.table import Table
-from store.server.memory import Memory
 from store.server.outbox import Outbox, weight
+from store.server.peers import Peers
 
 if TYPE_CHECKING:
     from store.protocol.wire import Sorry
@@ -53,9 +53,9 @@ class Scene:
         self.engine = SimpleNamespace(memory_bytes=0, unread_bytes=0, slowest_reader=None)
         self.unwritten = SimpleNamespace(bytes=0)
         durability: Any = SimpleNamespace(engine=self.engine, unwritten=self.unwritten)
-        self.peers: dict[int, Any] = {}
         of_all = Limits(value_bytes_max=8 * KIB, history_bytes_max=KIB, **limits)
-        self.memory = Memory(of_all, self.peers, durability, Table(of_all, lambda: 0.0))
+        self.memory = Peers(of_all, durability, Table(of_all, lambda: 0.0))
+        self.peers: dict[int, Any] = cast("dict[int, Any]", self.memory.by_id)
         for number in range(3):
             self.peers[number] = FakePeer(f"peer {number}", self.memory.outboxes, self.memory.inboxes)
 

@@ -1,4 +1,4 @@
-"""Shell: what all connections of a server hold together, and who pays when it is too much (promise S6).
+"""Shell: all peers of a server, what they hold together, and who pays when it is too much (promise S6).
 
 A peer that reads too slowly fills only its own outbox. Past `outboxes_bytes_max`, which is for all of them together,
 who has most waiting is hung up on; its client comes back and resumes. So is, at the same limit, who has left a long
@@ -15,44 +15,55 @@ from store.protocol.wire import Sorry
 from store.server.outbox import Budget
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from store.limits import Limits
     from store.server.durability import Durability
     from store.server.entry.table import Table
     from store.server.peer import Peer
 
-__all__ = ["Memory"]
+__all__ = ["Peers"]
 
 
-class Memory:
-    """What all connections hold together.
+class Peers:
+    """All peers of a server, with what each room that deals with them asks for.
 
     Args:
         limits: What they may hold.
-        peers: All that have been taken in, by number.
         durability: The store, and what is held for the disk.
-        table: What they take whatever they do; and where it is counted who is hung up on.
+        table: All connections, of which these are some, and where it is counted who is hung up on.
 
     Attributes:
+        by_id: Those that have been taken in, by number.
+        durability: As given.
+        table: As given.
         outboxes: Counted by the peers, as they queue and send.
         inboxes: And as they receive.
     """
 
-    def __init__(self, limits: Limits, peers: Mapping[int, Peer], durability: Durability, table: Table) -> None:
+    def __init__(self, limits: Limits, durability: Durability, table: Table) -> None:
         self._limits = limits
-        self._peers = peers
-        self._durability = durability
-        self._table = table
+        self.by_id: dict[int, Peer] = {}
+        self.durability = durability
+        self.table = table
         self.outboxes: Budget = Budget()
         self.inboxes: Budget = Budget()
         # What is kept back for them is theirs, whatever else is held: a store that is full must still be read from.
         self.outboxes_kept_back: int = min(limits.outbox_bytes_max, limits.outboxes_bytes_max)
 
+    def hang_up(self, peer: Peer, sorry: Sorry) -> None:
+        """Cost a peer its connection, and nobody else anything (S7)."""
+        if not peer.gone:
+            self.table.turned_away("%s is disconnected: %s", peer.name, sorry.message)
+            peer.refuse(sorry)
+
+    def abort(self) -> None:
+        """Cut every connection, at once."""
+        for peer in list(self.by_id.values()):
+            peer.abort()
+
     @property
     def held_bytes(self) -> int:
         """What is held for connections and for the disk."""
-        return self.outboxes.bytes + self.inboxes.bytes + self._table.bytes + self._durability.unwritten.bytes
+        return self.outboxes.bytes + self.inboxes.bytes + self.table.bytes + self.durability.unwritten.bytes
 
     @property
     def outboxes_hold_too_much(self) -> bool:
@@ -69,7 +80,7 @@ class Memory:
             slowest = max(self._there, key=lambda peer: peer.outbox.bytes, default=None)
             if slowest is None:
                 return
-            self._table.turned_away(
+            self.table.turned_away(
                 "%s is hung up on: %d bytes wait in all outboxes, and %s; it reads slowest, and %d of them are its",
                 *(slowest.name, self.outboxes.bytes, limit, slowest.outbox.bytes),
             )
@@ -80,12 +91,12 @@ class Memory:
 
         It is looked at ten times a second: what is kept grows with others' writes, and not with what is told.
         """
-        engine = self._durability.engine
+        engine = self.durability.engine
         if not self._passed(engine.unread_bytes, "outboxes_bytes_max", self.outboxes_kept_back):
             return
-        peer = None if engine.slowest_reader is None else self._peers.get(engine.slowest_reader)
+        peer = None if engine.slowest_reader is None else self.by_id.get(engine.slowest_reader)
         if peer is not None and not peer.gone:
-            self._table.turned_away(
+            self.table.turned_away(
                 "%s is hung up on: %d bytes are kept for unread listings; its is oldest", peer.name, engine.unread_bytes
             )
             peer.abort()
@@ -98,17 +109,16 @@ class Memory:
                 f"{self.inboxes.bytes} bytes of unfinished requests wait in all inboxes, and {limit}; yours have cost "
                 f"most, and for longest"
             )
-            self._table.turned_away("%s is disconnected: %s", costliest.name, what)
-            costliest.refuse(Sorry("limit", what))
+            self.hang_up(costliest, Sorry("limit", what))
 
     @property
     def _there(self) -> list[Peer]:
-        return [peer for peer in self._peers.values() if not peer.gone]
+        return [peer for peer in self.by_id.values() if not peer.gone]
 
     def _passed(self, held: int, limit: str, kept_back: int) -> str | None:
         """Which limit is passed by what is held of one sort, in words: its own, or that of all memory."""
         if held > getattr(self._limits, limit):
             return f"{limit} is {getattr(self._limits, limit)}"
-        if held > kept_back and self._durability.engine.memory_bytes + self.held_bytes > self._limits.memory_bytes_max:
+        if held > kept_back and self.durability.engine.memory_bytes + self.held_bytes > self._limits.memory_bytes_max:
             return f"memory_bytes_max is {self._limits.memory_bytes_max}"
         return None
