@@ -129,11 +129,10 @@ class Door:
     async def _hand_over(self, sock: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(self._protocol, sock)
-        except OSError:
+        except BaseException as error:
             sock.close()
-        except BaseException:
-            sock.close()
-            raise
+            if not isinstance(error, OSError):
+                raise
 
 
 class WayOut:
