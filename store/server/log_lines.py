@@ -57,6 +57,8 @@ class RationedLog:
 
     def write(self, log: logging.Logger, level: int, line: str, *args: Any) -> None:
         """Write a line to this log, if there is one left; with it, how many there was none for before."""
+        if not log.isEnabledFor(level):
+            return
         now = self._clock()
         self._left = min(self._left + max(now - self._filled_at, 0.0) * PER_SECOND, float(AT_ONCE))
         self._filled_at = now

@@ -103,9 +103,8 @@ class Reception:
             return None
         session, previous = opened
         replaced = None if previous is None else self._by_id.get(previous)
-        if log.isEnabledFor(logging.INFO):
-            instead = "" if replaced is None else f": {replaced.name}, its connection until now, is given up"
-            self._sessions.write(log, logging.INFO, "session %d comes from %s%s", session, peer.name, instead)
+        instead = "" if replaced is None else f": {replaced.name}, its connection until now, is given up"
+        self._sessions.write(log, logging.INFO, "session %d comes from %s%s", session, peer.name, instead)
         if replaced is not None:
             # The client came back before its old connection was seen to end; it renews its leases on the new one. At
             # once: what waits there is for nobody, and a network that was cut would take it for half a minute more.
@@ -121,7 +120,7 @@ class Reception:
         self.bytes_out += peer.bytes_out
         engine = self._durability.engine
         session = engine.session_of(peer.id)
-        if session is not None and not self.leaving and log.isEnabledFor(logging.INFO):
+        if session is not None and not self.leaving:
             line = left_line(session, peer.name, peer.closing, engine.kept_by(peer.id))
             self._sessions.write(log, logging.INFO, "%s", line)
         engine.disconnect(peer.id, now=self._clock(), how=peer.closing)
@@ -133,5 +132,4 @@ class Reception:
 
     def lapsed(self, lease: LeaseRecord) -> None:
         """A lease has lapsed; its keys are still on it."""
-        if log.isEnabledFor(logging.INFO):
-            self._sessions.write(log, logging.INFO, "%s", lapsed_line(lease))
+        self._sessions.write(log, logging.INFO, "%s", lapsed_line(lease))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import struct
 from typing import TYPE_CHECKING, Any
@@ -82,22 +81,6 @@ async def test_a_flood_of_strangers_gets_no_more_lines_than_a_log_can_bear_and_i
         assert len(caplog.records) == 6
 
 
-@pytest.mark.virtual_time
-async def test_more_sessions_than_allowed_are_refused() -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network, limits=Limits(sessions_max=1, session_ttl=5.0)):
-        first = await introduce(network)
-        await first.answer(*first.ask(Put("a", b"")))
-        first.transport.abort()  # without a farewell: the session is kept, and the reply in it
-        await passes(1.0)
-        second = await dial(network)
-        await second.lost.wait()
-        assert isinstance(second.problem, LimitExceeded)
-        assert "sessions_max" in str(second.problem)
-        await passes(5.0)
-        await introduce(network)
-
-
 # ------------------------------------------------------------------------------------------------ leases
 
 
@@ -144,19 +127,6 @@ async def test_who_asks_without_end_and_renews_nothing_does_not_keep_its_lease_s
 
 
 # ------------------------------------------------------------------------------------------------ hanging up
-
-
-@pytest.mark.virtual_time
-async def test_a_peer_that_says_no_hello_in_time_is_disconnected(caplog: pytest.LogCaptureFixture) -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network, limits=Limits(handshake_timeout=3.0)) as server:
-        started = await passes()
-        peer = await dial(network, lambda: Peer(hello=False))
-        await peer.lost.wait()
-        assert await passes() - started == pytest.approx(3.0)
-        assert "no hello within 3 s" in str(peer.problem)
-        assert server.connections == 0
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
 @pytest.mark.virtual_time
@@ -250,20 +220,6 @@ async def test_a_client_in_mid_handshake_is_told_to_come_again_not_that_the_prot
 
 
 # ------------------------------------------------------------------------------------------------ what is counted
-
-
-@pytest.mark.virtual_time
-async def test_the_figures_count_what_there_is() -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network) as server, connect_in_memory(network) as client:
-        await client.put("a", b"1")
-        async with client.watch(""):
-            figures = await client.stats()
-        assert figures["store_id"] == server.store_id == client.store_id
-        assert (figures["connections"], figures["watches"], figures["keys"]) == (1, 1, 1)
-        assert figures["bytes_in"] > 50
-        assert figures["bytes_out"] > 50
-        assert server.url == "tcp://127.0.0.1:0"
 
 
 # ------------------------------------------------------------------------------------------------ serving
