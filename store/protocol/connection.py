@@ -244,32 +244,36 @@ class ClientConnection:
             LimitExceeded: The server has no room for this client, or none any more.
         """
         for body in self._reader.feed(data):
-            if self._greeting is None:
-                greeting = wire.decode_opening(body, Greeting)
-                yield self._answer_greeting(greeting)
-                if isinstance(greeting, Greeting) and greeting.token_wanted and self._token is None:
+            item = self._decode(body)
+            if isinstance(item, Reply):
+                whole = self._put_together(item)
+                if whole is None:
+                    continue
+                self._unanswered.pop(whole.request_id, None)
+                self._note_revision(whole.response)
+                yield whole
+            elif isinstance(item, Events):
+                if item.events:  # else there is nothing in it that we know
+                    self.seen_revision = max(self.seen_revision, item.events[-1].revision)
+                    yield item
+            elif isinstance(item, Sorry):
+                raise _refusal(item, self._name)
+            elif isinstance(item, Greeting):
+                yield self._answer_greeting(item)
+                if item.token_wanted and self._token is None:
                     # Said after a hello without proof, so that the server's log has a line that says the same.
                     raise AuthenticationError(
                         f"{self._name} wants a token, and none was given: pass token= or token_file="
                     )
-            elif self.welcomed is None:
-                yield self._take_welcome(wire.decode_opening(body, Welcome))
             else:
-                item = wire.decode_server_frame(body)
-                if isinstance(item, Sorry):
-                    raise _refusal(item, self._name)
-                if isinstance(item, Reply):
-                    whole = self._put_together(item)
-                    if whole is None:
-                        continue
-                    item = whole
-                    self._unanswered.pop(item.request_id, None)
-                    self._note_revision(item.response)
-                elif isinstance(item, Events):
-                    if not item.events:  # nothing in it that we know
-                        continue
-                    self.seen_revision = max(self.seen_revision, item.events[-1].revision)
-                yield item
+                yield self._take_welcome(item) if isinstance(item, Welcome) else item
+
+    def _decode(self, body: memoryview) -> Greeting | Welcome | Reply | Events | Lagged | Bye | Sorry:
+        if self.welcomed is not None:
+            return wire.decode_server_frame(body)
+        if self._greeting is not None:
+            return wire.decode_opening(body, Welcome)
+        return wire.decode_opening(body, Greeting)
 
     def only_answer(self, data: memoryview, item: InFlight) -> Response | None:
         """The answer to `item`, if these bytes are that alone; None if they are to be given to `receive`.
@@ -310,9 +314,7 @@ class ClientConnection:
             revision = entry.mod_revision
         self.seen_revision = max(self.seen_revision, revision)
 
-    def _answer_greeting(self, greeting: Greeting | Sorry) -> bytes:
-        if isinstance(greeting, Sorry):
-            raise _refusal(greeting, self._name)
+    def _answer_greeting(self, greeting: Greeting) -> bytes:
         version = min(greeting.version_max, wire.VERSION)
         if version < max(greeting.version_min, wire.VERSION_MIN):
             said = wire.other_version(greeting.version_min, greeting.version_max, server=True)
@@ -328,9 +330,7 @@ class ClientConnection:
         self._greeting, self._hello = greeting, hello
         return wire.encode_opening(hello)
 
-    def _take_welcome(self, welcome: Welcome | Sorry) -> Welcome:
-        if isinstance(welcome, Sorry):
-            raise _refusal(welcome, self._name)
+    def _take_welcome(self, welcome: Welcome) -> Welcome:
         assert self._greeting is not None
         assert self._hello is not None
         if self._token is not None and not hmac.compare_digest(
