@@ -174,8 +174,7 @@ class Engine:
             The number of its session, and the peer that had it until now and should be closed; None if there are too
             many sessions.
         """
-        self._expire_sessions(now)
-        self._note_forgotten(self._sessions.make_way(session_id))
+        self._note_forgotten(self._sessions.expire(now) + self._sessions.make_way(session_id))
         made = self._sessions.made
         opened = self._sessions.open(session_id, peer=peer)
         if opened is None:
@@ -207,9 +206,6 @@ class Engine:
                     self._changes.facts.forgotten(session.id)
             else:
                 self._sessions.close(session, peer=peer, now=now)
-
-    def _expire_sessions(self, now: float) -> None:
-        self._note_forgotten(self._sessions.expire(now))
 
     def _note_forgotten(self, forgotten: list[bytes]) -> None:
         if self._changes.facts is not None:
@@ -335,7 +331,7 @@ class Engine:
             if lease.keys:
                 self._leases.due_again(lease)
             self._announce()
-        self._expire_sessions(now)
+        self._note_forgotten(self._sessions.expire(now))
         return self._take_deliveries()
 
     def kept_by(self, peer: int) -> list[LeaseRecord]:
