@@ -12,7 +12,7 @@ from store.client.client import Client
 from store.errors import StoreUsageError
 from store.interface import DEFAULT_TIMEOUT
 from store.net.address import Address
-from store.net.dialing import dial
+from store.net.dialing import TcpDial
 
 if TYPE_CHECKING:
     import ssl
@@ -64,7 +64,7 @@ async def connect(
         return
     address = Address.parse(url)
     secret = token.encode() if isinstance(token, str) else token
-    async with Client(dial(address, tls), name=str(address), token=secret, timeout=timeout) as own:
+    async with Client(TcpDial(address, tls), name=str(address), token=secret, timeout=timeout) as own:
         yield own
 
 

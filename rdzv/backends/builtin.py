@@ -26,7 +26,7 @@ from rdzv.node.loops import NodeThread
 from rdzv.node.node import Node
 from store import Client
 from store.net.address import Address
-from store.net.dialing import dial
+from store.net.dialing import TcpDial
 
 if TYPE_CHECKING:
     import contextlib
@@ -166,7 +166,7 @@ class _WayToTcp:
     def client(self, connect_timeout: float = CALL_TIMEOUT, **options: Any) -> Client:
         """A client that is not connected yet."""
         return Client(
-            dial(self._address, self._credentials.client_tls()),
+            TcpDial(self._address, self._credentials.client_tls()),
             name=str(self._address),
             token=self._credentials.token,
             timeout=CALL_TIMEOUT,

@@ -24,7 +24,6 @@ __all__ = [
     "TcpDial",
     "TurnedAway",
     "describe",
-    "dial",
     "use_small_packets",
     "where",
 ]
@@ -69,11 +68,6 @@ class TcpDial:
             )
         except (ConnectionResetError, BrokenPipeError) as error:
             raise HungUp if context else error from None
-
-
-def dial(address: Address, tls: ssl.SSLContext | None) -> Dial:
-    """A way to connect to an address over TCP, with TLS if it asks for it."""
-    return TcpDial(address, tls)
 
 
 def where(dial: Dial) -> str:

@@ -17,7 +17,7 @@ import store
 from rdzv.testing.network import MemoryNetwork
 from store import Client, ConnectionLost, LimitExceeded, Server
 from store.net.address import Address
-from store.net.dialing import dial
+from store.net.dialing import TcpDial
 from store.server.journal import Journal
 from store.server.peer import LEAVE_WITHIN
 from tests.support.processes import start_python
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def client_of(server: Server, *, timeout: float) -> Client:
     """A client that may outlive its server."""
-    return Client(dial(Address.parse(server.url), None), name=server.url, timeout=timeout)
+    return Client(TcpDial(Address.parse(server.url), None), name=server.url, timeout=timeout)
 
 
 async def test_s9_clients_are_told_that_the_server_leaves_and_say_so() -> None:

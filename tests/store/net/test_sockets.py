@@ -17,7 +17,7 @@ import pytest
 import store
 from store.net import sockets
 from store.net.address import Address
-from store.net.dialing import dial
+from store.net.dialing import TcpDial
 from tests.support.processes import start_python
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ async def test_a_forked_child_holds_neither_the_port_nor_the_connections_of_a_se
 async def test_a_connection_that_is_given_up_at_any_moment_leaves_no_socket_behind() -> None:
     """asyncio's race between addresses forgot the one that had won, when it was cancelled at that very moment."""
     async with store.serve() as server:
-        dialling = dial(Address(host="127.0.0.1", port=server.port), None)
+        dialling = TcpDial(Address(host="127.0.0.1", port=server.port), None)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for turns in range(15):  # it takes about ten
