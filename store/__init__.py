@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         WatchCompacted,
     )
     from store.interface import BlockingLease, BlockingStore, BlockingWatch, Lease, Store, Watch
-    from store.keeping import BlockingKeptLease, KeptLease
+    from store.keeping import BlockingKeptLease, HeldLease
     from store.limits import Limits
     from store.messages import (
         Add,
@@ -66,7 +66,7 @@ else:
                 "UsedAfterFork WatchCompacted"
             ),
             "store.interface": "BlockingLease BlockingStore BlockingWatch Lease Store Watch",
-            "store.keeping": "BlockingKeptLease KeptLease",
+            "store.keeping": "BlockingKeptLease HeldLease",
             "store.limits": "Limits",
             "store.messages": (
                 "Add Append CompareAndSetResult Condition Create Delete Entry Event Get Grant KeyGroup Operation Put "
@@ -96,7 +96,7 @@ __all__ = [
     "Event",
     "Get",
     "Grant",
-    "KeptLease",
+    "HeldLease",
     "KeyGroup",
     "Lease",
     "LeaseNotFound",

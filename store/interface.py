@@ -30,10 +30,11 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from store.calls import BlockingCalls, BlockingLease, Calls, Lease, LeaseLike
-from store.keeping import BlockingKeptLease, Keeping, KeptLease
+from store.keeping import BlockingKeptLease, HeldLease, Keeping, kept_lease
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from contextlib import AbstractAsyncContextManager
     from types import TracebackType
     from typing import Self
 
@@ -127,11 +128,11 @@ class Store(Calls):
                 is lost over a long disconnection, a `reset` says so and a new snapshot follows.
         """
 
-    def kept_lease(self, ttl: float, *, disconnect_ttl: float | None = None) -> KeptLease:
+    def kept_lease(self, ttl: float, *, disconnect_ttl: float | None = None) -> AbstractAsyncContextManager[HeldLease]:
         """Return a lease that keeps itself for as long as `async with` lasts; its loss cancels the block."""
         if self._keeping is None:
             self._keeping = Keeping(self)
-        return KeptLease(self._keeping, ttl, disconnect_ttl)
+        return kept_lease(self._keeping, ttl, disconnect_ttl)
 
 
 class BlockingWatch(ABC):

@@ -1,9 +1,9 @@
-"""Shell: how a lease is kept in the caller's own loop: renewed in time, and known to be lost when it may be.
+"""Shell: how a lease is kept: renewed in time, and known to be lost when it may be.
 
 A lease is known to be ours until its TTL has passed since the *sending* of the last keep-alive that was acknowledged,
 on our own clock (promise R9). From then on it may be gone, whatever the network says later, and its holder is told.
 
-`KeptLease` and `BlockingKeptLease` are for who uses the store alone. A node of a run has its leases kept in a thread,
+`kept_lease` and `BlockingKeptLease` are for who uses the store alone. A node of a run has its leases kept in a thread,
 by the same `Keeping`.
 """
 
@@ -18,21 +18,30 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from store.calls import Lease
 from store.errors import LeaseNotFound, StoreError
 from store.messages import GONE_TTL
 from store.net.tasks import cancel_and_wait
 from store.net.threads import Flag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
     from types import TracebackType
     from typing import Self
 
-    from store.calls import BlockingCalls, Calls, Lease
+    from store.calls import BlockingCalls, Calls
 
     NoteOf = Callable[[bool], bytes]
 
-__all__ = ["RELEASE_WITHIN", "RENEWALS_PER_TTL", "BlockingKeptLease", "Keeping", "KeptLease", "renewed_if_old"]
+__all__ = [
+    "RELEASE_WITHIN",
+    "RENEWALS_PER_TTL",
+    "BlockingKeptLease",
+    "HeldLease",
+    "Keeping",
+    "kept_lease",
+    "renewed_if_old",
+]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -46,34 +55,31 @@ class Keeping:
     """The leases kept over one store client, in the loop that client lives in.
 
     Attributes:
+        store: The client.
         on_silence: Called when keep-alives have had no answer for `UNANSWERED`, with the moment of the first of them;
             and with None once there is an answer, or nothing is asked any more.
     """
 
     def __init__(self, store: Calls) -> None:
-        self._store = store
+        self.store = store
         self.on_silence: Callable[[float | None], None] | None = None
         self._silence: asyncio.TimerHandle | None = None  # while a keep-alive has no answer
-        self._tasks: dict[int, tuple[Lease, asyncio.Task[None]]] = {}
-        self._ours_until: dict[int, float] = {}  # by lease: when we may no longer believe in it
-        self._wanted = 0  # how often renewals were asked for
-        self._sleeping: set[asyncio.Future[None]] = set()  # the leases that wait until they are to be renewed
+        self._kept: set[HeldLease] = set()
         store.on_connection(self._connection_changed)
         store.bound_pauses(self._remaining)
 
     def _connection_changed(self, connected: bool) -> None:
-        if connected or self._store.failure is not None:
+        if connected or self.store.failure is not None:
             self.renew_now()
 
     def _remaining(self) -> float:
         """Seconds until the first lease may lapse; infinity if there is none."""
-        return min(self._ours_until.values(), default=math.inf) - self._store.time()
+        return min((lease.ours_until for lease in self._kept), default=math.inf) - self.store.time()
 
     def renew_now(self) -> None:
         """Renew all leases at once: there is something new to say with it."""
-        self._wanted += 1
-        for sleeping in list(self._sleeping):
-            _wake(sleeping)
+        for lease in self._kept:
+            lease.renew_now()
 
     async def hold(
         self,
@@ -82,102 +88,150 @@ class Keeping:
         gone_ttl: float | None,
         on_lapse: Callable[[str], None],
         note: NoteOf | None = None,
-    ) -> Lease:
-        """Grant a lease and keep it until it is released; `on_lapse` is told once why it must be taken for lost.
+    ) -> HeldLease:
+        """Grant a lease and keep it until it is released; the rest is as of `HeldLease.keep`."""
+        sent_at = self.store.time()
+        lease = await self.store.grant(ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl)
+        sent_at = await renewed_if_old(lease, sent_at, self.store.time)
+        held = HeldLease(self, id=lease.id, ttl=lease.ttl)
+        held.keep(sent_at=sent_at, on_lapse=on_lapse, note=note)
+        return held
 
-        `note` says what goes with a keep-alive, given whether the store was out of reach until then.
-        """
-        sent_at = self._store.time()
-        lease = await self._store.grant(ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl)
-        sent_at = await renewed_if_old(lease, sent_at, self._store.time)
-        self.adopt(lease, sent_at, on_lapse, note)
-        return lease
+    async def release_all(self) -> None:
+        """Release every lease, all at once: an unreachable store costs its time limit one time, not one per lease."""
+        await asyncio.gather(*(lease.release() for lease in self._kept))
 
-    def adopt(self, lease: Lease, sent_at: float, on_lapse: Callable[[str], None], note: NoteOf | None = None) -> None:
-        """Keep a lease from now on that was granted by what was sent at `sent_at`, as `hold` does."""
-        self._heard()
-        self._ours_until[lease.id] = sent_at + lease.ttl
-        task = asyncio.create_task(self._keep(lease, on_lapse, note), name=f"keep lease {lease.id}")
-        self._tasks[lease.id] = lease, task
+    # What its leases call.
 
-    async def _keep(self, lease: Lease, on_lapse: Callable[[str], None], note: NoteOf | None) -> None:
-        """Renew until it is lost."""
-        reason = ""
-        ours_until = self._ours_until[lease.id]
-        pause = (ours_until - self._store.time()) / RENEWALS_PER_TTL
-        while not reason:
-            # A new connection must say at once that it keeps the lease.
-            await self._sleep(min(pause, ours_until - self._store.time()))
-            sent_at, wanted = self._store.time(), self._wanted
-            if sent_at < ours_until:
-                try:
-                    since = sent_at - (ours_until - lease.ttl)  # the last one that was answered
-                    said = note(since > lease.ttl / RENEWALS_PER_TTL + LATE) if note is not None else b""
-                    self._expect_answer(sent_at)
-                    await lease.keep_alive(note=said, timeout=max(ours_until - sent_at, 0.001))
-                    self._heard()
-                    self._ours_until[lease.id] = ours_until = sent_at + lease.ttl
-                    # Reckoned from the sending: if the answer was long under way, a cut may have held it up, and
-                    # the next cut must find the lease as fresh as the first one did.
-                    pause = max(sent_at + lease.ttl / RENEWALS_PER_TTL - self._store.time(), 0.0)
-                    if self._wanted != wanted:  # while this one was under way, without what is to be said since
-                        pause = 0.0
-                except LeaseNotFound:
-                    self._heard()
-                    reason = LAPSED
-                except StoreError as error:
-                    log.debug("lease %d was not renewed: %s", lease.id, error)
-                    pause = retry_pause(lease.ttl)  # and again, still listening for a new connection
-                    reason = "" if self._store.failure is None else str(self._store.failure)
-            if not reason and self._store.time() >= ours_until:
-                reason = not_renewed(lease.ttl)
-        self._drop(lease.id)
-        on_lapse(reason)
+    def add(self, lease: HeldLease) -> None:
+        """Keep this one, too."""
+        self.heard()
+        self._kept.add(lease)
 
-    def _expect_answer(self, sent_at: float) -> None:
+    def drop(self, lease: HeldLease) -> bool:
+        """Keep it no more; return whether it was kept."""
+        was_kept = lease in self._kept
+        self._kept.discard(lease)
+        if not self._kept:
+            self.heard()
+        return was_kept
+
+    def expect_answer(self, sent_at: float) -> None:
+        """Note that a keep-alive was sent."""
         if self._silence is None and self.on_silence is not None:
             self._silence = asyncio.get_running_loop().call_later(UNANSWERED, self.on_silence, sent_at)
 
-    def _heard(self) -> None:
+    def heard(self) -> None:
+        """Note that the store has answered one."""
         if self._silence is not None:
             self._silence.cancel()
             self._silence = None
             if self.on_silence is not None:
                 self.on_silence(None)
 
+
+class HeldLease:
+    """A lease that is kept, or that a transaction is about to grant by this id: `keep` it once that is done.
+
+    Attributes:
+        id: The lease's id, to put keys on.
+        ttl: As granted, or as asked for, in seconds.
+        kept: Whether it is known to have been granted; it may have been lost since.
+        ours_until: When it may no longer be believed in, on the client's clock.
+        lost: Why it must be taken for lost, once it must.
+        task: What renews it.
+    """
+
+    def __init__(self, keeping: Keeping, *, id: int, ttl: float) -> None:
+        self._keeping = keeping
+        self._lease = Lease(keeping.store, id=id, ttl=ttl)
+        self.id: int = id
+        self.ttl: float = ttl
+        self.kept: bool = False
+        self.ours_until: float = 0.0
+        self.lost: str | None = None
+        self.task: asyncio.Task[None] | None = None
+        self._wanted = False  # whether it is to be renewed at once
+        self._sleeping: asyncio.Future[None] | None = None
+
+    def keep(self, *, sent_at: float, on_lapse: Callable[[str], None], note: NoteOf | None = None) -> None:
+        """Keep it until it is released: it has been granted by what was sent at `sent_at`.
+
+        Args:
+            sent_at: On the client's clock.
+            on_lapse: Told once why it must be taken for lost.
+            note: Says what goes with a keep-alive, given whether the store was out of reach until then.
+        """
+        assert not self.kept, "a lease is granted once"
+        self.kept = True
+        self.ours_until = sent_at + self.ttl
+        self._keeping.add(self)
+        self.task = asyncio.create_task(self._keep(on_lapse, note), name=f"keep lease {self.id}")
+
+    def renew_now(self) -> None:
+        """Renew it at once."""
+        self._wanted = True
+        if self._sleeping is not None:
+            _wake(self._sleeping)
+
+    async def _keep(self, on_lapse: Callable[[str], None], note: NoteOf | None) -> None:
+        """Renew until it is lost."""
+        keeping, now = self._keeping, self._keeping.store.time
+        renew_every = self.ttl / RENEWALS_PER_TTL
+        pause = (self.ours_until - now()) / RENEWALS_PER_TTL
+        while self.lost is None:
+            # A new connection must say at once that it keeps the lease.
+            await self._sleep(min(pause, self.ours_until - now()))
+            sent_at = now()
+            self._wanted = False
+            if sent_at < self.ours_until:
+                try:
+                    since = sent_at - (self.ours_until - self.ttl)  # the last one that was answered
+                    said = note(since > renew_every + LATE) if note is not None else b""
+                    keeping.expect_answer(sent_at)
+                    await self._lease.keep_alive(note=said, timeout=max(self.ours_until - sent_at, 0.001))
+                    keeping.heard()
+                    self.ours_until = sent_at + self.ttl
+                    # Reckoned from the sending: if the answer was long under way, a cut may have held it up, and
+                    # the next cut must find the lease as fresh as the first one did.
+                    pause = max(sent_at + renew_every - now(), 0.0)
+                    if self._wanted:  # while this one was under way, without what is to be said since
+                        pause = 0.0
+                except LeaseNotFound:
+                    keeping.heard()
+                    self.lost = LAPSED
+                except StoreError as error:
+                    log.debug("lease %d was not renewed: %s", self.id, error)
+                    pause = retry_pause(self.ttl)  # and again, still listening for a new connection
+                    self.lost = None if keeping.store.failure is None else str(keeping.store.failure)
+            if self.lost is None and now() >= self.ours_until:
+                self.lost = not_renewed(self.ttl)
+        keeping.drop(self)
+        on_lapse(self.lost)
+
+    def check(self) -> None:
+        """Raise `LeaseNotFound` if it must be taken for lost."""
+        _check(self.id, self.lost)
+
     async def _sleep(self, seconds: float) -> None:
         """Sleep for so long, or until `renew_now`. A scope of anyio's would cost as much as all else of a renewal."""
         loop = asyncio.get_running_loop()
-        sleeping: asyncio.Future[None] = loop.create_future()
-        timer = loop.call_later(max(seconds, 0.0), _wake, sleeping)
-        self._sleeping.add(sleeping)
+        self._sleeping = loop.create_future()
+        timer = loop.call_later(max(seconds, 0.0), _wake, self._sleeping)
         try:
-            await sleeping
+            await self._sleeping
         finally:
             timer.cancel()
-            self._sleeping.discard(sleeping)
+            self._sleeping = None
 
-    def _drop(self, lease_id: int) -> tuple[Lease | None, asyncio.Task[None] | None]:
-        """Keep a lease no more."""
-        self._ours_until.pop(lease_id, None)
-        dropped = self._tasks.pop(lease_id, (None, None))
-        if not self._tasks:
-            self._heard()
-        return dropped
-
-    async def release(self, lease_id: int) -> None:
-        """Stop keeping a lease and revoke it, within a short time."""
-        lease, task = self._drop(lease_id)
-        if lease is None or task is None:
-            return
+    async def release(self) -> None:
+        """Stop keeping it and revoke it, within a short time; also one whose grant nobody knows of."""
+        if self.kept and not self._keeping.drop(self):
+            return  # it is lost, or was released before
         with anyio.move_on_after(RELEASE_WITHIN, shield=True), contextlib.suppress(StoreError):
-            await cancel_and_wait(task)
-            self._ours_until.pop(lease_id, None)  # not before: a renewal may have been under way
-            await lease.revoke(timeout=RELEASE_WITHIN)
-
-    async def release_all(self) -> None:
-        """Release every lease, all at once: an unreachable store costs its time limit one time, not one per lease."""
-        await asyncio.gather(*map(self.release, list(self._tasks)))
+            if self.task is not None:
+                await cancel_and_wait(self.task)
+            await self._lease.revoke(timeout=RELEASE_WITHIN)
 
 
 async def renewed_if_old(lease: Lease, sent_at: float, time: Callable[[], float]) -> float:
@@ -209,62 +263,35 @@ def not_renewed(ttl: float) -> str:
     return f"its lease of {ttl:g} s could not be renewed in time"
 
 
+def _check(lease: int, lost: str | None) -> None:
+    if lost is not None:
+        raise LeaseNotFound(f"lease {lease} is lost: {lost}; what was held on it may be another's")
+
+
 def retry_pause(ttl: float) -> float:
     """Return the seconds after which a keep-alive that failed is tried again."""
     return min(0.1, ttl / 10)
 
 
-class KeptLease(contextlib.AbstractAsyncContextManager["KeptLease"]):
-    """A lease that is kept for as long as a block lasts, and revoked at its end: `Store.kept_lease` makes one.
+@contextlib.asynccontextmanager
+async def kept_lease(keeping: Keeping, ttl: float, disconnect_ttl: float | None) -> AsyncIterator[HeldLease]:
+    """Keep a lease for as long as a block lasts, and revoke it then.
 
     If the lease is lost, the block is cancelled and ends with `LeaseNotFound`: what it held is another's by then.
 
     The caller's event loop does the keeping. A caller that blocks the loop for longer than the TTL loses the lease.
-
-    Attributes:
-        id: The lease's id, to put keys on; known in the block.
-        ttl: Seconds, as granted.
-        lost: Why the lease must be taken for lost; None while it is held.
     """
-
-    id: int
-    ttl: float
-
-    def __init__(self, keeping: Keeping, ttl: float, disconnect_ttl: float | None) -> None:
-        self._keeping = keeping
-        self.ttl = ttl
-        self._disconnect_ttl = disconnect_ttl
-        self._scope = anyio.CancelScope()
-        self.lost: str | None = None
-
-    def check(self) -> None:
-        """Raise `LeaseNotFound` if the lease must be taken for lost."""
-        if self.lost is not None:
-            raise LeaseNotFound(f"lease {self.id} is lost: {self.lost}; what was held on it may be another's")
-
-    async def __aenter__(self) -> Self:
-        lease = await self._keeping.hold(self.ttl, self._disconnect_ttl, GONE_TTL, self._lapsed)
-        # No await from here on: a lease that is kept must be released.
-        self.id, self.ttl = lease.id, lease.ttl
-        self._scope.__enter__()
-        return self
-
-    def _lapsed(self, reason: str) -> None:
-        self.lost = reason
-        self._scope.cancel()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        cancelled_here = bool(self._scope.__exit__(kind, error, trace))
-        await self._keeping.release(self.id)
-        if kind is None or cancelled_here:
-            self.check()
-        return cancelled_here
+    with anyio.CancelScope() as scope:
+        lease = await keeping.hold(ttl, disconnect_ttl, GONE_TTL, lambda _: scope.cancel())
+        try:
+            yield lease
+        finally:
+            await lease.release()
+    lease.check()
 
 
 class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
-    """The blocking twin of `KeptLease`: a thread does the keeping, and nothing can cancel the block.
+    """The blocking twin of `kept_lease`: a thread does the keeping, and nothing can cancel the block.
 
     So a long block calls `check` before what counts, or puts the lease's key among the conditions of its writes. A
     block whose lease was lost ends with `LeaseNotFound`.
@@ -272,18 +299,16 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
     Attributes:
         id: The lease's id, to put keys on; known in the block.
         ttl: Seconds, as granted.
-        lost: Why the lease must be taken for lost; None while it is held.
     """
 
     id: int
-    ttl: float
 
     def __init__(self, store: BlockingCalls, ttl: float, disconnect_ttl: float | None) -> None:
         self._store = store
-        self.ttl = ttl
+        self.ttl: float = ttl
         self._disconnect_ttl = disconnect_ttl
-        self._released = Flag()
         self._lost: str | None = None
+        self._released = Flag()
         self._ours_until = 0.0
 
     @property
@@ -294,9 +319,8 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
         return self._lost
 
     def check(self) -> None:
-        """Raise `LeaseNotFound` if the lease must be taken for lost."""
-        if (lost := self.lost) is not None:
-            raise LeaseNotFound(f"lease {self.id} is lost: {lost}; what was held on it may be another's")
+        """Raise `LeaseNotFound` if it must be taken for lost."""
+        _check(self.id, self.lost)
 
     def __enter__(self) -> Self:
         sent_at = self._store.time()

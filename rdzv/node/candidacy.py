@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -27,10 +27,8 @@ from store.printable import escaping
 
 if TYPE_CHECKING:
     import asyncio
-    import random
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Sequence
 
-    from rdzv.core.decision import Decision
     from rdzv.node.link import Link
     from rdzv.node.part.state import Part
 
@@ -40,24 +38,16 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 class Candidacy:
-    """One node's readiness to coordinate its run; `apart` is where the rules' code runs, if it is the user's."""
+    """One node's readiness to coordinate its run."""
 
-    def __init__(
-        self,
-        link: Link,
-        part: Part,
-        *,
-        rng: random.Random,
-        apart: Callable[[Callable[[], Decision]], Coroutine[Any, Any, Decision]] | None = None,
-    ) -> None:
+    def __init__(self, link: Link, part: Part) -> None:
         self._link = link
         self._store = link.store
         self._part = part
         self._keys = part.keys
         self._node_id = part.node_id
         self._follower = link.follower
-        self._rng = rng
-        self._apart = apart
+        self._rng = part.rng
         self._running: asyncio.Task[None] | None = None  # for the role, or in it
         self._failed_with: str | None = None
         self._lost_terms = 0  # in a row, since their lease was over
@@ -182,7 +172,7 @@ class Candidacy:
                 if found is None:
                     found = await self._store.get_many(self._where_it_stands)
                 run_lease = await self._link.run_lease()
-                term = Term(self._link, role, self._part, run_lease=run_lease, apart=self._apart)
+                term = Term(self._link, role, self._part, run_lease=run_lease)
                 await term.lead(*found)  # type: ignore[arg-type]
             if not lost.cancel_called:
                 self._lost_terms = 0

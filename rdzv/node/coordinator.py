@@ -21,7 +21,7 @@ import logging
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -50,7 +50,7 @@ from store.net.tasks import cancel_and_wait
 from store.printable import escaping, without_durations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from rdzv.core.decision import Decision, Rules
     from rdzv.node.link import Link
@@ -79,23 +79,14 @@ class Term:
         role: The role, which this node has.
         part: What this node is in its run, and the settings that it goes by.
         run_lease: For all that is to outlive the term.
-        apart: Runs what may take its time, if the rules hold code of the user's.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        role: Role,
-        part: Part,
-        *,
-        run_lease: Lease,
-        apart: Callable[[Callable[[], Decision]], Coroutine[Any, Any, Decision]] | None,
-    ) -> None:
+    def __init__(self, link: Link, role: Role, part: Part, *, run_lease: Lease) -> None:
         self._store = link.store
         self._keys = part.keys
         self._agreed = part.agreed
         self._settings = part.settings
-        self._apart = apart
+        self._loop = part.loop
         self._follower = link.follower
         self._lease = role.lease  # of the role, and of nothing that should outlive it
         rules, told = self._agreed.rules, self._store.tells_causes
@@ -254,10 +245,10 @@ class Term:
             now=self._store.time(),
             drained=head.drains.keys(),
         )
-        if self._apart is None:
+        if not callable(self._settings.rank_order):
             return deciding_now()
         # Nobody touches the view meanwhile: events are taken in by this task.
-        deciding = asyncio.create_task(self._apart(deciding_now))
+        deciding = asyncio.create_task(self._loop.apart(deciding_now))
         try:
             done, _ = await asyncio.wait([deciding], timeout=ORDER_WITHIN)
             if not done:

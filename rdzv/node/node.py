@@ -109,7 +109,9 @@ class Node:
         self.node_id: str = settings.node_id or f"{socket.gethostname()}-{os.getpid()}-{rng.getrandbits(24):06x}"
         self.loop = loop
         self.listeners: Listeners = Listeners()
-        self.part: Part = Part(settings, self.keys, node_id=self.node_id, listeners=self.listeners, rng=rng, port=port)
+        self.part: Part = Part(
+            settings, self.keys, node_id=self.node_id, listeners=self.listeners, loop=loop, rng=rng, port=port
+        )
         self._leaving = Leaving(self.part)
         self._open_store = open_store
         self._rng = rng
@@ -275,44 +277,43 @@ class Node:
         link = await self.connect()
         while True:
             try:
-                joining = Joining(self.part, self._leaving, link, clock, loop=self.loop, rng=self._rng)
-                return await joining.join(examine)
+                return await Joining(self.part, self._leaving, link, clock).join(examine)
             except StoreReplaced as error:
                 # It asked for the next round, and asks for it there: above every round it knows (promise S10).
                 log.warning("run %s, node %s: %s; it joins the run in the new one", self.run_id, self.node_id, error)
-                await self._part_with(link, error)
+                lost: Exception = error
             except StoreEndingError as error:
                 log.warning("run %s, node %s: %s; it waits for the next one", self.run_id, self.node_id, error)
                 self.part.wait_for(f"{error}; waiting for the next one")
-                self.handed_on = True
-                await self._part_with(link, error)
+                self.handed_on, lost = True, error
             except StoreError as error:
                 raise self.connection_error(error) from error
             clock.set(suspended=False, now=anyio.current_time())
             with anyio.move_on_after(clock.left(anyio.current_time())) as limit:
-                link = await self._find_store()
+                link = await self._find_store(link, lost)
             if limit.cancelled_caught:
                 raise self.part.timeout(self._link)
 
-    async def _part_with(self, link: Link, error: Exception) -> None:
-        async with self._connecting:
-            if self._link is link:
-                await self._disconnect(error)
+    async def _find_store(self, link: Link, error: Exception) -> Link:
+        """Let go of a store that is of no more use, and return a link to the next.
 
-    async def _find_store(self) -> Link:
-        """A link to a store; after one that was ending to the next, which this node may start as at its first connect.
-
-        A run that is closed meanwhile is found to be so in the old one.
+        Where that was ending, this node may start the next one, as at its first connect. A run that is closed meanwhile
+        is found to be so in the old one.
         """
-        while self.handed_on:
-            await anyio.sleep(self._rng.uniform(*NEXT_STORE_EVERY))
+        while True:
+            async with self._connecting:
+                if self._link is link:
+                    await self._disconnect(error)
+            if self.handed_on:
+                await anyio.sleep(self._rng.uniform(*NEXT_STORE_EVERY))
             link = await self.connect()
             with contextlib.suppress(StoreError):
-                ending = await link.store.get(self.keys.ending)
-                self.handed_on = ending is not None and link.follower.head.closed is None
-            if self.handed_on:
-                await self._part_with(link, StoreEndingError("it is ending"))
-        return await self.connect()
+                if self.handed_on:
+                    ending = await link.store.get(self.keys.ending)
+                    self.handed_on = ending is not None and link.follower.head.closed is None
+            if not self.handed_on:
+                return link
+            error = StoreEndingError("it is ending")
 
     async def abandon(self, ticket: Ticket) -> None:
         """Undo the call of this ticket: whoever made it is gone, and no round is to hold a node that nobody heeds."""

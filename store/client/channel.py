@@ -253,10 +253,7 @@ class Channel:
             raise self._shared.fail(AuthenticationError(untrusted)) from None
         except ConnectionResetError as error:
             if error.errno == errno.ECONNRESET and not self.connection.met:
-                if secure:
-                    raise dialing.HungUp from None
-                if not met:
-                    raise dialing.LeftWithoutAWord from None
+                raise dialing.left_without_a_word(secure=secure, met=met) from None
             raise
         except _Expired:
             if not self.connection.met and not secure and not met:

@@ -21,7 +21,7 @@ import anyio
 
 from store import interface, messages
 from store.client.outcomes import out_of_time, settle, with_doubt
-from store.client.reconnecting import Link, Reconnecting
+from store.client.reconnecting import Reconnecting
 from store.errors import (
     ConnectionLost,
     StoreError,
@@ -236,10 +236,7 @@ class Client(Reconnecting, interface.Store):
         self._ended_by = timeout_name
         self.watching: dict[Watch, None] = {}  # every watch between its opening and its closing
         self.watches: dict[int, Watch] = {}  # those open at the server, by request id
-        self._parked: set[int] = set()  # the waits among the requests in flight: they may last, and hold up nobody
-        self._writable = True  # the socket takes more
         self._turns = asyncio.Lock()  # of callers who are held back: they come in the order in which they came
-        self._eased = asyncio.Event()  # there may be more room than there was
         self._out: list[bytes] = []
         self._flushing = False
         self._pid = os.getpid()
@@ -295,25 +292,8 @@ class Client(Reconnecting, interface.Store):
 
     def _disconnected(self) -> None:
         self._out.clear()
-        self._writable = True
-        self._eased.set()
         for watch in self.watching:
             watch.interrupted()
-
-    def may_write(self, link: Link, *, writable: bool) -> None:
-        """The socket takes no more, or takes more again; called by a connection."""
-        if link is self._link:
-            self._writable = writable
-            self._eased.set()
-
-    @property
-    def has_watches(self) -> bool:
-        """Whether any watch is open at the server."""
-        return bool(self.watches)
-
-    @property
-    def _awaits_answers(self) -> bool:
-        return len(self._connection.in_flight) > len(self._parked)
 
     def ask_ping(self) -> None:
         """Ask what any server answers at once, if it can be asked now."""

@@ -32,9 +32,8 @@ from store.net.absence import absence_told
 from store.net.dialing import (
     NEVER_ANSWERED,
     SAYS_NOTHING,
-    HungUp,
-    LeftWithoutAWord,
     describe,
+    left_without_a_word,
     use_small_packets,
     where,
 )
@@ -45,7 +44,7 @@ from store.protocol.connection import ClientConnection
 from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from store.net.dialing import Dial
 
@@ -166,12 +165,9 @@ class Link(asyncio.Protocol):
         """What it ended with."""
         error = self._error or ConnectionResetError()
         spoken = self._spoken.done() and self._spoken.result()
-        if not spoken and isinstance(error, ConnectionResetError):
-            if self.secure:
-                return HungUp()
-            if not self._owner.met:
-                return LeftWithoutAWord()
-        return error
+        if spoken or not isinstance(error, ConnectionResetError):
+            return error
+        return left_without_a_word(secure=self.secure, met=self._owner.met)
 
     @property
     def ends(self) -> tuple[str, str] | None:
@@ -213,7 +209,7 @@ class Link(asyncio.Protocol):
         late, self._timer = now - self._look_due, None
         buffered = 0 if self.transport is None else self.transport.get_write_buffer_size()
         owner = self._owner
-        line = Line(*outstanding(self._socket, buffered), welcomed=owner.connected, has_watches=owner.has_watches)
+        line = Line(*outstanding(self._socket, buffered), welcomed=owner.connected, has_watches=bool(owner.watches))
         say, until = self.pulse.look(now, line, late=late)
         if say is Say.PING:
             self._owner.ask_ping()
@@ -241,6 +237,8 @@ class Reconnecting(ABC):
         limits: Those that concern a client, by their names in `Limits`, as the store told.
     """
 
+    watches: Mapping[int, object]  # those open at the server, by request id
+
     def __init__(
         self,
         dial: Dial,
@@ -264,6 +262,9 @@ class Reconnecting(ABC):
         self._link: Link | None = None  # on which we converse ...
         self._previous: Link | None = None  # ... in place of this one, which is kept until we are welcomed (R20)
         self._trying: Link | None = None  # the newest, while nothing was heard on it
+        self._parked: set[int] = set()  # the waits among the requests in flight: they may last, and hold up nobody
+        self._writable = True  # the socket takes more
+        self._eased = asyncio.Event()  # there may be more room for requests than there was
         self._searches: set[asyncio.Task[Link]] = set()  # for a connection in place of a silent one
         self._attempt = 0  # how many have failed since the last welcome
         self._away_since = 0.0
@@ -288,23 +289,9 @@ class Reconnecting(ABC):
     def _disconnected(self) -> None:
         """The connection is gone."""
 
-    @property
-    @abstractmethod
-    def has_watches(self) -> bool:
-        """Whether any watch is open at the server."""
-
-    @property
-    @abstractmethod
-    def _awaits_answers(self) -> bool:
-        """Whether there is anything that the server should answer soon."""
-
     @abstractmethod
     def ask_ping(self) -> None:
         """Ask what any server answers at once, if it can be asked now."""
-
-    @abstractmethod
-    def may_write(self, link: Link, *, writable: bool) -> None:
-        """The socket takes no more, or takes more again."""
 
     # ------------------------------------------------------------------------------------------ life
 
@@ -492,7 +479,8 @@ class Reconnecting(ABC):
             self.last_problem = link.reason()
             welcomed, self._ready = self._ready, False
             self._drop_previous()
-            self._link = None
+            self._link, self._writable = None, True
+            self._eased.set()
             self._connection.disconnected()
             self._disconnected()
             if welcomed:
@@ -532,7 +520,13 @@ class Reconnecting(ABC):
             if not search.cancelled() and search.exception() is None:
                 search.result().abort()
 
-    # ------------------------------------------------------------------------------------------ bytes in
+    # ------------------------------------------------------------------------------------------ bytes
+
+    def may_write(self, link: Link, *, writable: bool) -> None:
+        """The socket takes no more, or takes more again; called by a connection."""
+        if link is self._link:
+            self._writable = writable
+            self._eased.set()
 
     def received(self, link: Link, data: bytes) -> None:
         """Bytes have come; called by a connection."""
@@ -560,7 +554,7 @@ class Reconnecting(ABC):
                 link.leave(str(error))
             else:
                 self.fail(error)
-        link.heard(expecting=not self._ready or self._awaits_answers)
+        link.heard(expecting=not self._ready or len(self._connection.in_flight) > len(self._parked))
         for search in self._searches:
             search.cancel()
 

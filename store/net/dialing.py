@@ -19,11 +19,10 @@ __all__ = [
     "NOBODY_LISTENS",
     "SAYS_NOTHING",
     "Dial",
-    "HungUp",
-    "LeftWithoutAWord",
     "TcpDial",
     "TurnedAway",
     "describe",
+    "left_without_a_word",
     "use_small_packets",
     "where",
 ]
@@ -98,6 +97,11 @@ class LeftWithoutAWord(HungUp):
     def __str__(self) -> str:
         """What may be the matter."""
         return "it closed the connection without a word; if it speaks TLS, write tcps://"
+
+
+def left_without_a_word(*, secure: bool, met: bool) -> ConnectionResetError:
+    """The error for a connection that was closed before the server said anything; `met`, if it ever has."""
+    return HungUp() if secure else ConnectionResetError() if met else LeftWithoutAWord()
 
 
 class TurnedAway(ConnectionRefusedError):

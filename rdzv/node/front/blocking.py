@@ -291,7 +291,8 @@ class BlockingChanges:
         async def leave() -> None:
             await self._changes.__aexit__(None, None, None)
 
-        self._call(leave())
+        with contextlib.suppress(RendezvousStateError):  # the handler is closed: nobody listens any more
+            self._call(leave())
 
     def __iter__(self) -> Self:
         return self

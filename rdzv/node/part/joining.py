@@ -35,12 +35,10 @@ from store.net.tasks import cancel_and_wait
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Awaitable, Callable, Collection
 
     from rdzv.membership import Membership
     from rdzv.node.link import Link
-    from rdzv.node.loops import NodeLoop
     from rdzv.node.part.leaving import Leaving
     from rdzv.node.part.state import Part
 
@@ -57,16 +55,12 @@ TRY_AGAIN_AFTER = 1.0  # seconds, or as soon as the connection is back
 class Joining:
     """Makes a node a member of the next round, for one call, and over one link to a store."""
 
-    def __init__(
-        self, part: Part, leaving: Leaving, link: Link, clock: JoinClock, *, loop: NodeLoop, rng: random.Random
-    ) -> None:
+    def __init__(self, part: Part, leaving: Leaving, link: Link, clock: JoinClock) -> None:
         self._part = part
         self._leaving = leaving
         self._link = link
         self._clock = clock
         self._recording = Recording(part, link, clock)
-        self._loop = loop
-        self._rng = rng
         self._me = self._new_me(was_member=False)
 
     def _new_me(self, *, was_member: bool, left_out: str = "") -> Me:
@@ -141,7 +135,7 @@ class Joining:
                 if not clock.left(now):
                     raise part.timeout(link) from error
                 if await link.in_reach_again(within=clock.left(now)):
-                    await anyio.sleep(min(self._rng.uniform(0, TRY_AGAIN_AFTER), clock.left(anyio.current_time())))
+                    await anyio.sleep(min(part.rng.uniform(0, TRY_AGAIN_AFTER), clock.left(anyio.current_time())))
 
     async def _arrive(self) -> None:
         """Arrive, within the join timeout: a store that does not answer does not suspend that."""
@@ -149,12 +143,11 @@ class Joining:
         self._clock.set(suspended=False, now=now)
         part.reason = "waiting for the store to take its arrival"
         with anyio.CancelScope(deadline=now + self._clock.left(now)):
-            async with self._loop.turn():
+            async with self._part.loop.turn():
                 self._me, role = await self._recording.write(self._me)
             # Only from now on: the run has accepted this node, and with it the settings by which it would decide.
             if link.resign is None:
-                apart = self._loop.apart if callable(part.settings.rank_order) else None
-                Candidacy(link, part, rng=self._rng, apart=apart).begin(role)
+                Candidacy(link, part).begin(role)
             link.keep_run()
             return
         raise part.timeout(link)
@@ -222,7 +215,7 @@ class Joining:
     async def _read_rank(self, round: Round) -> int | None:
         """Read which rank this node has in a round, if it is in it."""
         part, arrival = self._part, self._me.arrival
-        async with self._loop.turn():
+        async with self._part.loop.turn():
             member = await find_member(self._link.store, part.keys, round, node_id=part.node_id, arrival=arrival)
         return None if member is None else member.rank
 

@@ -26,8 +26,7 @@ from rdzv.node.part.role import Role
 from rdzv.node.part.stopwatch import Stopwatch
 from rdzv.node.wakeup import Wakeup
 from store import Create, Delete, Entry, Get, Grant, Lease, LeaseNotFound, LimitExceeded, Put, StoreError, when
-from store.client.keepalive import HeldLease
-from store.keeping import renewed_if_old
+from store.keeping import HeldLease, renewed_if_old
 from store.net.process import loopback_id
 from store.net.tasks import cancel_and_wait
 
@@ -116,7 +115,7 @@ class Recording:
         if part.arrival.lease is None:
             most = link.store.lease_ttl_max
             ttl = node_ttl(part.settings.ttl, round_trip=link.round_trip, lapses=part.lapses, most=most)
-            part.arrival.lease = HeldLease(link.store, link.keeping, id=link.choose_lease(), ttl=ttl)
+            part.arrival.lease = HeldLease(link.keeping, id=link.choose_lease(), ttl=ttl)
         return part.arrival.lease
 
     async def _send(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from store import Grant
-from store.client.keepalive import HeldLease
+from store.keeping import HeldLease
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
@@ -49,7 +49,7 @@ class Role:
         # A store that was away for so long must not cost the role as well.
         wanted = min(needed * 2.0 ** min(lost_terms, LOST_TERMS_MOST), TERM_MOST) + link.store.fail_over
         ttl = min(wanted, link.store.lease_ttl_max)
-        self.lease: HeldLease = HeldLease(link.store, link.keeping, id=link.choose_lease(), ttl=ttl)
+        self.lease: HeldLease = HeldLease(link.keeping, id=link.choose_lease(), ttl=ttl)
         self.grant: Grant = Grant(
             ttl=ttl,
             # The role outlives its holder's connection no longer than a member's lease, however slow the store was when

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from rdzv.core.round import Round
     from rdzv.core.state import Ban, Closed, Head, Leaving
     from rdzv.node.link import Link
+    from rdzv.node.loops import NodeLoop
     from rdzv.node.wakeup import Listeners
-    from store.client.keepalive import HeldLease
+    from store.keeping import HeldLease
 
 __all__ = ["NOT_WAITING", "Part"]
 
@@ -57,6 +58,8 @@ class Part:
         node_id: The node's name.
         incarnation: Random; another process of the same name is somebody else.
         listeners: Who is woken when any of this changes.
+        loop: Where the node lives.
+        rng: Spreads over time what many nodes do at once.
         port: Where the others would meet, were this node rank 0.
         arrival: Where the node's record stands.
         membership: The last round it was in; it says itself whether the node still is.
@@ -79,6 +82,7 @@ class Part:
         *,
         node_id: str,
         listeners: Listeners,
+        loop: NodeLoop,
         rng: random.Random,
         port: HeldPort | None = None,
     ) -> None:
@@ -89,6 +93,8 @@ class Part:
         self._agreed = Agreed(settings) if settings.can_join else None
         self.port: HeldPort = port or HeldPort(settings.master_port)
         self.listeners = listeners
+        self.loop = loop
+        self.rng = rng
         self.arrival: Arrival[HeldLease] = Arrival()
         self.membership: Membership | None = None
         self.known_round: int = -1

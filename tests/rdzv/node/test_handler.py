@@ -39,11 +39,12 @@ def now() -> float:
 
 async def lose_lease(run: VirtualRun, handler: Handler, by: str) -> None:
     """Somebody revokes a node's lease, and the node has heard of it."""
-    lease, link = handler.node.part.arrival.lease, await connected(handler)
+    await connected(handler)
+    lease = handler.node.part.arrival.lease
     assert lease is not None
-    _, keeping = link.keeping._tasks[lease.id]
+    assert lease.task is not None
     await run.clients[by].call(Revoke(lease=lease.id))
-    await asyncio.wait([keeping])
+    await asyncio.wait([lease.task])
 
 
 async def test_the_held_port_is_free_once_the_round_has_come() -> None:
@@ -222,12 +223,11 @@ async def test_a_lease_lost_before_the_arrival_is_sent_makes_the_node_take_anoth
             if part.node_id == "a" and not lost:
                 lost = True
                 lease = a.node.part.arrival.lease
-                assert lease is not None
-                _, keeping = link.keeping._tasks[lease.id]
+                assert lease is not None and lease.task is not None
                 run.network.partition("a")
                 await asyncio.sleep(5)
                 await run.clients["b"].call(KeepAlive(lease=lease.id))  # as by a store that stands still meanwhile
-                await asyncio.wait([keeping])
+                await asyncio.wait([lease.task])
                 run.network.heal("a")
             return await make(part, link)
 

@@ -1,4 +1,4 @@
-"""Locks, elections, barriers and queues: on both kinds of store, awaited and blocking, with holders that die."""
+"""Locks, elections, barriers and queues: on both kinds of store, with holders that die."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -16,7 +16,6 @@ import store
 import store.sync
 from rdzv.testing.network import MemoryNetwork
 from store.errors import ConditionFailed, LeaseNotFound, StoreTimeoutError, StoreUsageError
-from store.recipes import awaited, blocking
 from tests.support.etcd import serve_etcd
 from tests.support.proxy import Proxy
 from tests.support.stores import connect_in_memory, serve_in_memory
@@ -44,75 +43,8 @@ def name() -> str:
     return f"recipe-{next(_names)}"
 
 
-class Recipes:
-    """Either twin, awaited: the blocking one in threads."""
-
-    def __init__(self, client: Any, module: Any, pool: ThreadPoolExecutor | None) -> None:
-        self.client = client
-        self._module = module
-        self._pool = pool
-
-    @contextlib.asynccontextmanager
-    async def hold(self, recipe: str, *arguments: Any, **keywords: Any) -> AsyncIterator[Any]:
-        """Enter and leave what one recipe gives."""
-        async with self._entered(getattr(self._module, recipe)(self.client, *arguments, **keywords)) as held:
-            yield held
-
-    @contextlib.asynccontextmanager
-    async def take(self, name: str, **keywords: Any) -> AsyncIterator[Any]:
-        """Enter and leave `take` of a queue."""
-        async with self._entered(self._module.Queue(self.client, name).take(**keywords)) as item:
-            yield item
-
-    @contextlib.asynccontextmanager
-    async def _entered(self, context: Any) -> AsyncIterator[Any]:
-        if self._pool is None:
-            async with context as held:
-                yield held
-            return
-        loop = asyncio.get_running_loop()
-        held = await loop.run_in_executor(self._pool, context.__enter__)
-        try:
-            yield held
-        except BaseException as error:
-            await loop.run_in_executor(self._pool, context.__exit__, type(error), error, None)
-            raise
-        else:
-            await loop.run_in_executor(self._pool, context.__exit__, None, None, None)
-
-    async def leader(self, name: str) -> bytes | None:
-        value: bytes | None = await self._called(self._module.leader, self.client, name)
-        return value
-
-    async def queue(self, name: str, method: str, *arguments: Any, **keywords: Any) -> Any:
-        return await self._called(getattr(self._module.Queue(self.client, name), method), *arguments, **keywords)
-
-    async def _called(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
-        if self._pool is None:
-            return await function(*arguments, **keywords)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, lambda: function(*arguments, **keywords))
-
-
-@contextlib.asynccontextmanager
-async def opened(url: str, twin: str) -> AsyncIterator[Recipes]:
-    if twin == "awaited":
-        async with store.connect(url) as client:
-            yield Recipes(client, awaited, None)
-        return
-    with ThreadPoolExecutor(32) as pool, contextlib.ExitStack() as stack:
-        blocked: Any = await asyncio.to_thread(lambda: stack.enter_context(store.sync.connect(url)))
-        yield Recipes(blocked, blocking, pool)
-
-
-@pytest.fixture(params=["awaited", "blocking"])
-async def recipes(request: pytest.FixtureRequest, url: str) -> AsyncIterator[Recipes]:
-    async with opened(url, request.param) as twin:
-        yield twin
-
-
 @pytest.fixture
-async def other(url: str) -> AsyncIterator[store.Client]:
+async def client(url: str) -> AsyncIterator[store.Client]:
     async with store.connect(url) as client:
         yield client
 
@@ -127,15 +59,13 @@ async def until_in_line(client: store.Client, name: str, count: int) -> None:
 # --------------------------------------------------------------------------------------------------- locks
 
 
-async def test_a_lock_has_one_holder_at_a_time_in_the_order_of_arrival(
-    recipes: Recipes, other: store.Client, name: str
-) -> None:
+async def test_a_lock_has_one_holder_at_a_time_in_the_order_of_arrival(client: store.Client, name: str) -> None:
     holders: list[tuple[int, int]] = []
     inside = 0
 
     async def hold(number: int) -> None:
         nonlocal inside
-        async with recipes.hold("lock", name) as held:
+        async with store.recipes.lock(client, name) as held:
             inside += 1
             assert inside == 1
             holders.append((number, held.token))
@@ -143,78 +73,70 @@ async def test_a_lock_has_one_holder_at_a_time_in_the_order_of_arrival(
             inside -= 1
 
     with anyio.fail_after(LIMIT):
-        async with asyncio.TaskGroup() as tasks, recipes.hold("lock", name):
+        async with asyncio.TaskGroup() as tasks, store.recipes.lock(client, name):
             for number in range(4):
                 tasks.create_task(hold(number))
-                await until_in_line(other, name, number + 2)
+                await until_in_line(client, name, number + 2)
     assert [number for number, _ in holders] == [0, 1, 2, 3]
     tokens = [token for _, token in holders]
     assert tokens == sorted(set(tokens))
-    assert await other.count(name) == 0
+    assert await client.count(name) == 0
 
 
-async def test_the_fence_of_a_lock_that_was_left_refuses_writes(
-    recipes: Recipes, other: store.Client, name: str
-) -> None:
-    async with recipes.hold("lock", name) as held:
-        await other.put(f"{name}-result", b"in time", when=[held.fence])
+async def test_the_fence_of_a_lock_that_was_left_refuses_writes(client: store.Client, name: str) -> None:
+    async with store.recipes.lock(client, name) as held:
+        await client.put(f"{name}-result", b"in time", when=[held.fence])
     with pytest.raises(ConditionFailed):
-        await other.put(f"{name}-result", b"late", when=[held.fence])
+        await client.put(f"{name}-result", b"late", when=[held.fence])
 
 
-async def test_a_lock_that_is_not_free_in_time_says_so_and_leaves_no_trace(
-    recipes: Recipes, other: store.Client, name: str
-) -> None:
-    async with store.recipes.lock(other, name):
+async def test_a_lock_that_is_not_free_in_time_says_so_and_leaves_no_trace(client: store.Client, name: str) -> None:
+    async with store.recipes.lock(client, name):
         with pytest.raises(StoreTimeoutError, match=f"the lock '{name}' was not free within 0.5 s"):
-            async with recipes.hold("lock", name, timeout=0.5):
+            async with store.recipes.lock(client, name, timeout=0.5):
                 pytest.fail("two hold it")
-        await until_in_line(other, name, 1)
+        await until_in_line(client, name, 1)
 
 
-async def test_readers_share_a_lock_and_a_writer_waits_for_all_of_them(
-    recipes: Recipes, other: store.Client, name: str
-) -> None:
+async def test_readers_share_a_lock_and_a_writer_waits_for_all_of_them(client: store.Client, name: str) -> None:
     order: list[str] = []
 
     async def write() -> None:
-        async with recipes.hold("write_lock", name):
+        async with store.recipes.write_lock(client, name):
             order.append("written")
 
     async def read_later() -> None:
-        async with recipes.hold("read_lock", name):
+        async with store.recipes.read_lock(client, name):
             order.append("read after the writer that came before")
 
     with anyio.fail_after(LIMIT):
-        async with asyncio.TaskGroup() as tasks, recipes.hold("read_lock", name):
-            async with recipes.hold("read_lock", name):
+        async with asyncio.TaskGroup() as tasks, store.recipes.read_lock(client, name):
+            async with store.recipes.read_lock(client, name):
                 tasks.create_task(write())
-                await until_in_line(other, name, 3)
+                await until_in_line(client, name, 3)
                 tasks.create_task(read_later())
-                await until_in_line(other, name, 4)
+                await until_in_line(client, name, 4)
             assert order == []
     assert order == ["written", "read after the writer that came before"]
 
 
-async def test_whoever_waits_in_line_and_is_thrown_out_is_told(
-    recipes: Recipes, other: store.Client, name: str
-) -> None:
+async def test_whoever_waits_in_line_and_is_thrown_out_is_told(client: store.Client, name: str) -> None:
     async def wait() -> None:
         with pytest.raises(LeaseNotFound):
-            async with recipes.hold("lock", name):
+            async with store.recipes.lock(client, name):
                 pytest.fail("it has no place any more")
 
     with anyio.fail_after(LIMIT):
-        async with asyncio.TaskGroup() as tasks, store.recipes.lock(other, name):
+        async with asyncio.TaskGroup() as tasks, store.recipes.lock(client, name):
             tasks.create_task(wait())
-            await until_in_line(other, name, 2)
-            line = sorted(await other.list(f"{name}/line/"), key=lambda entry: entry.create_revision)
-            await other.delete(line[1].key)
+            await until_in_line(client, name, 2)
+            line = sorted(await client.list(f"{name}/line/"), key=lambda entry: entry.create_revision)
+            await client.delete(line[1].key)
 
 
-async def test_a_recipe_wants_a_name(recipes: Recipes) -> None:
+async def test_a_recipe_wants_a_name(client: store.Client) -> None:
     with pytest.raises(StoreUsageError, match="is empty; give it one"):
-        async with recipes.hold("lock", ""):
+        async with store.recipes.lock(client, ""):
             pytest.fail("it has no name")
 
 
@@ -229,7 +151,7 @@ with store.sync.connect(sys.argv[1]) as client:
 
 
 async def test_the_lock_of_a_holder_that_was_killed_is_free_after_its_ttl(
-    recipes: Recipes, url: str, name: str
+    client: store.Client, url: str, name: str
 ) -> None:
     command = [sys.executable, "-c", HOLD_FOR_EVER, url, name]
     holder = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
@@ -238,10 +160,10 @@ async def test_the_lock_of_a_holder_that_was_killed_is_free_after_its_ttl(
         assert await holder.stdout.readline() == b"held\n"
         with anyio.fail_after(LIMIT):
             with pytest.raises(StoreTimeoutError):
-                async with recipes.hold("lock", name, timeout=0.5):
+                async with store.recipes.lock(client, name, timeout=0.5):
                     pytest.fail("it is held")
             holder.send_signal(signal.SIGKILL)
-            async with recipes.hold("lock", name):
+            async with store.recipes.lock(client, name):
                 pass
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -270,7 +192,7 @@ async def test_a_holder_that_is_cut_off_is_ended_before_another_can_hold_the_loc
                 tasks.create_task(hold(held))
                 await held.wait()
                 proxy.black_hole()
-                async with store.connect(server.url) as other, store.recipes.lock(other, name):
+                async with store.connect(server.url) as client, store.recipes.lock(client, name):
                     assert ended.is_set()
 
 
@@ -292,52 +214,52 @@ async def test_a_lock_outlives_a_cut_that_is_shorter_than_its_ttl(name: str) -> 
 # ------------------------------------------------------------------------------------------------ elections
 
 
-async def test_an_election_has_one_leader_and_the_next_when_it_resigns(
-    recipes: Recipes, other: store.Client, name: str
-) -> None:
-    assert await recipes.leader(name) is None
+async def test_an_election_has_one_leader_and_the_next_when_it_resigns(client: store.Client, name: str) -> None:
+    assert await store.recipes.leader(client, name) is None
     second_leads, resign = asyncio.Event(), asyncio.Event()
 
     async def follow() -> None:
-        async with recipes.hold("leadership", name, b"second"):
+        async with store.recipes.leadership(client, name, b"second"):
             second_leads.set()
             await resign.wait()
 
     with anyio.fail_after(LIMIT):
         async with asyncio.TaskGroup() as tasks:
-            async with recipes.hold("leadership", name, b"first"):
+            async with store.recipes.leadership(client, name, b"first"):
                 tasks.create_task(follow())
-                await until_in_line(other, name, 2)
-                assert await recipes.leader(name) == b"first"
+                await until_in_line(client, name, 2)
+                assert await store.recipes.leader(client, name) == b"first"
             await second_leads.wait()
-            assert await recipes.leader(name) == b"second"
+            assert await store.recipes.leader(client, name) == b"second"
             resign.set()
-    assert await recipes.leader(name) is None
+    assert await store.recipes.leader(client, name) is None
 
 
-async def test_who_watches_an_election_sees_each_change(other: store.Client, url: str, name: str) -> None:
-    async with store.connect(url) as watcher:
-        seen = store.recipes.leaders(watcher, name)
-        with anyio.fail_after(LIMIT):
-            assert await anext(seen) is None
-            for candidate in (b"a", b"b"):
+async def test_who_watches_an_election_sees_each_change(client: store.Client, name: str) -> None:
+    seen = store.recipes.leaders(client, name)
+    with anyio.fail_after(LIMIT):
+        assert await anext(seen) is None
+        for candidate in (b"a", b"b"):
+            following = asyncio.ensure_future(anext(seen))
+            await asyncio.sleep(0.1)  # by then it waits for somebody to lead
+            async with store.recipes.leadership(client, name, candidate):
+                assert await following == candidate
                 following = asyncio.ensure_future(anext(seen))
-                async with store.recipes.leadership(other, name, candidate):
-                    assert await following == candidate
-                    following = asyncio.ensure_future(anext(seen))
-                assert await following is None
+            assert await following is None
 
 
 # ------------------------------------------------------------------------------------------- double barriers
 
 
-async def test_a_double_barrier_begins_and_ends_for_all_together_again_and_again(recipes: Recipes, name: str) -> None:
+async def test_a_double_barrier_begins_and_ends_for_all_together_again_and_again(
+    client: store.Client, name: str
+) -> None:
     inside: list[set[int]] = [set(), set()]
     left: list[set[int]] = [set(), set()]
 
     async def work(number: int) -> None:
         for meeting in range(2):
-            async with recipes.hold("double_barrier", name, 3):
+            async with store.recipes.double_barrier(client, name, 3):
                 inside[meeting].add(number)
             left[meeting].add(number)
             assert inside[meeting] == {0, 1, 2}
@@ -349,63 +271,61 @@ async def test_a_double_barrier_begins_and_ends_for_all_together_again_and_again
                 tasks.create_task(work(number))
 
 
-async def test_too_few_at_a_barrier_time_out_and_leave_no_trace(
-    recipes: Recipes, other: store.Client, name: str
-) -> None:
+async def test_too_few_at_a_barrier_time_out_and_leave_no_trace(client: store.Client, name: str) -> None:
     with pytest.raises(StoreTimeoutError, match="fewer than 2 came to the barrier"):
-        async with recipes.hold("double_barrier", name, 2, timeout=2.0):  # etcd has to answer first
+        async with store.recipes.double_barrier(client, name, 2, timeout=2.0):  # etcd has to answer first
             pytest.fail("it is alone")
-    assert await other.count(f"{name}/members/") == 0
+    assert await client.count(f"{name}/members/") == 0
 
 
 async def test_one_that_died_within_a_barrier_keeps_neither_the_others_nor_the_next_meeting(
-    other: store.Client, url: str, name: str
+    client: store.Client, name: str
 ) -> None:
     with anyio.fail_after(LIMIT):
-        async with store.connect(url) as client:
-            doomed = await client.grant(60.0)
+        doomed = await client.grant(60.0)
 
-            async def die() -> None:
-                with contextlib.suppress(StoreTimeoutError):
-                    await client.wait(["never"], timeout=0.1)
-                await doomed.revoke()
+        async def die() -> None:
+            with contextlib.suppress(StoreTimeoutError):
+                await client.wait(["never"], timeout=0.1)
+            await doomed.revoke()
 
-            # What one that enters and dies leaves behind: a place on its lease.
-            await client.put(f"{name}/members/dead", b"", lease=doomed)
-            async with asyncio.TaskGroup() as tasks, store.recipes.double_barrier(other, name, 2):
-                tasks.create_task(die())
-            assert await client.get(f"{name}/members/dead") is None
-            await client.put(f"{name}/ready", b"")  # as of a meeting in which all have died
-            async with store.recipes.double_barrier(other, name, 1):
-                pass
-            assert await client.count(f"{name}/") == 0
+        # What one that enters and dies leaves behind: a place on its lease.
+        await client.put(f"{name}/members/dead", b"", lease=doomed)
+        async with asyncio.TaskGroup() as tasks, store.recipes.double_barrier(client, name, 2):
+            tasks.create_task(die())
+        assert await client.get(f"{name}/members/dead") is None
+        await client.put(f"{name}/ready", b"")  # as of a meeting in which all have died
+        async with store.recipes.double_barrier(client, name, 1):
+            pass
+        assert await client.count(f"{name}/") == 0
 
 
 # --------------------------------------------------------------------------------------------------- queues
 
 
-async def test_a_queue_gives_each_value_once_in_order(recipes: Recipes, other: store.Client, name: str) -> None:
-    queue = store.recipes.Queue(other, name)
+async def test_a_queue_gives_each_value_once_in_order(client: store.Client, name: str) -> None:
+    queue = store.recipes.Queue(client, name)
     with anyio.fail_after(LIMIT):
-        first = asyncio.ensure_future(recipes.queue(name, "get"))
+        first = asyncio.ensure_future(queue.get())
         await queue.put(b"0")
         assert await first == b"0"
-        assert [await recipes.queue(name, "put", b"%d" % number) for number in (1, 2, 3)] == [1, 2, 3]
-        assert await recipes.queue(name, "count") == 3
-        assert [await recipes.queue(name, "get") for _ in range(3)] == [b"1", b"2", b"3"]
+        assert [await queue.put(b"%d" % number) for number in (1, 2, 3)] == [1, 2, 3]
+        assert await queue.count() == 3
+        assert [await queue.get() for _ in range(3)] == [b"1", b"2", b"3"]
         with pytest.raises(StoreTimeoutError, match="nothing came in the queue"):
-            await recipes.queue(name, "get", timeout=0.1)
+            await queue.get(timeout=0.1)
 
 
-async def test_many_producers_and_consumers_lose_nothing_and_get_nothing_twice(recipes: Recipes, name: str) -> None:
+async def test_many_producers_and_consumers_lose_nothing_and_get_nothing_twice(client: store.Client, name: str) -> None:
+    queue = store.recipes.Queue(client, name)
     got: list[bytes] = []
 
     async def produce(producer: int) -> None:
         for number in range(5):
-            await recipes.queue(name, "put", b"%d-%d" % (producer, number))
+            await queue.put(b"%d-%d" % (producer, number))
 
     async def consume() -> None:
-        got.extend([await recipes.queue(name, "get") for _ in range(5)])
+        got.extend([await queue.get() for _ in range(5)])
 
     with anyio.fail_after(LIMIT):
         async with asyncio.TaskGroup() as tasks:
@@ -416,28 +336,65 @@ async def test_many_producers_and_consumers_lose_nothing_and_get_nothing_twice(r
 
 
 async def test_an_item_goes_when_its_block_ends_well_and_is_anothers_when_it_fails(
-    recipes: Recipes, other: store.Client, name: str
+    client: store.Client, name: str
 ) -> None:
-    queue = store.recipes.Queue(other, name)
+    queue = store.recipes.Queue(client, name)
     await queue.put(b"work")
     with anyio.fail_after(LIMIT):
         with pytest.raises(RuntimeError, match="failed"):
-            async with recipes.take(name) as item:
+            async with queue.take() as item:
                 assert item.value == b"work"
                 with pytest.raises(StoreTimeoutError):  # it is claimed
                     await queue.get(timeout=0.1)
                 raise RuntimeError("failed")
-        async with recipes.take(name) as item:
+        async with queue.take() as item:
             assert (item.number, item.value) == (0, b"work")
     assert await queue.count() == 0
 
 
-async def test_who_waits_gets_the_item_whose_claim_has_lapsed(recipes: Recipes, other: store.Client, name: str) -> None:
-    queue = store.recipes.Queue(other, name)
+async def test_who_waits_gets_the_item_whose_claim_has_lapsed(client: store.Client, name: str) -> None:
+    queue = store.recipes.Queue(client, name)
     await queue.put(b"work")
     with anyio.fail_after(LIMIT):
         with pytest.raises(LeaseNotFound, match="another may have it now"):
             async with queue.take() as item:
-                waiting = asyncio.ensure_future(recipes.queue(name, "get"))
-                await other.delete(item.claim.key)
+                waiting = asyncio.ensure_future(queue.get())
+                await client.delete(item.claim.key)
                 assert await waiting == b"work"
+
+
+# -------------------------------------------------------------------------------- for those who block
+
+
+def test_each_recipe_has_a_blocking_twin(url: str, name: str) -> None:
+    """What is in them is that of the awaited ones."""
+    recipes = store.sync.recipes
+    with store.sync.connect(url) as client, ThreadPoolExecutor() as pool:
+
+        def write() -> int:
+            with recipes.write_lock(client, name) as held:
+                return held.token
+
+        with recipes.lock(client, name) as held:
+            with pytest.raises(StoreTimeoutError), recipes.lock(client, name, timeout=0.1):
+                pytest.fail("two hold it")
+            client.put(f"{name}-result", b"in time", when=[held.fence])
+        with pytest.raises(ConditionFailed):
+            client.put(f"{name}-result", b"late", when=[held.fence])
+        with recipes.read_lock(client, name), recipes.read_lock(client, name):
+            writing = pool.submit(write)
+        assert writing.result(LIMIT) > held.token
+        leaders = recipes.leaders(client, f"{name}-led")
+        assert next(leaders) is recipes.leader(client, f"{name}-led") is None
+        with recipes.leadership(client, f"{name}-led", b"me"):
+            assert next(leaders) == recipes.leader(client, f"{name}-led") == b"me"
+        with recipes.double_barrier(client, f"{name}-met", 1):
+            pass
+        queue = recipes.Queue(client, f"{name}-queued")
+        getting = pool.submit(queue.get, timeout=LIMIT)
+        assert [queue.put(b"0"), getting.result(LIMIT), queue.put(b"1"), queue.count()] == [0, b"0", 1, 1]
+        with pytest.raises(RuntimeError, match="failed"), queue.take():
+            raise RuntimeError("failed")
+        with queue.take() as item:
+            assert (item.number, item.value) == (1, b"1")
+        assert queue.count() == 0

@@ -15,6 +15,7 @@ from rdzv.core.keys import Keys
 from rdzv.core.round import Round
 from rdzv.core.state import Head
 from rdzv.core.stopping import Begun, Stop
+from rdzv.node.loops import NodeLoop
 from rdzv.node.part.arrival import State
 from rdzv.node.part.noticing import Noticing
 from rdzv.node.part.state import Part
@@ -32,7 +33,12 @@ async def test_a_question_that_came_before_the_node_knew_itself_a_member_is_answ
     """
     keys, round = Keys("/rdzv", "job"), Round(number=7, term=1, size=2, buckets=1, host="h", port=1, in_steps=True)
     part = Part(
-        parse("tcp://head/job?min_nodes=2", {}, {}), keys, node_id="a", listeners=Listeners(), rng=random.Random(1)
+        parse("tcp://head/job?min_nodes=2", {}, {}),
+        keys,
+        node_id="a",
+        listeners=Listeners(),
+        loop=NodeLoop(),
+        rng=random.Random(1),
     )
     part.arrival = cast(
         "Any",

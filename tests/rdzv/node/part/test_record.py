@@ -12,6 +12,7 @@ import pytest
 from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
 from rdzv.node.link import Link
+from rdzv.node.loops import NodeLoop
 from rdzv.node.part.record import TTL_MOST, new_record, node_ttl
 from rdzv.node.part.state import Part
 from rdzv.node.wakeup import Listeners
@@ -51,7 +52,7 @@ class AwayStore:
 async def address_said(store: AwayStore, url: str = "tcp://head/job?min_nodes=2") -> asyncio.Task[Any]:
     keys = Keys("/rdzv", "job")
     link = Link(cast("Any", store), keys, node_id="a", closed_ttl=60.0, rng=random.Random(1))
-    part = Part(parse(url, {}, {}), keys, node_id="a", listeners=Listeners(), rng=random.Random(1))
+    part = Part(parse(url, {}, {}), keys, node_id="a", listeners=Listeners(), loop=NodeLoop(), rng=random.Random(1))
 
     async def say() -> Any:
         try:

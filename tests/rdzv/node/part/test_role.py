@@ -28,7 +28,12 @@ def test_the_role_outlives_its_holders_connection_no_longer_than_a_members_lease
 ) -> None:
     """A store that had stood still for 1.4 s counted as far away for a whole term: a death was announced after 4 s."""
     store = SimpleNamespace(time=float, fail_over=0.0, lease_ttl_max=60.0)
-    way = {"keeping": None, "choose_lease": lambda: 7, "reconnects_in": reconnects_in, "round_trip": 0.0}
+    way = {
+        "keeping": SimpleNamespace(store=None),
+        "choose_lease": lambda: 7,
+        "reconnects_in": reconnects_in,
+        "round_trip": 0.0,
+    }
     link = cast("Link", SimpleNamespace(store=store, **way))
     settings = cast("Settings", SimpleNamespace(disconnect_ttl=members, gone_ttl=0.1))
     assert Role(link, settings, nodes=2).grant.disconnect_ttl == expected
