@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from rdzv.core.stuck.accusing import SOMEBODY, WHY_MOST, Accusation
-from rdzv.errors import RendezvousStateError
 from store import LeaseNotFound, Put, StoreError, when
 from store.keeping import RENEWALS_PER_TTL
 from store.messages import TimeToLive
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from rdzv.node.office import Office
     from store import Store
 
-__all__ = ["AccusationWatch", "put_accusation", "read_accusations"]
+__all__ = ["AccusationWatch", "put_accusation"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
@@ -132,14 +131,3 @@ class AccusationWatch:
         except LeaseNotFound:
             return 1.0  # it has just ended, of which we shall hear
         return lease.remaining / lease.ttl if lease.remaining <= at_most else 1.0
-
-
-async def read_accusations(store: Store, keys: Keys, *, round: int) -> list[Accusation]:
-    """All accusations that stand in a round."""
-    found = []
-    for entry in await store.list(keys.accusations):
-        try:
-            found.append(Accusation.unpack(entry.value))
-        except RendezvousStateError:
-            continue  # of a later release, perhaps
-    return [one for one in found if one.round == round]

@@ -44,6 +44,7 @@ from rdzv.node.accusing import AccusationWatch
 from rdzv.node.admission import OverruledError, note_failures, take_settings
 from rdzv.node.agreement import Agreement
 from rdzv.node.office import Office, SharedLease
+from rdzv.node.status import participant_of
 from rdzv.node.stuck.others import look_for_stalls
 from store import ConditionFailed, Delete, Entry, Get, Lease, LimitExceeded, Put, StoreError, when
 from store.net.tasks import cancel_and_wait
@@ -463,16 +464,7 @@ def _buckets(office: Office, round: Round, members: list[Member], records: Seque
     by_bucket: list[list[Member]] = [[] for _ in range(round.buckets)]
     for member in members:
         by_bucket[bucket_of(member.node_id, round.buckets)].append(member)
-    roster = [
-        Participant(
-            node_id=record.node_id,
-            rank=rank,
-            address=record.address,
-            payload=record.payload,
-            attributes=record.attributes,
-        )
-        for rank, record in enumerate(records)
-    ]
+    roster = [participant_of(record, rank) for rank, record in enumerate(records)]
     writes = []
     for index, bucket in enumerate(by_bucket):
         in_order = roster[index * BUCKET_SIZE : (index + 1) * BUCKET_SIZE]

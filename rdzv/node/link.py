@@ -135,15 +135,10 @@ class Link:
         """
         return f"; {IF_HOSTED}" if not self.in_reach and self.store.last_problem == NOBODY_LISTENS else ""
 
-    @property
-    def failure(self) -> StoreError | None:
-        """Why the client is of no more use, if so."""
-        return self.store.failure
-
     async def in_reach_again(self, *, within: float, answering: bool = False) -> bool:
         """Wait until the store is in reach (and `answering`) again, or known to be lost; False if it is not in time."""
         with anyio.move_on_after(within) as limit:
-            while self.failure is None and (not self.in_reach or (answering and self._silent)):
+            while self.store.failure is None and (not self.in_reach or (answering and self._silent)):
                 self._reach_changed.clear()
                 await self._reach_changed.wait()
         return not limit.cancelled_caught
@@ -202,7 +197,7 @@ class Link:
             what = "not answered" if self.in_reach else "been out of reach"
             log.warning("run %s: the store has %s for %.0f s%s", run_id, what, away, self._who_waits())
             pause = max(SAY_AWAY_AFTER, away)
-        if said and self.failure is None:
+        if said and self.store.failure is None:
             log.warning("run %s: the store is back after %.0f s", run_id, self.store.time() - since)
 
     # ------------------------------------------------------------------------------------------ how far away it is
@@ -274,4 +269,4 @@ class Link:
 
 def is_away(error: BaseException, link: Link) -> bool:
     """Whether a store that fails us is merely out of reach, and may come back."""
-    return isinstance(error, ConnectionLost | StoreTimeoutError) and link.failure is None
+    return isinstance(error, ConnectionLost | StoreTimeoutError) and link.store.failure is None

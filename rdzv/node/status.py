@@ -13,9 +13,8 @@ from rdzv.core.report import RunStatus, StepOf
 from rdzv.core.round import Member, Participant, Round, bucket_of
 from rdzv.core.state import WITH, Ban, Head, NodeRecord, Phase, unpack_settings
 from rdzv.core.stored import pass_over
-from rdzv.core.stuck.accusing import SOMEBODY
+from rdzv.core.stuck.accusing import SOMEBODY, Accusation
 from rdzv.errors import RendezvousStateError, RoundSupersededError
-from rdzv.node.accusing import read_accusations
 from rdzv.node.stuck.others import read_beats
 from store import Lease, LeaseNotFound, Unsupported
 
@@ -30,6 +29,7 @@ __all__ = [
     "count_by_run",
     "count_keys",
     "find_member",
+    "participant_of",
     "read_account",
     "read_history",
     "read_nodes",
@@ -55,7 +55,7 @@ async def read_run(store: Store, keys: Keys, head: Head) -> tuple[RunStatus, His
         if record.node_id in named or (after is not None and record.arrival > after and record.node_id not in ranked)
     ]
     shared = await store.get(keys.settings)
-    accusations = [] if head.round is None else await read_accusations(store, keys, round=head.round.number)
+    accusations = [Accusation.unpack_at(entry.key, entry.value) for entry in await store.list(keys.accusations)]
     absent = _absent(head, now=store.time())
     all_bans = await _bans(store, keys)
     bans = {name: ban for name, ban in all_bans.items() if not ban.where}
@@ -99,7 +99,13 @@ async def read_run(store: Store, keys: Keys, head: Head) -> tuple[RunStatus, His
             for node_id, leaving in head.drains.items()
         },
         resized=_resized(head),
-        accused=tuple(sorted((one.accused, one.by, one.why) for one in accusations if one.accused != SOMEBODY)),
+        accused=tuple(
+            sorted(
+                (one.accused, one.by, one.why)
+                for one in accusations
+                if one is not None and head.round and one.round == head.round.number and one.accused != SOMEBODY
+            )
+        ),
         steps=await _steps(store, keys, head, {member.node_id for member in members}),
     )
     return status, history
@@ -114,22 +120,28 @@ async def _take_members(
     if head.round is None:
         return members, ranked
     for entry in await store.list(keys.ranks(head.round.number, head.round.term)):
-        for member in _bucket(entry):
+        try:
+            bucket = Member.unpack_all(entry.value)
+        except RendezvousStateError as error:
+            pass_over(entry.key, error)
+            continue
+        for member in bucket:
             ranked.add(member.node_id)
             held = records.get(member.node_id)
-            if held is None or held.arrival != member.arrival:
-                continue
-            del records[member.node_id]
-            members.append(
-                Participant(
-                    node_id=member.node_id,
-                    rank=member.rank,
-                    address=held.address,
-                    payload=held.payload,
-                    attributes=held.attributes,
-                )
-            )
+            if held is not None and held.arrival == member.arrival:
+                members.append(participant_of(records.pop(member.node_id), member.rank))
     return members, ranked
+
+
+def participant_of(record: NodeRecord, rank: int) -> Participant:
+    """A member of a round, as its record says."""
+    return Participant(
+        node_id=record.node_id,
+        rank=rank,
+        address=record.address,
+        payload=record.payload,
+        attributes=record.attributes,
+    )
 
 
 def _settings(entry: Entry | None) -> dict[str, Any]:
@@ -139,15 +151,6 @@ def _settings(entry: Entry | None) -> dict[str, Any]:
     except RendezvousStateError as error:
         pass_over(entry.key if entry is not None else "", error)
         return {}
-
-
-def _bucket(entry: Entry) -> list[Member]:
-    """One bucket of ranks, as far as it can be read."""
-    try:
-        return Member.unpack_all(entry.value)
-    except RendezvousStateError as error:
-        pass_over(entry.key, error)
-        return []
 
 
 async def _bans(store: Store, keys: Keys) -> dict[str, Ban]:

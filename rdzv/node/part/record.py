@@ -251,8 +251,8 @@ async def new_record(part: Part, link: Link) -> NodeRecord:
         if settings.endpoint.info.family == "tcp" and not link.in_reach:
             # Never a host name instead: most hosts of the world cannot resolve it.
             await link.in_reach_again(within=math.inf)
-        if link.failure is not None:
-            raise link.failure
+        if link.store.failure is not None:
+            raise link.store.failure
         address = store.seen_as or socket.gethostname()
         if store.ends is not None:
             address, sends_from, store_at = way_of(address, *store.ends)
