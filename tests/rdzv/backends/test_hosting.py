@@ -132,7 +132,7 @@ async def test_the_names_of_this_machine_make_one_store_on_all_its_addresses(nam
     assert can_reach("127.0.0.1", port), "and so every address"
     for name in ("head-ib", "round-robin"):
         assert host_of(f"tcp://{name}.test:{port}/job", insecure=True) is None
-    with pytest.raises(PortTakenError):
+    with pytest.raises(PortTakenError, match="somebody listens there already"):
         host_of(f"tcp://head-ib.test:{port}/job", insecure=True, is_host=True)
     await end(host)
 
