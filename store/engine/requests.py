@@ -401,45 +401,26 @@ class Requests:
 
     def look_at_waits(self, watchers: Iterable[Watcher]) -> None:
         """Answer those of these waits that are over now, either way."""
-        found: dict[tuple[str, ...], Response] = {}
         for watcher in watchers:
-            self._look_at_wait(watcher, self._waits.parked[watcher], self._keys.entries, self._keys.revision, found)
+            self._look_at_wait(watcher, self._waits.parked[watcher], self._keys.entries, self._keys.revision)
 
     def look_at_postponed(self) -> None:
         """The same for some of many waits, as of the revision that bears on them, and then of all that came after."""
         left = LOOKS_A_STEP
         while left > 0 and self._postponed:
             left -= 1
-            watcher, heap = self._postponed.next()
+            watcher, since = self._postponed.next()
             parked = self._waits.parked.get(watcher)
             if parked is None:  # nobody waits any more
                 continue
-            found, looks = heap.found, 0
-            for revision, entries in self._postponed.states(parked.names, heap.revision):
-                looks += LOOKS_OF_A_WAIT + len(parked.keys) + len(parked.when)
-                if self._look_at_wait(watcher, parked, entries, revision, found):
+            for revision, entries in self._postponed.states(parked.names, since):
+                left -= LOOKS_OF_A_WAIT + len(parked.keys) + len(parked.when)
+                if self._look_at_wait(watcher, parked, entries, revision):
                     break
-                found = {}
-            left -= looks
         self._postponed.tidy()
 
-    def _look_at_wait(
-        self,
-        watcher: Watcher,
-        parked: Parked,
-        entries: Mapping[str, Entry],
-        revision: int,
-        found: dict[tuple[str, ...], Response],
-    ) -> bool:
-        """Answer a wait if it is over at this revision; whether it is.
-
-        Args:
-            watcher: Who waits.
-            parked: For what.
-            entries: The keys that bear on it, as they were then; others may be among them.
-            revision: Which one that is.
-            found: What was answered as of then, by keys: thousands may wait for the same ones.
-        """
+    def _look_at_wait(self, watcher: Watcher, parked: Parked, entries: Mapping[str, Entry], revision: int) -> bool:
+        """Answer a wait if it is over at this revision, at which there were these entries; whether it is."""
         peer, request_id = watcher
         response: Response
         if not _all_hold(parked.when, entries):
@@ -447,14 +428,11 @@ class Requests:
         elif (missing := parked.next_missing(entries)) is not None:
             self._waits.move(watcher, missing)
             return False
-        elif parked.keys in found:
-            response = found[parked.keys]
         else:
             try:
                 response = self._listing(tuple(map(entries.get, parked.keys)), revision)
             except LimitExceeded as error:
                 response = Failed(kind=FailureKind.LIMIT, message=str(error))
-            found[parked.keys] = response
         self._waits.remove(watcher)
         self.deliveries.append(Answer(peer=peer, request_id=request_id, response=response))
         return True

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from store.engine.keyspace import Change
     from store.engine.watches import Watcher
-    from store.messages import Condition, Response
+    from store.messages import Condition
 
-__all__ = ["WAIT_OVERHEAD", "Heap", "Parked", "Postponed", "Waits", "wait_bytes"]
+__all__ = ["WAIT_OVERHEAD", "Parked", "Postponed", "Waits", "wait_bytes"]
 
 _Places = dict[str, dict[tuple[int, int], None]]  # who stands at a key; dicts, for their order
 
@@ -155,15 +155,6 @@ class Waits:
         return sum(len(parked.keys) + len(parked.when) for parked in map(self.parked.__getitem__, watchers))
 
 
-@dataclass(slots=True, kw_only=True)
-class Heap:
-    """Waits that one revision bears on, by the keys at which they stood; and what was answered as of it, by keys."""
-
-    revision: int
-    places: list[dict[Watcher, None]]
-    found: dict[tuple[str, ...], Response] = field(default_factory=dict)
-
-
 class Postponed:
     """Waits that are looked at in several steps, each as if no time had passed since the change that bears on it.
 
@@ -177,32 +168,32 @@ class Postponed:
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         self._entries = entries
-        self._heaps: deque[Heap] = deque()
+        self._heaps: deque[tuple[int, list[dict[Watcher, None]]]] = deque()  # by revision, where they stood
         self._before: dict[str, list[tuple[int, Entry | None]]] = {}  # what each key held before a revision, in order
 
     def __len__(self) -> int:
         return len(self._heaps)
 
     def __contains__(self, watcher: Watcher) -> bool:
-        return any(watcher in place for heap in self._heaps for place in heap.places)
+        return any(watcher in place for _, places in self._heaps for place in places)
 
     def add(self, places: list[dict[Watcher, None]], revision: int) -> None:
         """Look at these later, which a revision bears on."""
-        self._heaps.append(Heap(revision=revision, places=places))
+        self._heaps.append((revision, places))
 
     def note(self, key: str, before: Entry | None, revision: int) -> None:
         """A key is about to be changed at a revision; `before` is what it holds."""
         self._before.setdefault(key, []).append((revision, before))
 
-    def next(self) -> tuple[Watcher, Heap]:
-        """The next wait to be looked at, which is for the caller to do before it asks for another."""
-        heap = self._heaps[0]
-        watcher, _ = heap.places[-1].popitem()
-        if not heap.places[-1]:
-            heap.places.pop()
-            if not heap.places:
+    def next(self) -> tuple[Watcher, int]:
+        """The next wait to be looked at, and since which revision, for the caller to do before it asks for another."""
+        revision, places = self._heaps[0]
+        watcher, _ = places[-1].popitem()
+        if not places[-1]:
+            places.pop()
+            if not places:
                 self._heaps.popleft()
-        return watcher, heap
+        return watcher, revision
 
     def tidy(self) -> None:
         """Forget what nobody is to find any more."""
