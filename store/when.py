@@ -13,7 +13,7 @@ from store.messages import Condition, Target
 __all__ = ["create_revision", "exists", "missing", "mod_revision", "value", "value_if_any"]
 
 
-class _Term:
+class _Term:  # noqa: PLW1641  what does not compare is no dictionary key
     """A revision of a key, or its value, waiting to be compared."""
 
     __slots__ = ("_key", "_kind", "_target")
@@ -31,8 +31,6 @@ class _Term:
 
     def __ne__(self, other: object) -> NoReturn:
         raise TypeError("a condition says what is, not what is not: use ==, exists or missing")
-
-    __hash__ = None  # type: ignore[assignment]  # what does not compare is no dictionary key
 
 
 def mod_revision(key: str) -> _Term:

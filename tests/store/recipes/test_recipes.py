@@ -313,7 +313,7 @@ async def test_a_queue_gives_each_value_once_in_order(client: store.Client, name
         assert await queue.count() == 3
         assert [await queue.get() for _ in range(3)] == [b"1", b"2", b"3"]
         with pytest.raises(StoreTimeoutError, match="nothing came in the queue"):
-            await queue.get(timeout=0.1)
+            await queue.get(timeout=0.5)
 
 
 async def test_many_producers_and_consumers_lose_nothing_and_get_nothing_twice(client: store.Client, name: str) -> None:
@@ -345,7 +345,7 @@ async def test_an_item_goes_when_its_block_ends_well_and_is_anothers_when_it_fai
             async with queue.take() as item:
                 assert item.value == b"work"
                 with pytest.raises(StoreTimeoutError):  # it is claimed
-                    await queue.get(timeout=0.1)
+                    await queue.get(timeout=0.5)
                 raise RuntimeError("failed")
         async with queue.take() as item:
             assert (item.number, item.value) == (0, b"work")
