@@ -86,7 +86,7 @@ class _Visitors:
         if tls is None:
             return visitor
         farewell = b"HTTP/1.1 400 this is HTTPS\r\n\r\n"
-        return TlsLayer(visitor, tls, self._table, within=ASKS_WITHIN, farewell=farewell, beside=True)
+        return TlsLayer(visitor, tls, self._table, farewell=farewell, beside=True)
 
 
 class _Visitor(asyncio.Protocol):

@@ -156,8 +156,7 @@ class Server:
 
     def protocol_over(self, tls: ssl.SSLContext) -> TlsLayer:
         """The same, for a connection that speaks TLS."""
-        within, farewell = self._limits.handshake_timeout, wire.encode_sorry(SPEAKS_TLS)
-        return TlsLayer(self.protocol(), tls, self.table, within=within, farewell=farewell)
+        return TlsLayer(self.protocol(), tls, self.table, farewell=wire.encode_sorry(SPEAKS_TLS))
 
     def figures(self) -> dict[str, Any]:
         """The counters that `stats()` shows."""

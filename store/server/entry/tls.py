@@ -51,8 +51,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
     Args:
         inner: Who converses, from the end of the handshake on.
         context: The server's.
-        table: Where it is counted until then.
-        within: Seconds that the handshake may take.
+        table: Where it is counted until then; its `handshake_timeout` counts.
         farewell: What a client without TLS is told.
         beside: Whether it leads to something else than the store.
     """
@@ -63,7 +62,6 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         context: ssl.SSLContext,
         table: Table,
         *,
-        within: float,
         farewell: bytes,
         beside: bool = False,
     ) -> None:
@@ -72,7 +70,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._inner = inner
         self._context = context
         self._table = table
-        self._within = within
+        self._within = table.limits.handshake_timeout
         self._farewell = farewell
         self._raw: asyncio.Transport
         self._name = "a client"

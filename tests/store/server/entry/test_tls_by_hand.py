@@ -105,7 +105,7 @@ class Conversation:
         clock = asyncio.get_running_loop().time
         self.table = Table(Limits(), clock)
         self.line, self.inside = Line(), Inside()
-        self.layer = TlsLayer(self.inside, self.server, self.table, within=9.0, farewell=b"")
+        self.layer = TlsLayer(self.inside, self.server, self.table, farewell=b"")
         self.layer.connection_made(self.line)
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.client = trusting.wrap_bio(self._in, self._out, server_hostname="127.0.0.1")
@@ -218,7 +218,7 @@ async def test_who_looks_at_a_port_and_resets_the_connection_has_said_nothing_wr
 async def test_a_hello_that_has_no_end_is_not_heard_out() -> None:
     """OpenSSL held 131 kB of it for each stranger, until the time for the handshake was over."""
     conversation = Conversation()
-    layer, line = TlsLayer(Inside(), conversation.server, conversation.table, within=9.0, farewell=b""), Line()
+    layer, line = TlsLayer(Inside(), conversation.server, conversation.table, farewell=b""), Line()
     layer.connection_made(line)
     conversation.layer, fed = layer, 0
     record = bytes([HANDSHAKE, 3, 1]) + RECORD_BYTES.to_bytes(2, "big")
