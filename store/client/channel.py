@@ -423,7 +423,7 @@ class Channel:
             self.connection.disconnected()
 
     def disconnected(self, error: OSError) -> None:
-        """The connection is gone; the next call makes another one, or takes the fresh one that was found."""
+        """The connection is gone; the next call makes another one."""
         self._problem = dialing.describe(error)
         self._drop()
 
