@@ -32,10 +32,9 @@ from store.net.absence import absence_told
 from store.net.dialing import (
     NEVER_ANSWERED,
     SAYS_NOTHING,
+    TcpDial,
     describe,
     left_without_a_word,
-    use_small_packets,
-    where,
 )
 from store.net.process import process_id
 from store.net.sockets import forget, let_go_in_children, outstanding
@@ -249,6 +248,7 @@ class Reconnecting(ABC):
         process: bytes | None = None,
     ) -> None:
         self._dial = dial
+        self._addresses = dial.addresses if isinstance(dial, TcpDial) else None  # in memory there are none
         self.name = name
         self.patience: Patience = Patience(rng or random.Random(secrets.randbits(64)))  # less to read than by itself
         self._connection = ClientConnection(
@@ -327,7 +327,7 @@ class Reconnecting(ABC):
         """Why this client has not been welcomed. How an earlier connection ended says more than that this stands."""
         mute = self._trying is not None and not self._trying.secure and not self.met
         problem = SAYS_NOTHING if mute and self.last_problem == NEVER_ANSWERED else self.last_problem
-        return problem + where(self._dial)
+        return problem + ("" if self._addresses is None else self._addresses.where())
 
     @property
     def connected(self) -> bool:
@@ -407,7 +407,8 @@ class Reconnecting(ABC):
             TypeError: Or whatever else a defect in `dial` raises; after errors of the network it tries again.
         """
         while True:
-            use_small_packets(self._dial, self.patience.large_packets_seem_lost)
+            if self._addresses is not None:
+                self._addresses.use_small_packets(self.patience.large_packets_seem_lost)
             try:
                 link = await self._attempted_link()
             except (OSError, UnicodeError) as error:

@@ -23,8 +23,6 @@ __all__ = [
     "TurnedAway",
     "describe",
     "left_without_a_word",
-    "use_small_packets",
-    "where",
 ]
 
 
@@ -43,15 +41,7 @@ class TcpDial:
 
     def __init__(self, address: Address, tls: ssl.SSLContext | None) -> None:
         self._context = (tls or ssl.create_default_context()) if address.secure else None
-        self._addresses = Addresses(address.host, address.port)
-
-    def where(self) -> str:
-        """Return which addresses were tried; see `Addresses`."""
-        return self._addresses.where()
-
-    def use_small_packets(self, small: bool) -> None:
-        """Let connections be made that carry small packets only, or any again."""
-        self._addresses.use_small_packets(small)
+        self.addresses: Addresses = Addresses(address.host, address.port)
 
     async def __call__(
         self, protocol_factory: Callable[[], asyncio.Protocol], /
@@ -60,24 +50,13 @@ class TcpDial:
         loop, context = asyncio.get_running_loop(), self._context
         try:
             # No await between the two: a socket that nobody has taken over yet could be lost there, unclosed.
-            sock = await connected_socket(self._addresses)
+            sock = await connected_socket(self.addresses)
             prepare(sock)  # here, and not by the loop's stand-in for it: uvloop's takes three times as long
             return await loop.create_connection(
-                protocol_factory, sock=sock, ssl=context, server_hostname=self._addresses.host if context else None
+                protocol_factory, sock=sock, ssl=context, server_hostname=self.addresses.host if context else None
             )
         except (ConnectionResetError, BrokenPipeError) as error:
             raise HungUp if context else error from None
-
-
-def where(dial: Dial) -> str:
-    """Return which addresses were tried, to be said after what went wrong; nothing where that says no more."""
-    return dial.where() if isinstance(dial, TcpDial) else ""
-
-
-def use_small_packets(dial: Dial, small: bool) -> None:
-    """Let connections be made that carry small packets only, where there are packets; or any again."""
-    if isinstance(dial, TcpDial):
-        dial.use_small_packets(small)
 
 
 class HungUp(ConnectionResetError):

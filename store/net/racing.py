@@ -26,6 +26,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import anyio.to_thread
 
 if TYPE_CHECKING:
@@ -276,30 +277,21 @@ async def connected_socket(addresses: Addresses) -> socket.socket:
     loop = asyncio.get_running_loop()
     race = Race(addresses, order)
     writable: list[socket.socket] = []
-    turn_over: asyncio.Future[None]
+    come = asyncio.Event()
 
     def can_be_written_to(sock: socket.socket) -> None:
         loop.remove_writer(sock)
         writable.append(sock)
-        end_turn()
-
-    def end_turn() -> None:
-        if not turn_over.done():
-            turn_over.set_result(None)
+        come.set()
 
     try:
         while True:
-            turn_over = loop.create_future()
             sock = race.begin_next()
             if sock is not None:
                 loop.add_writer(sock, can_be_written_to, sock)
-            # A timer and no scope of anyio's: nearly always the first address answers, and there is no other.
-            timer = loop.call_later(STAGGER, end_turn) if race.more else None
-            try:
-                await turn_over
-            finally:
-                if timer is not None:
-                    timer.cancel()
+            with anyio.move_on_after(STAGGER if race.more else None):
+                await come.wait()
+            come.clear()
             while writable:
                 sock = writable.pop()
                 if race.won(sock):
