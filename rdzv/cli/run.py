@@ -13,6 +13,7 @@ from rdzv.errors import RendezvousSettingsError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
 
 @command(
@@ -28,11 +29,34 @@ async def _run(options: argparse.Namespace) -> int:
     if not options.words:
         raise RendezvousSettingsError("there is no command; write it at the end, after --")
     told = {each.name: getattr(options, each.name) for each in fields(Job) if each.metadata}
-    told |= {"url": options.url, "command": options.words, "nproc": options.nproc or 1}
+    told |= {"url": options.url, "command": options.words, "nproc": processes_here(options.nproc or 1)}
     if slurm.is_meant_by(options.url):
         told |= {
             "url": slurm.url_of(options.url, os.environ),
-            "nproc": options.nproc or slurm.processes_of(os.environ),
+            "nproc": processes_here(options.nproc or slurm.processes_of(os.environ)),
             "says_cost": slurm.is_first_task(os.environ),  # srun writes all tasks' words to one place
         }
     return await launch.run(Job(**told))
+
+
+def processes_here(wanted: str | int) -> int:
+    """Return how many processes `--nproc` means on this machine.
+
+    Raises:
+        RendezvousSettingsError: One for each GPU, and there is none.
+    """
+    if isinstance(wanted, int):
+        return wanted
+    gpus = gpus_here(os.environ) if wanted != "cpu" else 0
+    if wanted == "gpu" and not gpus:
+        raise RendezvousSettingsError("--nproc gpu: there is no GPU of NVIDIA's here; give a number, or auto or cpu")
+    return gpus or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+
+
+def gpus_here(environment: Mapping[str, str]) -> int:
+    """Count NVIDIA's GPUs that processes started here may use; PyTorch need not be there."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        named = [name.strip() for name in visible.split(",")]
+        return next((at for at, name in enumerate(named) if name in ("", "-1")), len(named))
+    return sum(name.removeprefix("nvidia").isdecimal() for name in os.listdir("/dev"))

@@ -11,6 +11,7 @@ of the nodes before it. A member without the attribute, which uses the library r
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -25,12 +26,30 @@ if TYPE_CHECKING:
     from rdzv.core.round import Participant
     from rdzv.membership import RendezvousInfo
 
-__all__ = ["CHECKPOINT_FILE", "NPROC", "Job", "OnChange", "Place", "arguments", "environment_of", "place_of"]
+__all__ = [
+    "CHECKPOINT_FILE",
+    "NPROC",
+    "Job",
+    "OnChange",
+    "Place",
+    "arguments",
+    "environment_of",
+    "error_in",
+    "place_of",
+]
 
 NPROC: Final = "nproc"  # the attribute
 
 CHECKPOINT_FILE: Final = "RDZV_CHECKPOINT_FILE"
 """The environment variable with the name of the file that a job writes to say that it is at a checkpoint."""
+
+ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
+"""The environment variable with the name of the file in which PyTorch's `@record` says what a process has raised."""
+
+ERROR_CHARACTERS_MAX: Final = 200
+
+COUNTED: Final = ("auto", "cpu", "gpu")
+"""What `--nproc` takes beside a number, as torchrun does."""
 
 DRAINS_ON: Final = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 
@@ -48,6 +67,10 @@ def _modules(text: str) -> tuple[str, ...]:
     if not all(part.isidentifier() for name in names for part in name.split(".")):
         raise argparse.ArgumentTypeError(f"{text[:80]!r} must be names of modules, separated by commas: torch,numpy")
     return names
+
+
+def _processes(text: str) -> str | int:
+    return text if text in COUNTED else whole_number(1)(text)
 
 
 def _signal(text: str) -> signal.Signals:
@@ -83,9 +106,10 @@ class Job:
     says_cost: bool = True
     # What is started here, and how.
     nproc: int = _option(
-        "--nproc N",
-        whole_number(1),
-        "processes here (default: 1, under Slurm one for each GPU of the node's)",
+        "--nproc N|auto|cpu|gpu",
+        _processes,
+        "processes here: so many, or one for each core or GPU (auto: GPU, if there is one, else core); by default 1, "
+        "under Slurm one for each GPU of the node's",
         without=1,
     )
     preload: tuple[str, ...] = _option(
@@ -181,6 +205,17 @@ def place_of(rank: int, participants: Sequence[Participant], nproc: int) -> Plac
     return Place(first_rank=sum(counts[:rank]), world_size=sum(counts))
 
 
+def error_in(written: str) -> str:
+    """Return the first line of what a process has raised, from what PyTorch's `@record` has written; else nothing."""
+    try:
+        message = json.loads(written)["message"]
+        text = message["message"] if isinstance(message, dict) else message
+    except (ValueError, KeyError, TypeError):
+        return ""
+    lines = text.strip().splitlines() if isinstance(text, str) else []
+    return lines[0][:ERROR_CHARACTERS_MAX] if lines else ""
+
+
 def _count_of(participant: Participant) -> int:
     text = participant.attributes.get(NPROC, "1")
     if not text.isdecimal() or int(text) < 1:
@@ -192,7 +227,14 @@ def _count_of(participant: Participant) -> int:
 
 
 def environment_of(
-    job: Job, info: RendezvousInfo, place: Place, *, local_rank: int, restarts: int, checkpoint_file: str
+    job: Job,
+    info: RendezvousInfo,
+    place: Place,
+    *,
+    local_rank: int,
+    restarts: int,
+    checkpoint_file: str,
+    error_file: str,
 ) -> dict[str, str]:
     """Return what a process is told. None of the names is a parameter's, which `rdzv.connect` would read there."""
     host, port = info.bootstrap_address
@@ -214,6 +256,7 @@ def environment_of(
         "TORCHELASTIC_RESTART_COUNT": str(restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
+        ERROR_FILE: error_file,
         "RDZV_RUN_ID": info.run_id,
         "RDZV_ROUND": str(info.round),
         "RDZV_URL": job.url,

@@ -18,6 +18,7 @@ writing a file, but no longer than the grace. A loss ends the round at once all 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.cli.launcher.job import OnChange, environment_of, place_of
+from rdzv.cli.launcher.job import OnChange, environment_of, error_in, place_of
 from rdzv.cli.launcher.processes import Process
 from rdzv.core.round_life import Act, Fact, RoundLife, news_within
 from rdzv.core.state import Change, Closed, Draining, Dropped, NodesLeft, NodesLost, NodesWaiting
@@ -96,7 +97,7 @@ class Succeeded:
 class Failed:
     """A process has; `counts` if nobody else is to blame for that."""
 
-    rank: int
+    how: str
     status: int
     counts: bool
 
@@ -198,7 +199,9 @@ class JobRound:
                 local_rank=local_rank,
                 restarts=self._restarts,
                 checkpoint_file=str(self._workplace.checkpoint_file),
+                error_file=str(self._error_file(local_rank)),
             )
+            self._error_file(local_rank).unlink(missing_ok=True)
             environment[BEAT_DIR] = str(self._workplace.beats)
             if self._workplace.stacks is not None:
                 environment |= self._workplace.stacks.environment()
@@ -206,6 +209,9 @@ class JobRound:
                 process = await Process.start(self._job, environment, files=self._workplace.files, preloaded=preloaded)
                 self._processes.append(process)
         self._running = self._job.nproc
+
+    def _error_file(self, local_rank: int) -> Path:
+        return self._workplace.checkpoint_file.with_name(f"error-{local_rank}")
 
     async def _hear_changes(self, changes: AsyncIterator[Change]) -> None:
         async for change in changes:
@@ -324,7 +330,7 @@ class JobRound:
     async def _end_of_failure(self, failed: Process) -> End:
         """Find out whether a failure counts: it does unless somebody else began, or died."""
         assert failed.status is not None
-        life, how = RoundLife(), f"rank {failed.rank} {describe(failed.status)}"
+        life, how = RoundLife(), f"rank {failed.rank} {describe(failed.status)}{self._raised_by(failed)}"
         life.happens(Fact.FAILED)
         first = await be_first(self._info.store, self._info.node_id, how)
         was = Fact.WAS_NOT_FIRST if not first else Fact.WAS_FIRST if self._info.world_size > 1 else Fact.WAS_ALONE
@@ -344,7 +350,13 @@ class JobRound:
                         case NodesLost() | NodesLeft() | Dropped():
                             news = Fact.ENDED
             act = life.happens(news)
-        return Failed(rank=failed.rank, status=failed.status, counts=act is Act.RAISE)
+        return Failed(how=how, status=failed.status, counts=act is Act.RAISE)
+
+    def _raised_by(self, failed: Process) -> str:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            raised = error_in(self._error_file(self._processes.index(failed)).read_text(encoding="utf-8"))
+            return f": {raised}" if raised else ""
+        return ""
 
     def _others_live(self) -> bool:
         """Whether all other members have come for the next round: then none of them has died."""

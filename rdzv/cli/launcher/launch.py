@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 import anyio
 
 from rdzv.cli.launcher.job import NPROC
-from rdzv.cli.launcher.job_round import Changed, Failed, JobRound, Succeeded, Workplace, describe
+from rdzv.cli.launcher.job_round import Changed, Failed, JobRound, Succeeded, Workplace
 from rdzv.cli.launcher.preload import preloading
 from rdzv.cli.launcher.stacks import WorkerStacks
 from rdzv.cli.look import read
@@ -313,8 +313,7 @@ class _Launcher:
                     f"the command was stopped",
                     reason=reason,
                 )
-            case Failed(rank=rank, status=status, counts=counts):
-                ended = f"rank {rank} {describe(status)}"
+            case Failed(how=ended, status=status, counts=counts):
                 if status == self._job.give_up_status:
                     return await _give_up(handler, info, f"{ended}, which says not to go on", status)
                 await self._count(
@@ -338,14 +337,13 @@ class _Launcher:
                 )
                 return status if status >= 0 else 128 - status
             case Changed(why=why, announced=announced):
+                leaves = handler.node.is_draining
+                then = "this node leaves, and does not come again" if leaves else "meeting again"
+                log.warning("%s: %s; %s", where, why, then)  # first: the store may be what has gone
                 await self._count(
                     handler, lambda tally: tally.after(info.round, failed=not announced, achieved=achieved)
                 )
-                if handler.node.is_draining:
-                    log.warning("%s: %s; this node leaves, and does not come again", where, why)
-                    return 0
-                log.warning("%s: %s; meeting again", where, why)
-                return None
+                return 0 if leaves else None
         assert_never(end)
 
 

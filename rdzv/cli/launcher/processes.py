@@ -74,12 +74,15 @@ class Process:
                     source, streams[target] = _pipe(ours, theirs)
                     output.append((source, target))
                 environment = {"PYTHONUNBUFFERED": "1", **environment}  # else lines come late, and at a SIGKILL never
-            environment = {**os.environ, **environment}
+            # Several processes with a thread for each core would be in each other's way; torchrun sees to it, too.
+            defaults = {"OMP_NUM_THREADS": "1"} if job.nproc > 1 else {}
+            environment = {**defaults, **os.environ, **environment}
+            reads_ours = environment["LOCAL_RANK"] == "0"  # what comes on standard input is for one
             guarded: asyncio.subprocess.Process | WarmWorker
             if preloaded is not None:
-                nothing = os.open(os.devnull, os.O_RDONLY)
-                theirs.callback(os.close, nothing)
-                files_of_it = (nothing, streams.get(1, 1), streams.get(2, 2))
+                source = os.dup(0) if reads_ours else os.open(os.devnull, os.O_RDONLY)
+                theirs.callback(os.close, source)
+                files_of_it = (source, streams.get(1, 1), streams.get(2, 2))
                 guarded = await preloaded.start_worker(environment, control=control, streams=files_of_it, files=files)
             else:
                 guarded = await asyncio.create_subprocess_exec(
@@ -87,7 +90,7 @@ class Process:
                     *("-I", "-S", str(Path(guard.__file__))),
                     *(str(control), str(files)),
                     *job.command,
-                    stdin=asyncio.subprocess.DEVNULL,
+                    stdin=None if reads_ours else asyncio.subprocess.DEVNULL,
                     env=environment,
                     pass_fds=(control,),
                     start_new_session=True,  # Ctrl-C in a terminal is ours to pass on

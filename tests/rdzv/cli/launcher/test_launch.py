@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import signal
 import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
 
 import rdzv
 import store
-from rdzv.cli.launcher.job import Job, Place, environment_of, place_of
+from rdzv.cli.launcher.job import Job, Place, environment_of, error_in, place_of
 from rdzv.cli.launcher.launch import SUCCEEDED, _Launcher, _meet
 from rdzv.cli.launcher.processes import LINE_BYTES_MAX, label_lines
 from rdzv.cli.main import main
+from rdzv.cli.run import processes_here
 from rdzv.config.parameters import KEEP_ALIVE, Source
 from rdzv.config.settings import PARAMETERS
 from rdzv.core.round import Participant
-from rdzv.errors import RendezvousStateError
+from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 from rdzv.node.handler import Handler
 from tests.support.launched import FAIL, SUCCEED, TWO, TWO_OR_THREE, node, places, started, tell
 from tests.support.processes import free_port, start_python
@@ -393,7 +397,13 @@ async def test_no_variable_is_read_back_as_a_parameter(server: str) -> None:
         info = await handler.next_rendezvous()
         job = Job(url=server, command=("true",))
         told = environment_of(
-            job, info, Place(first_rank=0, world_size=1), local_rank=0, restarts=0, checkpoint_file="/tmp/x"
+            job,
+            info,
+            Place(first_rank=0, world_size=1),
+            local_rank=0,
+            restarts=0,
+            checkpoint_file="/tmp/x",
+            error_file="/tmp/y",
         )
     assert (told["TORCHELASTIC_RESTART_COUNT"], told["TORCHELASTIC_RUN_ID"], told["ROLE_RANK"]) == ("0", "job", "0")
     parameters = {
@@ -416,6 +426,80 @@ async def test_preloaded_processes_are_forked_and_otherwise_the_same(server: str
         tell(again, SUCCEED)
         assert await launcher.wait() == 0
         assert not any("--preload" in line for line in launcher.output), launcher.written()
+
+
+@pytest.mark.parametrize("options", [(), ("--preload", "decimal")], ids=["started", "forked"])
+async def test_standard_input_goes_to_the_first_process_and_several_share_the_cores(
+    server: str, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    script = tmp_path / "reads.py"
+    script.write_text(
+        "import os, sys\n"
+        "print(os.environ['LOCAL_RANK'], repr(sys.stdin.read()), os.environ.get('OMP_NUM_THREADS'), flush=True)\n"
+    )
+    command = (sys.executable, "-m", "rdzv", "run", f"{server}/job?min_nodes=1", "--nproc", "2", *options)
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    launcher = await asyncio.create_subprocess_exec(
+        *command, "--", sys.executable, str(script), stdin=PIPE, stdout=PIPE, env=environment
+    )
+    told, _ = await asyncio.wait_for(launcher.communicate(b"as told\n"), 60)
+    assert sorted(told.decode().splitlines()) == [r"[0] 0 'as told\n' 1", "[1] 1 '' 1"]
+    assert launcher.returncode == 0
+
+
+async def test_what_a_process_has_raised_is_told_with_its_end(server: str) -> None:
+    """As PyTorch's `@record` writes it into the file that a launcher names."""
+    report = json.dumps({"message": {"message": "ValueError: no batch 7\nin train.py", "extraInfo": {}}})
+    command = ("sh", "-c", f"printf %s '{report}' > \"$TORCHELASTIC_ERROR_FILE\"; exit 7")
+    async with node(f"{server}/job?min_nodes=1", "a", command=command) as launcher:
+        assert await launcher.wait(timeout=20) == 7
+        assert any("rank 0 exited with status 7: ValueError: no batch 7, and" in line for line in launcher.output)
+
+
+@pytest.mark.parametrize(
+    ("written", "raised"),
+    [
+        ('{"message": "OSError: no disk"}', "OSError: no disk"),
+        ('{"message": {"message": "' + "x" * 999 + '"}}', "x" * 200),
+        ('{"message": {"message": ""}}', ""),
+        ("[]", ""),
+        ("half a fi", ""),
+        ('{"message": 7}', ""),
+    ],
+)
+def test_a_report_of_an_error_is_read_or_passed_over(written: str, raised: str) -> None:
+    assert error_in(written) == raised
+
+
+@pytest.mark.parametrize(
+    ("wanted", "visible", "count"),
+    [(3, "0", 3), ("gpu", "0,1,2", 3), ("auto", "4,5", 2), ("gpu", "1,-1,2", 1), ("cpu", "0,1", os.cpu_count())],
+)
+def test_as_many_processes_as_there_are_of_something(
+    wanted: int | str, visible: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(os.cpu_count() or 1)), raising=False)
+    assert processes_here(wanted) == count
+
+
+def test_one_process_for_each_of_no_gpus_is_refused_and_auto_takes_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(RendezvousSettingsError, match="no GPU"):
+        processes_here("gpu")
+    assert processes_here("auto") == processes_here("cpu") >= 1
+
+
+async def test_a_node_without_its_store_is_told_dropped_at_once() -> None:
+    """It asked the store whether all had succeeded, and said for 30 s nothing."""
+    async with contextlib.AsyncExitStack() as serving:
+        served = await serving.enter_async_context(store.serve("127.0.0.1", 0))
+        async with node(f"{served.url}/job?min_nodes=1&ttl=1", "a") as launcher:
+            await started(launcher)
+            await serving.aclose()
+            await launcher.says("this node was dropped", timeout=15)
+            launcher.terminate()
+            await launcher.wait()
 
 
 async def test_a_command_that_cannot_be_forked_starts_as_ever_and_it_is_said_why(server: str) -> None:
