@@ -247,6 +247,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
 
     def __init__(self, handler: Handler, *of_round: Any, backend: str, timeout: timedelta, **more: Any) -> None:
         super().__init__(handler, *of_round, **more)
+        self.blocking_store: BlockingSharedStore
         self.blocking_store, self._client = blocking_share(handler, self._membership)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"rdzv round {self.number}")
         self._released = False

@@ -83,8 +83,11 @@ class Shared:
         token: bytes | None,
         rng: random.Random,
     ) -> None:
-        self.addresses, self.tls = addresses, tls
-        self.name, self.token, self.rng = name, token, rng
+        self.addresses: Addresses = addresses
+        self.tls: ssl.SSLContext | None = tls
+        self.name: str = name
+        self.token: bytes | None = token
+        self.rng: random.Random = rng
         self.store_id: str | None = None
         self.failed: StoreError | None = None  # why the client is of no more use
         self.waits_ended: bool = False

@@ -15,7 +15,7 @@ import asyncio
 import math
 import os
 from collections import deque
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
@@ -277,7 +277,7 @@ class Client(Reconnecting, interface.Store):
     # ------------------------------------------------------------------------------------------ the connection
 
     def _take_welcome(self, welcome: Welcome) -> None:
-        self.limits = dict(welcome.limits)
+        self.limits: dict[str, Any] = dict(welcome.limits)
         self.operations_max: int = int(welcome.limits.get("operations_max", self.operations_max))
         self.writes_max: int = int(welcome.limits.get("writes_max", self.writes_max))
         self.lease_ttl_max: float = welcome.limits.get("lease_ttl_max", self.lease_ttl_max)

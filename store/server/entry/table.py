@@ -103,7 +103,7 @@ class Table:
 
     def allow(self, most: int) -> None:
         """Take no more connections than the system allows; half of them may be strangers, unless there are few."""
-        self.connections_max = min(self.limits.connections_max, max(most, 1))
+        self.connections_max: int = min(self.limits.connections_max, max(most, 1))
         self._strangers_max = min(self.limits.handshakes_max, max(self.connections_max // 2, STRANGERS_LEAST))
 
     @property
