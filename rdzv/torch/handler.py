@@ -27,13 +27,12 @@ from rdzv.torch.agent.unnamed_run import NO_NAME, begin_anew
 from rdzv.torch.agent.worker_ends import WorkerEnds, hear_of_failure, tell_of_failure
 from rdzv.torch.memory_store import MemoryStore
 from rdzv.torch.pytorch import (
-    ChildFailedError,
     RendezvousGracefulExitError,
-    SignalException,
     agent_above,
-    in_words,
     runs_under_torchrun,
+    signal_of,
     torch_api,
+    why_it_ends,
 )
 from rdzv.torch.store import TorchStore, unconnected_handler
 from rdzv.torch.tcp_store import open_tcp_store
@@ -429,7 +428,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         return True
 
     def _close_or_leave(self) -> None:
-        stopped = _stopped_by_a_signal()
+        # PyTorch 2.5 and later let us alone after a signal; the agent of 2.4 shuts us down while it handles it.
+        stopped = signal_of(sys.exception())
         if stopped is not None:
             handler = self._connected()
             self._screen.stopped_by(stopped)
@@ -438,7 +438,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         elif self._was_member or not self._kept_out:
             handler = self._connected()
             if not handler.is_closed():
-                handler.set_closed(_why_it_ends() if self._was_member else "shut down before it began")
+                handler.set_closed(why_it_ends(sys.exception()) if self._was_member else "shut down before it began")
 
     def _close(self) -> None:
         try:
@@ -461,24 +461,6 @@ def _in_reach(handler: sync.Handler) -> bool:
 
 def _hosts(handler: sync.Handler) -> bool:
     return handler.node is not None and handler.node.hosts_store()
-
-
-def _why_it_ends() -> str:
-    """Why an agent that shuts us down ends, which is what the others are told."""
-    error = sys.exception()
-    if isinstance(error, ChildFailedError):
-        _, failure = error.get_first_failure()
-        return f"an agent has failed: {in_words(failure)}"
-    return "an agent has ended"
-
-
-def _stopped_by_a_signal() -> SignalException | None:
-    """What a signal has raised in the agent that shuts us down, if that is why: it closes nothing for the others.
-
-    PyTorch 2.5 and later then let us alone; the agent of 2.4 shuts us down while it handles what its signal raised.
-    """
-    error = sys.exception()
-    return error if isinstance(error, SignalException) else None
 
 
 def _remove_in(pid: int, folder: Path) -> None:

@@ -6,6 +6,7 @@ documentation is in `PRIVATE`, and what is not in every release from `OLDEST` on
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 import time
@@ -15,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 try:
     import torch
     import torch.distributed as dist
-    from torch.distributed.elastic import events
-    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic import events, multiprocessing
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import api as torch_api
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
@@ -36,7 +36,6 @@ __all__ = [
     "PRIVATE",
     "RELEASE",
     "Agent",
-    "ChildFailedError",
     "Private",
     "QueueEmptyError",
     "RendezvousBackend",
@@ -54,10 +53,12 @@ __all__ = [
     "runs_under_torchrun",
     "same_device",
     "set_group_timeout",
+    "signal_of",
     "stops_workers",
     "torch",
     "torch_api",
     "underlying_store",
+    "why_it_ends",
 ]
 
 T = TypeVar("T")
@@ -111,7 +112,13 @@ PRIVATE: Final = (
     Private(
         module=f"{_ELASTIC}.multiprocessing",
         name="SignalException",
-        used_for="telling an agent that was told to end from one whose workers are done",
+        used_for="telling an agent that was told to end from one whose workers are done; without it, and its `sigval`, "
+        "such an agent closes the run",
+    ),
+    Private(
+        module=f"{_PROCESSES.rpartition('.')[0]}.errors",
+        name="ChildFailedError.get_first_failure",
+        used_for="which worker's failure an agent closes the run for; without it the reason is the error's first line",
     ),
     Private(
         module="torch.distributed.run",
@@ -181,6 +188,13 @@ LAUNCHER: Final = "torch.distributed.run"
 """The module of `torchrun`, which `accelerate launch` calls, too."""
 
 RendezvousGracefulExitError: Final = getattr(torch_api, "RendezvousGracefulExitError", torch_api.RendezvousClosedError)
+
+
+class _Never(BaseException):
+    """Nobody raises it: it stands for a class that this release does not have."""
+
+
+SignalException: Final[Any] = getattr(multiprocessing, "SignalException", _Never)
 
 QueueEmptyError: Final = getattr(dist, "QueueEmptyError", dist.DistStoreError)
 
@@ -312,6 +326,21 @@ def stops_workers(thread: int) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def signal_of(error: BaseException | None) -> str | None:
+    """The name of the signal that has ended an agent, if this is why; SIGTERM, where PyTorch does not say which."""
+    if not isinstance(error, SignalException):
+        return None
+    return signal.Signals(getattr(error, "sigval", signal.SIGTERM)).name
+
+
+def why_it_ends(error: BaseException | None) -> str:
+    """Why an agent that shuts its handler down ends, by what it raises just then."""
+    if not isinstance(error, ChildFailedError):
+        return "an agent has ended"
+    first = getattr(error, "get_first_failure", None)
+    return f"an agent has failed: {in_words(first()[1]) if first is not None else str(error).strip().splitlines()[0]}"
 
 
 def in_words(failure: Any) -> str:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import sys
 import threading
 import time
@@ -33,7 +32,7 @@ from rdzv.errors import RendezvousError
 from rdzv.node.front.sharing import absence_of
 from rdzv.node.status import read_run
 from rdzv.torch.agent.events import EventHandler
-from rdzv.torch.pytorch import SignalException
+from rdzv.torch.pytorch import signal_of
 from store import StoreError
 from store.printable import escaping
 
@@ -154,18 +153,19 @@ class Screen:
         before = sys.excepthook
 
         def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            if not isinstance(error, SignalException) or log.isEnabledFor(logging.DEBUG):
+            name = signal_of(error)
+            if name is None or log.isEnabledFor(logging.DEBUG):
                 before(kind, error, trace)
                 return
-            self.stopped_by(error)
+            self.stopped_by(name)
             what_then = "the store ends with it, and so the run" if hosts() else "the run goes on without it"
             log.warning("run %s: this agent ends, since %s; %s", self._run_id, self._stopped_by, what_then)
 
         sys.excepthook = say
 
-    def stopped_by(self, error: SignalException) -> None:
+    def stopped_by(self, name: str) -> None:
         """Note what has told this agent to end, for `explain`."""
-        self._stopped_by = f"it was told to end by {signal.Signals(error.sigval).name}"
+        self._stopped_by = f"it was told to end by {name}"
 
     def explain(self, node_id: str, reason: str = "", *, in_reach: bool = True) -> None:
         """Tell the other members why this one is about to leave the round: what a signal did, if nothing is given.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.processes import require
+from tests.support.processes import require, start_python
 
 require("torch")  # what follows cannot be imported without
 
@@ -32,6 +32,40 @@ def test_every_private_name_is_there_since_the_release_that_the_list_says(privat
     except AttributeError:
         present = False
     assert present is (private.since <= it.RELEASE), f"{private.module}.{private.name}: {private.used_for}"
+
+
+TAKEN_AWAY = """
+import functools, importlib, sys
+from rdzv.torch.pytorch import PRIVATE
+for private in PRIVATE:
+    *path, last = private.name.split(".")
+    owner = functools.reduce(getattr, path, importlib.import_module(private.module))
+    kept = getattr(owner, last, None)
+    try:
+        delattr(owner, last)
+    except (AttributeError, TypeError):  # this release does not have it, or it is C's
+        continue
+    if private.name == "RendezvousBackend":  # a base class, which PyTorch documents: without it there is no adapter
+        setattr(owner, last, kept)
+        continue
+    for room in [room for room in sys.modules if room.startswith("rdzv.torch")]:
+        del sys.modules[room]
+    import rdzv.torch
+    from rdzv.torch import pytorch
+    assert pytorch.signal_of(ValueError()) is None
+    assert pytorch.why_it_ends(ValueError()) == "an agent has ended"
+    assert pytorch.agent_above() is None
+    assert not pytorch.runs_under_torchrun()
+    pytorch.count_groups_anew()
+    setattr(owner, last, kept)
+    print("without", private.name)
+"""
+
+
+async def test_without_any_of_them_all_else_is_there() -> None:
+    async with start_python("-c", TAKEN_AWAY) as program:
+        assert await program.wait(timeout=60) == 0, program.written()
+        assert len(program.stdout) >= 8
 
 
 def test_no_other_room_takes_a_private_name_of_pytorch() -> None:
