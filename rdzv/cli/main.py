@@ -7,6 +7,7 @@ imports none, and only `rdzv --help` all of them.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
 import sys
@@ -71,6 +72,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
         words = [*words[1:2], "--help"]
     if not words and not flags:
         return None
+    if words and words[0] not in ROOMS and not words[0].startswith("-"):
+        meant = "".join(f", did you mean {near}?" for near in difflib.get_close_matches(words[0], ROOMS, 1))
+        _overview(()).error(f"{words[0][:80]!r} is no command{meant or ' of rdzv'}")
     if not words or words[0] not in ROOMS or OF_ALL & set(flags):
         return _overview(() if "--version" in flags else ROOMS).parse_args([*flags, *words])
     command, words = command_named(words[0]), words[1:]
@@ -104,7 +108,17 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, as all our errors are; argparse would put the usage before it."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(WRONG_USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(WRONG_USAGE, f"{self.prog}: {message}{self._hint(message)}; see {self.prog} --help\n")
+
+    def _hint(self, message: str) -> str:
+        """What was probably meant by words that are none of this command's."""
+        words = message.partition("unrecognized arguments: ")[2].split()
+        if not words:
+            return ""
+        name = words[0].lstrip("-").partition("=")[0].replace("-", "_")
+        if words[0].startswith("--") and name in importlib.import_module("rdzv.config.settings").PARAMETERS:
+            return f"; {name} is a parameter: put it into the URL (tcp://head:29400/job-7?{name}=...)"
+        return "; the command comes after --: rdzv run URL -- COMMAND" if self.prog == "rdzv run" else ""
 
 
 def _overview(names: Iterable[str]) -> argparse.ArgumentParser:

@@ -29,6 +29,19 @@ async def run(*arguments: str, **env: str) -> tuple[int, list[str]]:
         return await child.wait(), child.output
 
 
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("statsu", "did you mean stats?"),
+        ("status --token-file f tcp://127.0.0.1:1/job", "put it into the URL (tcp://head:29400/job-7?token_file=...)"),
+        ("run tcp://127.0.0.1:1/job python train.py", "the command comes after --"),
+    ],
+)
+def test_what_was_probably_meant_is_said(line: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(*line.split())
+    assert meant in capsys.readouterr().err
+
+
 async def fails(*arguments: str) -> tuple[int, str]:
     """The exit status, and the one line that says why."""
     status, output = await run(*arguments)
