@@ -5,16 +5,21 @@ The round itself is small, and told to every member. Who has which rank and what
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rdzv.core.stored import Stored
 
-__all__ = ["BUCKET_SIZE", "SINCE_MOST", "Member", "Participant", "Round", "bucket_of"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ARRIVALS_MOST", "BUCKET_SIZE", "SINCE_MOST", "Member", "Participant", "Round", "bucket_of", "name_arrivals"]
 
 BUCKET_SIZE = 16  # nodes in one bucket: what a node reads to learn its rank stays below a kilobyte
+ARRIVALS_MOST = 1024  # members up to which a round itself says who has which rank: in two kilobytes, which all get
 SINCE_MOST = 16  # node ids of each kind that a round itself names: every node gets them
 
 
@@ -73,4 +78,26 @@ class Round(Stored, kw_only=True):
     # Who has been lost, has left and is new since the round before, at most `SINCE_MOST` of each by name.
     since: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] = ((), (), ())
     checked: bool = False  # its members check that they reach rank 0 before they take it
+    least: int = 0  # the first arrival that it took in
+    # By how much each arrival is above the least, in order of rank, two bytes for each: so nobody need read its bucket.
+    arrivals: bytes = b""  # empty where they are too many or too far apart
     revision: int = 0  # the revision of its commit
+
+    def rank_of(self, arrival: int) -> int | None:
+        """Return the rank of an arrival, by the arrivals that the round names; None if it is none of them."""
+        try:
+            return struct.unpack(f">{len(self.arrivals) // 2}H", self.arrivals).index(arrival - self.least)
+        except ValueError:
+            return None
+
+    def unfit(self) -> str | None:
+        """Say whether it is cut off."""
+        return "ends with half of an arrival" if len(self.arrivals) % 2 else None
+
+
+def name_arrivals(arrivals: Sequence[int]) -> dict[str, Any]:
+    """Return what a round says of the arrivals of its members, in order of rank."""
+    least = min(arrivals)
+    if len(arrivals) > ARRIVALS_MOST or max(arrivals) - least >= 1 << 16:
+        return {}
+    return {"least": least, "arrivals": struct.pack(f">{len(arrivals)}H", *(one - least for one in arrivals))}

@@ -37,7 +37,7 @@ from rdzv.core.decision import (
 )
 from rdzv.core.history import Chronicle, History, pack_history
 from rdzv.core.ranks import newest_of
-from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, bucket_of
+from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, bucket_of, name_arrivals
 from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.view import View
 from rdzv.node.accusing import AccusationWatch
@@ -423,6 +423,7 @@ class Term:
             in_steps=any(record.progress is not None for record in decision.members),
             since=((), (), ()) if is_first else since,
             checked=len(members) > 1 and all(record.checks for record in decision.members),
+            **name_arrivals([member.arrival for member in members]),
         )
         self._shared.used = True  # from now on: the answer to the commit may be lost
         return round

@@ -5,6 +5,7 @@ By the identity a server knows which connections are of one process (R20).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import socket
@@ -20,6 +21,7 @@ def process_id() -> bytes:
     return _id
 
 
+@functools.cache
 def loopback_id() -> str:
     """Return what all processes say that share this one's loopback, and as far as can be known no others."""
     try:
@@ -33,6 +35,7 @@ def loopback_id() -> str:
 def _draw_again() -> None:
     global _id
     _id = os.urandom(16)
+    loopback_id.cache_clear()  # a child may go to another network
 
 
 os.register_at_fork(after_in_child=_draw_again)

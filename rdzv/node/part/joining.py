@@ -180,7 +180,7 @@ class Joining:
                 now = link.store.time()
                 match follow(me, follower.head, now=now):
                     case Round() as round:
-                        rank = await self._read_rank(round)
+                        rank = round.rank_of(me.arrival) if round.arrivals else await self._read_rank(round)
                         if not part.arrival.stands(me.arrival):
                             continue  # the lease was lost while we read: we were in it, perhaps, and are not any more
                         if rank is not None:

@@ -254,8 +254,9 @@ async def new_record(part: Part, link: Link) -> NodeRecord:
         if link.store.failure is not None:
             raise link.store.failure
         address = store.seen_as or socket.gethostname()
-        if store.ends is not None:
-            address, sends_from, store_at = way_of(address, *store.ends)
+        ends = store.ends
+        if ends is not None:
+            address, sends_from, store_at = way_of(address, *ends)
             server, machine = store.server, loopback_id()
     return NodeRecord(
         release=__version__,

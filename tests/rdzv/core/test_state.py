@@ -1,12 +1,19 @@
-"""Keys, and which bucket a node is in."""
+"""Keys, which bucket a node is in, and which arrival has which rank."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv.core.keys import Keys
-from rdzv.core.round import bucket_of
+from rdzv.core.round import ARRIVALS_MOST, Round, bucket_of, name_arrivals
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
 
 KEYS = Keys(prefix="/rdzv", run_id="job-7")
 
@@ -51,3 +58,25 @@ def test_every_node_has_one_bucket_among_those_there_are(node_id: str, buckets: 
 
 def test_a_node_has_the_same_bucket_on_every_machine() -> None:
     assert [bucket_of(name, 16) for name in ("host0", "host1", "host2")] == [3, 5, 15]
+
+
+# Ranks.
+
+
+def round_of(arrivals: Sequence[int]) -> Round:
+    round = Round(number=0, term=1, size=len(arrivals), buckets=1, host="h", port=1, **name_arrivals(arrivals))
+    return Round.unpack(round.pack(), revision=0)
+
+
+@given(st.integers(1, 1 << 60), st.sets(st.integers(0, 0xFFFF), min_size=1, max_size=ARRIVALS_MOST), st.randoms())
+def test_a_round_says_which_arrival_has_which_rank(least: int, after: set[int], rng: random.Random) -> None:
+    arrivals = [least + one for one in after]
+    rng.shuffle(arrivals)
+    told = round_of(arrivals)
+    assert [told.rank_of(arrival) for arrival in arrivals] == list(range(len(arrivals)))
+    assert {told.rank_of(other) for other in (min(arrivals) - 1, max(arrivals) + 1, least + 0x10000)} == {None}
+
+
+@pytest.mark.parametrize("arrivals", [range(1, ARRIVALS_MOST + 2), (1, 0x10001)], ids=["many", "far apart"])
+def test_a_round_of_many_or_of_arrivals_far_apart_names_none(arrivals: Sequence[int]) -> None:
+    assert not round_of(arrivals).arrivals

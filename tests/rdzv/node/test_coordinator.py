@@ -62,8 +62,8 @@ async def test_a_commit_that_was_refused_leaves_none_of_its_buckets() -> None:
         assert len([key for key in run.keys("rounds/") if "/store/" not in key]) == 2
 
 
-async def test_a_commit_is_one_transaction() -> None:
-    """Ranks were written, a lease granted and the round committed one after the other."""
+async def test_a_commit_is_one_transaction_and_no_member_of_a_small_round_reads_its_rank() -> None:
+    """Ranks were written, a lease granted and the round committed one after the other, and then read by every node."""
     async with VirtualRun(min_nodes=20) as run:
         nodes = [run.handler(f"n{number}") for number in range(20)]
         first = await run.join(nodes[0])
@@ -78,6 +78,7 @@ async def test_a_commit_is_one_transaction() -> None:
         (commit,) = [request for request in asked if commits_in(request)]
         assert isinstance(commit, Transact)
         assert sum("/ranks/" in operation.key for operation in commit.then) == 2
+        assert not any("/ranks/" in str(request) for request in asked if request is not commit)
         assert not any(isinstance(request, Grant) for request in asked)
 
 

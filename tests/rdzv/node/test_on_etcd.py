@@ -146,7 +146,7 @@ async def test_more_members_meet_than_a_transaction_has_conditions(url: str) -> 
         assert len(await infos[0].participants()) == NODES
 
 
-async def test_an_arrival_costs_two_requests_and_a_round_one(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_arrival_costs_two_requests_and_a_round_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a node that is not the first: it were nine and one. To connect costs two, and opens a watch."""
     for name in ("ATTEMPT_ALONE", "ATTEMPT_MOST", "IDLE"):  # nothing is asked again because the machine is busy
         monkeypatch.setattr(members_room, name, 600.0)
@@ -171,9 +171,9 @@ async def test_an_arrival_costs_two_requests_and_a_round_one(url: str, monkeypat
         assert others == [["KV/Range"] * 2] * 2
         infos = await asyncio.gather(*meeting, *(node.next_rendezvous() for node in nodes[1:]))
         assert_one_round(infos)
-        assert [some[2:] for some in others] == [["Lease/LeaseGrant", "KV/Txn", "KV/Range"]] * 2
+        assert [some[2:] for some in others] == [["Lease/LeaseGrant", "KV/Txn"]] * 2
         assert_one_round(await asyncio.gather(*(node.next_rendezvous() for node in nodes)))
-        assert [some[5:] for some in others] == [["KV/Txn", "KV/Range"]] * 2
+        assert [some[4:] for some in others] == [["KV/Txn"]] * 2
 
 
 async def test_the_nodes_of_a_process_are_one_client_of_the_cluster() -> None:
