@@ -83,7 +83,7 @@ class Target(IntEnum):
 
 # To find a member by its name takes as long as all else that a condition takes.
 _MOD_REVISION, _CREATE_REVISION, _VALUE, _EXISTS, _VALUE_IF_ANY = Target
-_EXPECTED: dict[Target, type] = dict(zip(Target, (int, int, bytes, bool, bytes), strict=True))
+_EXPECTED: tuple[type, ...] = (int, int, bytes, bool, bytes)  # by target
 
 
 class Condition(Record, kw_only=True):

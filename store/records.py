@@ -81,100 +81,6 @@ def shown(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-@dataclass_transform(frozen_default=True)
-class RecordType(type):
-    """Makes a tuple with named fields of what a class says."""
-
-    def __new__(
-        cls, name: str, bases: tuple[type, ...], body: dict[str, Any], *, code: int | None = None, **_: bool
-    ) -> RecordType:
-        """Make the class. `kw_only=True` is for type checkers alone."""
-        made: Any = super().__new__(cls, name, bases, {"__slots__": (), **body})
-        fields = tuple(each for each, said in made.__annotations__.items() if not str(said).startswith("ClassVar"))
-        made.fields, made.code = fields, code
-        type.__setattr__(made, "__match_args__", fields)
-        made.defaults = {each: body[each] for each in fields if each in body}
-        for place, each in enumerate(fields, start=code is not None):
-            setattr(made, each, getattr(_ROW, f"at_{place}"))
-        taken = "".join(f", {each}=defaults[{each!r}]" if each in body else f", {each}" for each in fields)
-        values = "".join(f"{each}, " for each in (fields if code is None else (code, *fields)))
-        # As `namedtuple` does it: names of our own sources, and a function that is as quick as one written by hand.
-        made.__new__ = eval(f"lambda cls{taken}: new(cls, ({values}))", {"new": _new, "defaults": made.defaults})  # noqa: S307
-        return cast("RecordType", made)
-
-
-if TYPE_CHECKING:
-    _Base = object
-else:
-    _Base = tuple
-
-
-class Record(_Base, metaclass=RecordType):
-    """Base of nouns that are said as above.
-
-    Attributes:
-        fields: The names of the fields, in their order.
-        defaults: What the last of them have if they are not given.
-        code: What tells this kind of record from others, if anything does.
-    """
-
-    if TYPE_CHECKING:
-        fields: ClassVar[tuple[str, ...]]
-        defaults: ClassVar[dict[str, Any]]
-        code: ClassVar[int | None]
-
-    else:
-
-        @property
-        def count(self) -> None:
-            """Hide tuple's own: who asks whether a record has a count means a field of it."""
-            raise AttributeError("count")
-
-        @property
-        def index(self) -> None:
-            """Hide tuple's own, likewise."""
-            raise AttributeError("index")
-
-    @classmethod
-    def read(cls: type[R], values: object) -> R:
-        """Make a record of what was received: a tuple, the first of which is the code, if there is one.
-
-        Raises:
-            Unfit: It is none; the message says why.
-        """
-        made: R = _shape_of(cls).read(values)
-        return made
-
-    @classmethod
-    def read_in_steps(cls: type[R], values: object) -> Steps[R]:
-        """Do what `read` does, and pause after each thousand elements of an array."""
-        return _shape_of(cls).read_in_steps(values)
-
-    def check(self: R) -> R:
-        """Return this record as it is sent: what is of a subclass of its type becomes that type.
-
-        Raises:
-            Unfit: A field has a value that could not be read back.
-        """
-        return type(self).read(self)
-
-    def unfit(self) -> str | None:
-        """Say what is wrong with the fields together, for a noun that overrides this."""
-        return None
-
-    def replace(self: R, **changes: object) -> R:
-        """Return a record like this one, with other values in some fields."""
-        made: R = type(self)(**{name: getattr(self, name) for name in self.fields} | changes)
-        return made
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        """What it is made of anew: copied, or in another process."""
-        return tuple(getattr(self, name) for name in self.fields)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.fields)})"
-
-
 # ---------------------------------------------------------------------------------------------- what a type takes
 
 
@@ -189,6 +95,10 @@ class _Kind:
     def __init__(self, read: Callable[[Any], Any], plain: tuple[type, ...] = ()) -> None:
         self.read = read
         self.plain = plain
+
+    def reader_of(self, type_: type) -> Callable[[Any], Any]:  # noqa: ARG002 - most look themselves
+        """Return what reads values of just this type."""
+        return self.read
 
     def read_in_steps(self, value: Any) -> Steps[Any]:
         """Do what `read` does; what may be too long for one step pauses in between."""
@@ -293,7 +203,7 @@ class _Many(_Kind):
     def _read(self, value: Any) -> tuple[Any, ...]:
         if type(value) not in _ARRAYS:
             raise _NotOf
-        if self._plain.issuperset(map(type, value)):
+        if self._plain and self._plain.issuperset(map(type, value)):
             return tuple(value)
         return tuple(map(self._read_one, value))
 
@@ -315,76 +225,95 @@ class AnyOf(_Kind):
         of = [get_origin(each) or each if _is_record(each) else each for each in kinds]
         self._by_code = {record.code: record for record in of if _is_record(record)}
         self._others = [_kind_of(each) for each in of if not _is_record(each)]
-        super().__init__(self._read, tuple(itertools.chain.from_iterable(kind.plain for kind in self._others)))
+        plain = tuple(itertools.chain.from_iterable(kind.plain for kind in self._others))
+        super().__init__(self._read if self._others else self.reader_of(tuple), plain)
+
+    def reader_of(self, type_: type) -> Callable[[Any], Any]:
+        """Return what reads values of just this type."""
+        if type_ in self._by_code.values():
+            return cast("type[Record]", type_).read
+        if not self._by_code or not issubclass(type_, _ARRAYS):
+            return self.read
+        return self._by_code[None].read if None in self._by_code else self._read_coded
+
+    def _read_coded(self, value: Any) -> Any:
+        return self._record(value).read(value)
 
     def _record(self, value: Any) -> Any:
         """Return the kind of record that an array is, by its code."""
-        if None in self._by_code:
-            return self._by_code[None]
-        code = value[0] if value else None
+        code = value[0] if isinstance(value, _ARRAYS) and value else None
         if type(code) is not int:
             raise _NotOf(f"{shown(value)} does not begin with a code")
-        if code not in self._by_code:
+        record = self._by_code.get(code)
+        if record is None:
             raise UnknownWord(f"request {code}")
-        return self._by_code[code]
+        return record
 
     def _read(self, value: Any) -> Any:
         if type(value) in self.plain:
             return value
         if self._by_code and isinstance(value, _ARRAYS):
-            return self._record(value).read(value)
+            return self.reader_of(tuple)(value)
         for kind in self._others:
             try:
                 return kind.read(value)
             except _NotOf:
                 continue
-        raise _NotOf(f"{shown(value)} is no array")
+        raise _NotOf(f"{shown(value)} is none of what it may be")
 
     def read_in_steps(self, value: Any) -> Steps[Any]:
         """Do what `read` does, and pause where a record of the union does."""
         if self._by_code and isinstance(value, _ARRAYS):
-            return (yield from self._record(value).read_in_steps(value))
+            record = self._by_code.get(None) or self._record(value)
+            return (yield from record.read_in_steps(value))
         return self._read(value)
-
-
-@functools.cache
-def _shape_of(record: type[Record]) -> _Shape:
-    return _Shape(record)
 
 
 class _Shape:
     """What a kind of record takes, made of what its class says when it is first needed."""
 
-    def __init__(self, record: type[Record]) -> None:
-        types_ = get_type_hints(record, include_extras=True)
+    def __init__(self, record: Any) -> None:
         self._record = record
-        names = record.fields if record.code is None else ("code", *record.fields)
-        self._fields = [(name, _kind_of(types_.get(name, int))) for name in names]
+        self._length = len(record.fields) + (record.code is not None)
+        self._can_be_unfit = hasattr(record, "unfit")
         # To compare the types of all fields at once is what the hot path can afford.
-        self._plain = frozenset(itertools.product(*(kind.plain for _, kind in self._fields)))
-        self._in_need: dict[tuple[type, ...], list[tuple[int, str, _Kind]]] = {}  # which, by the types of all
-        self._can_be_unfit = record.unfit is not Record.unfit
+        self._makers: dict[tuple[type, ...], Callable[[Any], Any]] = {}
+
+    @functools.cached_property
+    def _fields(self) -> list[tuple[str, _Kind]]:
+        types_ = get_type_hints(self._record, include_extras=True)
+        names = self._record.fields if self._record.code is None else ("code", *self._record.fields)
+        return [(name, _kind_of(types_.get(name, int))) for name in names]
 
     def read(self, values: Any) -> Any:
         """Make a record of an array, or look at one that there is."""
         if not isinstance(values, _ARRAYS):
-            raise Unfit(f"{shown(values)} stands where {self._record.__name__} belongs")
+            raise _NotOf(f"{shown(values)} stands where {self._record.__name__} belongs")
         types_ = tuple(map(type, values))
-        if types_ in self._plain:
-            return self._whole(values)
-        in_need = self._in_need.get(types_)
-        if in_need is None:
-            fields = enumerate(zip(self._fields, types_, strict=False))
-            in_need = [(at, *field) for at, (field, type_) in fields if type_ not in field[1].plain]
-            if len(self._in_need) < TYPES_NOTED_MOST:
-                self._in_need[types_] = in_need
+        make = self._makers.get(types_) or self._maker(types_)
+        return make(values)
+
+    def _maker(self, types_: tuple[type, ...]) -> Callable[[Any], Any]:
+        """Return what makes a record of values of these types, and note it."""
+        fields = enumerate(zip(self._fields, types_, strict=False))
+        in_need = [(at, kind.reader_of(type_)) for at, ((_, kind), type_) in fields if type_ not in kind.plain]
+        is_plain = not in_need and len(types_) == self._length
+        make = self._whole if is_plain else functools.partial(self._read_those, in_need)
+        if is_plain and not self._can_be_unfit:
+            make = functools.partial(_new, self._record)
+        if is_plain or len(self._makers) < TYPES_NOTED_MOST:
+            self._makers[types_] = make
+        return make
+
+    def _read_those(self, in_need: list[tuple[int, Callable[[Any], Any]]], values: Any) -> Any:
+        """Make a record of values some of which cannot be taken as they are."""
         checked = list(values)
-        for at, name, kind in in_need:
+        for at, read in in_need:
             try:
-                checked[at] = kind.read(checked[at])
+                checked[at] = read(checked[at])
             except _NotOf:
-                raise self._cannot_have(name, checked[at]) from None
-        return self._filled(checked)
+                raise self._cannot_have(self._fields[at][0], checked[at]) from None
+        return self._whole(checked) if len(checked) == self._length else self._filled(checked)
 
     def read_in_steps(self, values: Any) -> Steps[Any]:
         """Do what `read` does, and pause in between."""
@@ -398,12 +327,12 @@ class _Shape:
 
     def _filled(self, values: list[Any]) -> Any:
         """The record of these values, without those that later releases have added, and with the defaults of others."""
-        if len(values) < len(self._fields):
+        if len(values) < self._length:
             missing = [name for name, _ in self._fields[len(values) :]]
             if any(name not in self._record.defaults for name in missing):
-                raise Unfit(f"{self._record.__name__} has {len(self._fields)} fields, not {len(values)}")
+                raise Unfit(f"{self._record.__name__} has {self._length} fields, not {len(values)}")
             values += [self._record.defaults[name] for name in missing]
-        return self._whole(values[: len(self._fields)])
+        return self._whole(values[: self._length])
 
     def _whole(self, values: Any) -> Any:
         made = _new(self._record, values)
@@ -414,3 +343,98 @@ class _Shape:
     def _cannot_have(self, name: str, value: Any) -> Unfit:
         given = f"[{', '.join(map(shown, value[:4]))}]" if isinstance(value, _ARRAYS) else shown(value)
         return Unfit(f"{self._record.__name__} cannot have {name}={given}")
+
+
+# ---------------------------------------------------------------------------------------------------- the records
+
+
+@dataclass_transform(frozen_default=True)
+class RecordType(type):
+    """Makes a tuple with named fields of what a class says."""
+
+    def __new__(
+        cls, name: str, bases: tuple[type, ...], body: dict[str, Any], *, code: int | None = None, **_: bool
+    ) -> RecordType:
+        """Make the class. `kw_only=True` is for type checkers alone."""
+        made: Any = super().__new__(cls, name, bases, {"__slots__": (), **body})
+        fields = tuple(each for each, said in made.__annotations__.items() if not str(said).startswith("ClassVar"))
+        made.fields, made.code = fields, code
+        type.__setattr__(made, "__match_args__", fields)
+        made.defaults = {each: body[each] for each in fields if each in body}
+        for place, each in enumerate(fields, start=code is not None):
+            setattr(made, each, getattr(_ROW, f"at_{place}"))
+        taken = "".join(f", {each}=defaults[{each!r}]" if each in body else f", {each}" for each in fields)
+        values = "".join(f"{each}, " for each in (fields if code is None else (code, *fields)))
+        # As `namedtuple` does it: names of our own sources, and a function that is as quick as one written by hand.
+        made.__new__ = eval(f"lambda cls{taken}: new(cls, ({values}))", {"new": _new, "defaults": made.defaults})  # noqa: S307
+        shape = _Shape(made)
+        made.read, made.read_in_steps = shape.read, shape.read_in_steps
+        return cast("RecordType", made)
+
+
+if TYPE_CHECKING:
+    _Base = object
+else:
+    _Base = tuple
+
+
+class Record(_Base, metaclass=RecordType):
+    """Base of nouns that are said as above.
+
+    Attributes:
+        fields: The names of the fields, in their order.
+        defaults: What the last of them have if they are not given.
+        code: What tells this kind of record from others, if anything does.
+    """
+
+    if TYPE_CHECKING:
+        fields: ClassVar[tuple[str, ...]]
+        defaults: ClassVar[dict[str, Any]]
+        code: ClassVar[int | None]
+
+        @classmethod
+        def read(cls: type[R], values: object) -> R:
+            """Make a record of what was received: a tuple, the first of which is the code, if there is one.
+
+            Raises:
+                Unfit: It is none; the message says why.
+            """
+
+        @classmethod
+        def read_in_steps(cls: type[R], values: object) -> Steps[R]:
+            """Do what `read` does, and pause after each thousand elements of an array."""
+
+        def unfit(self) -> str | None:
+            """Say what is wrong with the fields together: a noun may have this."""
+
+    else:
+
+        @property
+        def count(self) -> None:
+            """Hide tuple's own: who asks whether a record has a count means a field of it."""
+            raise AttributeError("count")
+
+        @property
+        def index(self) -> None:
+            """Hide tuple's own, likewise."""
+            raise AttributeError("index")
+
+    def check(self: R) -> R:
+        """Return this record as it is sent: what is of a subclass of its type becomes that type.
+
+        Raises:
+            Unfit: A field has a value that could not be read back.
+        """
+        return type(self).read(self)
+
+    def replace(self: R, **changes: object) -> R:
+        """Return a record like this one, with other values in some fields."""
+        made: R = type(self)(**{name: getattr(self, name) for name in self.fields} | changes)
+        return made
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """What it is made of anew: copied, or in another process."""
+        return tuple(getattr(self, name) for name in self.fields)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.fields)})"

@@ -93,7 +93,8 @@ class Client(interface.BlockingStore):
             self._waiting.add(channel)
         try:
             # Once the channel is taken, and known to wait, so that `interrupt` and `end_waits` miss nobody.
-            shared.check(request)
+            if shared.failed is not None or shared.waits_ended:
+                shared.check(request)
             return channel.call(request, timeout)[0]
         finally:
             if parks:

@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections import deque
@@ -53,8 +54,6 @@ __all__ = ["Channel", "Shared"]
 
 RECEIVE_BYTES = 64 * 1024
 LOOK = SILENCE / 2  # seconds; how often whoever reads or writes looks up. One figure for both: changing it costs time
-IDLE_MOST = 60.0  # seconds; a connection that no call has needed for so long is closed, but for the last one ...
-GIVEN_BACK_AT_ONCE = 8  # ... and so many by one call, which waits for it
 
 R = TypeVar("R", bound=Response)
 
@@ -138,7 +137,7 @@ class Channel:
             session_id=secrets.token_bytes(16), process=process_id(), token=shared.token, name=shared.name
         )
         self.sock: socket.socket | None = None
-        self._within = 0.0  # seconds that a call on it waits; none was told yet
+        self._within = 0.0  # seconds that a call on it waits
         self.idle_since: float = 0.0  # when the last call on it was over
         self.pushed: deque[Events | Lagged | Pong] = deque()  # what came for a watch, in order
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
@@ -229,12 +228,13 @@ class Channel:
             prepare(sock)
             if self._shared.tls is not None:
                 sock = self._shared.tls.wrap_socket(sock, server_hostname=addresses.host, do_handshake_on_connect=False)
-            sock.settimeout(LOOK)
+            self._within = 0.0  # none was told yet
+            self._have_calls_wait(sock, LOOK)
             let_go_in_children(self, sock)
         except BaseException:
             sock.close()
             raise
-        self.sock, self._within = sock, LOOK
+        self.sock = sock
 
     def _shake_hands(self, deadline: float) -> None:
         """Agree on TLS, if there is any, and wait for the server's welcome."""
@@ -324,7 +324,7 @@ class Channel:
             self._have_calls_wait(self.sock, within)
             try:
                 count = self.sock.recv_into(self._buffer)
-            except TimeoutError:
+            except (TimeoutError, BlockingIOError):
                 if pulse is None:
                     pulse = self._pulse(now)
                 now = time.monotonic()
@@ -382,7 +382,7 @@ class Channel:
             try:
                 rest = rest[self.sock.send(rest) :]
                 stuck = 0.0
-            except TimeoutError:
+            except (TimeoutError, BlockingIOError):
                 stuck += within
             if rest and time.monotonic() >= deadline:
                 self.disconnected(TimeoutError())
@@ -391,9 +391,17 @@ class Channel:
                 raise TimeoutError
 
     def _have_calls_wait(self, sock: socket.socket, seconds: float) -> None:
-        if seconds != self._within:  # it is a call of the system's
+        """Have each call on a socket wait so long. Without TLS the system keeps the time: Python would poll first."""
+        if seconds == self._within:
+            return
+        self._within = seconds
+        if self._shared.tls is not None:
             sock.settimeout(seconds)
-            self._within = seconds
+            return
+        sock.settimeout(None)
+        limit = struct.pack("@ll", *divmod(max(int(seconds * 1e6), 1000), 1_000_000))  # none at all would be for ever
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def _tell(self, request: Request[Response]) -> None:
         """Make a request whose answer nobody waits for."""

@@ -68,7 +68,7 @@ def of_type(type_: Any) -> st.SearchStrategy[Any]:
     if origin is Literal:
         return st.sampled_from(arguments)
     if type_ is Condition:
-        kinds = messages._EXPECTED.items()
+        kinds = zip(messages.Target, messages._EXPECTED, strict=True)
         return st.one_of(
             *(
                 st.builds(Condition, key=OF_TYPES[str], target=st.just(target), expected=of_type(expected))
