@@ -226,14 +226,15 @@ class AnyOf(_Kind):
         self._by_code = {record.code: record for record in of if _is_record(record)}
         self._others = [_kind_of(each) for each in of if not _is_record(each)]
         plain = tuple(itertools.chain.from_iterable(kind.plain for kind in self._others))
+        self._read_array = self.reader_of(tuple) if self._by_code else None
         super().__init__(self._read if self._others else self.reader_of(tuple), plain)
 
     def reader_of(self, type_: type) -> Callable[[Any], Any]:
         """Return what reads values of just this type."""
-        if type_ in self._by_code.values():
-            return cast("type[Record]", type_).read
         if not self._by_code or not issubclass(type_, _ARRAYS):
             return self.read
+        if type_ in self._by_code.values():
+            return cast("type[Record]", type_).read
         return self._by_code[None].read if None in self._by_code else self._read_coded
 
     def _read_coded(self, value: Any) -> Any:
@@ -252,8 +253,8 @@ class AnyOf(_Kind):
     def _read(self, value: Any) -> Any:
         if type(value) in self.plain:
             return value
-        if self._by_code and isinstance(value, _ARRAYS):
-            return self.reader_of(tuple)(value)
+        if self._read_array is not None and isinstance(value, _ARRAYS):
+            return self._read_array(value)
         for kind in self._others:
             try:
                 return kind.read(value)
@@ -275,7 +276,7 @@ class _Shape:
     def __init__(self, record: Any) -> None:
         self._record = record
         self._length = len(record.fields) + (record.code is not None)
-        self._can_be_unfit = hasattr(record, "unfit")
+        self._make: Callable[[Any], Any] = self._fit if hasattr(record, "unfit") else functools.partial(_new, record)
         # To compare the types of all fields at once is what the hot path can afford.
         self._makers: dict[tuple[type, ...], Callable[[Any], Any]] = {}
 
@@ -298,9 +299,7 @@ class _Shape:
         fields = enumerate(zip(self._fields, types_, strict=False))
         in_need = [(at, kind.reader_of(type_)) for at, ((_, kind), type_) in fields if type_ not in kind.plain]
         is_plain = not in_need and len(types_) == self._length
-        make = self._whole if is_plain else functools.partial(self._read_those, in_need)
-        if is_plain and not self._can_be_unfit:
-            make = functools.partial(_new, self._record)
+        make = self._make if is_plain else functools.partial(self._read_those, in_need)
         if is_plain or len(self._makers) < TYPES_NOTED_MOST:
             self._makers[types_] = make
         return make
@@ -313,7 +312,7 @@ class _Shape:
                 checked[at] = read(checked[at])
             except _NotOf:
                 raise self._cannot_have(self._fields[at][0], checked[at]) from None
-        return self._whole(checked) if len(checked) == self._length else self._filled(checked)
+        return self._make(checked) if len(checked) == self._length else self._filled(checked)
 
     def read_in_steps(self, values: Any) -> Steps[Any]:
         """Do what `read` does, and pause in between."""
@@ -332,11 +331,12 @@ class _Shape:
             if any(name not in self._record.defaults for name in missing):
                 raise Unfit(f"{self._record.__name__} has {self._length} fields, not {len(values)}")
             values += [self._record.defaults[name] for name in missing]
-        return self._whole(values[: self._length])
+        return self._make(values[: self._length])
 
-    def _whole(self, values: Any) -> Any:
+    def _fit(self, values: Any) -> Any:
+        """The record of these values, if they fit together."""
         made = _new(self._record, values)
-        if self._can_be_unfit and (why := made.unfit()) is not None:
+        if (why := made.unfit()) is not None:
             raise Unfit(f"{self._record.__name__} {why}")
         return made
 

@@ -82,13 +82,15 @@ class Operations(ABC):
 
     async def get(self, key: str) -> bytes:
         """Wait for a key, and read it."""
-        (value,) = await self.multi_get((key,))
+        (value,) = await self._get_all((key,), (self._value_key(key),))
         return value
 
     async def multi_get(self, keys: Iterable[str]) -> list[bytes]:
         """Wait for all keys, and read them as they are at one moment."""
         names = keys_of(keys)
-        held = tuple(map(self._value_key, names))
+        return await self._get_all(names, tuple(map(self._value_key, names)))
+
+    async def _get_all(self, names: tuple[str, ...], held: tuple[str, ...]) -> list[bytes]:
         ask = self._begin()
         try:
             return [entry.value for entry in (await ask(Wait(keys=held))).entries if entry is not None]

@@ -228,7 +228,6 @@ class Channel:
             prepare(sock)
             if self._shared.tls is not None:
                 sock = self._shared.tls.wrap_socket(sock, server_hostname=addresses.host, do_handshake_on_connect=False)
-            self._within = 0.0  # none was told yet
             self._have_calls_wait(sock, LOOK)
             let_go_in_children(self, sock)
         except BaseException:
@@ -321,7 +320,8 @@ class Channel:
                 within = deadline - now
                 if within <= 0:
                     raise _Expired
-            self._have_calls_wait(self.sock, within)
+            if within != self._within:
+                self._have_calls_wait(self.sock, within)
             try:
                 count = self.sock.recv_into(self._buffer)
             except (TimeoutError, BlockingIOError):
@@ -376,15 +376,18 @@ class Channel:
         """
         assert self.sock is not None
         rest, stuck = memoryview(frame), 0.0
-        while rest:  # not sendall(), whose timeout is for all of it: a large value may take longer
+        while True:  # not sendall(), whose timeout is for all of it: a large value may take longer
             within = max(min(deadline - time.monotonic(), LOOK), 0.001)
-            self._have_calls_wait(self.sock, within)
+            if within != self._within:
+                self._have_calls_wait(self.sock, within)
             try:
-                rest = rest[self.sock.send(rest) :]
-                stuck = 0.0
+                sent = self.sock.send(rest)
+                if sent == len(rest):
+                    return
+                rest, stuck = rest[sent:], 0.0
             except (TimeoutError, BlockingIOError):
                 stuck += within
-            if rest and time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 self.disconnected(TimeoutError())
                 raise _Expired
             if stuck >= HEARTBEAT:  # a server that takes nothing for so long is as good as gone
@@ -392,8 +395,6 @@ class Channel:
 
     def _have_calls_wait(self, sock: socket.socket, seconds: float) -> None:
         """Have each call on a socket wait so long. Without TLS the system keeps the time: Python would poll first."""
-        if seconds == self._within:
-            return
         self._within = seconds
         if self._shared.tls is not None:
             sock.settimeout(seconds)

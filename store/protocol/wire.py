@@ -33,6 +33,7 @@ types are never accepted, and nothing received is ever evaluated.
 
 from __future__ import annotations
 
+import functools
 import struct
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_args
@@ -118,7 +119,6 @@ def _packer() -> Callable[[object], bytes]:
 
 _pack = _packer()
 _asked: AnyOf = AnyOf(REQUESTS.values())
-_unpack: Callable[..., Any] = msgpack.unpackb
 
 
 class Greeting(Record):
@@ -207,19 +207,23 @@ class Bye(NamedTuple):
 # ------------------------------------------------------------------------------------------------------ bodies
 
 
-def _decode(body: memoryview | bytes, **bounds: int) -> tuple[Any, ...]:
+def _no_extensions(code: int, _: bytes) -> object:
+    raise ValueError(f"extension type {code} is not part of the protocol")
+
+
+_unpack: Callable[..., Any] = functools.partial(msgpack.unpackb, use_list=False, ext_hook=_no_extensions)
+_unpack_opening = functools.partial(_unpack, max_array_len=OPENING_ELEMENTS_MAX, max_map_len=OPENING_ELEMENTS_MAX)
+
+
+def _decode(body: memoryview | bytes, unpack: Callable[..., Any] = _unpack) -> tuple[Any, ...]:
     """The array in a frame body. Lengths are bounded by the body's own, which the frame limit bounds."""
     try:
-        fields = _unpack(body, use_list=False, ext_hook=_no_extensions, **bounds)  # text as str, text or bytes as keys
+        fields = unpack(body)  # text as str, text or bytes as keys
     except Exception as error:  # msgpack raises several unrelated classes for garbage
         raise ProtocolError(f"a frame is not msgpack: {type(error).__name__}: {error}") from error
     if type(fields) is not tuple or len(fields) < 2:
         raise ProtocolError(f"a frame holds {shown(fields)}, not an array of two or more")
     return fields
-
-
-def _no_extensions(code: int, _: bytes) -> object:
-    raise ValueError(f"extension type {code} is not part of the protocol")
 
 
 # --------------------------------------------------------------------------------------------------- handshake
@@ -237,7 +241,7 @@ def encode_sorry(sorry: Sorry) -> bytes:
 
 def decode_opening(body: memoryview | bytes, kind: type[O]) -> O | Sorry:
     """A greeting, a hello or a welcome; or what a server said instead."""
-    fields = _decode(body, max_array_len=OPENING_ELEMENTS_MAX, max_map_len=OPENING_ELEMENTS_MAX)
+    fields = _decode(body, _unpack_opening)
     if fields[0] == SORRY and kind is not Hello:
         return _sorry(fields)
     why = "it does not begin as one"
@@ -373,7 +377,7 @@ def encode_response(request_id: int, response: Response) -> bytes:
 def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | Bye | Sorry:
     """A server's frame."""
     fields = _decode(body)
-    request_id, said = fields[:2]
+    request_id, said = fields[0], fields[1]
     if type(request_id) is not int:
         if request_id == BYE:
             return _bye(fields)
@@ -417,7 +421,7 @@ def encode_events(events: tuple[Event, ...]) -> bytes:
 
 def decode_events(encoded: bytes) -> tuple[Event, ...]:
     """What `encode_events` made, back again."""
-    return tuple(map(Event.read, _unpack(encoded, use_list=False, ext_hook=_no_extensions)))
+    return tuple(map(Event.read, _unpack(encoded)))
 
 
 def frame_events(watch_id: int, encoded: bytes) -> bytes:

@@ -7,7 +7,6 @@ travel: each clock is its own.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +14,7 @@ from rdzv.core.stopping import step_of
 from rdzv.core.stored import Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import SupportsIndex
 
 __all__ = ["BeatNote", "Beats"]
@@ -40,6 +39,19 @@ class BeatNote(Stored, kw_only=True):
     rate: float = 0.0  # steps a second, lately
     away: bool = False  # the store was out of its reach until a moment ago
     waits: bool = False  # it waits in the round's shared store, for others
+
+
+class _Waiting:
+    """One wait of a member; a class, since every `get` of a shared store is one, and a generator takes far longer."""
+
+    def __init__(self, waits: dict[object, float], clock: Callable[[], float]) -> None:
+        self._waits, self._clock = waits, clock
+
+    def __enter__(self) -> None:
+        self._waits[self] = self._clock()
+
+    def __exit__(self, *_: object) -> None:
+        del self._waits[self]
 
 
 class Beats:
@@ -98,15 +110,9 @@ class Beats:
         """Whether the member waits in the round's shared store now."""
         return bool(self._waits)
 
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self) -> _Waiting:
         """Meanwhile the member waits in the round's shared store, for others."""
-        wait = object()
-        self._waits[wait] = self._clock()
-        try:
-            yield
-        finally:
-            del self._waits[wait]
+        return _Waiting(self._waits, self._clock)
 
     def finish(self) -> None:
         """The member has come to its end, and begins no step any more: nobody judges it by that."""
