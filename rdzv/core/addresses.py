@@ -18,6 +18,7 @@ known is refused as rank 0, with what to set; of another member no address is to
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from collections import defaultdict
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ __all__ = ["is_loopback", "way_of", "with_reachable_addresses"]
 WHAT_TO_SET = "give that node address= (torchrun: --local-addr), where the others reach it"
 
 
+@functools.lru_cache(maxsize=1024)  # each node asks it at each arrival, and a coordinator of all members, of the same
 def is_loopback(address: str) -> bool:
     """Return whether an address leads back to the host that uses it."""
     try:
