@@ -28,16 +28,19 @@ LATER_RDZV = {
     "rdzv/core/state.py": [
         ('LAST_CALL = "last call"', 'LAST_CALL = "final call"'),
         ("return pack(dict(sorted(shared.items())))", 'return pack(dict(sorted({**shared, "a_new_setting": 7}.items())))'),
-        ("    arrival: int = 0\n", '    mood: str = "fine"\n    arrival: int = 0\n'),
-        ("    draining: tuple[str, ...] = ()\n", '    draining: tuple[str, ...] = ()\n    mood: str = "fine"\n'),
+        ("    arrival: int = 0", '    mood: str = "fine"\n    arrival: int = 0'),
+        ("\n\n    def once_committed", '\n    mood: str = "fine"\n\n    def once_committed'),
     ],
     "rdzv/core/round.py": [
         ("    arrival: int\n", '    arrival: int\n    mood: str = "new"\n'),
         ("    attributes: Mapping[str, str] = MappingProxyType({})\n",
          '    attributes: Mapping[str, str] = MappingProxyType({})\n    mood: str = "new"\n'),
-        ("    revision: int = 0\n", '    mood: str = "new"\n    revision: int = 0\n'),
+        ("    revision: int = 0", '    mood: str = "new"\n    revision: int = 0'),
     ],
-    "rdzv/core/history.py": [("    at: float | None = None\n", '    at: float | None = None\n    mood: str = "new"\n')],
+    "rdzv/core/history.py": [
+        ("None if it was not noted\n", 'None if it was not noted\n    mood: str = "new"\n'),
+        ("    at: float | None = None\n", '    at: float | None = None\n    mood: str = "new"\n'),
+    ],
 }  # fmt: skip
 
 NODE = """
