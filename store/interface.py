@@ -79,6 +79,7 @@ class Store(Calls):
         lease_ttl_max: The longest lease that it grants, in seconds, as far as is known.
         fail_over: Seconds for which the store may be away while one of its own servers replaces another.
         last_problem: What was last in the way of reaching it, in words, as far as is known.
+        durable: Whether what is in it outlives its process, as far as is known.
     """
 
     tells_causes: bool = True
@@ -87,6 +88,7 @@ class Store(Calls):
     lease_ttl_max: float = math.inf
     fail_over: float = 0.0
     last_problem: str = ""
+    durable: bool = True
     _keeping: Keeping | None = None  # made for the first lease that keeps itself
 
     @property

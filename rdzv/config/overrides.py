@@ -36,6 +36,7 @@ class Overrides(TypedDict, total=False):
     expected_file: File
     waits_end_on_loss: Flag
     close_timeout: Seconds
+    store_gone_timeout: Seconds
     closed_ttl: Seconds
     ttl: Seconds
     keep_alive_interval: Seconds

@@ -101,6 +101,8 @@ class Settings:
     # When a node or a run is over.
     close_timeout: float = parameter(30.0, duration())
     """Seconds that leaving and closing may take, and for which a store lingers for the others."""
+    store_gone_timeout: float = parameter(5.0, duration())
+    """Seconds to wait for another store where nobody listens any more, if the one that was there was in memory only."""
     closed_ttl: float = parameter(86400.0, duration(1.0, because=", long enough for every node to see it"))
     """Seconds for which a closed run is remembered."""
     ttl: float = parameter(

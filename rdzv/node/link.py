@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ ASK_EVERY = 1.0  # seconds, while somebody waits: whether the store is still the
 ASK_EVERY_PER_NODE = 0.01  # ... but it answers no more than 100 such questions a second, however many nodes there are
 ASK_EARLY = 0.01  # seconds: so many are not worth another timer, which must not come at once for ever
 RUN_RENEWALS_PER_TTL = 3  # of the run's lease, by each node
+LOOK_WHETHER_GONE_EVERY = 0.2  # seconds, while the store is away; its client tries about as often
 LOOK_FOR_RUN_AFTER = 1.0  # seconds, where the store does not say which lease is the run's
 
 
@@ -65,6 +67,7 @@ class Link:
         known_run_lease: The lease that everything of the run is on but its nodes, if it is known.
         resign: Ends this node's readiness to coordinate, if it is ready.
         back_at: When the connection was made that stands, if there was one before.
+        gone: Why the store was given up, if it was: its process is gone, and what was in it with that.
     """
 
     def __init__(self, store: Store, keys: Keys, *, node_id: str, closed_ttl: float, rng: random.Random) -> None:
@@ -74,6 +77,7 @@ class Link:
         self.known_run_lease: Lease | None = None
         self.resign: Callable[[], Awaitable[None]] | None = None
         self.back_at: float | None = None
+        self.gone: ConnectionLost | None = None
         self._keys = keys
         self._closed_ttl = closed_ttl
         self._rng = rng
@@ -84,6 +88,8 @@ class Link:
         self._who_waits: Callable[[], str] = str
         self._asking: asyncio.TimerHandle | None = None
         self._telling: asyncio.Task[None] | None = None  # while the store is away
+        self._give_up_if_gone: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._giving_up: asyncio.Task[None] | None = None  # while a store that was in memory only is away
         self._silent = False  # what was asked has had no answer for a while
         self._closed = False
         store.on_connection(self._note_connection)
@@ -177,6 +183,9 @@ class Link:
             self.back_at = self.store.time()
         else:
             self._tell_of_absence(self.store.time(), SAY_AWAY_AFTER)
+            giving_up = self._giving_up is not None and not self._giving_up.done()
+            if self._give_up_if_gone is not None and not (self.store.durable or self._closed or giving_up):
+                self._giving_up = self.start(self._give_up_if_gone(), f"give up the store of {self._keys.run_id}")
 
     def _note_silence(self, since: float | None) -> None:
         """The store has not answered for a while; None: it has, or it is not asked any more."""
@@ -199,6 +208,33 @@ class Link:
             pause = max(SAY_AWAY_AFTER, away)
         if said and self.store.failure is None:
             log.warning("run %s: the store is back after %.0f s", run_id, self.store.time() - since)
+
+    def give_up_when_gone(self, url: str, *, within: float) -> None:
+        """From now on, give a store up that was in memory only, once nobody has listened at its URL for so long.
+
+        A store with a data directory comes back with all it had. A host that cannot be reached says nothing of it.
+        """
+        self._give_up_if_gone = functools.partial(self._until_gone, url, within)
+
+    async def _until_gone(self, url: str, within: float) -> None:
+        since, told = None, False
+        while not await self.in_reach_again(within=LOOK_WHETHER_GONE_EVERY):
+            now = self.store.time()
+            if self.store.last_problem != NOBODY_LISTENS:
+                since = None
+                continue
+            since = now if since is None else since
+            if not told:
+                told = True
+                log.warning(
+                    "run %s: nobody listens at %s, where the store was, in memory only; waiting %g s for another one",
+                    *(self._keys.run_id, url, within),
+                )
+            if now - since >= within:
+                why = f"was in memory only, and its process is gone: nobody listens there for {within:g} s"
+                self.gone = ConnectionLost(f"the store at {url} {why}", maybe_applied=True)
+                self.store.fail(self.gone)
+                return
 
     # ------------------------------------------------------------------------------------------ how far away it is
 

@@ -40,7 +40,7 @@ from rdzv.node.part.leaving import Leaving
 from rdzv.node.part.noticing import Noticing
 from rdzv.node.part.state import Part
 from rdzv.node.wakeup import Listeners
-from store import ConnectionLost, StoreError, StoreReplaced, StoreUsageError
+from store import StoreError, StoreReplaced, StoreUsageError
 from store.printable import escaping
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ __all__ = ["Node", "Ticket"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
+START_AGAIN = "start all nodes again; a store that outlives its process is served by `rdzv serve --data-dir`"
+ANOTHER_STORE_WITHIN = 1.0  # seconds to find another one where the last one is gone
 NEXT_STORE_EVERY = (0.25, 0.75)  # seconds, drawn anew each time; who has it waits for everybody to leave
 
 T = TypeVar("T")
@@ -127,6 +129,7 @@ class Node:
         self.time: Callable[[], float] = lambda: 0.0
         self.hosts_store: Callable[[], bool] = lambda: False
         self.handed_on: bool = False
+        self._store_gone: StoreError | None = None  # of the last link, while there is none
 
     # ------------------------------------------------------------------------------------------ life
 
@@ -166,11 +169,14 @@ class Node:
             if self._link is not None and self._link.follower.error is not None:
                 await self._disconnect(self._link.follower.error)
             if self._link is None:
-                with anyio.CancelScope() as self._connecting_scope:
+                within = math.inf if self._store_gone is None else ANOTHER_STORE_WITHIN
+                with anyio.move_on_after(within) as self._connecting_scope:
                     self._link = await self._new_link()
                 self._connecting_scope = None
                 self.check_usable()  # closed while we connected
-            assert self._link is not None
+                if self._link is None:
+                    assert self._store_gone is not None, "else there is no limit"
+                    raise self.connection_error(self._store_gone)
             return self._link
 
     async def _new_link(self) -> Link:
@@ -183,6 +189,8 @@ class Node:
                 link.follower.listeners.add(self.listeners)
                 link.start(Noticing(self.part, link).run(), f"notice what befalls node {self.node_id}")
                 link.say_when_away(self._who_waits)
+                if not self.hosts_store():
+                    link.give_up_when_gone(self.settings.endpoint.url, within=self.settings.store_gone_timeout)
                 with anyio.CancelScope(deadline=client.time() + self.settings.join_timeout):
                     await link.follower.synced.wait()
                 if not link.follower.synced.is_set():
@@ -205,18 +213,19 @@ class Node:
         if error is not None:
             self.part.end_membership(f"the store is lost: {error}", dropped=True)
             self.part.arrival.lapsed()
+        if self._link is not None:
+            self._store_gone = self._link.gone
         stack, self._link_stack, self._link = self._link_stack or contextlib.AsyncExitStack(), None, None
         with anyio.CancelScope(shield=True):
             await stack.aclose()
 
-    async def give_up_store(self, reason: str) -> None:
-        """End whatever waits for the store: somebody knows that it will not come back."""
-        if self._link is not None:
-            self._link.store.fail(ConnectionLost(reason, maybe_applied=True))
-
     def connection_error(self, error: BaseException) -> RendezvousError:
         """The error to raise when the store fails us."""
-        what = (str(error) or "the store does not answer") + (self._link.if_hosted if self._link is not None else "")
+        what = str(error) or "the store does not answer"
+        if self.store_gone is not None:
+            what += f"; {START_AGAIN}"
+        elif self._link is not None:
+            what += self._link.if_hosted
         return RendezvousConnectionError(f"run {self.run_id}, node {self.node_id}: {what}")
 
     def check_usable(self) -> None:
@@ -233,6 +242,12 @@ class Node:
     def in_reach(self) -> bool:
         """Whether the store is in reach, as far as is known."""
         return self._link is not None and self._link.in_reach
+
+    @property
+    def store_gone(self) -> StoreError | None:
+        """Why the store was given up, if it was, and no other one is there; see `Link.gone`. From any thread."""
+        link = self._link
+        return self._store_gone if link is None else link.gone
 
     @property
     def back_for(self) -> float:

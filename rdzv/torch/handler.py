@@ -14,7 +14,7 @@ import weakref
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rdzv import errors as ours
 from rdzv import sync
@@ -25,7 +25,6 @@ from rdzv.node.stuck.folder import BEAT_DIR, forget_beats, start_to_follow
 from rdzv.torch.agent.screen import WORKERS, Screen, configure_logging, end_with
 from rdzv.torch.agent.unnamed_run import NO_NAME, begin_anew
 from rdzv.torch.agent.worker_ends import WorkerEnds, hear_of_failure, tell_of_failure
-from rdzv.torch.memory_store import MemoryStore
 from rdzv.torch.pytorch import (
     RendezvousGracefulExitError,
     agent_above,
@@ -36,12 +35,8 @@ from rdzv.torch.pytorch import (
 )
 from rdzv.torch.store import TorchStore, unconnected_handler
 from rdzv.torch.tcp_store import open_tcp_store
-from store import StoreError
 from store.net.sockets import free_port
 from store.printable import escaping
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["TorchRendezvousHandler"]
 
@@ -189,7 +184,6 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._settings = unconnected_handler(choices.url, choices.overrides).settings
         self._graceful_exit: Exception | None = None
         self._screen = Screen(self._run_id)
-        self._memory_store: MemoryStore | None = None  # if that is what keeps the run
         self._tcp_store: Any = None  # of this round: rank 0's is served as long as this object lives
         self._store: TorchStore | None = None  # of this round, where that is the agent's
         self._stack = contextlib.ExitStack()
@@ -257,6 +251,9 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             raise self._graceful_exit from None
         except ours.RendezvousError as error:
             self._kept_out = True
+            node = self._handler.node if self._handler is not None else None
+            if node is not None and node.store_gone is not None:
+                self._was_member = False  # there is nothing left to close or to leave
             if runs_under_torchrun():
                 end_with(self._explained(error))
             raise self._explained(error) from None
@@ -282,7 +279,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if self._was_member and agent is not None and agent.problem:
             self._screen.explain(handler.node_id, agent.problem, in_reach=_in_reach(handler))
         while True:
-            with self._screen.meeting(handler), self._while_store_may_come_back(handler):
+            with self._screen.meeting(handler):
                 info = self._next_round(handler)
                 self._tcp_store = None
                 if self._settings.torch_store == "tcp":
@@ -291,40 +288,9 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                     self._tcp_store = open_tcp_store(info, self._choices.read_timeout)
                 all_here = handler.all_here(timeout=self._choices.read_timeout.total_seconds())
             if all_here:
-                if self._memory_store is None:
-                    self._memory_store = self._memory_store_of_run()
                 self._screen.met(info, time.monotonic() - began)
                 return info
             log.info("run %s, round %d: a member went before all had come; meeting again", info.run_id, info.round)
-
-    @contextlib.contextmanager
-    def _while_store_may_come_back(self, handler: sync.Handler) -> Iterator[None]:
-        """End the block's waiting once the store was in memory only and its process is gone.
-
-        Raises:
-            RendezvousConnectionError: It is, or was before.
-        """
-        if self._memory_store is None:
-            yield
-            return
-        with self._memory_store.watched(handler) as gone:
-            try:
-                yield
-            except ours.RendezvousError as error:
-                if not gone:
-                    raise
-                self._was_member = False  # there is nothing left to close or to leave
-                raise gone[0] from error
-
-    def _memory_store_of_run(self) -> MemoryStore | None:
-        with (
-            contextlib.suppress(StoreError),
-            contextlib.closing(
-                unconnected_handler(self._choices.url, self._choices.overrides).open_blocking_store()
-            ) as client,
-        ):
-            return MemoryStore.of(self._settings, client.stats())
-        return None
 
     def _next_round(self, handler: sync.Handler) -> sync.RendezvousInfo:
         """The next round; of a run without a name, once the former job of that name has ended."""

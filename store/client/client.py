@@ -278,6 +278,7 @@ class Client(Reconnecting, interface.Store):
 
     def _take_welcome(self, welcome: Welcome) -> None:
         self.limits: dict[str, Any] = dict(welcome.limits)
+        self.durable: bool = welcome.durable
         self.operations_max: int = int(welcome.limits.get("operations_max", self.operations_max))
         self.writes_max: int = int(welcome.limits.get("writes_max", self.writes_max))
         self.lease_ttl_max: float = welcome.limits.get("lease_ttl_max", self.lease_ttl_max)

@@ -149,12 +149,13 @@ class ServerConnection:
             raise ProtocolError(f"request {request_id} comes after request {self._last_id}; ids count upwards")
         self._last_id = request_id
 
-    def welcome(self, *, session: int, address: str, revision: int) -> bytes:
+    def welcome(self, *, session: int, address: str, revision: int, durable: bool = True) -> bytes:
         """The answer to a hello; `session` is the number of the client's session."""
         assert self._hello is not None, "a welcome answers a hello"
         proof = b"" if self._token is None else _proof(self._token, "server", self._greeting, self._hello)
         limits = {name: getattr(self._limits, name) for name in LIMITS_TOLD}
-        return wire.encode_opening(Welcome(session, address, revision, self._limits.frame_bytes_max, proof, limits))
+        frame_bytes_max = self._limits.frame_bytes_max
+        return wire.encode_opening(Welcome(session, address, revision, frame_bytes_max, proof, limits, durable))
 
     def _check_hello(self, hello: Hello) -> None:
         if not wire.VERSION_MIN <= hello.version <= wire.VERSION:

@@ -160,6 +160,7 @@ class Welcome(Record):
         session: The number of the client's session: another one than last time means that the server had forgotten it.
         address: Where the server sees the client come from.
         limits: Those of the server, by name.
+        durable: What is in the store outlives the server's process, as far as is known.
     """
 
     session: int
@@ -168,6 +169,7 @@ class Welcome(Record):
     frame_bytes_max: int
     proof: bytes
     limits: dict[str, Any] = {}  # noqa: RUF012 - a default of a tuple, which nobody changes
+    durable: bool = True
 
 
 class Sorry(NamedTuple):

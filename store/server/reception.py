@@ -110,7 +110,8 @@ class Reception:
             # once: what waits there is for nobody, and a network that was cut would take it for half a minute more.
             replaced.abort()
         self._table.proved(peer)
-        return peer.connection.welcome(session=session, address=peer.address, revision=engine.revision)
+        durable = self._durability.journal is not None
+        return peer.connection.welcome(session=session, address=peer.address, revision=engine.revision, durable=durable)
 
     def lost(self, peer: Peer) -> None:
         """A connection has ended."""

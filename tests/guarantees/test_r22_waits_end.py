@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ import rdzv
 import store
 from rdzv import NodesLost, SharedStoreTimeoutError
 from rdzv.backends.builtin import tcp_handler
+from rdzv.cli.command import NO_CONNECTION, OF_RUN
 from rdzv.config.settings import parse
 from rdzv.testing import cluster
 from tests.support.processes import start_python
@@ -37,6 +39,34 @@ WAITS: dict[str, Callable[[Any], Any]] = {
     "queue_pop": lambda shared: shared.queue_pop("empty"),
     "barrier": lambda shared: shared.barrier("b", 3),
 }
+
+ROUNDS = {
+    "async": """
+import asyncio, sys, rdzv
+
+async def main():
+    try:
+        async for round in rdzv.rounds(sys.argv[1]):
+            async with round:
+                print("in", flush=True)
+                await round.store.get("never")
+    except rdzv.RendezvousConnectionError as error:
+        print("ended:", error)
+asyncio.run(main())
+""",
+    "blocking": """
+import sys, rdzv.sync
+
+try:
+    for round in rdzv.sync.rounds(sys.argv[1]):
+        with round:
+            print("in", flush=True)
+            round.store.get("never")
+except rdzv.RendezvousConnectionError as error:
+    print("ended:", error)
+""",
+}
+JOB = "import signal; print('in', flush=True); signal.pause()"
 
 DIES = """
 import sys, time, rdzv.sync
@@ -158,6 +188,28 @@ async def test_r22_a_process_is_killed_and_whoever_waits_for_it_is_told(twin: st
                         await waiting
                 assert caught.value.node_ids == ("killed",)
                 await told(a, NodesLost(1, ("killed",)))
+
+
+@pytest.mark.parametrize("driver", [*ROUNDS, "rdzv run"])
+async def test_r22_the_host_of_a_memory_store_is_killed_and_member_and_spare_end_soon_and_say_why(driver: str) -> None:
+    async with start_python("-m", "rdzv", "serve", "--port", "0") as host, contextlib.AsyncExitStack() as stack:
+        address = (await host.says("listens on ")).partition("listens on ")[2].split(",")[0]
+        url = f"tcp://{address}/job?min_nodes=1&max_nodes=1&store_gone_timeout=1"
+        program: tuple[str, ...] = ("-m", "rdzv", "run", url, "--", sys.executable, "-c", JOB)
+        if driver in ROUNDS:
+            program = ("-c", ROUNDS[driver], url)
+        member = await stack.enter_async_context(start_python(*program))
+        await member.line("in")
+        spare = await stack.enter_async_context(start_python(*program))
+        async with rdzv.connect(f"tcp://{address}/job") as observer, asyncio.timeout(60):
+            while not (await observer.status()).spares:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        host.kill()
+        for node in (member, spare):
+            status = await node.wait(timeout=20)
+            assert status == (OF_RUN + NO_CONNECTION if driver == "rdzv run" else 0)
+            await node.says("in memory only; waiting 1 s for another one")
+            await node.says("was in memory only, and its process is gone")
 
 
 @virtual_time

@@ -24,7 +24,7 @@ from rdzv.testing.network import MemoryNetwork
 from store import ProtocolError, sync
 from store.messages import FailureKind
 from store.protocol import wire
-from store.protocol.wire import Events, Hello, Reply
+from store.protocol.wire import Events, Hello, Reply, Welcome
 from tests.support.by_hand import Town
 from tests.support.stores import introduce, serve_in_memory
 
@@ -244,6 +244,12 @@ def test_s12_an_absent_field_has_its_default() -> None:
     """A release before `lease` was added to `Put` would send this."""
     _, _, request = wire.decode_request(msgpack.packb((1, 0, [1, "a", b"v"])))  # type: ignore[misc]
     assert request == store.Put("a", b"v")
+
+
+def test_s12_a_store_that_does_not_say_whether_it_is_durable_is_not_given_up() -> None:
+    """A release before `durable` was added to `Welcome` would send this."""
+    body = msgpack.packb(("rdzv", (1, "10.0.0.1", 7, 1000, b"", {})))
+    assert wire.decode_opening(body, Welcome).durable  # type: ignore[union-attr]
 
 
 PACKING = """

@@ -294,13 +294,13 @@ async def test_the_store_lingers_for_members_that_are_not_done_yet() -> None:
 
 
 TOLD_WITHIN = 10 + CALL_TIMEOUT + 1  # seconds: a lease's default ttl, and one call
-GONE = "if a node hosted this store, it ended with that node's process"
+HOSTED = "if a node hosted this store, it ended with that node's process"
 
 
 @pytest.mark.virtual_time
 async def test_whoever_needs_a_store_that_died_is_told_within_a_bounded_time_what_has_become_of_it() -> None:
     """A memory store goes with its host: members, callers and spares hear of it, whose join timeout stands still."""
-    async with VirtualRun(min_nodes=2, max_nodes=2, join_timeout=TOLD_WITHIN / 2) as run:
+    async with VirtualRun(min_nodes=2, max_nodes=2, store_gone_timeout=4) as run:
         a, b = run.handler("a"), run.handler("b")
         infos = await run.meet(a, b)
         heard = await listen(run, a)
@@ -309,10 +309,10 @@ async def test_whoever_needs_a_store_that_died_is_told_within_a_bounded_time_wha
         await run.end_store()
         died_at = asyncio.get_running_loop().time()
         calls = [run.start(b.next_rendezvous()), run.start(a.status()), run.start(a.ban("b")), spare]
-        await asyncio.wait([*calls, reading], timeout=TOLD_WITHIN)
-        assert asyncio.get_running_loop().time() - died_at < TOLD_WITHIN, "or some of them still wait"
+        await asyncio.wait([*calls, reading])
+        assert 4 < asyncio.get_running_loop().time() - died_at < 6
         for task in calls:
-            with pytest.raises((RendezvousConnectionError, RendezvousTimeoutError), match=GONE):
+            with pytest.raises(RendezvousConnectionError, match="was in memory only, and its process is gone"):
                 await task
         with pytest.raises(RoundSupersededError):
             await reading
@@ -328,20 +328,20 @@ async def test_a_network_that_is_cut_is_not_taken_for_the_end_of_the_stores_host
         run.network.partition()
         with pytest.raises(RendezvousConnectionError) as caught:
             await run.start(a.status())
-        assert GONE not in str(caught.value)
+        assert HOSTED not in str(caught.value)
         with pytest.raises((RendezvousConnectionError, RendezvousTimeoutError)) as caught_again:
             await run.start(a.next_rendezvous())
-        assert GONE not in str(caught_again.value)
+        assert HOSTED not in str(caught_again.value)
         assert "out of reach" in str(caught_again.value) or "away" in str(caught_again.value)
         run.network.heal()
 
 
 @pytest.mark.virtual_time
 async def test_a_last_call_does_not_run_for_ever_when_the_store_has_died() -> None:
-    async with VirtualRun(min_nodes=1, max_nodes=4, last_call_timeout=9999, join_timeout=TOLD_WITHIN / 2) as run:
-        parked = await run.join(run.handler("a"))
+    async with VirtualRun(min_nodes=1, max_nodes=4, durable=True) as run:
+        parked = await run.join(run.handler("a", last_call_timeout=9999, join_timeout=TOLD_WITHIN / 2))
         await run.end_store()
         died_at = asyncio.get_running_loop().time()
-        with pytest.raises(RendezvousTimeoutError, match=GONE):
+        with pytest.raises(RendezvousTimeoutError, match=HOSTED):
             await parked
         assert asyncio.get_running_loop().time() - died_at < TOLD_WITHIN

@@ -125,6 +125,7 @@ def test_the_tables_cover_every_parameter() -> None:
             "node_unit",
             "last_call_timeout",
             "close_timeout",
+            "store_gone_timeout",
             "insecure",
             "cert",
         ),  # as their neighbours

@@ -1,11 +1,16 @@
-"""What a node knows of its connection to the store."""
+"""What a node knows of its connection to the store, and when it gives the store up."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from types import SimpleNamespace
 
+import pytest
+
+from rdzv import Dropped, RendezvousConnectionError
 from rdzv.node.link import ANSWERS_KEPT, Link
+from tests.support.runs import VirtualRun, listen
 
 
 def test_one_answer_that_was_held_up_does_not_make_the_store_slow() -> None:
@@ -16,3 +21,82 @@ def test_one_answer_that_was_held_up_does_not_make_the_store_slow() -> None:
         assert link.round_trip == 0.01, count
         link.answered_in(5.0)
     assert link.round_trip == 5.0  # it is slow by now
+
+
+# ------------------------------------------------------------------------------------------ a store that is gone
+
+
+GONE = "was in memory only, and its process is gone.*start all nodes again"
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said of a store in memory where nobody listens."""
+    return [line for record in caplog.records if "nobody listens at" in (line := record.getMessage())]
+
+
+@pytest.mark.virtual_time
+async def test_a_memory_store_whose_process_is_gone_is_given_up_and_another_one_is_found_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with VirtualRun(min_nodes=2) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await run.meet(a, b)
+        heard = await listen(run, a)
+        waiting = run.start(b.next_rendezvous())
+        await asyncio.sleep(1)
+        began = asyncio.get_running_loop().time()
+        await run.end_store()
+        await asyncio.sleep(1)
+        where = "tcp://store:29400, where the store was, in memory only"
+        assert set(warnings(caplog)) == {f"run job: nobody listens at {where}; waiting 5 s for another one"}
+        with pytest.raises(RendezvousConnectionError, match=GONE):
+            await waiting
+        await heard.until(Dropped)
+        assert 5 <= heard.times[-1] - began <= 6, "and not after its ttl of 10 s"
+        for call in (a.next_rendezvous(), a.set_closed("done"), b.next_rendezvous()):
+            asked = asyncio.get_running_loop().time()
+            with pytest.raises(RendezvousConnectionError, match=GONE):
+                await call
+            assert asyncio.get_running_loop().time() - asked <= 1
+        assert len(warnings(caplog)) == 2, "each node has said it, once"
+        run.found_store()
+        assert {info.round for info in await run.meet(a, b)} == {1}
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("another one comes in time", True),
+        ("its host is restarted, and is out of reach meanwhile", True),
+        ("it is cut off", False),
+        ("it is durable", False),
+        ("it is of an older release, and does not say what it is", False),
+        ("this node hosts it", False),
+    ],
+)
+async def test_a_store_that_may_come_back_is_waited_for(
+    what: str, said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    timeout = 60 if what == "another one comes in time" else 5
+    async with VirtualRun(min_nodes=2, store_gone_timeout=timeout, durable=what == "it is durable") as run:
+        a, b = run.handler("a"), run.handler("b")
+        assert a.node is not None
+        a.node.hosts_store = lambda: what == "this node hosts it"
+        joining = await run.join(a)
+        if "older release" in what:
+            run.clients["a"].durable = True
+        if what == "it is cut off":
+            run.network.partition()
+        else:
+            await run.end_store()
+            if "out of reach" in what:
+                await asyncio.sleep(3)
+                run.network.partition()
+        await asyncio.sleep(30)
+        assert len(warnings(caplog)) == said
+        run.network.heal()
+        if what != "it is cut off":
+            await asyncio.sleep(2)
+            run.found_store()
+        assert {(await b.next_rendezvous()).world_size, (await joining).world_size} == {2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import signal
 import time
@@ -334,6 +335,25 @@ def test_a_store_out_of_reach_is_a_connection_error(run_id: str) -> None:
         handler.next_rendezvous()
     assert handler.num_nodes_waiting() == 0
     assert handler.shutdown() is True
+
+
+def test_a_memory_store_whose_process_is_gone_is_not_waited_for(run_id: str) -> None:
+    """Inside `next_rendezvous`, too, where it would be waited for as long as `join_timeout` allows."""
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as serving:
+        server = serving.enter_context(store.sync.serve())
+        handler = handler_of(server.url, run_id, store_gone_timeout="0.3")
+        handler.next_rendezvous()
+        waiting = handler_of(server.url, f"{run_id}-2", (2, 2), store_gone_timeout="0.3")
+        meeting = pool.submit(waiting.next_rendezvous)
+        node = until(lambda: waiting._handler and waiting._handler.node)
+        until(lambda: node.part.reason.startswith("1 of at least 2"))
+        serving.close()
+        for met in (meeting, pool.submit(handler.next_rendezvous)):
+            with pytest.raises(api.RendezvousConnectionError, match=r"memory only.*its process is gone.*--data-dir"):
+                met.result(20)
+        began = time.monotonic()
+        assert handler.shutdown() and waiting.shutdown(), "there is nothing left to close"
+        assert time.monotonic() - began < 5
 
 
 def settings_of(endpoint: str, **config: Any) -> Any:

@@ -18,9 +18,7 @@ import pytest
 
 import rdzv
 import rdzv.sync
-import store.sync
 from rdzv.core.state import NodesLost
-from rdzv.errors import RendezvousConnectionError
 from tests.support.processes import require
 
 if TYPE_CHECKING:
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 require("torch")  # what follows cannot be imported without
 
 from rdzv.torch.agent.screen import Screen, configure_logging, end_with  # noqa: E402
-from rdzv.torch.memory_store import MemoryStore  # noqa: E402
 from rdzv.torch.pytorch import SignalException  # noqa: E402
 from rdzv.torch.store import unconnected_handler  # noqa: E402
 
@@ -204,29 +201,6 @@ def test_an_error_ends_the_process_in_one_line(caplog: pytest.LogCaptureFixture)
     assert (record.getMessage(), record.exc_info) == ("this is wrong; do that", None)
 
 
-def test_a_memory_store_whose_process_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inside `next_rendezvous`, too, where it would be waited for as long as `join_timeout` allows."""
-    monkeypatch.setattr("rdzv.torch.memory_store.COMES_BACK_WITHIN", 0.3)
-    with contextlib.ExitStack() as serving:
-        server = serving.enter_context(store.sync.serve())
-        with rdzv.sync.connect(f"{server.url}/job?min_nodes=2&is_host=false&join_timeout=1000") as handler:
-            assert MemoryStore.of(handler.settings, {"commits": 3}) is None
-            memory_store = MemoryStore.of(handler.settings, {"commits": 0})
-            assert memory_store is not None
-
-            def end() -> None:
-                until_waiting(handler)
-                serving.close()
-
-            ending = threading.Thread(target=end)
-            ending.start()
-            with memory_store.watched(handler) as gone, pytest.raises(RendezvousConnectionError, match="memory only"):
-                handler.next_rendezvous()
-            ending.join()
-        with pytest.raises(RendezvousConnectionError, match=r"its process is gone.*--data-dir"):
-            raise gone[0]
-
-
 def test_why_one_leaves_is_told_only_where_the_store_is_in_reach() -> None:
     """An agent whose store's host was killed waited until its lease had run out, before it said anything."""
     told: list[tuple[str, str]] = []
@@ -236,12 +210,6 @@ def test_why_one_leaves_is_told_only_where_the_store_is_in_reach() -> None:
     assert not told
     screen.explain("a", "worker 0 was killed by signal 9")
     assert told == [("rdzv/torch/why/a", "worker 0 was killed by signal 9")]
-
-
-def until_waiting(handler: rdzv.sync.Handler) -> None:
-    """Wait until its node has arrived."""
-    while handler.node_id not in handler.status().waiting:
-        time.sleep(0.01)  # nothing announces it to another thread
 
 
 def test_an_agent_that_a_signal_ends_says_so_in_one_line(
