@@ -85,10 +85,15 @@ class Round(Stored, kw_only=True):
 
     def rank_of(self, arrival: int) -> int | None:
         """Return the rank of an arrival, by the arrivals that the round names; None if it is none of them."""
-        try:
-            return struct.unpack(f">{len(self.arrivals) // 2}H", self.arrivals).index(arrival - self.least)
-        except ValueError:
+        after = arrival - self.least
+        if not 0 <= after < 1 << 16:
             return None
+        # To look through the bytes takes a twentieth of the time that numbers made of them take, at each node.
+        two_bytes = struct.pack(">H", after)
+        at = self.arrivals.find(two_bytes)
+        while at > 0 and at % 2:  # the end of one and the beginning of the next
+            at = self.arrivals.find(two_bytes, at + 1)
+        return at // 2 if at >= 0 else None
 
     def unfit(self) -> str | None:
         """Say whether it is cut off."""
