@@ -485,6 +485,14 @@ def test_the_latest_revision_seen_outlives_watches_that_end_at_once(server: Serv
 # ------------------------------------------------------------------------------------------------ time, and impostors
 
 
+def test_a_wait_that_begins_after_waits_were_ended_does_not_begin() -> None:
+    with sync.serve() as server, sync.connect(server.url) as client:
+        client.end_waits()
+        with pytest.raises(WaitEnded):
+            client.wait(["missing"], timeout=20.0)
+        assert client.get("missing") is None
+
+
 def test_a_call_with_no_time_left_waits_a_moment_and_not_for_ever() -> None:
     """No time at all is what the system takes for no limit."""
     with sync.serve() as server, sync.connect(server.url) as client:
