@@ -17,6 +17,7 @@ from rdzv.node import coordinator
 from rdzv.node.agreement import Agreement
 from rdzv.node.candidacy import Candidacy
 from rdzv.node.front import queries
+from store import ConditionFailed
 from store.messages import Transact
 from tests.sim.full_node import KEYS
 from tests.sim.machines import Seams
@@ -45,8 +46,9 @@ class Overwriting(HeardClient):
 @contextmanager
 def _nobody_coordinates_a_closed_run() -> Iterator[None]:
     def resigning(*arguments: Any, closed: bool, **more: Any) -> Decision:
-        decided = decide(*arguments, closed=closed, **more)
-        return replace(decided, progress=decided.progress.replace(live=0)) if closed else decided
+        if closed:
+            raise ConditionFailed("planted: the run is closed, and so is its office")
+        return decide(*arguments, closed=closed, **more)
 
     is_free = Candidacy._is_free.fget  # type: ignore[attr-defined]  # it is a property
 
