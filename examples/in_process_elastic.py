@@ -23,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 import rdzv
 import rdzv.torch
 import store
-from rdzv.node.handler import Handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,7 +125,6 @@ class Watcher:
 async def drain(url: str, name: str) -> None:
     """What `rdzv drain URL NAME --reason maintenance` does."""
     async with rdzv.connect(url) as handler:
-        assert isinstance(handler, Handler)
         await handler.drain_node(name, within=60, reason="maintenance")
 
 

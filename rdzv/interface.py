@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rdzv.core.history import Chapter
     from rdzv.core.report import RunStatus
     from rdzv.core.state import Change
+    from rdzv.core.stopping import Resized
     from rdzv.membership import BlockingRendezvousInfo, RendezvousInfo
 
 __all__ = ["BlockingRendezvousHandler", "RendezvousHandler"]
@@ -94,6 +95,26 @@ class RendezvousHandler(ABC):
     async def unban(self, node_id: str) -> None:
         """Let a banned node come again."""
         self._does_not_offer("unban")
+
+    async def drain(self, within: float = 120.0, reason: str = "") -> None:
+        """Announce that this node leaves within so many seconds: the members stop together before it does."""
+        self._does_not_offer("drain")
+
+    async def drain_node(self, node_id: str, *, within: float = 120.0, reason: str = "") -> None:
+        """Announce that some node is to leave."""
+        self._does_not_offer("drain_node")
+
+    async def resize(self, min_nodes: int | None = None, max_nodes: int | None = None, *, reason: str = "") -> Resized:
+        """Give the run another minimum or maximum of nodes while it lives."""
+        self._does_not_offer("resize")
+
+    async def keep(self, key: str, data: bytes) -> None:
+        """Keep a little state of the run from round to round."""
+        self._does_not_offer("keep")
+
+    async def restore(self, key: str) -> bytes | None:
+        """Return what any member has kept last under a name; None if nobody has."""
+        self._does_not_offer("restore")
 
     async def aclose(self) -> None:  # noqa: B027  a backend that holds nothing open has nothing to close
         """Leave for good and let go of everything that is held open; may be called twice."""
