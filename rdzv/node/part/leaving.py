@@ -74,8 +74,9 @@ class Leaving:
         within = WITHDRAW_WITHIN + WITHDRAW_TRIPS * link.round_trip
         with anyio.move_on_after(within, shield=True), contextlib.suppress(StoreError):
             stopped = part.membership is not None and part.membership.gate.has_stopped
-            await self._say_and_go(link, part.arrival.revision, stopped=stopped, why=part.leaves_because or drained)
-            await self._see_departure_reported(link)
+            arrival = part.arrival.revision
+            await self._say_and_go(link, arrival, stopped=stopped, why=part.leaves_because or drained)
+            await self._see_departure_reported(link, arrival)
             return True
         return False
 
@@ -103,24 +104,29 @@ class Leaving:
             await link.store.delete(key, when=(when.mod_revision(key) == result.revision,))
         return result
 
-    async def _see_departure_reported(self, link: Link) -> None:
+    async def _see_departure_reported(self, link: Link, arrival: int) -> None:
         """If we coordinate, wait until our own departure has been reported: a successor would take it for a loss."""
-        part = self._part
-        membership, reported = part.membership, Wakeup()
+        reported = Wakeup()
         within = HAND_OVER_WITHIN + HAND_OVER_TRIPS * link.round_trip
         with link.follower.listeners.listening(reported), anyio.move_on_after(within):
-            while membership is not None:
-                head = link.follower.head
-                ours = head.coordinator is not None and head.coordinator.node_id == part.node_id
+            while True:
+                head, node_id = link.follower.head, self._part.node_id
+                ours = head.coordinator is not None and head.coordinator.node_id == node_id
                 progress = head.progress
-                if not ours or head.round is None or head.round.number != membership.round.number:
+                if not ours or head.round is None or not self._is_in(head.round, arrival):
                     return
                 if progress is not None and progress.round == head.round.number:
                     # A departure elsewhere than where all had agreed to stop is a loss to the others.
                     for reported_ids in (progress.departed_ids, progress.lost_ids):
-                        if part.node_id in reported_ids or len(reported_ids) == NAMED_MOST:
+                        if node_id in reported_ids or len(reported_ids) == NAMED_MOST:
                             return
                 await reported.sleep_until(None)
+
+    def _is_in(self, round: Round, arrival: int) -> bool:
+        """Whether a round has this node; also one that came about while the node was giving up to wait for it."""
+        membership = self._part.membership
+        known = membership is not None and membership.round.number == round.number
+        return known or round.rank_of(arrival) is not None
 
     async def give_up(self, link: Link, me: Me) -> Round | None:
         """Take the record back if no round has come meanwhile; the round, if one has: then it wins over the timeout."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from rdzv.core.state import Closed
+from rdzv.core.state import Closed, NodesLost
 from rdzv.errors import RendezvousGracefulExitError
 from rdzv.node.handler import Handler
 from rdzv.node.node import Ticket
@@ -118,3 +118,23 @@ async def test_a_call_that_is_cancelled_twice_is_seen_to_its_end_and_harms_nobod
             return
         again = run.start(a.next_rendezvous())
         assert_one_round(await asyncio.gather(again, b.next_rendezvous()))
+
+
+async def test_a_coordinator_that_gives_up_as_its_round_comes_about_has_left_it_and_is_not_lost() -> None:
+    """It went before its departure was reported, and its successor took it for a loss."""
+    was_in_it = 0
+    for step in range(50):
+        async with VirtualRun(latency=0.05, min_nodes=1, max_nodes=2) as run:
+            a, b = run.handler("a"), run.handler("b")
+            await run.meet(a, b)
+            if (await a.status()).coordinator != "a":
+                a, b = b, a
+            heard = await listen(run, b)
+            giving_up, going_on = run.start(a.next_rendezvous()), run.start(b.next_rendezvous())
+            await asyncio.sleep(step / 100)
+            giving_up.cancel()
+            info = await going_on
+            was_in_it += info.round == 1 and info.world_size == 2
+            await asyncio.sleep(5)
+            assert not any(isinstance(change, NodesLost) for change in heard.changes), (step, heard.changes)
+    assert was_in_it > 5
