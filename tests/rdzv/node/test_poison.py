@@ -10,6 +10,7 @@ import pytest
 
 import rdzv
 from rdzv import GiveUp, RendezvousSettingsError, RunGivenUpError
+from rdzv.core import stored
 from rdzv.core.state import Closed
 from rdzv.loop.rounds import rounds_of
 from tests.support.runs import VirtualRun, assert_one_round, listen
@@ -100,6 +101,7 @@ UNREADABLE = (
 @pytest.mark.parametrize("key", UNREADABLE)
 async def test_a_key_that_nobody_can_read_is_named_and_passed_over(key: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
+    stored._warn.cache_clear()  # what another test has had said is not said again
     async with VirtualRun(min_nodes=2, max_nodes=2, rank_order="name") as run:
         a, b = run.handler("a"), run.handler("b")
         first = await run.meet(a, b)
