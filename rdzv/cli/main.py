@@ -72,7 +72,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
         words = [*words[1:2], "--help"]
     if not words and not flags:
         return None
-    if words and words[0] not in ROOMS and not words[0].startswith("-"):
+    if words and words[0] not in ROOMS and not OF_ALL & {*flags, words[0]}:
         meant = "".join(f", did you mean {near}?" for near in difflib.get_close_matches(words[0], ROOMS, 1))
         _overview(()).error(f"{words[0][:80]!r} is no command{meant or ' of rdzv'}")
     if not words or words[0] not in ROOMS or OF_ALL & set(flags):

@@ -29,14 +29,15 @@ async def _run(options: argparse.Namespace) -> int:
     if not options.words:
         raise RendezvousSettingsError("there is no command; write it at the end, after --")
     told = {each.name: getattr(options, each.name) for each in fields(Job) if each.metadata}
-    told |= {"url": options.url, "command": options.words, "nproc": processes_here(options.nproc or 1)}
+    told |= {"url": options.url, "command": options.words}
+    nproc = options.nproc or 1
     if slurm.is_meant_by(options.url):
+        nproc = options.nproc or slurm.processes_of(os.environ)
         told |= {
             "url": slurm.url_of(options.url, os.environ),
-            "nproc": processes_here(options.nproc or slurm.processes_of(os.environ)),
             "says_cost": slurm.is_first_task(os.environ),  # srun writes all tasks' words to one place
         }
-    return await launch.run(Job(**told))
+    return await launch.run(Job(**{**told, "nproc": processes_here(nproc)}))
 
 
 def processes_here(wanted: str | int) -> int:
