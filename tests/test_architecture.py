@@ -117,7 +117,6 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "store": STORE - {"store"} | {"store._platform_guard"},
     "rdzv._import_guard": {"store.lazy_names"},
     "rdzv._version": set(),
-    "rdzv.logs": set(),
     "rdzv.errors": NOUNS,
     "rdzv.core": NOUNS | {"rdzv.errors"},
     "rdzv.config": NOUNS | {"rdzv.errors"},
@@ -133,8 +132,8 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "rdzv.sync": STORE | BELOW_NODE | {"rdzv.node", "rdzv.backends", "rdzv.loop"},
     "rdzv.testing": EVERYTHING_PUBLIC - {"rdzv"},
     "rdzv": EVERYTHING_PUBLIC - {"rdzv"} | {"rdzv.testing", "rdzv._import_guard", "rdzv._version"},
-    "rdzv.cli": EVERYTHING_PUBLIC | {"rdzv._version", "rdzv.logs", "rdzv.display", "rdzv.http"},
-    "rdzv.torch": EVERYTHING_PUBLIC | {"rdzv.logs", "rdzv.display"},
+    "rdzv.cli": EVERYTHING_PUBLIC | {"rdzv._version", "rdzv.display", "rdzv.http"},
+    "rdzv.torch": EVERYTHING_PUBLIC | {"rdzv.display"},
     "rdzv.torchrun": EVERYTHING_PUBLIC | {"rdzv.torch"},
     "rdzv.__main__": {"rdzv.cli"},
 }

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import anyio
 
 import store
-from rdzv import logs
 from rdzv.config import value_types
 from rdzv.config.config_errors import shown
 from rdzv.errors import (
@@ -194,7 +193,7 @@ JSON: Final = flag("--json", "as one JSON object")
 def carry_out(command: Command, options: argparse.Namespace) -> int:
     """Carry a subcommand out, and return its exit status."""
     level = logging.DEBUG if options.debug else logging.INFO if options.verbose else logging.WARNING
-    logs.configure(level, as_json=options.log_format == "json")
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(_run(command, options))

@@ -36,7 +36,6 @@ ROOMS: Final = {
 """In which room each subcommand is described, in the order in which `rdzv --help` lists them."""
 
 WRONG_USAGE: Final = 2
-LOG_FORMAT: Final = "--log-format"
 OF_ALL: Final = frozenset({"--version", "--help", "-h"})
 """What asks for no subcommand, before whichever it stands."""
 
@@ -90,9 +89,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
 
 def _without_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split off the options that stand before the subcommand."""
-    count = 0
-    while count < len(arguments) and arguments[count].startswith("-"):
-        count += 2 if arguments[count] == LOG_FORMAT else 1  # its value follows
+    count = next((at for at, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
     return list(arguments[:count]), list(arguments[count:])
 
 
@@ -149,9 +146,3 @@ def parser_of(command: Command) -> argparse.ArgumentParser:
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-v", "--verbose", action="store_true", help="log what happens")
     parser.add_argument("--debug", action="store_true", help="log everything, and show tracebacks of errors")
-    parser.add_argument(
-        LOG_FORMAT,
-        choices=("text", "json"),
-        default="text",
-        help="text, or a JSON object per line, with run, round and node as fields (default: text)",
-    )

@@ -7,27 +7,25 @@ set up a handler for its destination `dynamic_rendezvous`, that gets ours, too. 
 from __future__ import annotations
 
 import logging
+import re
 from typing import Final
 
-from rdzv.logs import Fields
 from rdzv.torch import pytorch
 
 __all__ = ["EventHandler"]
 
 NAME: Final = "rdzv"
 CLOSED: Final = " is closed"
+_RUN: Final = re.compile(r"run ([^\s,:]+)")  # with which every line about a run begins
 
 
 class EventHandler(logging.Handler):
     """Records log lines as events of PyTorch's."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.addFilter(Fields())
-
     def emit(self, record: logging.LogRecord) -> None:
         """Record one line; what PyTorch's handler raises is shown as logging shows it, and ends nothing."""
         message = record.getMessage()
+        run = _RUN.match(message)
         state = pytorch.events.NodeState.RUNNING
         if record.levelno >= logging.ERROR:
             state = pytorch.events.NodeState.FAILED
@@ -35,7 +33,7 @@ class EventHandler(logging.Handler):
             state = pytorch.events.NodeState.SUCCEEDED
         try:
             pytorch.events.construct_and_record_rdzv_event(
-                run_id=getattr(record, "run", None) or "", message=message, node_state=state, name=NAME
+                run_id=run[1] if run is not None else "", message=message, node_state=state, name=NAME
             )
         except Exception:  # noqa: BLE001  it is somebody else's handler
             self.handleError(record)
