@@ -123,6 +123,7 @@ class Membership:
     arrival: int  # which arrival of this node it holds
     beats: Beats  # how far this member has come
     over: str | None = None  # why the node is not in it any more; None while it is
+    over_at: float | None = None  # since when, on this node's clock
     dropped: bool = False  # the node was not asked
     # The members that have died since the round completed, as far as they are known by name.
     lost_ids: tuple[str, ...] = ()
@@ -136,6 +137,7 @@ class Membership:
     def end(self, reason: str, *, dropped: bool) -> None:
         """The node is not in it any more."""
         self.dropped = dropped
+        self.over_at = self.beats.clock()
         self.over = reason
         self.tell(reason)
 

@@ -231,13 +231,22 @@ class Chronicle:
         self._short = 0.0  # for how long there have been too few nodes since, up to ...
         self._short_since: float | None = None  # ... this moment, if there are too few now
 
-    def took_over(self, history: History, *, began: float | None, now: float, waited: float = 0.0) -> None:
+    def took_over(
+        self,
+        history: History,
+        *,
+        began: float | None,
+        now: float,
+        ended: float | None = None,
+        waited: float = 0.0,
+    ) -> None:
         """Go on where the last coordinator was.
 
         Args:
             history: What it has written.
             began: When this node heard of the last round, if it was there.
             now: When it takes over. In a run without a round, its time begins `waited` seconds before.
+            ended: When this node was itself no longer in that round, if it was: after an outage, long before `now`.
             waited: For how long nodes have waited already, being too few.
         """
         self._history, self._began = history, began
@@ -248,6 +257,8 @@ class Chronicle:
         if last.stopped is not None:
             self._stopped = now if began is None else began + last.stopped
             self._short = last.short
+        else:
+            self._stopped = ended
 
     def observe(self, progress: Progress, *, now: float) -> None:
         """Note whether the round still has all its members, and whether enough nodes are there."""

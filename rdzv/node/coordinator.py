@@ -87,7 +87,7 @@ class Term:
         self._keys = part.keys
         self._agreed = part.agreed
         self._settings = part.settings
-        self._loop = part.loop
+        self._part = part
         self._follower = link.follower
         self._lease = role.lease  # of the role, and of nothing that should outlive it
         rules, told = self._agreed.rules, self._store.tells_causes
@@ -147,8 +147,13 @@ class Term:
         # What is no history of ours is written over some day.
         remembered = (History.unpack_at(history.key, history.value) if history else None) or History()
         waited = progress.absent.waited if progress is not None else None
+        own = self._part.membership
         self._chronicle.took_over(
-            remembered, began=self._follower.round_at, now=self._store.time(), waited=waited or 0.0
+            remembered,
+            began=self._follower.round_at,
+            now=self._store.time(),
+            ended=own.over_at if own is not None and round is not None and own.round.number == round.number else None,
+            waited=waited or 0.0,
         )
 
     async def _watch_nodes(self) -> None:
@@ -249,7 +254,7 @@ class Term:
         if not callable(self._settings.rank_order):
             return deciding_now()
         # Nobody touches the view meanwhile: events are taken in by this task.
-        deciding = asyncio.create_task(self._loop.apart(deciding_now))
+        deciding = asyncio.create_task(self._part.loop.apart(deciding_now))
         try:
             done, _ = await asyncio.wait([deciding], timeout=ORDER_WITHIN)
             if not done:

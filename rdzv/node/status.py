@@ -61,7 +61,7 @@ async def read_run(store: Store, keys: Keys, head: Head) -> tuple[RunStatus, His
     bans = {name: ban for name, ban in all_bans.items() if not ban.where}
     history = await read_history(store, keys) if head.round is not None else History()
     if head.round is not None and head.closed is None:
-        known = {*records, *(one.node_id for one in absent.missing)}
+        known = {*addresses, *(one.node_id for one in absent.missing)}  # members have been taken out of the records
         gone = gone_before(history, head.round.number, here=known, now=time.time())
         absent = absent.replace(missing=(*absent.missing, *gone)[:NAMED_MOST], count=absent.count + len(gone))
     status = RunStatus(

@@ -64,12 +64,13 @@ class Beats:
         clock: Seconds, from any thread.
 
     Attributes:
+        clock: Seconds on the member's clock, from any thread.
         counts: Whether there is anything to send: the member has said something, or is expected to.
     """
 
     def __init__(self, number: int, clock: Callable[[], float], *, expected: bool = False) -> None:
         self._number = number
-        self._clock = clock
+        self.clock: Callable[[], float] = clock
         self.counts: bool = expected
         self._last: tuple[int | None, float, int] = (None, clock(), 0)  # step, when, how many there were
         self._busy: tuple[float, str] = (-math.inf, "")  # until when, and with what
@@ -91,18 +92,18 @@ class Beats:
         """
         before, step = self._last, step_of(step)
         if step != before[0]:
-            self._last = (step, self._clock(), before[2] + 1)
+            self._last = (step, self.clock(), before[2] + 1)
             self.counts = True
         return step
 
     def be_busy(self, seconds: float, what: str) -> None:
         """The member is busy for at most so long."""
-        self._busy = (self._clock() + float(seconds), what[:WHAT_MOST])
+        self._busy = (self.clock() + float(seconds), what[:WHAT_MOST])
         self.counts = True
 
     def be_free(self) -> None:
         """It is not any more."""
-        self._busy_ended = self._clock()
+        self._busy_ended = self.clock()
         self._busy = (-math.inf, "")
 
     @property
@@ -112,7 +113,7 @@ class Beats:
 
     def waiting(self) -> _Waiting:
         """Meanwhile the member waits in the round's shared store, for others."""
-        return _Waiting(self._waits, self._clock)
+        return _Waiting(self._waits, self.clock)
 
     def finish(self) -> None:
         """The member has come to its end, and begins no step any more: nobody judges it by that."""
@@ -139,7 +140,7 @@ class Beats:
         Args:
             away: The store was out of reach until a moment ago.
         """
-        now = self._clock()
+        now = self.clock()
         step, at, count = self._last
         busy_until, what = self._busy
         busy = max(busy_until - now, 0.0)

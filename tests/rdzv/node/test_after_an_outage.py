@@ -1,0 +1,62 @@
+"""How a run stands and what it has cost, once it has met again after an outage that was longer than its leases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+import rdzv
+from rdzv.core.history import History
+from rdzv.display.history import Account, account
+from rdzv.testing import cluster
+
+if TYPE_CHECKING:
+    from rdzv.core.report import RunStatus
+    from rdzv.testing import ClusterNode
+
+TTL, TRAINED, AWAY, AFTERWARDS = 10.0, 40.0, 30.0, 20.0  # seconds
+APART = 1.0  # seconds between one node and the next that come back
+
+
+class Told:
+    """What rank 0 of the second round reads some time later, like an operator."""
+
+    status: RunStatus
+    cost: Account
+
+    async def train(self, node: ClusterNode) -> None:
+        async with rdzv.connect(node.url) as handler:
+            while True:
+                info = await handler.next_rendezvous()
+                if (info.round, info.rank) == (1, 0):
+                    await anyio.sleep(AFTERWARDS)
+                    self.status = await handler.status()
+                    self.cost = account("job", History(chapters=tuple(await handler.history())))
+                async with handler.changes() as changes:
+                    async for change in changes:
+                        if not isinstance(change, rdzv.NodesWaiting) or change.count:
+                            break
+
+
+@pytest.mark.parametrize("stays_in_reach", [False, True], ids=["all are cut off", "all but one are cut off"])
+def test_who_is_back_is_not_missing_and_what_was_no_training_is_none(stays_in_reach: bool) -> None:
+    """Present members were listed as missing, and 99.5 % of the time was said to be training, of which 71 % was."""
+    told = Told()
+    with cluster(4, seed=1, min_nodes=2, ttl=TTL, last_call_timeout=5) as town:
+        town.run(told.train)
+        town.advance(TRAINED)
+        cut_off = [node for node in range(4) if not (stays_in_reach and node == 3)]
+        for node in cut_off:
+            town.cut(node)
+        town.advance(AWAY)
+        for node in cut_off:
+            town.heal(node)
+            town.advance(APART)
+        town.advance(60)
+        assert [one.world_size for one in town.rounds] == [4, 4], town.story
+    assert (len(told.status.members), told.status.absent_count, told.status.missing) == (4, 0, {})
+    # Until the second round: a member trains until its lease is over by its own clock, or it hears of the others.
+    assert told.cost.spent.trained == pytest.approx(TRAINED + TTL, abs=TTL / 2), told.cost
+    assert told.cost.seconds == pytest.approx(TRAINED + AWAY + len(cut_off) * APART, abs=2), told.cost
