@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -254,15 +253,6 @@ def test_the_figures_show_what_was_measured() -> None:
         ElementTree.fromstring(text)
 
 
-def plain(page: str) -> str:
-    return " ".join((ROOT / page).read_text(encoding="utf-8").split())
-
-
-def test_every_promised_ratio_is_checked_and_every_checked_one_is_promised() -> None:
-    readme, measured_page = plain("README.md"), plain("docs/benchmarks.md")
-    assert [each.sentence for each in PROMISES if each.in_readme and each.sentence not in readme] == []
-    assert [each.sentence for each in PROMISES if each.sentence not in measured_page] == []
-    ratios = re.findall(r"[\d.,]+ times", readme)
-    assert ratios == [
-        ratio for each in PROMISES if each.in_readme for ratio in re.findall(r"[\d.,]+ times", each.sentence)
-    ]
+def test_every_promised_ratio_is_on_the_page() -> None:
+    page = " ".join((ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8").split())
+    assert [each.sentence for each in PROMISES if each.sentence not in page] == []

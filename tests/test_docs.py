@@ -252,7 +252,7 @@ def test_every_variable_that_a_command_sets_is_read_somewhere() -> None:
 # ------------------------------------------------------------------------------------------------ samples
 
 SAMPLES = [(page, text) for page in PAGES for text in blocks(page, "python")]
-BLOCKING, ASYNC = "import rdzv.sync", "import asyncio, rdzv"
+BLOCKING, ASYNC = "import rdzv.sync", "import asyncio, json, rdzv"
 
 
 @pytest.mark.parametrize(("page", "sample"), SAMPLES, ids=lambda value: getattr(value, "name", ""))

@@ -1,4 +1,4 @@
-"""Each ratio that the README or docs/benchmarks.md promises: its sentence, how it is taken from the results, its limit.
+"""Each ratio that docs/benchmarks.md promises: its sentence, how it is taken from the results, its limit.
 
 A promise is a ratio within one run, so that it holds on any machine; `python -m benchmarks` fails if one is broken, and
 names it. What was not measured is said to be that, and breaks nothing. An aim is a figure that we want to reach on a
@@ -35,7 +35,6 @@ class Limit:
         measured: The figure; not a number if it was not measured.
         most: What it may be at most; or
         least: what it must be at least.
-        in_readme: Whether the README says so; the others stand in docs/benchmarks.md alone.
         unit: Of the figure: "s", "B" or "%"; none of a ratio.
     """
 
@@ -43,7 +42,6 @@ class Limit:
     measured: Callable[[Results], float]
     most: float = math.inf
     least: float = -math.inf
-    in_readme: bool = False
     unit: str = ""
 
     def shown(self, value: float) -> str:
@@ -217,7 +215,6 @@ PROMISES = (
         sentence="From the last arrival until everyone is done, `c10d` and `etcd-v2` take at least 20 times as long",
         measured=lambda results: _least_known(_slower(kind, "parked")(results) for kind in ("c10d", "etcd-v2")),
         least=20,
-        in_readme=True,
     ),
     Limit(
         sentence="with all nodes calling at the same moment, `c10d` takes at least 3 times as long",
@@ -228,20 +225,17 @@ PROMISES = (
         sentence="At 256 nodes, `c10d` moves at least 100 times the bytes",
         measured=_more_bytes("c10d", 256),
         least=100,
-        in_readme=True,
     ),
     Limit(
         sentence="When all nodes call at once, each moves at most 1.5 times the bytes that it moves with 64 nodes, "
         "up to 10,000 nodes",
         measured=_bytes_against_64,
         most=1.5,
-        in_readme=True,
     ),
     Limit(
         sentence="`c10d` takes at least 50 times as long to remove a dead member as our survivors take to hear of it",
         measured=_sooner_heard("c10d"),
         least=50,
-        in_readme=True,
     ),
     Limit(
         sentence="a change is told to 1,000 watchers for at most 3 times the processor time of a bare broadcast",
