@@ -46,7 +46,6 @@ class Overrides(TypedDict, total=False):
     unit_within: str | None
     stall_timeout: Seconds
     first_step_timeout: Seconds
-    ban_after: str | None
     prefix: str | None
     etcd_prefix: str | None
     is_host: Flag

@@ -130,9 +130,6 @@ class Settings:
         None, duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take", example="5m"), default_text="off"
     )
     """The same for the first step of a round, which compiles and loads; without it, that takes as long as it likes."""
-    ban_after: str | None = parameter(None, kinds.FAILURES, default_text="off")
-    """`3/1h`: a node that fails three times within an hour is banned for an hour; the same for all nodes of a run
-    ([failures.md](failures.md#a-node-that-keeps-failing))."""
 
     # Where the store is kept, and who may use it.
     prefix: str = parameter(
@@ -261,7 +258,7 @@ class Settings:
 
 _SHARED: Final = ("min_nodes", "max_nodes", "node_unit", "rank_order", "last_call_timeout", "early_last_call")
 # The same, left out where they are as ever, so that runs of nodes that do not know them are the same.
-_SHARED_IF_GIVEN: Final = ("torch_store", "stall_timeout", "first_step_timeout", "unit_within", "ban_after")
+_SHARED_IF_GIVEN: Final = ("torch_store", "stall_timeout", "first_step_timeout", "unit_within")
 
 
 def _plain(value: Any) -> Any:

@@ -26,7 +26,6 @@ __all__ = [
     "ADDRESS",
     "ATTRIBUTES",
     "ATTRIBUTES_BYTES_MAX",
-    "FAILURES",
     "FLAG",
     "FLAG_OR_AUTO",
     "FUNCTION",
@@ -51,7 +50,6 @@ __all__ = [
     "Kind",
     "Unfit",
     "duration",
-    "failures_within",
     "whole_number",
 ]
 
@@ -67,8 +65,6 @@ NAME_LENGTH_MAX: Final = 255
 NODES_MAX: Final = 1_000_000  # a hundred times the largest run we measure; a count beyond it is a slip of the keyboard
 # In seconds, 31 years: within what threads (`threading.TIMEOUT_MAX`) and etcd leases take, 9e9 each.
 DURATION_MAX: Final = 1e9
-FAILURES_MAX: Final = 100  # of one node, until it is banned; each is a key of its own as long as it counts
-FAILURES_WITHIN_MIN: Final = 1.0  # in seconds; below it, no node could fail twice
 # The orders that have a name; `topology:rack` says which attribute holds the domain.
 RANK_ORDERS: Final = ("survivors", "in_place", "arrival", "name", "requested", "topology", "survivors_then_name")
 PORT_MAX: Final = 65535
@@ -132,25 +128,6 @@ def duration(at_least: float = 0.0, *, because: str = "", example: str = "30") -
 
     limit = f"a number of seconds from {at_least:g} to {DURATION_MAX:.0f}{because} (5m or 1h30m will do)"
     return Kind(limit, convert, example)
-
-
-def failures_within(text: str) -> tuple[int, float]:
-    """Read so many failures within so many seconds: 3/1h.
-
-    Raises:
-        ValueError: It is not what such a text may be.
-    """
-    failures, _, within = text.partition("/")
-    return int(failures), _seconds(within)
-
-
-def _failures(raw: Any) -> str:
-    """Return such a text in its one true form: "3/60m" is "3/1h"."""
-    failures, within = failures_within(_text(raw))
-    if not 1 <= failures <= FAILURES_MAX or not FAILURES_WITHIN_MIN <= within <= DURATION_MAX:
-        raise ValueError
-    unit = next((unit for unit in ("d", "h", "m") if within % _UNITS[unit] == 0), "s")
-    return f"{failures}/{within / _UNITS[unit]:.17g}{unit}"
 
 
 def _flag(raw: Any) -> bool:
@@ -291,12 +268,6 @@ def _one_that(is_one: Callable[[Any], object]) -> Callable[[Any], Any]:
     return convert
 
 
-FAILURES: Final = Kind(
-    f"a number of failures from 1 to {FAILURES_MAX}, a slash, and the time within which they are too many, at least "
-    f"{FAILURES_WITHIN_MIN:g} s",
-    _failures,
-    "3/1h",
-)
 FLAG: Final = Kind("one of 1, 0, true, false, yes, no, on, off", _flag, "true")
 FLAG_OR_AUTO: Final = Kind("one of auto, 1, 0, true, false, yes, no, on, off", _flag_or_auto, "true")
 _IN_A_NAME: Final = f'1 to {NAME_LENGTH_MAX} printable characters without "/"'

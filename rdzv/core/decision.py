@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from rdzv.core.ranks import RankOrder
     from rdzv.core.round import Round
     from rdzv.core.state import NodeRecord
-    from rdzv.core.stuck.failing import FailureRule
     from rdzv.core.view import View
 
 __all__ = [
@@ -73,7 +72,6 @@ class Rules:
     order: RankOrder  # who gets which rank
     expected: tuple[str, ...] = ()  # who is missed by name from the beginning
     unit_within: str = ""  # the attribute whose value a unit never straddles; empty if it may
-    ban_after: FailureRule | None = None  # when a node has failed too often; None: never
 
     def placed(self, records: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
         """Return those that fill whole units, of which none straddles two domains; all of them without domains."""

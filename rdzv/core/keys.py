@@ -55,7 +55,6 @@ class Keys:
     drains: ClassVar[_Name] = _Name("head/draining/")  # that a node is to leave
     bans: ClassVar[_Name] = _Name("head/banned/")  # that a node may not join; see `ban_names`
     unfits: ClassVar[_Name] = _Name("unfit/")  # why a node that wanted to join failed its health check
-    failures: ClassVar[_Name] = _Name("failed/")  # that a node has failed, in a round
     # ... and of others.
     questions: ClassVar[_Name] = _Name("head/asked/")  # what an operator asks of nodes
     rounds: ClassVar[_Name] = _Name("rounds/")  # who is in a round
@@ -101,14 +100,6 @@ class Keys:
     def unfit(self, node_id: str) -> str:
         """Return why one node failed its health check."""
         return self.unfits + node_id
-
-    def failures_of(self, node_id: str) -> str:
-        """Return the prefix of one node's failures."""
-        return f"{self.failures}{node_id}/"
-
-    def failure(self, node_id: str, round: int) -> str:
-        """Return the key that says that a node has failed in a round."""
-        return f"{self.failures_of(node_id)}{round}"
 
     def answers(self, question: str) -> str:
         """Return the prefix of all answers to a question, by node."""

@@ -1,8 +1,7 @@
 """Shell: who may join: a node's health check and the bans on it (promise R17), the settings all must come with (R18).
 
 A ban is a key under the head, so that every node hears of it; a node's arrival is conditional on there being none for
-it. Why a node failed its health check lies beside the run, for `status` to show. With `ban_after`, each failure of a
-node is a key on a lease of its own, and whoever writes the one that is too many bans the node.
+it. Why a node failed its health check lies beside the run, for `status` to show.
 
 Everything that is written here is on the run's own lease (promise R19), which `take_run_lease` finds or makes.
 """
@@ -21,13 +20,12 @@ from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import SCHEMES
 from rdzv.config.resizing import describe_size, resize, sizes_of, was_resized_from
 from rdzv.config.settings import describe_difference
-from rdzv.config.value_types import ATTRIBUTES_BYTES_MAX, DURATION_MAX, NAME, TEXT, failures_within
+from rdzv.config.value_types import ATTRIBUTES_BYTES_MAX, DURATION_MAX, NAME, TEXT
 from rdzv.core.decision import Rules
 from rdzv.core.ranks import order_named
 from rdzv.core.round import Round
 from rdzv.core.state import Ban, Closed, ban_name, pack_settings, unpack_settings
 from rdzv.core.stopping import Resized
-from rdzv.core.stuck.failing import FailureRule
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousError,
@@ -38,19 +36,18 @@ from rdzv.errors import (
 from rdzv.node.status import find_member, read_nodes
 from store import ConditionFailed, Create, Delete, Entry, Get, Grant, Lease, LimitExceeded, Put, StoreError, when
 from store.net.threads import Call
-from store.printable import escaping, in_words
+from store.printable import escaping
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from rdzv.config.settings import Settings
     from rdzv.core.keys import Keys
     from rdzv.core.stopping import Drain
-    from store import Condition, Store, TransactionResult
+    from store import Store, TransactionResult
 
 __all__ = [
-    "BAN_AFTER",
     "Agreed",
     "OverruledError",
     "agree_on_settings",
@@ -60,7 +57,6 @@ __all__ = [
     "examine_in",
     "grant_of_run",
     "lift_ban",
-    "note_failures",
     "note_of_run",
     "put_ban",
     "put_ban_where",
@@ -78,7 +74,6 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 RUN_TTL_LEAST = 60.0  # seconds; a shorter closed_ttl must not end a run between two of its nodes
 UNFIT_MOST = 64  # nodes of a run of which it is kept that they failed their health check, the last ones
-BAN_AFTER = "ban_after"  # who has banned a node that keeps failing: nobody, but the run's setting
 
 
 def check_node_id(node_id: str) -> None:
@@ -219,7 +214,6 @@ class Agreed:
             order=order_named(settings.rank_order),
             expected=settings.expected,
             unit_within=settings.unit_within or "",
-            ban_after=FailureRule(*failures_within(settings.ban_after)) if settings.ban_after else None,
         )
 
     def take(self, there: bytes) -> str:
@@ -451,44 +445,5 @@ async def put_ban_where(store: Store, keys: Keys, ban: Ban, *, keep: float) -> t
 
 
 async def lift_ban(store: Store, keys: Keys, node_id: str) -> None:
-    """Let a banned node come again, whoever has banned it; it has no failures then."""
+    """Let a banned node come again, whoever has banned it."""
     await store.delete(keys.banned(node_id))
-    await store.delete_prefix(keys.failures_of(node_id))  # else the next one would ban it again
-
-
-# -------------------------------------------------------------------------------------------- nodes that keep failing
-
-
-async def note_failures(
-    store: Store,
-    keys: Keys,
-    rule: FailureRule,
-    failed: Mapping[str, str],
-    *,
-    round: int,
-    in_office: tuple[Condition, ...] = (),
-) -> None:
-    """Note that these nodes have failed in a round, and why; ban those that have failed too often.
-
-    It may be told again, and by others: a failure counts once for each round of a node.
-
-    Raises:
-        ConditionFailed: They do not hold.
-    """
-    try:
-        lease = await store.grant(rule.within)
-        notes = [Create(keys.failure(node_id, round), why.encode(), lease=lease.id) for node_id, why in failed.items()]
-        if not (await store.transact(when=in_office, then=notes)).succeeded:
-            await lease.revoke()
-            raise ConditionFailed("whoever noted failures is no longer the coordinator")
-        for node_id, why in failed.items():
-            count = len(await store.list(keys.failures_of(node_id), keys_only=True))
-            verdict = rule.verdict(count, why)
-            if verdict:
-                log.warning(
-                    "run %s: node %s is banned for %s: %s", keys.run_id, node_id, in_words(rule.within), verdict
-                )
-                ban = Ban(reason=verdict, by=BAN_AFTER, lasts=rule.within)
-                await put_ban(store, keys, node_id, ban, keep=rule.within)
-    except LimitExceeded as error:
-        log.warning("run %s: failures are not counted, so nobody is banned for them: %s", keys.run_id, error)

@@ -41,7 +41,7 @@ from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round,
 from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.view import View
 from rdzv.node.accusing import AccusationWatch
-from rdzv.node.admission import OverruledError, note_failures, take_settings
+from rdzv.node.admission import OverruledError, take_settings
 from rdzv.node.agreement import Agreement
 from rdzv.node.office import Office, SharedLease
 from rdzv.node.status import participant_of
@@ -100,7 +100,6 @@ class Term:
         self._reported_at = 0.0
         self._said = ""
         self._failed_with: str | None = None
-        self._counted: tuple[int, set[str]] = -1, set()  # whose loss was noted for `ban_after`, and in which round
         self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * part.settings.ttl))
         self._chronicle = Chronicle()
         self._accusations = AccusationWatch(self._office, gone_ttl=max(part.settings.gone_ttl, link.reconnects_in))
@@ -177,13 +176,11 @@ class Term:
                 case Wait(until=until, error=error):
                     self._report_error(error)
                     wake_at = await self._report(decision.progress)
-                    await self._count_losses()
                     await self._agree_where_to_stop(decision.progress)
                     if until is not None:
                         wake_at = until if wake_at is None else min(wake_at, until)
                     await self._wakeup.sleep_until(wake_at)
                 case Complete():
-                    await self._count_losses()  # who is banned thereby is not in the round: its record goes
                     await self._commit_if_there_is_room(decision)
 
     async def _expel(self, progress: Progress) -> None:
@@ -205,24 +202,6 @@ class Term:
             self._view.why_lost[node_id] = why
             self._reported, self._reported_at = progress, now
             await self._take_in_until(result.revision)
-
-    async def _count_losses(self) -> None:
-        """Note who has been lost since the last time, for `ban_after`; not whom somebody has put out."""
-        view, rule, bans = self._view, self._rules.ban_after, self._follower.head.bans
-        if rule is None:
-            return
-        if self._counted[0] != view.number:
-            self._counted = view.number, set()
-        put_out = {str(ban) for ban in bans.values()}  # also of nodes that have an attribute
-        failed = {
-            node_id: view.why.get(node_id, "")
-            for node_id in view.lost
-            if node_id not in bans and node_id not in self._counted[1] and view.why.get(node_id) not in put_out
-        }
-        if failed:
-            in_office = self._office.in_office
-            await note_failures(self._store, self._keys, rule, failed, round=view.number, in_office=in_office)
-            self._counted[1].update(failed)
 
     @property
     def _rules(self) -> Rules:

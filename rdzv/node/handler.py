@@ -296,7 +296,6 @@ class _Front:
     all_here = awaited(verbs.all_here)
     suspect = awaited(verbs.suspect)
     change_tally = awaited(verbs.change_tally)
-    note_failure = awaited(verbs.note_failure)
     ban = awaited(verbs.ban)
     ban_where = awaited(verbs.ban_where)
     unban = awaited(verbs.unban)

@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import rdzv
-import store
 from rdzv import Dropped, NodesLeft, NodesLost
 from rdzv.core.report import report
 from tests.support.runs import VirtualRun, assert_one_round, listen
-
-if TYPE_CHECKING:
-    from rdzv.node.handler import Handler
 
 pytestmark = pytest.mark.virtual_time
 
@@ -182,7 +177,7 @@ async def test_r17_a_ban_of_an_attribute_holds_for_all_who_have_it_and_for_those
 
 
 async def test_r17_a_ban_of_an_attribute_ends_by_itself_and_with_now_takes_nodes_out_of_their_round() -> None:
-    async with VirtualRun(min_nodes=1, max_nodes=2, ban_after="1/1h") as run:
+    async with VirtualRun(min_nodes=1, max_nodes=2) as run:
         a, b = run.handler("a"), run.handler("b", attributes={"rack": "17"})
         await run.meet(a, b)
         at_a, at_b = await listen(run, a), await listen(run, b)
@@ -190,7 +185,6 @@ async def test_r17_a_ban_of_an_attribute_ends_by_itself_and_with_now_takes_nodes
         await at_b.until(Dropped("this node is banned, as all nodes with rack=17, by a for 1 min"))
         await at_a.until(NodesLost(1, ("b",)))
         assert (await a.next_rendezvous()).world_size == 1
-        assert (await a.status()).bans == {}, "whom somebody has put out has not failed"
         await asyncio.sleep(61)
         again = await run.join(b)
         await a.next_rendezvous()
@@ -276,128 +270,3 @@ async def test_r17_a_ban_of_a_coordinator_that_waits_lets_the_last_call_go_on_wi
         assert_one_round(infos)
         assert infos[0].world_size == 2
         assert asyncio.get_running_loop().time() - began == pytest.approx(20, abs=1)
-
-
-# ----------------------------------------------------------------------------------------- nodes that keep failing
-
-
-KEEPS_FAILING: dict[str, Any] = {"min_nodes": 1, "max_nodes": 3, "last_call_timeout": 1, "ban_after": "2/10m"}
-
-
-async def lose(run: VirtualRun, name: str, *others: Handler) -> None:
-    """A node meets the others, and is killed; all of them know."""
-    joining = await run.join(run.handler(name))
-    await run.meet(*others)
-    await joining
-    heard = [await listen(run, one) for one in others]
-    run.crash(name)
-    for one in heard:
-        await one.until(NodesLost(1, (name,)))
-    await asyncio.sleep(0.1)
-    run.network.accept(name)
-
-
-async def test_r17_a_node_that_keeps_failing_is_banned_for_a_while_and_the_status_says_why_and_until_when() -> None:
-    """R17: "a node can be banned", by the run itself with `ban_after`; and it comes again when that is over."""
-    async with VirtualRun(**KEEPS_FAILING) as run:
-        a, c = run.handler("a"), run.handler("c")
-        await lose(run, "b", a, c)
-        assert (await a.status()).refused == {}
-        await asyncio.sleep(300)
-        await lose(run, "b", a, c)
-        await asyncio.sleep(60)
-        status = await c.status()
-        assert status.refused == {"b": "banned by ban_after for 9 min more: 2 failures, the last: its process ended"}
-        assert report(status)["banned"][0]["ends_in"] == pytest.approx(540, abs=2)
-        back = run.handler("b")
-        with pytest.raises(rdzv.RendezvousRefusedError, match="ban_after"):
-            await back.next_rendezvous()
-        await asyncio.sleep(541)
-        joining = await run.join(back)
-        assert (await run.meet(a, c))[0].world_size == 3
-        await joining
-        assert run.keys("failed/") == [], "what is too old to count is not kept"
-
-
-async def test_r17_failures_that_are_too_far_apart_and_losses_without_the_setting_ban_nobody() -> None:
-    async with VirtualRun(**{**KEEPS_FAILING, "ban_after": "2/20s"}) as run:
-        a, c = run.handler("a"), run.handler("c")
-        for _ in range(3):
-            await lose(run, "b", a, c)
-            await asyncio.sleep(21)
-        assert (await a.status()).refused == {}
-    async with VirtualRun(**{**KEEPS_FAILING, "ban_after": None}) as run:
-        a, c = run.handler("a"), run.handler("c")
-        for _ in range(3):
-            await lose(run, "b", a, c)
-        assert (await a.status()).refused == {}
-        assert run.keys("failed/") == []
-
-
-async def test_r17_a_failure_counts_once_for_each_round_also_if_whoever_counts_dies() -> None:
-    """R7: a successor finds the loss again, and counts it no second time; and its predecessor's own, which is new."""
-    async with VirtualRun(**{**KEEPS_FAILING, "max_nodes": 4}) as run:
-        a, c, d = (run.handler(name) for name in "acd")
-        await lose(run, "b", a, c, d)
-        coordinator = (await c.status()).coordinator
-        assert coordinator is not None
-        run.crash(coordinator)
-        await asyncio.sleep(30)
-        status = await (d if coordinator == "c" else c).status()
-        assert status.coordinator not in (None, coordinator)
-        assert run.keys("failed/") == sorted(["b/0", f"{coordinator}/0"])
-        assert status.refused == {}
-
-
-async def test_r17_a_failure_of_its_command_counts_with_losses_and_who_is_unbanned_begins_anew() -> None:
-    async with VirtualRun(**KEEPS_FAILING) as run:
-        a, c = run.handler("a"), run.handler("c")
-        await lose(run, "b", a, c)
-        b = run.handler("b")
-        joining = await run.join(b)
-        await run.meet(a, c)
-        await joining
-        await b.note_failure("rank 1 exited with status 1")
-        await b.note_failure("rank 1 exited with status 1")  # of the same round: told twice, counted once
-        assert run.keys("failed/") == ["b/0", "b/1"]
-        with pytest.raises(rdzv.RendezvousRefusedError, match="rank 1 exited with status 1"):
-            await b.next_rendezvous()
-        await a.unban("b")
-        assert run.keys("failed/") == []
-        joining = await run.join(b)
-        await run.meet(a, c)
-        await joining
-        await b.note_failure("rank 1 exited with status 1")
-        assert (await a.status()).refused == {}, "one is not too many"
-
-
-async def test_r17_who_is_put_out_by_a_ban_or_leaves_has_not_failed() -> None:
-    async with VirtualRun(**KEEPS_FAILING) as run:
-        a, b, c = (run.handler(name) for name in "abc")
-        await run.meet(a, b, c)
-        heard = await listen(run, a)
-        await a.ban("b", "rogue", now=True)
-        await heard.until(NodesLost(1, ("b",)))
-        await c.leave()
-        await asyncio.sleep(1)
-        assert run.keys("failed/") == []
-
-
-async def test_r17_a_store_that_lets_no_lease_last_so_long_is_said_and_stops_no_round(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    settings = {**KEEPS_FAILING, "ban_after": "1/2d", "closed_ttl": 600}
-    async with VirtualRun(**settings, limits=store.Limits(lease_ttl_max=86400)) as run:
-        a, c = run.handler("a"), run.handler("c")
-        await lose(run, "b", a, c)
-        assert (await run.meet(a, c))[0].world_size == 2
-    assert "failures are not counted, so nobody is banned for them" in caplog.text
-
-
-async def test_r17_all_nodes_of_a_run_agree_on_when_one_is_banned() -> None:
-    """Also R18: "a node that comes with others gets an error naming both"."""
-    async with VirtualRun(**KEEPS_FAILING) as run:
-        joining = await run.join(run.handler("a"))
-        with pytest.raises(rdzv.RendezvousSettingsError, match="ban_after"):
-            await run.handler("b", ban_after="3/60m").next_rendezvous()
-        await joining

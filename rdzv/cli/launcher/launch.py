@@ -6,8 +6,7 @@ What ends a round, and what follows:
 
     nodes were lost, or left, or this one was dropped        meet again; this never counts as a restart
     nodes wait to come in                                    the same, at once or at a checkpoint (`OnChange`)
-    a process fails                                          meet again, as a restart; or leave, with its exit status;
-                                                             a failure of this node for ban_after, too
+    a process fails                                          meet again, as a restart; or leave, with its exit status
     all processes of all nodes have succeeded                close the run, and end with 0
     the run is closed                                        end: with 0 if it has succeeded, else as "closed"
     SIGTERM or SIGINT                                        pass it on, leave the round, close nothing
@@ -143,12 +142,6 @@ class _Launcher:
             raise RendezvousSettingsError(
                 f"the attribute {NPROC}:{chosen.attributes[NPROC]} contradicts --nproc {mine}, which is told the other "
                 f"nodes by that name; rename the attribute"
-            )
-        if chosen.ban_after is not None and chosen.node_id is None:
-            log.warning(
-                "ban_after=%s goes by the names of nodes, and this one's is made up anew at each start, so that only "
-                "what happens until then counts together; give it one: node_id=$(hostname)",
-                chosen.ban_after,
             )
         attributes = {**chosen.attributes, NPROC: mine}
         check = chosen.bootstrap_check is not False
@@ -322,10 +315,6 @@ class _Launcher:
                 if not counts:
                     log.warning("%s: %s because others have gone; meeting again", where, ended)
                     return None
-                try:
-                    await handler.note_failure(ended)
-                except RendezvousError as error:
-                    log.warning("that this node has failed is not counted: %s", error)
                 if self._tally.restarts <= self._job.max_restarts:
                     of = f"restart {self._tally.restarts} of {self._job.max_restarts}"
                     log.warning("%s: %s; %s", where, ended, of)

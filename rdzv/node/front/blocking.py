@@ -243,7 +243,6 @@ class _Front:
     all_here = blocking(verbs.all_here)
     suspect = blocking(verbs.suspect)
     change_tally = blocking(verbs.change_tally)
-    note_failure = blocking(verbs.note_failure)
     ban = blocking(verbs.ban)
     ban_where = blocking(verbs.ban_where)
     unban = blocking(verbs.unban)

@@ -35,7 +35,6 @@ from rdzv.node.admission import (
     attribute_ban,
     check_node_id,
     lift_ban,
-    note_failures,
     put_ban,
     put_ban_where,
     put_drain,
@@ -315,15 +314,6 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
                 return after
 
     return await node.ask_the_store(write)
-
-
-@goes_on
-async def note_failure(node: Node, why: str) -> None:
-    """Say that a process of this node has failed by itself in this round; `ban_after` counts it."""
-    rule, membership = node.part.agreed.rules.ban_after, node.membership
-    if rule is not None and membership is not None:
-        failed, number = {node.node_id: why[:WHY_LETTERS_MOST]}, membership.round.number
-        await node.ask_the_store(lambda store: note_failures(store, node.keys, rule, failed, round=number))
 
 
 # ------------------------------------------------------------------------------------------ the run

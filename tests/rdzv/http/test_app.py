@@ -422,14 +422,14 @@ async def redraw_a_thousand_nodes(page: Page, run: dict[str, Any]) -> None:
     """Each of a thousand members at another step: within 200 ms of the page's own processor time, and readable."""
     (member,) = run["members"]
     run["members"] = [{**member, "node_id": f"gpu-{n}", "rank": n, "step": 7, "step_age": 1.0} for n in range(1000)]
-    run["banned"] = [{"node_id": HOSTILE, "reason": HOSTILE, "by": "ban_after", "at_once": False, "ends_in": 3480.0}]
+    run["banned"] = [{"node_id": HOSTILE, "reason": HOSTILE, "by": "gpu-1", "at_once": False, "ends_in": 3480.0}]
     run["banned_where"] = [{**run["banned"][0], "where": "rack=17", "reason": "", "ends_in": None}]
     run["draining"] = [{"node_id": "gpu-9", "seconds_left": 30.0, "reason": HOSTILE}]
     shown = {"store": "here", "runs": [], "chosen": "job", "run": run}
     await page.evaluate(f"source.close(); clearTimeout(silence); window.shown = {json.dumps(shown)}; show(shown)")
     assert await page.evaluate("at('members').children.length") == 1000
     assert await page.evaluate("at('banned').textContent") == (
-        f"{HOSTILE}: banned by ban_after for 58 min 0 s more: {HOSTILE}nodes with rack=17: banned by ban_after"
+        f"{HOSTILE}: banned by gpu-1 for 58 min 0 s more: {HOSTILE}nodes with rack=17: banned by gpu-1"
     )
     assert await page.evaluate("at('noticed').textContent") == f"gpu-9: leaves within 30 s: {HOSTILE}"
     await page.call("Performance.enable", timeDomain="threadTicks")

@@ -44,7 +44,6 @@ CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
     "num_nodes_waiting": lambda handler: handler.num_nodes_waiting(),
     "answer": lambda handler: handler.answer("q", "text"),
     "change_tally": lambda handler: handler.change_tally(lambda before: before + b"1"),
-    "note_failure": lambda handler: handler.note_failure("exit 1"),
     "set_closed": lambda handler: handler.set_closed("done"),
 }
 """What can be awaited of a handler; `aclose` has tests of its own."""

@@ -16,7 +16,7 @@ import pytest
 import rdzv
 import store
 from rdzv.cli.launcher.job import Job, Place, environment_of, error_in, place_of
-from rdzv.cli.launcher.launch import SUCCEEDED, _Launcher, _meet
+from rdzv.cli.launcher.launch import SUCCEEDED, _meet
 from rdzv.cli.launcher.processes import LINE_BYTES_MAX, label_lines
 from rdzv.cli.main import main
 from rdzv.cli.run import processes_here
@@ -279,36 +279,6 @@ async def test_who_waits_for_others_reads_for_what_and_who_does_not_reads_nothin
         await a.set_closed("done")
         with pytest.raises(rdzv.RendezvousGracefulExitError):
             await joining
-
-
-async def test_a_node_whose_command_keeps_failing_is_banned_for_a_while_and_the_others_go_on(server: str) -> None:
-    url = f"{server}/job?min_nodes=1&max_nodes=2&last_call_timeout=30&disconnect_ttl=0.3&ban_after=1/1h"
-    options = ("--max-restarts", "9")
-    async with (
-        node(url, "a", *options) as a,
-        node(url, "b", *options, command=("sh", "-c", 'test "$WORLD_SIZE" = 1 || exit 7')) as b,
-        rdzv.connect(f"{server}/job") as observer,
-    ):
-        assert await b.wait(timeout=60) == 120, b.written()
-        (line,) = [line for line in b.output if line.startswith("rdzv run: ") and "banned" in line]
-        assert "node b is banned by ban_after for 1 h: 1 failure, the last: rank " in line
-        assert line.endswith("exited with status 7")
-        while (again := await started(a))["WORLD_SIZE"] != "1":
-            pass
-        tell(again, SUCCEED)
-        assert await a.wait(timeout=30) == 0
-        assert list((await observer.status()).refused) == ["b"]
-
-
-async def test_a_ban_that_goes_by_names_warns_who_has_none_of_its_own(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for url, warned in (("min_nodes=1&ban_after=2/60m&node_id=b", 0), ("min_nodes=1&ban_after=2/60m", 1)):
-        folder = tmp_path / str(warned)
-        folder.mkdir()
-        handler = _Launcher(Job(url=f"tcp://a/job?{url}", command=("true",)), folder)._handler()
-        assert handler.settings.ban_after == "2/1h"
-        assert caplog.text.count("ban_after=2/1h goes by the names of nodes") == warned
 
 
 # ------------------------------------------------------------------------------------------ output
