@@ -1,7 +1,7 @@
-"""Pure: what an operator asks of the nodes of a run, and how they answer: for the stacks of their processes, say.
+"""Pure: what an operator asks of a node of a run, and how it answers: for the stacks of their processes, say.
 
 A question is a key under the head, so that every node hears it by the watch that it has anyway; it goes by itself after
-a while. Each node that it is for writes its answer under `answers/`, where whoever asks watches.
+a while. The node that it is for writes its answer under `answers/`, where whoever asks waits.
 """
 
 from __future__ import annotations
@@ -27,11 +27,7 @@ class Question(Stored, kw_only=True):
     called = "a question to the nodes"
 
     what: str  # `STACKS`; a node that knows no such thing keeps silent
-    node_ids: tuple[str, ...] = ()  # who is asked; empty for every node
-
-    def is_for(self, node_id: str) -> bool:
-        """Whether a node is asked."""
-        return not self.node_ids or node_id in self.node_ids
+    node_id: str  # who is asked
 
 
 def pack_answer(text: str) -> bytes:

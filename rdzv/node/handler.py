@@ -276,7 +276,7 @@ class _Front:
                 questions = self.node.head.questions
                 heard &= questions.keys()
                 for name, question in questions.items():
-                    if name not in heard and question.is_for(self.node_id):
+                    if name not in heard and question.node_id == self.node_id:
                         yield name, question
                 heard.update(questions)
                 await wakeup.sleep()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.stuck.beats import BeatNote
 
-__all__ = ["Heard", "StallRules", "Stalls", "Verdict", "describe"]
+__all__ = ["Heard", "StallRules", "Stalls", "Verdict"]
 
 FRESH_PART = 0.5  # of `stall_timeout`: who has begun a step within so much of it gets on
 
@@ -135,14 +135,6 @@ class Stalls:
         limit = self._rules.limit(first=all(one.note.first for one in members))
         at = f", all are at {step:,}" if step is not None else ""
         return f"no member has begun a step for {duration(limit)}{at}; nobody is dropped"
-
-
-def describe(note: BeatNote, *, ago: float = 0.0) -> str:
-    """How far a member has come: "step 1,204, 2.1/s"."""
-    step = "no step yet" if note.step is None else f"step {note.step:,}"
-    rate = f", {note.rate:.3g}/s" if note.rate > 0 else ""
-    busy = f", busy with {note.what}" if note.busy > ago and note.what else ", busy" if note.busy > ago else ""
-    return f"{step} since {duration(note.age + ago)}{rate}{busy}"
 
 
 def _why(one: Heard, others: list[Heard]) -> str:

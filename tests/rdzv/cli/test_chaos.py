@@ -27,8 +27,8 @@ def test_a_launcher_that_allows_it_is_killed_and_another_refuses(capsys: pytest.
         refusing.wait_for(0, "up")
         assert command.main(["chaos", refusing.url, "--kill", "100/1s", "--for", "1", "--seed", "1", "--yes"]) == 1
         assert "node-0: refused: this launcher was not started with --allow-chaos" in capsys.readouterr().out
-        assert command.main(["stacks", refusing.url, "--group"]) == 0
-        assert "refused: this launcher runs with --no-remote-stacks: node-0" in capsys.readouterr().out
+        assert command.main(["stacks", refusing.url, "node-0"]) == 0
+        assert "refused: this launcher runs with --no-remote-stacks" in capsys.readouterr().out
     with processes(1, [*launch, "--allow-chaos", *sleep]) as allowing:
         allowing.wait_for(0, "up")
         assert command.main(["chaos", allowing.url, "--kill", "100/1s", "--for", "2", "--seed", "1", "--yes"]) == 0

@@ -6,14 +6,8 @@ import zlib
 
 import pytest
 
-from rdzv.core.asking import ANSWER_BYTES_MOST, Question, pack_answer, unpack_answer
+from rdzv.core.asking import ANSWER_BYTES_MOST, pack_answer, unpack_answer
 from rdzv.errors import RendezvousStateError
-
-
-def test_a_question_is_for_whom_it_names_or_for_all() -> None:
-    some, everybody = Question(what="stacks", node_ids=("a", "b")), Question(what="stacks")
-    assert [some.is_for(node_id) for node_id in ("a", "c")] == [True, False]
-    assert everybody.is_for("c")
 
 
 def test_an_answer_travels_and_one_that_would_fill_the_memory_is_cut() -> None:

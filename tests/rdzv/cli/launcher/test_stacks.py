@@ -16,15 +16,10 @@ import pytest
 import rdzv
 import store
 from rdzv.cli import main as command
-from rdzv.cli.ask import ask
 from rdzv.cli.launcher import stacks as stacks_room
 from rdzv.cli.launcher import worker_startup
 from rdzv.cli.launcher.stacks import WorkerStacks
-from rdzv.core.asking import Question
-from rdzv.core.keys import Keys
 from rdzv.errors import RendezvousStateError, RendezvousTimeoutError
-from rdzv.node.handler import Handler
-from store.net.tasks import cancel_and_wait
 from tests.support.processes import start_python
 
 if TYPE_CHECKING:
@@ -166,27 +161,3 @@ async def test_a_node_that_is_no_launcher_is_said_not_to_answer() -> None:
         await node.next_rendezvous()
         with pytest.raises(RendezvousTimeoutError, match=r"node a has not answered within 0\.2 s: only the launcher"):
             await asked(f"{server.url}/job", "a", "--timeout", "0.2")
-
-
-async def test_a_question_to_every_node_is_answered_by_each_launcher_once() -> None:
-    async with store.serve("127.0.0.1", 0) as server, contextlib.AsyncExitStack() as nodes:
-        url = f"{server.url}/job"
-
-        async def answer(handler: Handler) -> None:
-            async with contextlib.aclosing(handler.questions()) as questions:
-                async for name, question in questions:
-                    await handler.answer(name, f"{question.what} of {handler.node_id}")
-
-        tasks = []
-        for node_id in ("a", "b"):
-            handler = await nodes.enter_async_context(rdzv.connect(f"{url}?min_nodes=2", node_id=node_id))
-            assert isinstance(handler, Handler)
-            tasks.append(asyncio.create_task(answer(handler)))
-        try:
-            async with store.connect(server.url) as client, asyncio.timeout(LIMIT):
-                for _ in range(2):
-                    asking = ask(client, Keys("/rdzv", "job"), Question(what="stacks"), expected=2)
-                    async with asking as answers:
-                        assert {each async for each in answers} == {("a", "stacks of a"), ("b", "stacks of b")}
-        finally:
-            await cancel_and_wait(*tasks)

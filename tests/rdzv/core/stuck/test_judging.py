@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rdzv.core.stuck.beats import FINISHED, BeatNote
-from rdzv.core.stuck.judging import Heard, StallRules, Stalls, Verdict, describe
+from rdzv.core.stuck.judging import Heard, StallRules, Stalls, Verdict
 
 EVERY = 0.5
 
@@ -114,12 +114,3 @@ def test_a_new_round_is_judged_anew_and_who_is_in_another_not_at_all() -> None:
         watch.stalls.look({"a": heard(1, 90, round=1), "b": heard(2, 1, round=1)}, round=1, now=watch.now, every=9)
         == Verdict()
     )
-
-
-def test_a_note_in_words() -> None:
-    assert describe(BeatNote(round=0, step=1204, age=2, rate=2.125), ago=1) == "step 1,204 since 3 s, 2.12/s"
-    assert (
-        describe(BeatNote(round=0, step=None, age=2, busy=9, what="loading"))
-        == "no step yet since 2 s, busy with loading"
-    )
-    assert describe(BeatNote(round=0, step=1, age=0, busy=9)) == "step 1 since 0 s, busy"
