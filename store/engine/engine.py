@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from store.engine.changeset import Saved
     from store.engine.keyspace import Groups
-    from store.engine.leases import LeaseRecord
     from store.engine.sessions import Session
     from store.engine.waits import Postponed
     from store.engine.watches import Watcher
@@ -85,7 +84,6 @@ class Engine:
         only_deletes: Why nothing but deletes can be written now; None if more can.
         postponed: The waits that changes have ended and that are still to be answered, by `do_chore`.
         has_chores: Whether something is left to be done by `do_chore`.
-        on_lapse: Told of each lease that lapses, while its keys are still on it; None: nobody wants to know.
     """
 
     def __init__(self, *, store_id: str, limits: Limits | None = None, durable: bool = False) -> None:
@@ -108,7 +106,6 @@ class Engine:
         self._requests = 0
         self._now = -math.inf  # the reading of the clock at the last request
         self._lapsed = 0
-        self.on_lapse: Callable[[LeaseRecord], None] | None = None
 
     @property
     def groups(self) -> Groups:
@@ -323,8 +320,6 @@ class Engine:
                 self._leases.look_again(lease)
                 continue
             self._lapsed += not lease.ending
-            if self.on_lapse is not None and not lease.ending and not lease.anonymous:
-                self.on_lapse(lease)
             most = self._watches.affordable([*islice(lease.keys, room)])
             ended = self._changes.end_lease(lease, most=most, cause=lease.cause)
             room = room - ended if self._watches.quick_to_ask else 0
@@ -333,15 +328,6 @@ class Engine:
             self._announce()
         self._note_forgotten(self._sessions.expire(now))
         return self._take_deliveries()
-
-    def kept_by(self, peer: int) -> list[LeaseRecord]:
-        """The leases that a connection keeps."""
-        return self._leases.kept_by(peer)
-
-    def session_of(self, peer: int) -> int | None:
-        """The number of a connection's session; None if it has none."""
-        session = self._session_of.get(peer)
-        return None if session is None else session.number
 
     def next_tick_in(self) -> float | None:
         """Seconds until the next lease may lapse; None if there is none."""

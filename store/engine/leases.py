@@ -201,10 +201,6 @@ class Leases:
                         self._stand(lease, _slot_of(lease.ends_at))
                 yield
 
-    def kept_by(self, peer: int) -> list[LeaseRecord]:
-        """The leases that this connection keeps, in the order in which they were granted."""
-        return [self._leases[id] for id in sorted(self._kept_by.get(peer, ()))]
-
     def take_note(self, lease: LeaseRecord, note: bytes) -> None:
         """Keep what came with a keep-alive, in place of what came before."""
         lease.note, lease.noted_at = note, self._looked_at or 0.0

@@ -1,45 +1,31 @@
-"""Pure: which lines about clients a log takes: complaints, limits that are nearly reached, and sessions.
+"""Pure: which lines about clients a log takes: complaints, and limits that are nearly reached.
 
 Whoever can reach a port can make a server write a line as often as it can connect, thousands of times a second, and a
 full disk is what a durable server wants least. So lines about clients come out of a token bucket that fills again
 slowly; what it does not pay for is counted, and told with the next line.
 
 A limit is told of once, when 80 % of it are used up, and again only after it has been below 70 %.
-
-A session is named by its number, which it keeps from connection to connection, and by the address that it comes from;
-one that keeps leases is also known by the keys on them, which name the node.
 """
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from store.engine.keyspace import NEARLY
-from store.engine.processes import Closing
 from store.limits import Limits
-from store.printable import printable
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from store.engine.keyspace import Group, Groups
-    from store.engine.leases import LeaseRecord
 
-__all__ = ["LimitWarnings", "RationedLog", "lapsed_line", "left_line"]
+__all__ = ["LimitWarnings", "RationedLog"]
 
 AT_ONCE = 1000  # lines; a job of so many nodes that all have the wrong token is told of in full
 PER_SECOND = 10.0  # lines after that: about 100 MB a day
 BELOW = 0.7  # of a limit: there it is no longer near
 GROUPS_NAMED_MOST = 8  # in one look; the others are counted
-KEYS_NAMED: Final = 2  # of those on the leases that a session keeps
-
-HOW: Final = {
-    Closing.GOODBYE: "has ended with a goodbye",
-    Closing.DROPPED: "is gone: its connection was closed without a goodbye",
-    Closing.CUT: "is gone: its connection was cut",
-}
 
 
 class RationedLog:
@@ -121,24 +107,3 @@ def _who(limit: str, groups: Groups) -> str:
 
 def _holds(group: Group) -> str:
     return f"{group.name[:200]!r} holds {group.keys} keys and {group.bytes} bytes"
-
-
-def left_line(number: int, name: str, how: Closing, leases: Iterable[LeaseRecord]) -> str:
-    """Say that a session has lost its connection, on which it kept these leases."""
-    kept = _keys_of(leases)
-    return f"session {number} from {name} {HOW[how]}{kept and f'; it keeps {kept}'}"
-
-
-def lapsed_line(lease: LeaseRecord) -> str:
-    """Say that a lease has lapsed; its keys are still on it."""
-    kept = _keys_of([lease])
-    left = "; its client's connection had ended" if lease.keeper is None else ""
-    return f"lease {lease.id} ({lease.ttl:g} s{left}) has lapsed{kept and f', and with it {kept}'}"
-
-
-def _keys_of(leases: Iterable[LeaseRecord]) -> str:
-    """Name the first keys on leases, and count the others; empty if there are none."""
-    keys = [key for lease in leases for key in islice(lease.keys, KEYS_NAMED)]
-    named = " and ".join(printable(key, most=200) for key in keys[:KEYS_NAMED])
-    more = len(keys) > KEYS_NAMED
-    return f"{named} and more" if more else named

@@ -6,7 +6,6 @@ Whoever is hung up on costs nobody else anything, and the log one line, as long 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,20 +14,16 @@ from store.protocol.connection import ServerConnection
 from store.protocol.wire import Sorry
 from store.server.entry.door import WayOut
 from store.server.entry.tls import TLS_BYTES
-from store.server.log_lines import RationedLog, lapsed_line, left_line
 from store.server.peer import PEER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from store.engine.leases import LeaseRecord
     from store.protocol.wire import Hello
     from store.server.peer import Peer
     from store.server.peers import Peers
 
 __all__ = ["Reception"]
-
-log: logging.Logger = logging.getLogger(__name__)
 
 
 class Reception:
@@ -52,7 +47,6 @@ class Reception:
         self._token = token
         self._clock = clock
         self._refuses = False  # connections, since the last one that was taken in
-        self._sessions = RationedLog(clock)  # the log's lines about them
         self.leaving: bool = False
         self.way_out: WayOut = WayOut(self._is_alone)
         self.empty: asyncio.Event = asyncio.Event()
@@ -103,8 +97,6 @@ class Reception:
             return None
         session, previous = opened
         replaced = None if previous is None else self._by_id.get(previous)
-        instead = "" if replaced is None else f": {replaced.name}, its connection until now, is given up"
-        self._sessions.write(log, logging.INFO, "session %d comes from %s%s", session, peer.name, instead)
         if replaced is not None:
             # The client came back before its old connection was seen to end; it renews its leases on the new one. At
             # once: what waits there is for nobody, and a network that was cut would take it for half a minute more.
@@ -120,17 +112,9 @@ class Reception:
         self._table.went(peer)
         self.bytes_out += peer.bytes_out
         engine = self._durability.engine
-        session = engine.session_of(peer.id)
-        if session is not None and not self.leaving:
-            line = left_line(session, peer.name, peer.closing, engine.kept_by(peer.id))
-            self._sessions.write(log, logging.INFO, "%s", line)
         engine.disconnect(peer.id, now=self._clock(), how=peer.closing)
         self._durability.record()
         if not self._by_id:
             self.empty.set()
         if self._is_alone():
             self.way_out.note()
-
-    def lapsed(self, lease: LeaseRecord) -> None:
-        """A lease has lapsed; its keys are still on it."""
-        self._sessions.write(log, logging.INFO, "%s", lapsed_line(lease))

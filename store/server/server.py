@@ -186,7 +186,6 @@ class Server:
     def restored(self, engine: Engine) -> None:
         """This store is served from now on: it is what is on disk."""
         engine.count_elsewhere(lambda: self._peers.held_bytes)
-        engine.on_lapse = self._reception.lapsed
 
     # ------------------------------------------------------------------------------------------ time
 

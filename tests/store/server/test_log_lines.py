@@ -1,20 +1,17 @@
-"""Strangers cannot fill a log; at 80 % of a limit the operator is warned, once; with `-v` sessions are told of."""
+"""Strangers cannot fill a log; at 80 % of a limit the operator is warned, once."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 
 import pytest
 
 import store
-from rdzv.testing.network import MemoryNetwork
 from store.engine.keyspace import Groups
 from store.limits import Limits
 from store.server import server as server_room
 from store.server.log_lines import AT_ONCE, PER_SECOND, LimitWarnings, RationedLog
-from tests.support.stores import connect_in_memory, serve_in_memory
 
 log = logging.getLogger(__name__)
 
@@ -85,32 +82,3 @@ def test_a_flood_gets_so_many_lines_and_then_few_a_second_and_what_was_left_out_
     assert said_of(caplog, [number / PER_SECOND for number in range(2 * AT_ONCE)]) == 2 * AT_ONCE, "now and then"
     assert said_of(caplog, [0.0] * 2 * AT_ONCE + [3600.0] * 2 * AT_ONCE) == 2 * AT_ONCE, "after a quiet hour"
     assert said_of(caplog, [5.0] * AT_ONCE + [5.0, 4.0]) == AT_ONCE, "a clock that stands still gives nothing"
-
-
-# ------------------------------------------------------------------------------------------------ sessions
-
-
-@pytest.mark.virtual_time
-async def test_a_server_that_is_to_tell_logs_who_comes_and_goes_and_what_lapses(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The log of `rdzv serve -v` had two lines in an hour with outages: that it began, and that it left."""
-    caplog.set_level(logging.INFO, logger="store.server")
-    network = MemoryNetwork()
-    async with serve_in_memory(network):
-        async with connect_in_memory(network) as client:
-            lease = await client.grant(10)
-            await client.put("/rdzv/job-7/nodes/a", b"", lease=lease)
-            network.reset("client")
-            await client.ping()
-            await asyncio.sleep(12)  # it renews nothing
-        await asyncio.sleep(1)
-    said = [record.getMessage() for record in caplog.records]
-    kept = "/rdzv/job-7/nodes/a"
-    assert said == [
-        "session 1 comes from client:1 (peer 1)",
-        f"session 1 from client:1 (peer 1) is gone: its connection was closed without a goodbye; it keeps {kept}",
-        "session 1 comes from client:2 (peer 2)",
-        f"lease 1 (10 s; its client's connection had ended) has lapsed, and with it {kept}",
-        "session 1 from client:2 (peer 2) has ended with a goodbye",
-    ]
