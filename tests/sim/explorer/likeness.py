@@ -7,8 +7,7 @@ written down. What the collector does not see is added: where a frame stands, wh
 Numbers that only tell things apart, or before from after, are written down by their order: revisions, and the ids of
 requests and leases, which begin at `REVISIONS`, `REQUESTS` and `LEASES` so that they are known by their size. Nothing
 in the product does more with them than compare them. Of revisions, only those of some keys are compared, each with
-those of its kind. Times are written down as seconds from now, sentences not at all; local variables of a coroutine
-only if they may still be read.
+those of its kind. Times are written down as seconds from now, sentences not at all.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from store.messages import CHOSEN_LEASE_LEAST
-from tests.sim.explorer.liveness import dead_locals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -131,14 +129,7 @@ def _parts(one: Any, kind: type, out: list[str]) -> Iterable[Any]:
     if kind in _SUSPENDED:
         frame = _frame_of(one)
         out.append(f"{one.__qualname__}:{frame.f_lasti if frame is not None else -1}")
-        if frame is None:
-            return gc.get_referents(one)
-        dead = dead_locals(frame)
-        snapshot = frame.f_locals  # up to Python 3.12 a frame keeps what it shows
-        parts = [part for part in gc.get_referents(one) if part is not snapshot]
-        if type(snapshot) is dict:
-            snapshot.clear()
-        return _without(parts, dead)
+        return gc.get_referents(one)
     if kind is types.FrameType:
         out.append(f"{one.f_code.co_qualname}:{one.f_lasti}")
     elif isinstance(one, asyncio.Task):
@@ -164,15 +155,6 @@ def _frame_of(one: Any) -> types.FrameType | None:
         return one.cr_frame
     frame: types.FrameType | None = one.ag_frame if type(one) is types.AsyncGeneratorType else one.gi_frame
     return frame
-
-
-def _without(parts: list[Any], dead: list[Any]) -> list[Any]:
-    """The same, without one of each of these: another may be alive elsewhere."""
-    for one in dead:
-        index = next((index for index, part in enumerate(parts) if part is one), None)
-        if index is not None:
-            del parts[index]
-    return parts
 
 
 def _result(future: Any) -> Any:
