@@ -198,10 +198,9 @@ class Cluster:
         until = self.now + within
         while any(node.at_work for node in self.nodes):
             if self.now >= until:
-                waiting = "".join(f"\n  {node.describe()}" for node in self.nodes)
                 raise ClusterStuckError(
                     f"seed {self.seed}: not all nodes have come to their ends within {within:g} virtual seconds:"
-                    f"{waiting}",
+                    f"{_described(self.nodes)}",
                     self.story,
                 )
             self.advance(min(FINISH_LOOKS_EVERY, until - self.now))
@@ -226,7 +225,7 @@ class Cluster:
         old = self._node(node)
         if old.alive and not old.ended:
             raise RendezvousStateError(f"{old.name} is alive: kill it first")
-        old.process.die()
+        old.process.exit()
         if old.process in self._dark:  # the machine is back: it resets what is still sent to the process that it had
             self._dark.discard(old.process)
             for source in old.sources:
@@ -421,7 +420,7 @@ class Cluster:
         if self.now < until and not node.has_let_go:
             self._director.call_later(EXIT_LOOKS_EVERY, partial(self._exit, node, until=until))
         else:
-            node.process.die()
+            node.process.exit()
 
     def _ended(self, node: ClusterNode, task: asyncio.Task[Any]) -> None:
         if not node.alive:
@@ -438,7 +437,10 @@ class Cluster:
                 node.error = error
             case _:
                 self.say(f"{node.name} has failed: {error!r}")
-                problem = ClusterError(f"seed {self.seed}: {node.name} has failed: {error!r}", self.story)
+                others = _described([other for other in self.nodes if other is not node])  # it may have waited for them
+                problem = ClusterError(
+                    f"seed {self.seed}: {node.name} has failed: {error!r}{others and '; meanwhile'}{others}", self.story
+                )
                 problem.__cause__ = error
                 self._world.timeline.problem = problem
         self._exit(node, until=self.now + EXIT_WITHIN)
@@ -495,6 +497,10 @@ def cluster(
             them. The environment of the test counts for nothing.
     """
     return Cluster(nodes, seed=seed, durable=durable, latency=latency, may_raise=may_raise, **settings)
+
+
+def _described(nodes: Iterable[ClusterNode]) -> str:
+    return "".join(f"\n  {node.describe()}" for node in nodes)
 
 
 def _for(seconds: float | None) -> str:

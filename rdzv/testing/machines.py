@@ -127,6 +127,11 @@ class Process:
         """The process is killed; or, silently, its machine loses its power."""
         if self.alive:
             self.world.say(f"{self.source} is killed{', and its machine with it' if silently else ''}")
+            self.exit(silently=silently)
+
+    def exit(self, *, silently: bool = False) -> None:
+        """End at once, with all threads; the system, if that goes on, closes the connections."""
+        if self.alive:
             self.host.die()
             for source in self.sources:
                 self.world.network.died(source, silently=silently)

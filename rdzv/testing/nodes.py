@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import random
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from rdzv.testing.machines import NODE_THREAD, Process, client_of, handler_of
 from rdzv.testing.story import where
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Awaitable, Callable, Mapping
 
     from rdzv.interface import RendezvousHandler
@@ -107,7 +107,7 @@ class ClusterNode:
     def has_let_go(self) -> bool:
         """Whether nothing is left that its process does."""
         loops = (self.process.host, *self.process.threads.values())
-        return not any(asyncio.all_tasks(loop) for loop in loops)
+        return not any(loop.unfinished() for loop in loops)
 
     @property
     def sources(self) -> tuple[str, str]:
@@ -134,7 +134,9 @@ class ClusterNode:
             return f"{self.name} has ended"
         still = ", which stands still" if self.process.host.paused else ""
         waits = "".join(f"; {handler.reason}" for handler in self.handlers[-1:] if handler.node.joining)
-        return f"{self.name}{still} is at {where(self.task)}{waits}"
+        others = [task for task in self.process.host.unfinished() if task is not self.task]
+        also = sorted(f"\n    and at {line}" for task in others if (line := where(task, of_users=True)))
+        return f"{self.name}{still} is at {where(self.task)}{waits}{''.join(also)}"
 
     def _make_handler(self, url: str, overrides: Mapping[str, Any], *, blocking: bool) -> RendezvousHandler:
         """What `rdzv.connect` and `rdzv.rounds` call in a node's body."""

@@ -123,12 +123,14 @@ def _frame_of(awaited: object) -> FrameType | None:
     return None
 
 
-def where(task: asyncio.Task[Any]) -> str:
-    """The line of the user's code at which a suspended task waits."""
+def where(task: asyncio.Task[Any], *, of_users: bool = False) -> str:
+    """The line at which a suspended task waits: of the user's code, if it is in that; else of ours, or nothing."""
     frames = frames_of(task)
     users = [frame for frame in frames if not frame.f_code.co_filename.startswith(NOT_THE_USERS)]
-    if not frames:
-        return "not started"
+    if of_users and not users:
+        return ""
+    if not frames or frames[0].f_lasti < 0:
+        return "its beginning"
     frame = (users or frames)[-1]
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
     return f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno}): {line}"

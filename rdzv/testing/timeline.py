@@ -12,8 +12,8 @@ One `Timeline` steps all of them in one thread, in an order that the seed decide
 in turns; when nobody has, time jumps to the next timer. A turn is what a real loop does between two looks at its
 sockets. Time stands still meanwhile: every machine here is infinitely fast, and only waiting takes time.
 
-A host is an `asyncio.AbstractEventLoop`, so that real code runs on it unchanged: tasks, futures, timeouts, anyio. It
-has no sockets and no threads; see `network` for the one, and `Host.in_thread` for the other.
+A host is an asyncio event loop, so that real code runs on it unchanged: tasks, futures, timeouts, anyio. It has no
+sockets and no threads; see `network` for the one, and `Host.in_thread` for the other.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ import contextlib
 import heapq
 import random
 import sys
+import threading
 import weakref
-from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple
 
 import anyio
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
     from contextvars import Context
 
@@ -46,6 +47,11 @@ BUSY_SECONDS = 1e-4  # ... namely so much
 BUSY_BEYOND = 1.0  # seconds that these may go beyond the moment up to which time was to pass
 BURIAL_STEPS_MAX = 100_000
 
+NO_THREADS = (
+    "virtual time has no threads, whose work would come at a random moment. What computes takes no time there: it "
+    "needs no thread; test code that needs threads with rdzv.testing.processes"
+)
+
 
 class Timeline:
     """The one true time, and the order in which everything happens.
@@ -58,6 +64,7 @@ class Timeline:
 
     def __init__(self, seed: int = 0) -> None:
         self.now: float = START
+        self.thread: int = threading.get_ident()  # the one in which everything happens
         self.rng: random.Random = random.Random(f"timeline {seed}")
         self.problem: BaseException | None = None
         self.hosts: list[Host] = []
@@ -68,7 +75,7 @@ class Timeline:
 
     def host(self, name: str, *, rate: float = 1.0) -> Host:
         """A new process, whose clock counts `rate` seconds for each true one."""
-        host = Host(self, name, rate)  # type: ignore[abstract]  # a loop without sockets, pipes and signals
+        host = Host(self, name, rate)
         self.hosts.append(host)
         return host
 
@@ -174,7 +181,7 @@ def _nothing_running() -> Iterator[None]:
             swap(outer, task)
 
 
-class Host(asyncio.AbstractEventLoop):
+class Host(asyncio.BaseEventLoop):
     """One process.
 
     Attributes:
@@ -182,22 +189,24 @@ class Host(asyncio.AbstractEventLoop):
         paused: Whether it stands still.
     """
 
+    _ready: deque[asyncio.Handle]  # what asyncio's own methods append to
+
     def __init__(self, timeline: Timeline, name: str, rate: float) -> None:
+        super().__init__()
         self._timeline = timeline
         self.name = name
         self.rate = rate
         self._epoch = START - START * rate  # all clocks begin alike; what they show later is theirs
-        self._ready: deque[asyncio.Handle] = deque()
         self._late: list[asyncio.Handle] = []  # timers that went off while it stood still
         self._grave: list[tuple[float, int, asyncio.TimerHandle]] | None = None  # its timers, once it is dead
         self._grave_time = 0.0
         self._queued = False
         self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()  # asyncio's own: the tasks of all processes
-        self._task_factory: Any = None
-        self._exception_handler: Any = None
-        self._debug = False
         self.paused: bool = False
         self.dead: bool = False
+
+    def __del__(self) -> None:
+        """Nothing of it is left open: it holds no sockets."""
 
     def __repr__(self) -> str:
         return f"<host {self.name}>"
@@ -235,7 +244,7 @@ class Host(asyncio.AbstractEventLoop):
         self._grave_time, self._grave = self.time(), []
         self.paused = False
         for step in range(BURIAL_STEPS_MAX):
-            tasks = self._unfinished() if step % 1000 == 0 or not (self._ready or self._grave) else []
+            tasks = self.unfinished() if step % 1000 == 0 or not (self._ready or self._grave) else []
             for task in tasks:
                 task.cancel()
             if self._ready and step % 100 != 99:
@@ -246,9 +255,10 @@ class Host(asyncio.AbstractEventLoop):
                 self._ready.append(handle)
             elif not tasks:
                 return
-        raise AssertionError(f"{self.name} cannot be buried: {self._unfinished()}")
+        raise AssertionError(f"{self.name} cannot be buried: {self.unfinished()}")
 
-    def _unfinished(self) -> list[asyncio.Task[Any]]:
+    def unfinished(self) -> list[asyncio.Task[Any]]:
+        """The tasks that it still has."""
         return [task for task in list(self._tasks) if not task.done()]
 
     # ------------------------------------------------------------------------------------------ what the timeline calls
@@ -304,22 +314,15 @@ class Host(asyncio.AbstractEventLoop):
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         """Call back in one of the next turns."""
-        handle = asyncio.Handle(callback, args, self, context)
-        self._ready.append(handle)
+        handle = super().call_soon(callback, *args, context=context)
         self._enqueue()
         return handle
 
-    def call_soon_threadsafe(
-        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
-    ) -> asyncio.Handle:
-        """The same: there is only one thread."""
-        return self.call_soon(callback, *args, context=context)
-
-    def call_later(
-        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        """Call back after a while on this process's clock."""
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+    def _write_to_self(self) -> None:
+        """Called by asyncio when `call_soon_threadsafe` has queued something, by whichever thread."""
+        if threading.get_ident() != self._timeline.thread:
+            self._timeline.problem = RuntimeError(NO_THREADS)
+        self._enqueue()
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
@@ -333,44 +336,16 @@ class Host(asyncio.AbstractEventLoop):
             self._timeline.set_timer(true + LATE, self, handle)
         return handle
 
-    def create_future(self) -> asyncio.Future[Any]:
-        """A future of this loop's."""
-        return asyncio.Future(loop=self)
-
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         """A task of this loop's."""
-        make = self._task_factory
-        task: asyncio.Task[Any] = make(self, coro, **options) if make else asyncio.Task(coro, loop=self, **options)
+        task = super().create_task(coro, **options)
         self._tasks.add(task)
         return task
-
-    def get_task_factory(self) -> Any:
-        """What makes its tasks; None: the usual ones."""
-        return self._task_factory
-
-    def set_task_factory(self, factory: Any) -> None:
-        """Have its tasks made by something else: `asyncio.eager_task_factory`, say."""
-        self._task_factory = factory
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do what a thread would do, a moment later."""
         await anyio.sleep(0.0005)
         return work()
-
-    def get_exception_handler(self) -> Any:
-        """What hears of exceptions that nobody has caught; None: the simulation ends with them."""
-        return self._exception_handler
-
-    def set_exception_handler(self, handler: Any) -> None:
-        """Have something else hear of exceptions that nobody has caught."""
-        self._exception_handler = handler
-
-    def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Tell whoever wishes to hear of exceptions that nobody has caught."""
-        if self._exception_handler is not None:
-            self._exception_handler(self, context)
-        else:
-            self.default_exception_handler(context)
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         """End the simulation: what nobody has caught is a defect, of the code or of the test."""
@@ -384,29 +359,15 @@ class Host(asyncio.AbstractEventLoop):
 
     def run_in_executor(self, *_: object) -> NoReturn:
         """Refuse: what a thread does would come at a random moment."""
-        raise RuntimeError(
-            "virtual time has no threads, whose work would come at a random moment: without asyncio.to_thread what "
-            "computes takes no time there; test code that needs threads with rdzv.testing.processes"
-        )
-
-    def get_debug(self) -> bool:
-        """Whether asyncio is to look more closely."""
-        return self._debug
+        raise RuntimeError(NO_THREADS)
 
     def set_debug(self, enabled: bool) -> None:
-        """Have asyncio look more closely."""
+        """Have asyncio look more closely, but not at where coroutines were made: that would slow down all loops."""
         self._debug = enabled
 
     def is_running(self) -> bool:
         """Until it dies."""
         return not self.dead
-
-    def is_closed(self) -> bool:
-        """Never: what it holds is let go with it."""
-        return False
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Called by asyncio; a cancelled timer is passed over when its time comes."""
 
 
 def _refuse(what: str) -> Callable[..., NoReturn]:

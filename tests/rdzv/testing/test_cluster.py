@@ -234,6 +234,44 @@ def test_nodes_that_come_to_no_end_are_named_with_the_lines_they_wait_at() -> No
     assert one.endswith("; 1 of at least 2 nodes")
 
 
+def test_where_a_task_waits_that_a_body_has_started_is_named_too() -> None:
+    async def never(node: ClusterNode) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(anyio.sleep, 1000)
+            group.start_soon(anyio.Event().wait)
+            group.start_soon(stay, node)
+
+    with cluster(1, seed=1) as made:
+        made.run(never)
+        with pytest.raises(ClusterStuckError) as caught:
+            made.finish(within=30)
+    _, body, task, *_ = str(caught.value).splitlines()
+    assert "async with anyio.create_task_group()" in body
+    assert "and at stay" in task and "async for change in changes" in task
+
+
+def test_who_keeps_the_others_waiting_is_named_with_its_line_also_if_these_give_up_first() -> None:
+    async def comes_too_late(node: ClusterNode) -> None:
+        if node.index == 0:
+            await anyio.sleep(60)
+        await stay(node)
+
+    with cluster(2, seed=1, join_timeout=20) as made:
+        made.run(comes_too_late)
+        with pytest.raises(ClusterError, match="node-1 has failed: RendezvousTimeoutError") as caught:
+            made.finish()
+    assert "node-0 is at " in str(caught.value)
+    assert "await anyio.sleep(60)" in str(caught.value)
+
+
+def test_who_has_come_to_its_end_is_not_told_as_killed(four: Cluster) -> None:
+    four.run(train)
+    four.finish()
+    four.restart(0)
+    four.advance(20)
+    assert not told(four, "is killed")
+
+
 def test_blocking_callers_are_sent_elsewhere() -> None:
     async def blocks(node: ClusterNode) -> None:
         with rdzv.sync.connect(node.url):

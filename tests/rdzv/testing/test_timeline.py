@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -176,12 +176,16 @@ def test_time_passes_no_further_for_a_process_that_never_waits() -> None:
     timeline.end()
 
 
-def test_threads_are_refused_in_words_for_whose_code_asks_for_them() -> None:
+@pytest.mark.parametrize("in_thread", [asyncio.to_thread, anyio.to_thread.run_sync])
+def test_threads_are_refused_in_words_for_whose_code_asks_for_them(in_thread: Callable[..., Any]) -> None:
+    """anyio starts its own, and asks no loop: what these did came at a random moment of virtual time."""
     timeline = Timeline()
-    working = timeline.host("a").start(asyncio.to_thread(print))
+    working = timeline.host("a").start(in_thread(int))
     with pytest.raises(RuntimeError, match=r"no threads.*rdzv\.testing\.processes"):
-        timeline.run(1001.0)
-        working.result()
+        while True:
+            timeline.run(timeline.now + 1.0)
+            if working.done():
+                working.result()
     timeline.end()
 
 
