@@ -126,7 +126,7 @@ def _line(verdict: Verdict) -> str:
 
 
 def tell(results: Results) -> list[str]:
-    """Print what became of each promise and each aim; what went wrong, in words."""
+    """Print what became of each promise; what went wrong, in words."""
     wrong = []
     words = {True: "kept", False: "BROKEN", None: "not measured"}
     print("\nPromised:")
@@ -135,10 +135,6 @@ def tell(results: Results) -> list[str]:
         print(f"  {words[verdict.kept]:12}  {line}")
         if verdict.kept is False:
             wrong.append(f"broken: {line}")
-    print("\nAimed at:")
-    for verdict in promises.judge(promises.AIMS, results):
-        says = {True: "reached", False: "missed", None: "not measured"}[verdict.kept]
-        print(f"  {says:12}  {_line(verdict)}")
     for name, part in results.data["parts"].items():
         wrong += [f"failed: {name}: {error}" for error in part["errors"]]
     print("\n" + ("\n".join(wrong) if wrong else "Nothing that is promised is broken."), flush=True)

@@ -1,4 +1,4 @@
-"""Pure: a figure as SVG: lines over logarithmic axes, or bars in groups.
+"""Pure: a figure as SVG: lines over logarithmic axes.
 
 The documents show these figures. They are drawn here, since a plotting library would be the largest thing that the
 benchmarks need. The same values give the same text. There is no background, and all colours have contrast to white and
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["COLOURS", "GRID", "TEXT", "Bars", "Lines", "draw", "quantity"]
+__all__ = ["COLOURS", "GRID", "TEXT", "Lines", "draw", "quantity"]
 
 WIDTH, HEIGHT = 760, 400
 LEFT, RIGHT, TOP, BOTTOM = 78, 200, 44, 54
@@ -45,23 +45,6 @@ class Lines:
     dashed: frozenset[str] = field(default_factory=frozenset)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bars:
-    """A group of bars for each thing that was done, a bar for each who did it.
-
-    Attributes:
-        title: What is shown.
-        up: What the vertical axis shows, with its unit in words.
-        unit: "s", "B", or none.
-        groups: By what was done, the values by who did it.
-    """
-
-    title: str
-    up: str
-    unit: str = ""
-    groups: Mapping[str, Mapping[str, float]]
-
-
 def quantity(value: float, unit: str) -> str:
     """A number with its unit, in the prefix that suits it: 0.0125 s are 12.5 ms."""
     if not unit:
@@ -75,7 +58,7 @@ def quantity(value: float, unit: str) -> str:
     return f"{scaled:,.3g} {PREFIXES[step]}{unit}" if scaled < 1000 else f"{scaled:,.0f} {PREFIXES[step]}{unit}"
 
 
-def draw(figure: Lines | Bars) -> str:
+def draw(figure: Lines) -> str:
     """The figure, as the text of an SVG file."""
     middle = (HEIGHT - BOTTOM + TOP) / 2
     parts = [
@@ -84,7 +67,7 @@ def draw(figure: Lines | Bars) -> str:
         f"<title>{escape(figure.title)}</title>",
         f'<text x="{LEFT}" y="24" font-size="15" font-weight="600">{escape(figure.title)}</text>',
         f'<text transform="translate(16 {middle:g}) rotate(-90)" text-anchor="middle">{escape(figure.up)}</text>',
-        *(_lines(figure) if isinstance(figure, Lines) else _bars(figure)),
+        *_lines(figure),
     ]
     return "\n".join((*parts, "</g>", "</svg>\n"))
 
@@ -115,38 +98,6 @@ def _lines(figure: Lines) -> Iterator[str]:
         yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>'
         yield from (f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3.5" fill="{colour}"/>' for a, b in shown)
         yield from _key(number, name, colour, dash)
-
-
-def _bars(figure: Bars) -> Iterator[str]:
-    names = list(dict.fromkeys(name for group in figure.groups.values() for name in group))
-    known = (value for group in figure.groups.values() for value in group.values() if not math.isnan(value))
-    most = max(known, default=0.0) or 1.0
-    step = 10.0 ** math.floor(math.log10(most))
-    step = next(each for each in (step / 5, step / 2, step, step * 2) if most / each <= 6)
-    top = math.ceil(most / step) * step
-
-    def y(value: float) -> float:
-        return HEIGHT - BOTTOM - value / top * (HEIGHT - TOP - BOTTOM)
-
-    for number in range(round(top / step) + 1):
-        yield _line(LEFT, y(step * number), WIDTH - RIGHT, y(step * number))
-        yield _text(LEFT - 8, y(step * number) + 4, quantity(step * number, figure.unit), "end")
-    room = (WIDTH - LEFT - RIGHT) / max(1, len(figure.groups))
-    width = room * 0.8 / max(1, len(names))
-    for place, (what, group) in enumerate(figure.groups.items()):
-        left = LEFT + room * (place + 0.1)
-        yield _text(LEFT + room * (place + 0.5), HEIGHT - BOTTOM + 18, what, "middle")
-        for number, name in enumerate(names):
-            value = group.get(name, math.nan)
-            if math.isnan(value):
-                continue
-            yield (
-                f'<rect x="{left + width * number:.1f}" y="{y(value):.1f}" width="{width * 0.92:.1f}" '
-                f'height="{HEIGHT - BOTTOM - y(value):.1f}" fill="{COLOURS[number % len(COLOURS)]}">'
-                f"<title>{escape(name)}: {escape(quantity(value, figure.unit))}</title></rect>"
-            )
-    for number, name in enumerate(names):
-        yield from _key(number, name, COLOURS[number % len(COLOURS)], "")
 
 
 def _key(number: int, name: str, colour: str, dash: str) -> Iterator[str]:

@@ -15,7 +15,7 @@ import re
 from typing import TYPE_CHECKING
 
 from benchmarks.load import MANY, OPERATIONS
-from benchmarks.whole import growth, pictures, promises
+from benchmarks.whole import pictures, promises
 from benchmarks.whole.figures import quantity
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ TURNS = [(way, which) for way in ("at once", "parked") for which in ("first", "a
 PEERS = ("c10d", "etcd-v2")
 MARKED = re.compile(r"<!-- measured: ([\w-]+) -->\n.*?<!-- measured: end -->", re.DOTALL)
 HUNDRED_THOUSAND = 100_000
+VERDICTS = {True: "kept", False: "**broken**", None: "not measured"}
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -93,26 +94,6 @@ def _rendezvous(results: Results) -> str:
     return _table(header, map(row, sizes))
 
 
-def _costs(results: Results) -> str:
-    def row(nodes: int, way: str, which: str) -> list[str]:
-        def of(figure: str) -> float:
-            return results.value("rendezvous", figure, **US, nodes=nodes, way=way, which=which)
-
-        return [
-            *(f"{nodes:,}", f"{way}, {which}", _number(of("requests")), _number(of("pushed"))),
-            *(_number(of("bytes"), 0), _number(of("connections") / nodes, 2)),
-            *(_shown(of("server_cpu")), _shown(of("node_cpu")), _shown(of("coordinator_cpu"))),
-            _shown(of("server_memory"), "B"),
-        ]
-
-    header = [
-        *("nodes", "", "requests", "pushed", "bytes", "connections", "server's processor", "node's processor"),
-        *("coordinator's processor, whole", "server's memory, whole"),
-    ]
-    rows = [row(nodes, way, which) for nodes in _sizes(results, "rendezvous") for way, which in TURNS]
-    return _table(header, rows)
-
-
 def _peers_bytes(results: Results) -> str:
     def row(nodes: int) -> list[str]:
         ours = results.value("rendezvous", "bytes", **US, nodes=nodes, way="parked", which="first")
@@ -148,14 +129,10 @@ def _requests(results: Results) -> str:
 
 
 def _calls(results: Results) -> str:
-    def row(part: str, who: str) -> list[str]:
-        return [who, *(_shown(results.value(part, "seconds", who=who, operation=each)) for each in OPERATIONS)]
+    def row(who: str) -> list[str]:
+        return [who, *(_shown(results.value("calls", "seconds", who=who, operation=each)) for each in OPERATIONS)]
 
-    tables = []
-    for part, words in (("calls", "on all cores"), ("calls-one-core", "all on one core")):
-        names = dict.fromkeys(each["who"] for each in results.rows(part))
-        tables.append(_table([words, *OPERATIONS], [row(part, who) for who in names]))
-    return "\n\n".join(tables)
+    return _table(["", *OPERATIONS], map(row, dict.fromkeys(each["who"] for each in results.rows("calls"))))
 
 
 def _fan_out(results: Results) -> str:
@@ -225,38 +202,12 @@ def _detection(results: Results) -> str:
     return _table(header, rows)
 
 
-def _growth(results: Results) -> str:
-    def row(name: str, points: Sequence[tuple[float, float]]) -> list[str]:
-        fit = growth.fit(points)
-        terms = " + ".join(f"{factor:.3g} {term}".removesuffix(" 1") for term, factor in fit.terms.items())
-        judged = not math.isnan(fit.above) and max(n for n, _ in points) >= growth.JUDGED_FROM
-        return [
-            name,
-            f"{min((n for n, _ in points), default=0):,} to {max((n for n, _ in points), default=0):,}",
-            _number(fit.exponent, 2),
-            terms or "-",
-            f"{fit.above:.0%}" if judged else "too few nodes",
-        ]
-
-    header = ["all nodes together", "N", "best power of N", "fitted (log of base 2)", "more than N log N"]
-    return _table(header, [row(name, of(results)) for name, of in promises.COSTS.items()])
-
-
-def _verdicts(verdicts: Sequence[Verdict], words: tuple[str, str, str]) -> str:
-    def row(verdict: Verdict) -> list[str]:
-        says = words[2] if verdict.kept is None else words[0] if verdict.kept else f"**{words[1]}**"
-        value = "-" if verdict.kept is None else verdict.limit.shown(verdict.value)
-        return [verdict.limit.sentence, verdict.limit.bound, value, says]
-
-    return _table(["", "limit", "measured", ""], map(row, verdicts))
-
-
 def _promises(results: Results) -> str:
-    return _verdicts(promises.judge(promises.PROMISES, results), ("kept", "broken", "not measured"))
+    def row(verdict: Verdict) -> list[str]:
+        value = "-" if verdict.kept is None else verdict.limit.shown(verdict.value)
+        return [verdict.limit.sentence, verdict.limit.bound, value, VERDICTS[verdict.kept]]
 
-
-def _aims(results: Results) -> str:
-    return _verdicts(promises.judge(promises.AIMS, results), ("reached", "missed", "not measured"))
+    return _table(["", "limit", "measured", ""], map(row, promises.judge(promises.PROMISES, results)))
 
 
 def _figures(*names: str) -> Callable[[Results], str]:
@@ -362,23 +313,16 @@ BLOCKS: dict[str, dict[str, Callable[[Results], str]]] = {
     "docs/benchmarks.md": {
         "machine": _machine,
         "promises": _promises,
-        "aims": _aims,
-        "growth": _growth,
         "rendezvous": _rendezvous,
         "rendezvous-figures": _figures("rendezvous", "messages", "processor", "coordinator", "memory"),
-        "costs": _costs,
         "peers": _peers_bytes,
         "peers-figures": _figures("bytes"),
         "requests": _requests,
-        "requests-figures": _figures("requests"),
         "calls": _calls,
-        "calls-figures": _figures("calls"),
         "fan-out": _fan_out,
-        "fan-out-figures": _figures("fan-out"),
         "groups": _groups,
-        "groups-figures": _figures("groups"),
         "idle": _idle,
-        "idle-figures": _figures("idle", "idle-bytes"),
+        "idle-figures": _figures("idle"),
         "detection": _detection,
         "detection-figures": _figures("detection"),
     },

@@ -121,18 +121,18 @@ def _requests(plan: Plan) -> Iterator[Step]:
             yield Step(f"requests of {who}", partial(measure, who, run))
 
 
-def _calls(cores: int, plan: Plan) -> Iterator[Step]:
+def _calls(plan: Plan) -> Iterator[Step]:
     def measure(run: int) -> list[Row]:
-        if cores == 1 and hasattr(os, "sched_setaffinity"):
+        if hasattr(os, "sched_setaffinity"):  # on several cores a call takes as long as the system takes to wake one
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before any process is forked
         found = calls.measure(10 if plan.quick else 40, 100)
         return [
-            {"who": who, "operation": operation, "cores": cores, "run": run, "seconds": seconds}
+            {"who": who, "operation": operation, "run": run, "seconds": seconds}
             for (who, operation), seconds in found.items()
         ]
 
     for run in range(1 if plan.quick else 3):
-        yield Step(f"all calls, {cores} cores", partial(measure, run))
+        yield Step("all calls", partial(measure, run))
 
 
 def _fan_out(plan: Plan) -> Iterator[Step]:
@@ -244,10 +244,7 @@ PARTS = {
         lacks=partial(pytorch.why_not, "etcd-v2"),
     ),
     "requests": Part(section="b", says="what a request costs the server, 64 callers", seconds=120, steps=_requests),
-    "calls": Part(section="b", says="one blocking call", seconds=30, steps=partial(_calls, 2)),
-    "calls-one-core": Part(
-        section="b", says="one blocking call, all on one core", seconds=30, steps=partial(_calls, 1)
-    ),
+    "calls": Part(section="b", says="one blocking call, all on one core", seconds=30, steps=_calls),
     "fan-out": Part(section="b", says="one change told to many", seconds=70, steps=_fan_out, torch=False),
     "throughput": Part(section="b", says="puts per second", seconds=25, steps=_throughput, torch=False),
     "groups": Part(section="b", says="gloo process groups", seconds=120, steps=_groups, lacks=_without_torch),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from benchmarks.load import MANY, OPERATIONS
-from benchmarks.whole.figures import Bars, Lines, draw
+from benchmarks.whole.figures import Lines, draw
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,69 +118,6 @@ def _memory(results: Results) -> Lines:
     )
 
 
-def _requests(results: Results) -> Bars:
-    rows = results.rows("requests")
-    return Bars(
-        title="The server's processor for one request, 64 callers",
-        up="seconds of a core",
-        unit="s",
-        groups={
-            operation: {
-                who: results.value("requests", "server_cpu", who=who, operation=operation)
-                for who in dict.fromkeys(row["who"] for row in rows if row["operation"] == operation)
-            }
-            for operation in (*OPERATIONS, MANY)
-        },
-    )
-
-
-def _calls(results: Results) -> Bars:
-    rows = results.rows("calls")
-    return Bars(
-        title="One blocking call",
-        up="seconds",
-        unit="s",
-        groups={
-            operation: {
-                who: results.value("calls", "seconds", who=who, operation=operation)
-                for who in dict.fromkeys(row["who"] for row in rows)
-            }
-            for operation in OPERATIONS
-        },
-    )
-
-
-def _fan_out(results: Results) -> Lines:
-    return Lines(
-        title="One change told to many",
-        across="watchers",
-        up="seconds",
-        unit="s",
-        lines={
-            "server's processor": results.points("fan-out", "watchers", "server_cpu", who="rdzv"),
-            "bare broadcast's": results.points("fan-out", "watchers", "server_cpu", who="echo"),
-            "until the last has it": results.points("fan-out", "watchers", "seconds", who="rdzv"),
-        },
-        dashed=frozenset({"bare broadcast's"}),
-    )
-
-
-def _groups(results: Results) -> Lines:
-    named = {"both": "first group", "new_group": "10 new groups"}
-    return Lines(
-        title="gloo process groups",
-        across="ranks",
-        up="seconds",
-        unit="s",
-        lines={
-            f"{who}, {words}": results.points("groups", "ranks", "seconds", who=who, phase=phase)
-            for phase, words in named.items()
-            for who in ("TorchStore", "TCPStore")
-        },
-        dashed=frozenset(f"TCPStore, {words}" for words in named.values()),
-    )
-
-
 def _idle(results: Results) -> Lines:
     theirs = {f"server of {kind}": results.points("idle-peers", "nodes", "cpu", who=kind) for kind in PEERS}
     return Lines(
@@ -189,18 +125,6 @@ def _idle(results: Results) -> Lines:
         across="members",
         up="share of a core",
         lines={"server of rdzv": results.points("idle", "nodes", "cpu", **US), **theirs},
-        dashed=frozenset(theirs),
-    )
-
-
-def _idle_bytes(results: Results) -> Lines:
-    theirs = {kind: results.points("idle-peers", "nodes", "bytes", who=kind) for kind in PEERS}
-    return Lines(
-        title="Bytes per second of members that do nothing",
-        across="members",
-        up="bytes per second, all together",
-        unit="B",
-        lines={"rdzv": results.points("idle", "nodes", "bytes", **US), **theirs},
         dashed=frozenset(theirs),
     )
 
@@ -222,33 +146,27 @@ def _detection(results: Results) -> Lines:
     )
 
 
-FIGURES: dict[str, tuple[str, Callable[[Results], Lines | Bars]]] = {
+FIGURES: dict[str, tuple[str, Callable[[Results], Lines]]] = {
     "rendezvous": ("rendezvous", _rendezvous),
     "bytes": ("rendezvous", _bytes),
     "messages": ("rendezvous", _messages),
     "processor": ("rendezvous", _processor),
     "coordinator": ("rendezvous", _coordinator),
     "memory": ("rendezvous", _memory),
-    "requests": ("requests", _requests),
-    "calls": ("calls", _calls),
-    "fan-out": ("fan-out", _fan_out),
-    "groups": ("groups", _groups),
     "idle": ("idle", _idle),
-    "idle-bytes": ("idle", _idle_bytes),
     "detection": ("detection", _detection),
 }
 """Each figure by its name: the part that it is of, and what draws it."""
 
 
-def figures(results: Results) -> dict[str, Lines | Bars]:
+def figures(results: Results) -> dict[str, Lines]:
     """The figures of which something was measured; a line without points is left out."""
-    found: dict[str, Lines | Bars] = {}
+    found: dict[str, Lines] = {}
     for name, (part, make) in FIGURES.items():
         if results.rows(part):
             figure = make(results)
-            if isinstance(figure, Lines):
-                figure = replace(figure, lines={label: points for label, points in figure.lines.items() if points})
-            found[name] = figure
+            lines = {label: points for label, points in figure.lines.items() if points}
+            found[name] = replace(figure, lines=lines)
     return found
 
 

@@ -1,8 +1,7 @@
 """Each ratio that docs/benchmarks.md promises: its sentence, how it is taken from the results, its limit.
 
 A promise is a ratio within one run, so that it holds on any machine; `python -m benchmarks` fails if one is broken, and
-names it. What was not measured is said to be that, and breaks nothing. An aim is a figure that we want to reach on a
-machine like the one that the documents were measured on: it is shown as reached or missed, and fails nothing.
+names it. What was not measured is said to be that, and breaks nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from benchmarks.whole.results import Results
 
-__all__ = ["AIMS", "COSTS", "PROMISES", "Limit", "Verdict", "judge"]
+__all__ = ["COSTS", "PROMISES", "Limit", "Verdict", "judge"]
 
 US = {"who": "rdzv"}
 TURNS = [(way, which) for way in ("at once", "parked") for which in ("first", "again")]
@@ -119,35 +118,9 @@ def _sooner_heard(kind: str) -> Callable[[Results], float]:
     return measured
 
 
-def _over(
-    part: str, figure: str, whom: str, operations: Sequence[str], who: str = "rdzv"
-) -> Callable[[Results], float]:
-    """How many times as much ours costs, in the operation in which it costs most."""
-
-    def measured(results: Results) -> float:
-        ratios = [
-            results.value(part, figure, who=who, operation=operation)
-            / results.value(part, figure, who=whom, operation=operation)
-            for operation in operations
-        ]
-        return max(ratios) if not any(map(math.isnan, ratios)) else math.nan
-
-    return measured
-
-
 def _fan_out(results: Results) -> float:
     ours, bare = (results.value("fan-out", "server_cpu", who=who, watchers=1000) for who in ("rdzv", "echo"))
     return ours / bare
-
-
-def _groups(results: Results) -> float:
-    ours = dict(results.points("groups", "ranks", "seconds", who="TorchStore", phase="both"))
-    theirs = dict(results.points("groups", "ranks", "seconds", who="TCPStore", phase="both"))
-    return max((ours[ranks] / theirs[ranks] for ranks in ours if ranks >= 24 and ranks in theirs), default=math.nan)
-
-
-def _of_rendezvous(figure: str, nodes: int, **what: object) -> Callable[[Results], float]:
-    return lambda results: results.value("rendezvous", figure, **US, nodes=nodes, **what)
 
 
 COSTS: dict[str, Callable[[Results], Sequence[tuple[float, float]]]] = {
@@ -208,8 +181,6 @@ def _share_above(points: Sequence[tuple[float, float]]) -> float:
 
 # ------------------------------------------------------------------------------------------ the limits
 
-BASIC = ("get", "set", "add", "compare_set")
-
 PROMISES = (
     Limit(
         sentence="From the last arrival until everyone is done, `c10d` and `etcd-v2` take at least 20 times as long",
@@ -248,81 +219,5 @@ PROMISES = (
         measured=_above,
         unit="%",
         most=growth.ABOVE_MOST,
-    ),
-)
-
-AT_ONCE = {"way": "at once", "which": "first"}
-AIMS = (
-    *(
-        Limit(
-            sentence=f"{nodes:,} nodes that call at the same moment, until each has its rank",
-            unit="s",
-            measured=_of_rendezvous("seconds", nodes, **AT_ONCE),
-            most=most,
-        )
-        for nodes, most in ((4, 0.012), (256, 0.15), (1024, 0.5), (4096, 2.5), (10_000, 8.0))
-    ),
-    Limit(
-        sentence="requests per node, 1,024 at once",
-        measured=_of_rendezvous("requests", 1024, **AT_ONCE),
-        most=3,
-    ),
-    Limit(
-        sentence="the server's processor per node, 1,024 at once",
-        unit="s",
-        measured=_of_rendezvous("server_cpu", 1024, **AT_ONCE),
-        most=0.00025,
-    ),
-    Limit(
-        sentence="a node's own processor, 1,024 at once",
-        unit="s",
-        measured=_of_rendezvous("node_cpu", 1024, **AT_ONCE),
-        most=0.0007,
-    ),
-    Limit(
-        sentence="bytes per node, 4,096 at once", unit="B", measured=_of_rendezvous("bytes", 4096, **AT_ONCE), most=3000
-    ),
-    Limit(
-        sentence="the server's share of a core with 10,000 idle members",
-        unit="%",
-        measured=lambda results: results.value("idle", "cpu", nodes=10_000),
-        most=0.1,
-    ),
-    Limit(
-        sentence="the server's memory with 10,000 idle members",
-        unit="B",
-        measured=lambda results: results.value("idle", "memory", nodes=10_000),
-        most=400e6,
-    ),
-    Limit(
-        sentence="the server's processor for get, set, add and compare_set, times a bare echo's",
-        measured=_over("requests", "server_cpu", "echo", BASIC),
-        most=1.7,
-    ),
-    Limit(
-        sentence="the server's processor for 100 keys at once, times TCPStore's",
-        measured=_over("requests", "server_cpu", "TCPStore", ("multi_get",)),
-        most=1.0,
-    ),
-    Limit(
-        sentence="a blocking get, add or compare_set, times a bare echo",
-        measured=_over("calls", "seconds", "socket echo", ("get", "add", "compare_set"), "store.sync.Client"),
-        most=1.5,
-    ),
-    Limit(
-        sentence="a blocking get, times TCPStore's",
-        measured=_over("calls", "seconds", "torch TCPStore", ("get",), "store.sync.Client"),
-        most=1.0,
-    ),
-    Limit(
-        sentence="the first group of 24 and 64 gloo ranks, times over TCPStore",
-        measured=_groups,
-        most=1.0,
-    ),
-    Limit(
-        sentence="from SIGKILL until the survivors of 4 are told",
-        unit="s",
-        measured=lambda results: results.value("detection", "told", victim="member", nodes=4),
-        most=0.2,
     ),
 )
