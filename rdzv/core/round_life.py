@@ -146,6 +146,7 @@ class RoundLife:
         self.state: State = State.AT_WORK
         self.ending: Ending | None = None  # why the round has ended for it; None while it goes on
         self.blames_others: bool = False  # an error of its own work was found to be others' fault
+        self.all_have_finished: bool = False  # it was the last to come to its end
 
     def ends(self, ending: Ending) -> bool:
         """The round has ended; False if it had before. From any thread, but from one at a time."""
@@ -165,24 +166,25 @@ class RoundLife:
         assert after is not None, f"of a member that is {self.state.value} it cannot be told: {fact.value}"
         was, (self.state, act) = self.state, after
         self.blames_others |= was in (State.ASKING, State.AWAITING_NEWS) and act is Act.MEET_AGAIN
+        self.all_have_finished |= fact is Fact.WAS_LAST
         if fact is Fact.WAS_NOT_FIRST:
             reason = f"others have failed before, as this member has: {failure!r}"
             self.ends(Ending(kind=EndKind.FAILED, reason=reason))
         return act
 
-    def comes_out(self, error: BaseException | None) -> Act:
-        """The work of the member is over, by this error, if by any; what to do next."""
-        return self.happens(self._what_it_means(error))
+    def comes_out(self, failure: BaseException | str | None) -> Act:
+        """The work of the member is over, by this error, or failed in these words, if it is; what to do next."""
+        return self.happens(self._what_it_means(failure))
 
-    def _what_it_means(self, error: BaseException | None) -> Fact:
-        match error:
+    def _what_it_means(self, failure: BaseException | str | None) -> Fact:
+        match failure:
             case None:
                 return Fact.FINISHED if self.ending is None else Fact.WENT_ALONG
             case GiveUp():
                 return Fact.GAVE_UP
             case RoundChanged() | MembersLostError() | RoundSupersededError():
                 return Fact.WENT_ALONG
-            case Exception():
+            case Exception() | str():
                 return Fact.WENT_ALONG if self.others_have_gone else Fact.FAILED
             case _:
                 return Fact.INTERRUPTED

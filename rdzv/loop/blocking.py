@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from rdzv.core.round_life import Ending, EndKind
+from rdzv.core.round_life import Act, Ending, EndKind
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousError,
@@ -32,7 +31,7 @@ from store.net.threads import Flag
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
     from types import TracebackType
     from typing import SupportsIndex
 
@@ -89,7 +88,7 @@ class Round(MemberOfRound):
 
     def __enter__(self) -> Self:
         self._enter()
-        self._watcher.start()
+        self.life.start()
         return self
 
     def __exit__(
@@ -97,11 +96,8 @@ class Round(MemberOfRound):
     ) -> bool:
         return finished(self._conclude(error))
 
-    async def _have(self, called: Any, *, unless_over: bool = False) -> Any:  # noqa: ARG002  it is over by now
-        return called
-
-    async def _until_over(self, seconds: float = math.inf) -> None:
-        self._over.wait(None if seconds == math.inf else seconds)
+    async def _in_node(self, work: Coroutine[Any, Any, Act]) -> Act:
+        return self._handler.call(work)
 
     def _ended(self, ending: Ending) -> None:
         """Wake who waits, in the round's store, too: nobody is left who would end that; from the node's thread."""
@@ -127,7 +123,7 @@ class Round(MemberOfRound):
         if not self.gate.decided:
             self._until_decided()
         if self.gate.leaves(step):
-            self._watcher.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))
+            self.life.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))
         self._check_not_over()
 
     def _check_not_over(self) -> None:

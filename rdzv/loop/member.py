@@ -6,48 +6,40 @@ is `RoundLife`'s to say; `MemberOfRound` does it, over a few things that each tw
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from rdzv.config.config_errors import shown
-from rdzv.core.round_life import ASK_WITHIN, Act, Ending, Fact, RoundLife, State, news_within
+from rdzv.core.round_life import Act, Ending
 from rdzv.core.stopping import step_of
 from rdzv.core.stuck.tally import Tally
 from rdzv.errors import (
-    GiveUp,
     RendezvousClosedError,
-    RendezvousError,
     RendezvousGracefulExitError,
     RendezvousSettingsError,
     RendezvousStateError,
-    RoundSupersededError,
     RunGivenUpError,
 )
-from rdzv.loop.blame import BLAME, said_by
-from rdzv.loop.ending import DONE, EndWatcher
+from rdzv.loop.life import Life
 from rdzv.membership import Membership, Previous
-from store.errors import StoreError
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from typing import SupportsIndex
 
     from rdzv.core.stopping import StepGate
     from rdzv.node.node import Node
 
-__all__ = ["FINISHED", "MemberOfRound", "OnWaiting", "Options", "SoFar", "change_nothing"]
+__all__ = ["MemberOfRound", "OnWaiting", "Options", "SoFar", "change_nothing"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 OnWaiting = Literal["now", "wait"]
 """What becomes of a body that never calls `check` when nodes wait to come in."""
 
-FINISHED: Final = "every member has come to the end of its body"  # why a run is closed that has done what it was for
 NO_PROGRESS_STATUS: Final = 93  # as `--give-up-status` of `rdzv run`, which it is for
 
 
@@ -201,7 +193,7 @@ class MemberOfRound(ABC):
         newest: Rank and last finished step of the member who has finished the most; None if nobody has finished any.
         lags: Whether this member has finished steps, but fewer than the newest.
         gate: What this member passes at each step.
-        life: What is to follow from what happens.
+        life: What ends it, and what follows.
     """
 
     store: Any
@@ -225,9 +217,8 @@ class MemberOfRound(ABC):
         self._node = node
         self._membership = membership
         self._is_entered = False
-        self.life: RoundLife = RoundLife()
         waits = so_far.options.on_waiting == "wait"
-        self._watcher = EndWatcher(node, membership, self.life, self._ended, lets_newcomers_wait=waits)
+        self.life: Life = Life(node, membership, self._ended, lets_newcomers_wait=waits)
 
     def _enter(self) -> None:
         if self._is_entered:
@@ -270,16 +261,9 @@ class MemberOfRound(ABC):
     def _ended(self, ending: Ending) -> None:
         """Get the body out of the round; from the node's thread."""
 
-    # What follows from the end of the body is said once, for those who await. For those who block it is the same: each
-    # call is over before there is anything to wait for, and so the coroutine runs in one step (`store.calls.finished`).
-
     @abstractmethod
-    async def _have(self, called: Any, *, unless_over: bool = False) -> Any:
-        """Return what a call of the handler or the store has come to; None, if the round has ended before that."""
-
-    @abstractmethod
-    async def _until_over(self, seconds: float = math.inf) -> None:
-        """Wait for so long, or until the round has ended."""
+    async def _in_node(self, work: Coroutine[Any, Any, Act]) -> Act:
+        """Do something in the node's loop. For those who block it is over before there is anything to wait for."""
 
     async def _release(self) -> None:  # noqa: B027  as a rule there is nothing
         """Let go of what `begin` has made ready, at the round's end, be it cancelled or not; perhaps twice."""
@@ -287,61 +271,16 @@ class MemberOfRound(ABC):
     async def _conclude(self, error: BaseException | None) -> bool:
         """Draw the consequence of the body's end; whether its error goes no further."""
         try:
-            act = self.life.comes_out(error)
-            while self.life.state is not State.OVER:
-                act = self.life.happens(await self._do(act, error), failure=error)
-            if act is Act.GIVE_UP:
-                assert isinstance(error, GiveUp)
-                await self._have(self._handler.set_closed(error.reason, given_up=True, status=error.status))
+            act = await self.life.conclude(error, in_node=self._in_node, let_go=self._release)
             if act is not Act.MEET_AGAIN:
                 return False
         finally:
             try:
                 await self._release()
             finally:
-                self._watcher.stop()
+                self.life.stop()
         log.info("%s", self._closing_word(error))
         return True
-
-    async def _do(self, act: Act, error: BaseException | None) -> Fact:
-        """Do what is to be done at the body's end; what has come of it."""
-        match act:
-            case Act.COUNT_IN:  # the body begins no step any more, and holds up nobody who stops
-                self._membership.beats.finish()
-                self.gate.finish()
-                self._watcher.changed()
-                ended: int | None = None
-                if self.ending is None:
-                    with contextlib.suppress(RoundSupersededError):
-                        ended = await self._have(self.store.add(DONE, 1), unless_over=True)
-                return Fact.ENDED if ended is None else Fact.WAS_LAST if ended == self.world_size else Fact.WAS_NOT_LAST
-            case Act.CLOSE:
-                await self._have(self._handler.set_closed(FINISHED), unless_over=True)
-                return Fact.CLOSED
-            case Act.AWAIT_END:  # until the run is closed, or a change ends the wait, and all goes on
-                await self._until_over()
-                return Fact.ENDED
-            case Act.ASK_WHO_WAS_FIRST:
-                store, said, first = self.store.clone(), said_by(self.node_id), False
-                store.set_timeout(ASK_WITHIN)  # without an answer, one does without
-                with contextlib.suppress(RendezvousError, StoreError):
-                    first = await self._have(store.compare_set(BLAME, b"", said)) == said
-                if first and self.world_size == 1:
-                    return Fact.WAS_ALONE
-                return Fact.WAS_FIRST if first else Fact.WAS_NOT_FIRST
-            case _:
-                assert act is Act.AWAIT_NEWS, "there is nothing else to be done"
-                with contextlib.suppress(RendezvousError):  # it may hasten the news, and nothing else
-                    await self._have(self._handler.suspect(f"{type(error).__name__}: {error}"))
-                await self._release()  # not before: others, who fail because of that, would be the first to write
-                await self._until_over(self._news_within)
-                return self.life.news
-
-    @property
-    def _news_within(self) -> float:
-        """For how long the first that fails waits for news of a loss."""
-        settings = self._node.settings
-        return news_within(disconnect_ttl=settings.disconnect_ttl, ttl=settings.ttl, back_for=self._node.back_for)
 
     def _closing_word(self, error: BaseException | None) -> str:
         """What the log says of the end of the body."""

@@ -24,13 +24,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import anyio
 
 from rdzv.backends.builtin import create_handler
-from rdzv.core.round_life import Ending, EndKind
+from rdzv.core.round_life import Act, Ending, EndKind
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousError,
@@ -42,7 +41,7 @@ from rdzv.node.handler import Handler
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
     from types import TracebackType
     from typing import SupportsIndex
 
@@ -157,7 +156,7 @@ class Round(MemberOfRound):
     def _listen(self) -> None:
         """Hear from now on of what ends the round."""
         self._loop = asyncio.get_running_loop()
-        self._watcher.start()
+        self.life.start()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -166,17 +165,8 @@ class Round(MemberOfRound):
         cancelled_by_us = bool(self._scope.__exit__(kind, error, trace))
         return await self._conclude(None if cancelled_by_us else error)
 
-    async def _have(self, called: Any, *, unless_over: bool = False) -> Any:
-        if not unless_over:
-            return await called
-        with anyio.CancelScope() as self._scope:  # which `_ended` cancels
-            if self.ending is not None:
-                self._scope.cancel()
-            return await called
-
-    async def _until_over(self, seconds: float = math.inf) -> None:
-        with anyio.move_on_after(seconds):
-            await self._have(anyio.sleep_forever(), unless_over=True)
+    async def _in_node(self, work: Coroutine[Any, Any, Act]) -> Act:
+        return await self._handler.call(work)
 
     def _ended(self, _: Ending) -> None:
         """Cancel the body; from the node's thread."""
@@ -199,7 +189,7 @@ class Round(MemberOfRound):
         if not self.gate.decided:
             await self._until_decided()
         if self.gate.leaves(step):
-            self._watcher.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))
+            self.life.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))
             self._scope.cancel()
             await anyio.sleep_forever()  # the line before has cancelled it
 

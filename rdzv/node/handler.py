@@ -59,7 +59,7 @@ def awaited(
 
     @functools.wraps(verb)
     async def method(self: _Front, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._call(verb(self.node, *args, **kwargs), see_to_its_end=verbs.must_end(verb))
+        return await self.call(verb(self.node, *args, **kwargs), see_to_its_end=verbs.must_end(verb))
 
     return method
 
@@ -93,7 +93,7 @@ class _Front:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._call(self.node.connect())
+            await self.call(self.node.connect())
         except BaseException:
             await self.aclose()  # nobody else will, and a store that was started for us would be served for ever
             raise
@@ -137,7 +137,7 @@ class _Front:
         await self.shared_client.aclose()
         await closing.end()
 
-    async def _call(self, work: Coroutine[Any, Any, T], *, see_to_its_end: bool = False) -> T:
+    async def call(self, work: Coroutine[Any, Any, T], *, see_to_its_end: bool = False) -> T:
         """Have the node do something, and wait for it."""
         call = self._begin(work)
         try:
@@ -255,7 +255,7 @@ class _Front:
         are since the round completed. It goes on over rounds: after `next_rendezvous` it tells of the new one. It ends
         after `Closed`. `await changes.poll(seconds)` gives one change, or None; no change is lost by any time limit.
         """
-        return Changes(self.node, lambda: self._call(self.node.connect()))
+        return Changes(self.node, lambda: self.call(self.node.connect()))
 
     async def statuses(self) -> AsyncGenerator[RunStatus, None]:
         """How the run stands now, and again whenever that has changed; the last one is that of the closed run."""

@@ -188,7 +188,7 @@ class TorchRound(_GroupOfRound, blocking.Round):
 
     def begin(self) -> bool:
         """Make the group; False if a member has gone meanwhile: then the round is over."""
-        self._watcher.start()
+        self.life.start()
         try:
             self.group.make()
         except (RuntimeError, RendezvousError) as error:  # RuntimeError is what PyTorch raises, its store's errors too

@@ -10,8 +10,8 @@ from unittest.mock import patch
 from rdzv.core import decision
 from rdzv.core.decision import decide
 from rdzv.core.stopping import StepGate
-from rdzv.loop import ending
-from rdzv.loop.ending import EndWatcher
+from rdzv.loop import life
+from rdzv.loop.life import Life
 from rdzv.membership import changes_since
 from rdzv.node import coordinator
 from rdzv.node.agreement import Agreement
@@ -61,7 +61,7 @@ def _nobody_coordinates_a_closed_run() -> Iterator[None]:
 
 @contextmanager
 def _who_leaves_early_is_not_missed() -> Iterator[None]:
-    with patch.object(EndWatcher, "_left_early", False):
+    with patch.object(Life, "_left_early", False):
         yield
 
 
@@ -110,7 +110,7 @@ def _ones_own_loss_is_anothers() -> Iterator[None]:
     def told(seen: Sequence[Change], head: Head, *, node_id: str, **more: Any) -> list[Change]:  # noqa: ARG001
         return changes_since(seen, head, node_id="", **more)
 
-    with patch.object(ending, "changes_since", told), patch.object(queries, "changes_since", told):
+    with patch.object(life, "changes_since", told), patch.object(queries, "changes_since", told):
         yield
 
 

@@ -1,15 +1,11 @@
 """Shell: one round of `rdzv run`: starts the processes, waits for what ends the round, and stops them.
 
-**Who is to blame** for a failure is decided by `rdzv.core.round_life`. Here not only who fails writes its name into the
-round's shared store, but whoever is about to end a round: it has been told of a change, or was asked to stop.
-
-**Who is told.** Beside its name, a node whose process has failed writes how. All others listen to that, and stop theirs
-at once: these may not notice, or hang in a collective.
-
-**Who succeeds last.** The processes of a node may be done before those of others. Each node then counts itself in the
-round's shared store. The last one closes the run, and the others are told. Until then a change means meeting again,
-also for those that were done: whatever the command computes together, it was not finished. Only if all were counted
-already (and the last one died before it could close) does whoever is told of a change close the run instead.
+**A round's life** is `rdzv.loop.life`'s to follow, as under `rounds()`: who is to blame for a failure, who hears of it,
+and who closes the run once the processes of all nodes have succeeded. Here the work is processes. Not only who fails
+writes its name into the round's shared store, but whoever is about to end a round: it has been told of a change, or was
+asked to stop. Beside its name, a node whose process has failed writes how; all others listen to that, and stop theirs
+at once: these may not notice, or hang in a collective. A node that was done meets again, too, if the others do:
+whatever the command computes together, it was not finished.
 
 **Who waits to come in** may have to wait for a checkpoint (`OnChange`): until the job says that it is at one, by
 writing a file, but no longer than the grace. A loss ends the round at once all the same, as nothing can go on.
@@ -20,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 from dataclasses import dataclass, replace
@@ -29,14 +26,12 @@ import anyio
 
 from rdzv.cli.launcher.job import OnChange, environment_of, error_in, place_of
 from rdzv.cli.launcher.processes import Process
-from rdzv.core.round_life import Act, Fact, RoundLife, news_within
-from rdzv.core.state import Change, Closed, Draining, Dropped, NodesLeft, NodesLost, NodesWaiting
+from rdzv.core.round_life import Act, Ending, EndKind
+from rdzv.core.state import Change, Draining, NodesWaiting
 from rdzv.core.stopping import Resized
-from rdzv.errors import RoundSupersededError
-from rdzv.loop.blame import be_first, who_failed_first
-from rdzv.loop.ending import names_of
+from rdzv.errors import GiveUp, RoundSupersededError
+from rdzv.loop.life import Life
 from rdzv.node.stuck.folder import BEAT_DIR, forget_beats, look_at_beats, start_to_follow
-from store import StoreError
 from store.printable import printable
 
 if TYPE_CHECKING:
@@ -49,11 +44,12 @@ if TYPE_CHECKING:
     from rdzv.membership import RendezvousInfo
     from rdzv.node.handler import Handler
 
-__all__ = ["Changed", "End", "Failed", "JobRound", "Succeeded", "Workplace", "describe"]
+__all__ = ["SUCCEEDED", "JobRound", "Workplace", "describe"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
-COUNT: Final = "rdzv.run/succeeded"  # key in the round's shared store
+SUCCEEDED: Final = "the command has succeeded on every node"
+"""Why a run is closed that has done what it was for. Nodes that wait tell by it that they are not needed any more."""
 
 KILL_WITHIN: Final = 5.0  # seconds in which killed processes have ended, unless the kernel itself hangs
 
@@ -88,30 +84,6 @@ class Workplace:
     preloaded: PreloadServer | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Succeeded:
-    """All processes of all nodes have."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
-    """A process has; `counts` if nobody else is to blame for that."""
-
-    how: str
-    status: int
-    counts: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
-    """The members have, or will; `announced` if by nobody's failure."""
-
-    why: str
-    announced: bool = False
-
-
-End = Succeeded | Failed | Changed | Closed
-
 Wished = NodesWaiting | Draining | Resized
 """Changes that are announced, and may have to wait for a checkpoint."""
 
@@ -130,34 +102,42 @@ class JobRound:
     """The processes of one node in one round.
 
     Attributes:
+        life: What ends it, and what follows.
         achieved: Whether the job has got on in it: it has written a checkpoint, or told of more than one step.
+        failed: How a process of this node has failed, in words, and its status; None if none has.
     """
 
     def __init__(self, workplace: Workplace, handler: Handler, info: RendezvousInfo, *, restarts: int) -> None:
+        node = handler.node
+        assert node.membership is not None, "next_rendezvous has just made this node a member"
         self._workplace = workplace
         self._job = workplace.job
         self._handler = handler
         self._info = info
         self._restarts = restarts
         self._checkpoint_before = self._checkpoint()
-        self._membership = handler.node.membership
+        self._membership = node.membership
         self._processes: list[Process] = []
         self._running = 0
-        self._heard: asyncio.Queue[Change | Process | Changed] = asyncio.Queue()
+        self._heard: asyncio.Queue[Wished | Process | Ending] = asyncio.Queue()
         self._passed_on: set[int] = set()
+        self._loop = asyncio.get_running_loop()
+        self.life: Life = Life(node, node.membership, self._hear_of_ending, finished=SUCCEEDED)
         self.achieved: bool = False
+        self.failed: tuple[str, int] | None = None
 
-    async def run(self) -> End | signal.Signals:
+    async def run(self) -> Act | signal.Signals:
         """Run the command until the round is over.
 
         Returns:
-            What has ended the round; or the signal, if the command has ended by one that was passed on to it.
+            What follows; or the signal, if the command has ended by one that was passed on to it.
         """
         info, job = self._info, self._job
         try:
             place = place_of(info.rank, await info.participants(), job.nproc)
-        except RoundSupersededError:
-            return Changed(why="the round is over before it began")
+        except RoundSupersededError as error:
+            self.life.end(Ending(kind=EndKind.DROPPED, reason="the round is over before it began"))
+            return self.life.comes_out(error)
         log.info(
             "run %s, round %d: ranks %d to %d of %d, to meet at %s:%d",
             info.run_id,
@@ -171,18 +151,20 @@ class JobRound:
         await self._start(place)
         start_to_follow(self._handler.node, self._workplace.beats)
         async with self._handler.changes() as changes, anyio.create_task_group() as listening:
-            listening.start_soon(self._hear_changes, changes)
-            listening.start_soon(self._hear_of_failure_elsewhere)
+            listening.start_soon(self._hear_wishes, changes)
+            listening.start_soon(self._handler.call, self.life.hear())
             for process in self._processes:
                 listening.start_soon(self._hear_of_end, process)
-            end: End | signal.Signals
-            try:
-                end = await self._end()
-            except (RoundSupersededError, StoreError) as error:
-                end = Changed(why=f"who has succeeded is not known: {error}")
+            self.life.start()
+            failure = await self._end()
+            act: Act | signal.Signals
+            if isinstance(failure, signal.Signals):
+                act = failure
+            else:
+                act = await self.life.conclude(failure, in_node=self._handler.call, let_go=self._ask_all_to_end)
             listening.cancel_scope.cancel()
         self.achieved = self._has_achieved()
-        return end
+        return act
 
     async def _start(self, place: Place) -> None:
         preloaded = self._workplace.preloaded
@@ -213,37 +195,52 @@ class JobRound:
     def _error_file(self, local_rank: int) -> Path:
         return self._workplace.checkpoint_file.with_name(f"error-{local_rank}")
 
-    async def _hear_changes(self, changes: AsyncIterator[Change]) -> None:
+    def _hear_of_ending(self, ending: Ending) -> None:
+        self._loop.call_soon_threadsafe(self._heard.put_nowait, ending)
+
+    async def _hear_wishes(self, changes: AsyncIterator[Change]) -> None:
         async for change in changes:
-            self._heard.put_nowait(change)
+            if isinstance(change, Wished):
+                self._heard.put_nowait(change)
 
     async def _hear_of_end(self, process: Process) -> None:
         await process.wait()
         self._heard.put_nowait(process)
 
-    async def _hear_of_failure_elsewhere(self) -> None:
-        told = await who_failed_first(self._info.store)
-        if told is not None and told[1] and told[0] != self._info.node_id:
-            self._heard.put_nowait(Changed(why=f"{told[0]}: {told[1]}"))
-
     # -------------------------------------------------------------------------------------- what ends a round
 
-    async def _end(self) -> End | signal.Signals:
-        """Wait for what ends the round; whoever else will feel it has been told who began."""
+    async def _end(self) -> signal.Signals | GiveUp | str | None:
+        """Wait for the end of the work here: by what, if it is a failure, or a signal that was passed on."""
         wait: Wait | None = None
         while wait is None or not self._is_over(wait):
-            heard: Change | Process | Changed | None = None
+            heard: Wished | Process | Ending | None = None
             with anyio.move_on_after(None if wait is None else LOOK_AGAIN):  # what is in the queue then stays there
                 heard = await self._heard.get()
-            if isinstance(heard, Process) and wait is not None and self._tells:
-                self._running -= 1  # it ended because it was told to, with whatever status
-            elif isinstance(heard, Wished) and self._running and self._job.on_change is not OnChange.TERM:
-                wait = await self._wait(heard, wait)
-            elif heard is not None and (end := await self._judge(heard)) is not None:
-                return end
-        if self._tells:
-            return Changed(why=wait.why, announced=True)
-        return await self._meet_again(wait.why, announced=True)
+            match heard:
+                case None:
+                    pass
+                case Ending():
+                    return None
+                case Process() if wait is not None and self._tells:
+                    self._running -= 1  # it ended because it was told to, with whatever status
+                case Process() if heard.status:
+                    return self._ended_by_signal(heard) or self._failure_of(heard)
+                case Process():
+                    self._running -= 1
+                    if self._running == 0:
+                        return None
+                case _ if self._job.on_change is not OnChange.TERM:
+                    wait = await self._wait(heard, wait)
+                case _ if (why := self._why_to_meet(heard)) is not None:
+                    wait = Wait(wished=heard, why=why, until=-math.inf, checkpoint=-1)
+        if not self._tells:
+            await self.say_it_ends()
+        self.life.end(Ending(kind=EndKind.AGREED, reason=wait.why))
+        return None
+
+    async def say_it_ends(self) -> None:
+        """Say that this node ends the round, if nobody has: others may fail as soon as its processes end."""
+        await self._handler.call(self.life.be_first())
 
     @property
     def _tells(self) -> bool:
@@ -251,7 +248,7 @@ class JobRound:
 
     async def _wait(self, wished: Wished, wait: Wait | None) -> Wait | None:
         """Let newcomers wait for a checkpoint of the job, and who is to leave for as long as it has."""
-        why = self._ends_round(wished)
+        why = self._why_to_meet(wished)
         if why is None:
             gone = isinstance(wished, NodesWaiting) and wait is not None and isinstance(wait.wished, NodesWaiting)
             return None if gone and not self._tells else wait
@@ -262,7 +259,7 @@ class JobRound:
         log.info("%s, for a checkpoint of the job, at most %g s", printable(why), within)
         wait = Wait(wished=wished, why=why, until=until, checkpoint=self._checkpoint())
         if self._tells:
-            await be_first(self._info.store, self._info.node_id)  # others may fail as soon as processes here have ended
+            await self.say_it_ends()
             for process in self._processes:
                 process.send(signal.SIGUSR1)
         return wait
@@ -270,38 +267,9 @@ class JobRound:
     def _is_over(self, wait: Wait) -> bool:
         return not self._running or anyio.current_time() >= wait.until or self._checkpoint() != wait.checkpoint
 
-    async def _judge(self, heard: Change | Process | Changed) -> End | signal.Signals | None:
-        """Say what a change, or the end of a process, means for the round; None if it goes on."""
-        match heard:
-            case Process() if heard.status:
-                return self._ended_by_signal(heard) or await self._end_of_failure(heard)
-            case Process():
-                self._running -= 1
-                return Succeeded() if self._running == 0 and await self._count(1) else None
-            case Closed():
-                return heard
-            case Changed():
-                return Succeeded() if await self._all_have_succeeded() else heard
-            case change:
-                why = self._ends_round(change)
-                if why is None:
-                    return None
-                return await self._meet_again(why, announced=isinstance(change, Wished))
-
-    async def _meet_again(self, why: str, *, announced: bool) -> End:
-        """Say that this node ends the round for a change; or, if all have succeeded meanwhile, that."""
-        if await self._all_have_succeeded():
-            return Succeeded()
-        await be_first(self._info.store, self._info.node_id)
-        return Changed(why=why, announced=announced)
-
-    def _ends_round(self, change: Change) -> str | None:
-        """Say why a change means meeting again; None if it does not."""
+    def _why_to_meet(self, change: Wished) -> str | None:
+        """Say why a change that was announced means meeting again; None if it does not."""
         match change:
-            case NodesLost(count=count) as lost:
-                return f"{count} lost: {names_of(lost)}"
-            case NodesLeft(count=count) as left:
-                return f"{count} left: {names_of(left)}"
             case NodesWaiting(count=count):
                 return f"{count} waiting to come in" if count else None
             case Draining(node_ids=ids, reason=reason):
@@ -309,16 +277,6 @@ class JobRound:
             case Resized(max_nodes=most, reason=reason):
                 too_many = self._info.world_size > most
                 return f"resized to at most {most}{f': {reason}' if reason else ''}" if too_many else None
-            case Dropped(reason=reason):
-                return f"this node was dropped: {reason}"
-        return None
-
-    async def _all_have_succeeded(self) -> bool:
-        return self._running == 0 and await self._count(0)
-
-    async def _count(self, more: int) -> bool:
-        """Count this node among those that have succeeded, or not; whether all have."""
-        return await self._info.store.add(COUNT, more) == self._info.world_size
 
     def _ended_by_signal(self, process: Process) -> signal.Signals | None:
         """The signal that a process has ended by, if it was passed on to it; a shell says so by 128 and its number."""
@@ -327,30 +285,18 @@ class JobRound:
                 return signal.Signals(number)
         return None
 
-    async def _end_of_failure(self, failed: Process) -> End:
-        """Find out whether a failure counts: it does unless somebody else began, or died."""
-        assert failed.status is not None
-        life, how = RoundLife(), f"rank {failed.rank} {describe(failed.status)}{self._raised_by(failed)}"
-        life.happens(Fact.FAILED)
-        first = await be_first(self._info.store, self._info.node_id, how)
-        was = Fact.WAS_NOT_FIRST if not first else Fact.WAS_FIRST if self._info.world_size > 1 else Fact.WAS_ALONE
-        act = life.happens(was, failure=how)
-        if act is Act.AWAIT_NEWS:
-            for process in self._processes:
-                process.ask_to_end(signal.SIGTERM)
-            settings, news = self._handler.settings, Fact.NO_NEWS
-            back_for = self._handler.node.back_for
-            with anyio.move_on_after(
-                news_within(disconnect_ttl=settings.disconnect_ttl, ttl=settings.ttl, back_for=back_for)
-            ):
-                while news is Fact.NO_NEWS and not self._others_live():
-                    match await self._heard.get():
-                        case Closed() as closed:
-                            return closed
-                        case NodesLost() | NodesLeft() | Dropped():
-                            news = Fact.ENDED
-            act = life.happens(news)
-        return Failed(how=how, status=failed.status, counts=act is Act.RAISE)
+    def _failure_of(self, process: Process) -> GiveUp | str:
+        """What a process has failed by; by its status it may say that nobody is to go on."""
+        assert process.status is not None
+        how = f"rank {process.rank} {describe(process.status)}{self._raised_by(process)}"
+        self.failed = how, process.status
+        if process.status == self._job.give_up_status:
+            return GiveUp(f"{how}, which says not to go on", status=process.status)
+        return how
+
+    async def _ask_all_to_end(self) -> None:
+        for process in self._processes:
+            process.ask_to_end(signal.SIGTERM)
 
     def _raised_by(self, failed: Process) -> str:
         with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -358,21 +304,9 @@ class JobRound:
             return f": {raised}" if raised else ""
         return ""
 
-    def _others_live(self) -> bool:
-        """Whether all other members have come for the next round: then none of them has died."""
-        progress = self._handler.node.head.progress
-        return (
-            progress is not None
-            and progress.round == self._info.round
-            and progress.live <= 1
-            and not (progress.lost or progress.departed)
-        )
-
     def _has_achieved(self) -> bool:
         if self._checkpoint() != self._checkpoint_before:
             return True
-        if self._membership is None:
-            return False
         look_at_beats(self._membership, self._workplace.beats)  # what its processes said last, perhaps at their end
         return not self._membership.beats.first
 

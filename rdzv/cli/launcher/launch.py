@@ -34,18 +34,18 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from rdzv.cli.launcher.job import NPROC
-from rdzv.cli.launcher.job_round import Changed, Failed, JobRound, Succeeded, Workplace
+from rdzv.cli.launcher.job_round import SUCCEEDED, JobRound, Workplace
 from rdzv.cli.launcher.preload import preloading
 from rdzv.cli.launcher.stacks import WorkerStacks
 from rdzv.cli.look import read
 from rdzv.config.settings import parse
 from rdzv.core.asking import KILL, STACKS
-from rdzv.core.state import Closed
+from rdzv.core.round_life import Act, EndKind
 from rdzv.core.stuck.tally import Tally
 from rdzv.errors import (
     RendezvousClosedError,
@@ -54,7 +54,6 @@ from rdzv.errors import (
     RendezvousGracefulExitError,
     RendezvousSettingsError,
 )
-from rdzv.loop.blame import be_first
 from rdzv.loop.rounds import handler_of
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping, printable, without_durations
@@ -63,16 +62,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rdzv.cli.launcher.job import Job
-    from rdzv.cli.launcher.job_round import End
     from rdzv.membership import RendezvousInfo
     from rdzv.node.handler import Handler
 
-__all__ = ["SUCCEEDED", "run"]
+__all__ = ["run"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
-
-SUCCEEDED: Final = "the command has succeeded on every node"
-"""Why a run is closed that has done what it was for. Nodes that wait tell by it that they are not needed any more."""
 
 SAID_AGAIN_AFTER: Final = 30.0  # seconds until what has not changed is said once more
 A_MOMENT: Final = 2.0  # seconds that nobody minds waiting in silence; and not more often is another reason told
@@ -257,25 +252,31 @@ class _Launcher:
             if status is not None:
                 return status
 
-    async def _play(self, handler: Handler, info: RendezvousInfo) -> tuple[End, bool]:
-        """Run the command in a round until that is over; whether the job got on. No process is left then."""
+    async def _play(self, handler: Handler, info: RendezvousInfo) -> tuple[JobRound, Act]:
+        """Run the command in a round until that is over; what follows. No process is left then."""
         current = self._round = JobRound(self._workplace, handler, info, restarts=self._tally.restarts)
-        end: End | signal.Signals | None = None
+        act: Act | signal.Signals | None = None
         try:
-            end = await current.run()
-            if isinstance(end, signal.Signals):  # our command has ended by it, and we do as it does
+            act = await current.run()
+            if isinstance(act, signal.Signals):  # our command has ended by it, and we do as it does
                 if self._signal is None:
-                    self._asked_to_stop(end)
+                    self._asked_to_stop(act)
                 await anyio.sleep_forever()  # which the line before has cancelled
+        except RendezvousConnectionError as error:
+            if not current.life.all_have_finished:
+                raise
+            act = Act.MEET_AGAIN
+            log.warning("run %s: %s, but the run cannot be closed: %s", info.run_id, SUCCEEDED, error)
         finally:
+            current.life.stop()
             with anyio.CancelScope(shield=True):
-                if end is None or isinstance(end, signal.Signals):
+                if not isinstance(act, Act):
                     # A signal; or a defect, and then, too, others had better not be blamed.
-                    await be_first(info.store, info.node_id)
+                    await current.say_it_ends()
                 await current.stop(self._signal or signal.SIGTERM)
                 self._round = None
-        assert not isinstance(end, signal.Signals)
-        return end, current.achieved
+        assert isinstance(act, Act)
+        return current, act
 
     async def _count(self, handler: Handler, change: Callable[[Tally], Tally]) -> None:
         """Change what all launchers count, or learn of it; where the store is away, this node counts for itself."""
@@ -285,55 +286,35 @@ class _Launcher:
             self._tally = change(self._tally)
             log.warning("what the run counts is not known: %s", error)
 
-    async def _follow(self, handler: Handler, info: RendezvousInfo, end: End, achieved: bool) -> int | None:
+    async def _follow(self, handler: Handler, info: RendezvousInfo, round: JobRound, act: Act) -> int | None:
         """Draw the consequence of a round's end: the exit status, or None to meet again."""
-        where = f"run {info.run_id}, round {info.round}"
-        match end:
-            case Succeeded():
-                try:
-                    await handler.set_closed(SUCCEEDED)
-                except RendezvousConnectionError as error:
-                    log.warning("%s: %s, but the run cannot be closed: %s", where, SUCCEEDED, error)
-                return 0
-            case Closed(reason=reason, by=by, given_up=given_up, status=status):
-                if reason == SUCCEEDED:
-                    return 0
-                if given_up and status:
-                    log.error("%s: given up by %s: %s; the command was stopped", where, by, reason)
-                    return status
-                raise RendezvousClosedError(
-                    f"run {info.run_id} is closed{f' by {by}' if by else ''}{f': {reason}' if reason else ''}; "
-                    f"the command was stopped",
-                    reason=reason,
-                )
-            case Failed(how=ended, status=status, counts=counts):
-                if status == self._job.give_up_status:
-                    return await _give_up(handler, info, f"{ended}, which says not to go on", status)
-                await self._count(
-                    handler, lambda tally: tally.after(info.round, restart=counts, failed=True, achieved=achieved)
-                )
-                if not counts:
-                    log.warning("%s: %s because others have gone; meeting again", where, ended)
-                    return None
-                if self._tally.restarts <= self._job.max_restarts:
-                    of = f"restart {self._tally.restarts} of {self._job.max_restarts}"
-                    log.warning("%s: %s; %s", where, ended, of)
-                    return None
-                handler.leaves_because(ended)
-                sys.stderr.write(
-                    f"rdzv run: {where}: {ended}, and --max-restarts {self._job.max_restarts} allows no restart; see "
-                    f"what it wrote, or allow more\n"
-                )
-                return status if status >= 0 else 128 - status
-            case Changed(why=why, announced=announced):
-                leaves = handler.node.is_draining
-                then = "this node leaves, and does not come again" if leaves else "meeting again"
-                log.warning("%s: %s; %s", where, why, then)  # first: the store may be what has gone
-                await self._count(
-                    handler, lambda tally: tally.after(info.round, failed=not announced, achieved=achieved)
-                )
-                return 0 if leaves else None
-        assert_never(end)
+        where, life, achieved = f"run {info.run_id}, round {info.round}", round.life, round.achieved
+        how, status = round.failed or ("", 0)
+        if life.all_have_finished:
+            return 0
+        if act is Act.GIVE_UP:
+            log.error("%s: given up: %s", where, how)
+            return status
+        if life.ending is not None and life.ending.kind is EndKind.CLOSED:
+            return None  # who meets again is told by whom, why, and whether that was a verdict
+        is_ours, leaves = act is Act.RAISE, act is not Act.RAISE and handler.node.is_draining
+        if not is_ours:
+            then = "this node leaves, and does not come again" if leaves else "meeting again"
+            why = f"{how} because others have gone" if life.ending is None or how else life.ending.reason
+            log.warning("%s: %s; %s", where, why, then)  # first: the store may be what has gone
+        failed = is_ours or life.has_failed
+        await self._count(handler, lambda was: was.after(info.round, restart=is_ours, failed=failed, achieved=achieved))
+        if not is_ours:
+            return 0 if leaves else None
+        if self._tally.restarts <= self._job.max_restarts:
+            log.warning("%s: %s; restart %d of %d", where, how, self._tally.restarts, self._job.max_restarts)
+            return None
+        handler.leaves_because(how)
+        sys.stderr.write(
+            f"rdzv run: {where}: {how}, and --max-restarts {self._job.max_restarts} allows no restart; see "
+            f"what it wrote, or allow more\n"
+        )
+        return status if status >= 0 else 128 - status
 
 
 async def _give_up(handler: Handler, info: RendezvousInfo, verdict: str, status: int) -> int:

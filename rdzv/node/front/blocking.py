@@ -62,7 +62,7 @@ def blocking(verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]) -> Ca
     def method(self: _Front, /, *args: P.args, **kwargs: P.kwargs) -> T:
         node = self.node
         call = self._elsewhere(verb.__name__) if node is None else functools.partial(verb, node)
-        done: T = self._call(call(*args, **kwargs), see_to_its_end=verbs.must_end(verb))
+        done: T = self.call(call(*args, **kwargs), see_to_its_end=verbs.must_end(verb))
         return done
 
     return method
@@ -106,7 +106,7 @@ class _Front:
         """Leave the current round, if in one, and return once this node is a member of the next; see the async twin."""
         node = self.node
         if node is None:  # what somebody else's backend gives is what its user gets
-            return cast("RendezvousInfo", self._call(self._inner.next_rendezvous()))
+            return cast("RendezvousInfo", self.call(self._inner.next_rendezvous()))
         ticket = Ticket()
         joining: Call[Membership] | None = None
         try:
@@ -177,12 +177,12 @@ class _Front:
 
         `with handler.changes() as changes: for change in changes`; or `changes.poll(seconds)`, which gives one or None.
         """
-        return BlockingChanges(self._inner.changes(), self._call)
+        return BlockingChanges(self._inner.changes(), self.call)
 
     def connect(self) -> None:
         """Connect, as entering the context does."""
         node = self.node
-        self._call(cast("Coroutine[Any, Any, object]", self._inner.__aenter__() if node is None else node.connect()))
+        self.call(cast("Coroutine[Any, Any, object]", self._inner.__aenter__() if node is None else node.connect()))
 
     def close(self) -> None:
         """Leave for good: the round, the run's coordination, and the store. May be called twice."""
@@ -205,7 +205,7 @@ class _Front:
         closing.over.call(self._loop.leave)  # not before: what is begun there is to end there
         return closing
 
-    def _call(self, work: Awaitable[T], *, see_to_its_end: bool = False) -> T:
+    def call(self, work: Awaitable[T], *, see_to_its_end: bool = False) -> T:
         """Have the node do something, and wait for it; who gets out of here by force does not wait for its end."""
         call = self._start(cast("Coroutine[Any, Any, T]", work))
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rdzv.core.absent import NAMED_MOST, NAMED_OF_MANY, AbsenceBook, Absent, Missing
 from rdzv.core.decision import explain, report_due
 from rdzv.core.state import NodesLost, Progress
-from rdzv.loop.ending import names_of
+from rdzv.loop.life import names_of
 from rdzv.membership import changes_since
 from tests.support.hand_fed import HandFed, round_of
 

@@ -10,7 +10,7 @@ import pytest
 import rdzv.sync
 import store.sync
 from rdzv.errors import GiveUp, RendezvousClosedError, RunGivenUpError
-from rdzv.loop.member import FINISHED
+from rdzv.loop.life import FINISHED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

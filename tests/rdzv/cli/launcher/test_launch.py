@@ -16,7 +16,8 @@ import pytest
 import rdzv
 import store
 from rdzv.cli.launcher.job import Job, Place, environment_of, error_in, place_of
-from rdzv.cli.launcher.launch import SUCCEEDED, _meet
+from rdzv.cli.launcher.job_round import SUCCEEDED
+from rdzv.cli.launcher.launch import _meet
 from rdzv.cli.launcher.processes import LINE_BYTES_MAX, label_lines
 from rdzv.cli.main import main
 from rdzv.cli.run import processes_here
@@ -67,7 +68,7 @@ async def test_processes_are_told_their_places_and_the_run_is_closed_once_all_ha
 
         tell(first, SUCCEED)
         tell(third, SUCCEED)
-        await written(server, "rdzv.run/succeeded")  # b has counted itself, and waits for a's other process
+        await written(server, "rdzv/done")  # b has counted itself, and waits for a's other process
         assert not await observer.is_closed()
         tell(second, SUCCEED)
         assert await a.wait() == 0
@@ -170,8 +171,8 @@ async def test_if_the_last_to_succeed_dies_before_closing_whoever_is_told_of_it_
             process = await started(a)
             assert process["WORLD_SIZE"] == "2"
             tell(process, SUCCEED)
-            await written(server, "rdzv.run/succeeded")
-            assert await info.store.add("rdzv.run/succeeded", 1) == 2
+            await written(server, "rdzv/done")
+            assert await info.store.add("rdzv/done", 1) == 2
         assert await a.wait() == 0
         async with rdzv.connect(f"{server}/job") as observer:
             assert await observer.is_closed()
@@ -204,7 +205,7 @@ async def test_r6_a_run_closed_for_another_reason_ends_as_closed_also_where_proc
     assert any("asked to end by SIGTERM" in line for line in a.output)
     assert a.output[-2].startswith("rdzv run: job: "), "what it has cost"
     for each in (a, b):
-        assert each.output[-1] == "rdzv run: run job is closed by boss: enough; the command was stopped"
+        assert each.output[-1] == "rdzv run: run job is closed by boss: enough"
 
 
 # ------------------------------------------------------------------------------------------ statuses, and what is said

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from rdzv.core.round import Round
-from rdzv.core.round_life import Ending, EndKind, RoundLife
+from rdzv.core.round_life import Ending, EndKind
 from rdzv.core.state import Head, Phase, Progress
 from rdzv.core.stuck.beats import Beats
-from rdzv.loop.ending import EndWatcher
+from rdzv.loop.life import Life
 from rdzv.membership import Membership
 from rdzv.node.wakeup import Listeners
 
@@ -20,8 +20,7 @@ def test_who_leaves_after_an_agreement_ends_the_round_only_if_it_does_so_before_
     membership = Membership(round=ROUND, rank=0, arrival=3, beats=Beats(7, lambda: 0.0, expected=True))
     node = SimpleNamespace(node_id="a", head=Head(round=ROUND), listeners=Listeners())
     ended: list[Ending] = []
-    watcher = EndWatcher(cast("Any", node), membership, RoundLife(), ended.append, lets_newcomers_wait=False)
-    watcher.start()
+    Life(cast("Any", node), membership, ended.append).start()
     membership.gate.passes(4)
     membership.gate.decide(6, why="1 node waiting to come in")
     left = Progress(phase=Phase.COMPLETE, round=7, departed=1, departed_ids=("b",))

@@ -1,0 +1,302 @@
+"""Shell: a round's life for one of its members: notices what ends it, and does what follows, in the node's loop.
+
+`rdzv.core.round_life` says what follows from what, as a table; here it is done, for all who drive a member through its
+rounds: `rounds()`, `rdzv.torch.rounds`, `rdzv run`, and the handler that torchrun calls. What differs between these is
+what a member's work is, and how it is ended.
+
+**What ends a round** is noticed in the node's thread the moment that the node knows. A loss, a departure elsewhere
+than where all had agreed to stop, and being dropped end it at once. A closing ends it where the members agree to stop,
+as all that was wished for does; at once where no step has been begun, and where it is a verdict not to go on: whoever
+gave that has left in the middle of its step, and the others would wait for it in theirs. An agreement is no news here:
+the member meets it at its next `check`, unless all may leave at once.
+
+**Who was first** of a round to fail, or to end it, stands in one key of the round's store, which is written once.
+Beside its name, a member may say how it has failed; who listens to that (`hear`) stops, too: it may not notice by
+itself, or hang in a collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from rdzv.core.absent import named
+from rdzv.core.round_life import ASK_WITHIN, Act, Ending, EndKind, Fact, RoundLife, State, news_within
+from rdzv.core.state import Closed, Dropped, NodesLeft, NodesLost
+from rdzv.errors import GiveUp, RendezvousError, RoundSupersededError
+from rdzv.membership import changes_since
+from rdzv.node.front import verbs
+from rdzv.node.front.sharing import shared_store
+from store import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+    from typing import Any
+
+    from rdzv.core.state import Progress
+    from rdzv.core.stopping import StepGate
+    from rdzv.membership import Membership
+    from rdzv.node.node import Node
+    from rdzv.shared_store.store import SharedStore
+
+__all__ = ["BLAME", "DONE", "FINISHED", "Life", "names_of"]
+
+FINISHED: Final = "every member has come to the end of its body"  # why a run is closed that has done what it was for
+
+# Keys in the round's shared store: how many members have come to the end of their work; who has ended the round first,
+# and how its work has failed, if it has.
+DONE: Final = "rdzv/done"
+BLAME: Final = "rdzv/ended_by"
+
+LISTENS_FOR: Final = 1e9  # seconds: for as long as the round lasts
+LISTENS_AGAIN: Final = 1.0  # seconds after the store was out of reach
+
+
+class Life(RoundLife):
+    """One member's life in one round.
+
+    Args:
+        node: Who is a member of it.
+        membership: Of which round.
+        on_end: Called once, with why it has ended, in the node's thread; or where it is noticed, if it has by now.
+        lets_newcomers_wait: Work that begins no step is not interrupted by nodes that wait to come in.
+        finished: Why the run is closed once all members have come to the end of their work.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        membership: Membership,
+        on_end: Callable[[Ending], object],
+        *,
+        lets_newcomers_wait: bool = False,
+        finished: str = FINISHED,
+    ) -> None:
+        super().__init__()
+        self._node = node
+        self._membership = membership
+        self._on_end = on_end
+        self._lets_newcomers_wait = lets_newcomers_wait
+        self._finished = finished
+        self._awaits: anyio.CancelScope | None = None  # in the node's loop: what ends with the round
+
+    # ------------------------------------------------------------------------------------------ what ends it
+
+    @property
+    def gate(self) -> StepGate:
+        """What the member passes at each step."""
+        return self._membership.gate
+
+    def start(self) -> None:
+        """Listen from now on."""
+        self._node.listeners.add(self)
+        self.changed()
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self._node.listeners.remove(self)
+
+    def changed(self) -> None:
+        """Look whether it has ended; from any thread."""
+        if self.ending is None and (ending := self._look()) is not None:
+            self.end(ending)
+        elif self.state is State.AWAITING_NEWS and self._others_live():
+            self._wake()
+
+    def end(self, ending: Ending) -> None:
+        """It has ended; the first reason counts."""
+        if self.ends(ending):
+            self._on_end(ending)
+            if self.state is not State.AT_WORK:  # it is the node's thread then, where something may be awaited
+                self._wake()
+
+    def _wake(self) -> None:
+        if self._awaits is not None:
+            self._awaits.cancel()
+
+    def _look(self) -> Ending | None:
+        membership, gate = self._membership, self._membership.gate
+        if membership.over is not None:
+            why = f"this node was dropped: {membership.over}" if membership.dropped else membership.over
+            return Ending(kind=EndKind.DROPPED, reason=why)
+        head, me = self._node.head, self._node.node_id
+        for change in changes_since([], head, round=membership.round, dropped=None, node_id=me):
+            match change:
+                case NodesLost(node_ids=ids) as lost:
+                    return Ending(kind=EndKind.LOST, reason=f"lost: {names_of(lost)}", node_ids=ids)
+                case NodesLeft(node_ids=ids) as left if not gate.decided or self._left_early:
+                    return Ending(kind=EndKind.LEFT, reason=f"left: {names_of(left)}", node_ids=ids)
+                case Dropped(reason=reason):
+                    return Ending(kind=EndKind.DROPPED, reason=reason)
+                case Closed(reason=reason, given_up=given_up) if given_up or self._stops_nowhere(gate):
+                    return Ending(kind=EndKind.CLOSED, reason=f"the run is closed: {reason}")
+        if gate.decided and gate.stop is None and not (gate.for_newcomers and self._lets_newcomers_wait):
+            # All leave at once, since nobody has begun a step; or since the run is closed, and not all have: then who
+            # has begun its first may wait in it for somebody who has gone.
+            return Ending(kind=EndKind.AGREED if gate.begun is None else EndKind.CLOSED, reason=gate.why)
+        if self._is_at_end and gate.decided and self._others_stop():
+            # It does not come to that step any more: either all come to their ends, and the run is closed, or the
+            # others stop there, and it goes on with them.
+            return Ending(kind=EndKind.AGREED, reason=gate.why)
+        return None
+
+    @property
+    def _progress(self) -> Progress | None:
+        """What the coordinator tells of this round; None if it has told nothing yet, or tells of a later one."""
+        progress = self._node.head.progress
+        return progress if progress is not None and progress.round == self._membership.round.number else None
+
+    def _others_stop(self) -> bool:
+        """Whether a member has come to where all have agreed to stop: it waits for the next round, or has gone."""
+        progress = self._progress
+        return progress is not None and progress.live < self._membership.round.size
+
+    def _others_live(self) -> bool:
+        """Whether all other members have come for the next round: then none of them has died."""
+        progress = self._progress
+        return progress is not None and progress.live <= 1 and not (progress.lost or progress.departed)
+
+    @property
+    def _is_at_end(self) -> bool:
+        return self.state is State.AT_END
+
+    def _stops_nowhere(self, gate: StepGate) -> bool:
+        """Whether the work comes to no step where all may stop: it has begun none, or is at its end."""
+        return self._is_at_end or (gate.begun is None and gate.stop is None)
+
+    @property
+    def _left_early(self) -> bool:
+        """Whether somebody has left elsewhere than where all had agreed to stop: the others wait for it in their step.
+
+        Who has left where all do is no reason: a body that waits for it in a later step has gone on without `check`,
+        and must hear of that.
+        """
+        progress = self._node.head.progress
+        return progress is not None and progress.left_early
+
+    # ------------------------------------------------------------------------------------------ what follows
+
+    async def conclude(
+        self,
+        failure: BaseException | str | None,
+        *,
+        in_node: Callable[[Coroutine[Any, Any, Act]], Awaitable[Act]],
+        let_go: Callable[[], Awaitable[None]],
+    ) -> Act:
+        """Draw the consequence of the work's end: to meet again, to raise, or to raise and have nobody go on.
+
+        Args:
+            failure: What it has ended by: an error, or how it has failed, in words that others are to hear.
+            in_node: Does something in the node's loop.
+            let_go: Lets go of what others wait for. Not before this member has said that it has failed: others, who
+                fail because of that, would be the first to say so.
+        """
+        act = self.comes_out(failure)
+        if act not in (Act.MEET_AGAIN, Act.RAISE):
+            act = await in_node(self._follow(act, failure))
+        if act is Act.AWAIT_NEWS:
+            await let_go()
+            act = await in_node(self._await_news())
+        return act
+
+    async def _follow(self, act: Act, failure: BaseException | str | None) -> Act:
+        while self.state is not State.OVER and act is not Act.AWAIT_NEWS:
+            act = self.happens(await self._do(act, failure), failure=failure)
+        if isinstance(failure, GiveUp):
+            await self._close(failure.reason, given_up=True, status=failure.status)
+        return act
+
+    async def _await_news(self) -> Act:
+        """Wait until a loss would be known; what to do then."""
+        settings = self._node.settings
+        within = news_within(disconnect_ttl=settings.disconnect_ttl, ttl=settings.ttl, back_for=self._node.back_for)
+        with anyio.move_on_after(within) as self._awaits:
+            self.changed()
+            if self.ending is None:
+                await anyio.sleep_forever()
+        return self.happens(self.news)
+
+    async def _do(self, act: Act, failure: BaseException | str | None) -> Fact:
+        match act:
+            case Act.COUNT_IN:  # the work begins no step any more, and holds up nobody who stops
+                self._membership.beats.finish()
+                self.gate.finish()
+                self.changed()
+                with anyio.CancelScope() as self._awaits:
+                    if self.ending is None:
+                        return Fact.WAS_LAST if await self._count(1) else Fact.WAS_NOT_LAST
+                return Fact.ENDED
+            case Act.CLOSE:
+                await self._close(self._finished)
+                return Fact.CLOSED if self.ending is None else Fact.ENDED
+            case Act.AWAIT_END:  # until the run is closed, or a change ends the wait, and all goes on
+                with anyio.CancelScope() as self._awaits:
+                    if self.ending is None:
+                        await anyio.sleep_forever()
+                # The last to be counted may have gone before it could close the run.
+                has_gone = self.ending is not None and self.ending.kind in (EndKind.LOST, EndKind.LEFT)
+                return Fact.WAS_LAST if has_gone and await self._count(0) else Fact.ENDED
+            case _:
+                assert act is Act.ASK_WHO_WAS_FIRST, "there is nothing else to be done here"
+                how = failure if isinstance(failure, str) else ""
+                if not await self.be_first(how):
+                    return Fact.WAS_NOT_FIRST
+                if self._membership.round.size == 1:
+                    return Fact.WAS_ALONE
+                with contextlib.suppress(RendezvousError):  # it may hasten the news, and nothing else
+                    await verbs.suspect(self._node, how or repr(failure))
+                return Fact.WAS_FIRST
+
+    async def _count(self, more: int) -> bool:
+        """Count this member, or not, among those that have come to the end of their work; whether all have."""
+        with contextlib.suppress(RoundSupersededError):
+            return await (await self._store()).add(DONE, more) == self._membership.round.size
+        return False
+
+    async def _close(self, reason: str, *, given_up: bool = False, status: int = 0) -> None:
+        """Close the run; who is cancelled meanwhile leaves that to go on."""
+        await self._node.loop.start(verbs.set_closed(self._node, reason, given_up=given_up, status=status))
+
+    async def _store(self) -> SharedStore:
+        """What the members share, for the node's loop."""
+        link = await self._node.connect()
+        return shared_store(self._node, self._membership, link.store)
+
+    # ------------------------------------------------------------------------------------------ who was first
+
+    async def be_first(self, how: str = "") -> bool:
+        """Say that this member ends the round, and how, if its work has failed; whether it is the first that does.
+
+        Who cannot say so is cut off, or is in the round no more: it has that against it, not its work.
+        """
+        said = f"{self._node.node_id}\n{how}".encode()
+        with anyio.move_on_after(ASK_WITHIN), contextlib.suppress(RendezvousError, StoreError):
+            return await (await self._store()).compare_set(BLAME, b"", said) == said
+        return False
+
+    async def hear(self) -> None:
+        """Listen until a member has ended the round; if it has failed, the round has ended here, too."""
+        listening = (await self._store()).listening()
+        self._membership.call_when_over(listening.supersede)
+        while True:
+            try:
+                await listening.wait([BLAME], LISTENS_FOR)
+                name, _, how = (await listening.get(BLAME)).decode().partition("\n")
+            except RoundSupersededError:
+                return  # which everybody is told
+            except (RendezvousError, StoreError):
+                await anyio.sleep(LISTENS_AGAIN)
+            else:
+                if how and name != self._node.node_id:
+                    self.end(Ending(kind=EndKind.FAILED, reason=f"{name}: {how}", node_ids=(name,)))
+                return
+
+
+def names_of(gone: NodesLost | NodesLeft) -> str:
+    """Name the nodes that have gone, where they were, and why they went; count those that are not named."""
+    why = {node_id: f": {reason}" for node_id, reason in gone.reasons.items()}
+    names = ", ".join(named(one, gone.addresses.get(one)) + why.get(one, "") for one in gone.node_ids)
+    more = gone.count - len(gone.node_ids)
+    return f"{names} and {more} more" if more > 0 else names
