@@ -13,6 +13,10 @@ FILES = sorted((ROOT / "tests" / "guarantees").glob("test_*.py"))
 NUMBER = re.compile(r"test_([rs]\d+)_")
 
 
+PUBLIC = {"rdzv", "rdzv.sync", "rdzv.testing", "store", "store.sync", "store.when"}
+"""What guarantees may import of the product; all else of it is for the tests of its rooms."""
+
+
 def promised_in(page: str) -> set[str]:
     """The numbers of the promises that a page lists: `- **S4 Watches** are ...`."""
     numbers: list[str] = re.findall(r"^- \*\*([RS]\d+)\b", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
@@ -46,3 +50,12 @@ def test_a_guarantee_is_tested_under_the_number_of_its_promise(path: Path) -> No
         assert number is not None, f"{name} names no promise"
         assert number[1] in PROMISED
         assert files_own is None or files_own[1] == number[1], f"{name} belongs to another file"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_guarantee_speaks_public_names_only(path: Path) -> None:
+    """So that it outlives every redesign."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        modules = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+        modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        assert {each for each in modules if each.partition(".")[0] in ("rdzv", "store")} <= PUBLIC

@@ -5,34 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rdzv import NodesLost
-from rdzv.core.decision import Parked
-from tests.support.hand_fed import HandFed
 from tests.support.runs import VirtualRun, listen
-
-
-def reason(run: HandFed, name: str) -> str:
-    """What a waiting node says."""
-    answer = run.follow(name, passed_over=run.round.revision if run.round else 0)
-    assert isinstance(answer, Parked)
-    return answer.reason
-
-
-def test_r16_a_round_that_was_given_up_is_named_with_the_reason_of_its_rank_0_until_the_next_completes() -> None:
-    """Nodes that did not reach rank 0 waited "for a coordinator", and status did not say why they met again."""
-    run = HandFed(needed=3, last_call=0)
-    run.arrive("a", "b", "c")
-    run.commit()
-    run.arrive("b", gave_up="round 0 was given up: node b (rank 1): rank 0 at a:1: it does not answer")
-    run.arrive("a", unreached=True, gave_up="round 0 was given up: node a (rank 0): b, rank 1, did not come to a:1")
-    reasons = [reason(run, name) for name in ("a", "b")]
-    assert reasons[0] == reasons[1]
-    assert reasons[0].endswith("; round 0 was given up: node a (rank 0): b, rank 1, did not come to a:1")
-    run.die("c")
-    assert reason(run, "a").startswith("2 of at least 3 nodes")
-    assert "; round 0 was given up: node a (rank 0)" in reason(run, "a")
-    run.arrive("c")
-    assert run.commit()[0] != "a"
-    assert run.progress.given_up == ""
 
 
 @pytest.mark.virtual_time

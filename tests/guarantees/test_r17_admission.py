@@ -12,7 +12,6 @@ import pytest
 
 import rdzv
 from rdzv import Dropped, NodesLeft, NodesLost
-from rdzv.core.report import report
 from tests.support.runs import VirtualRun, assert_one_round, listen
 
 pytestmark = pytest.mark.virtual_time
@@ -72,7 +71,7 @@ async def test_r17_a_ban_for_a_time_ends_by_itself_and_the_status_shows_what_is_
         await asyncio.sleep(30)
         status = await a.status()
         assert status.refused == {"b": "banned by a for 9 min 30 s more: slow disk"}
-        assert report(status)["banned"][0]["ends_in"] == pytest.approx(570, abs=1)
+        assert status.bans["b"].left == pytest.approx(570, abs=1)
         await asyncio.sleep(569)
         with pytest.raises(rdzv.RendezvousRefusedError):
             await b.next_rendezvous()
@@ -163,10 +162,9 @@ async def test_r17_a_ban_of_an_attribute_holds_for_all_who_have_it_and_for_those
         status = await a.status()
         assert status.bans == {}
         assert status.refused == {"nodes with rack=17": "banned by a for 10 min more: its switch"}
-        plain = report(status)
-        assert plain["unfit"] == []
-        (shown,) = plain["banned_where"]
-        assert (shown["where"], shown["reason"], round(shown["ends_in"])) == ("rack=17", "its switch", 600)
+        shown = status.bans_where["rack=17"]
+        assert shown.reason == "its switch"
+        assert shown.left == pytest.approx(600, abs=1)
         await a.unban_where("rack", "18")
         with pytest.raises(rdzv.RendezvousRefusedError):
             await d.next_rendezvous()

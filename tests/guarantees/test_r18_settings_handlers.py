@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rdzv import RendezvousSettingsError
-from store.messages import List, Request
 from tests.support.runs import VirtualRun, assert_one_round, connected
+from tests.support.spoken import List, Request
 
 pytestmark = pytest.mark.virtual_time
 

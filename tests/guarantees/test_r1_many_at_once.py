@@ -7,9 +7,6 @@ nothing but round trips, of 1 to 4 ms, and timers takes any time; a timer that s
 from __future__ import annotations
 
 from benchmarks.simulated import measure
-from rdzv import Phase
-from rdzv.core.absent import Absent, Missing
-from rdzv.core.state import Progress
 
 ROUND_TRIP_MOST = 0.004
 ROUND_TRIPS_OF_FIRST = (
@@ -25,13 +22,3 @@ def test_r1_two_hundred_that_call_at_once_wait_for_round_trips_alone_and_ask_thr
     assert first.requests < 3.1, "the head, the arrival with its lease, the rank; what a coordinator asks is for all"
     assert again.requests < 2.1
     assert first.term == again.term, "whoever came first has kept the role"
-
-
-def test_r1_progress_is_told_with_the_round_that_takes_in_all_who_are_there() -> None:
-    """Each node was told twice: of the round, and then that it stands."""
-    waiting = Progress(phase=Phase.GATHERING, joined=4, needed=4, capacity=4, last_arrival=9)
-    then = waiting.once_committed(7, size=4)
-    assert then == Progress(phase=Phase.COMPLETE, round=7, needed=4, capacity=4, live=4)
-    assert waiting.replace(joined=5).once_committed(7, size=4) is None, "somebody is left over"
-    missing = Absent(missing=(Missing(node_id="e", how="never seen"),), count=1)
-    assert waiting.replace(absent=missing).once_committed(7, size=4) is None, "somebody is missed"

@@ -17,8 +17,7 @@ from rdzv import NodesLeft, NodesLost
 from tests.support.runs import VirtualRun, assert_one_round
 
 if TYPE_CHECKING:
-    from rdzv import RendezvousInfo
-    from rdzv.node.handler import Handler
+    from rdzv import Handler, RendezvousInfo
 
 pytestmark = pytest.mark.virtual_time
 

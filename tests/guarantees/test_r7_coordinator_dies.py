@@ -14,13 +14,12 @@ import pytest
 
 from rdzv import NodesLeft, NodesLost, NodesWaiting
 from store import Put
-from store.messages import Request, Transact
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
+from tests.support.spoken import Request, Transact
 
 if TYPE_CHECKING:
-    from rdzv import RendezvousInfo
-    from rdzv.node.handler import Handler
-    from store.messages import Request
+    from rdzv import Handler, RendezvousInfo
+    from tests.support.spoken import Request
 
 pytestmark = pytest.mark.virtual_time
 

@@ -7,6 +7,7 @@ through only when TCP sends it again, seconds after the cut, or never. A new con
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import threading
 from typing import TYPE_CHECKING
@@ -14,12 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import store
-from rdzv.testing.network import MemoryNetwork
 from store import Client
-from store.keeping import Keeping
-from store.messages import GONE_TTL
 from tests.support.proxy import Proxy
-from tests.support.stores import connect_in_memory, serve_in_memory
+from tests.support.stores import MemoryNetwork, connect_in_memory, serve_in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,13 +62,10 @@ class Cut:
 async def test_r8_a_silent_cut_of_up_to_half_the_ttl_costs_no_lease_and_is_over_at_once(seconds: float) -> None:
     network = MemoryNetwork(latency=0.0005)
     cut, rng = Cut(network), random.Random(seconds)
-    lapses: list[str] = []
     back: list[float] = []
     async with serve_in_memory(network) as server:
         for number in range(50):
-            async with cut.client(f"node {number}") as client:
-                keeper = Keeping(client)
-                await keeper.hold(TTL, None, GONE_TTL, lapses.append)
+            async with cut.client(f"node {number}") as client, client.kept_lease(TTL):
                 await asyncio.sleep(rng.uniform(2 * TTL, 3 * TTL))  # the cut comes in every phase of the renewals
                 cutting = asyncio.create_task(cut.during(seconds))
                 await asyncio.sleep(rng.uniform(0, seconds))
@@ -81,8 +76,6 @@ async def test_r8_a_silent_cut_of_up_to_half_the_ttl_costs_no_lease_and_is_over_
                 back.append(now() - max(healed_at, 0))
                 await asyncio.sleep(TTL)
                 assert server.figures()["leases"] == 1
-                await keeper.release_all()
-    assert lapses == []
     assert max(back) <= 1.6, "asked just before the end: a second of patience, and an attempt"
     assert sorted(back)[len(back) // 2] <= (1.6 if seconds < 1.5 else 0.6)
 
@@ -92,25 +85,21 @@ async def test_r8_a_cut_soon_after_another_finds_the_lease_renewed() -> None:
     """The renewal that a cut had held up was counted from its sending, and the next one was let wait."""
     network = MemoryNetwork(latency=0.0005)
     cut, rng = Cut(network), random.Random(7)
-    lapses: list[str] = []
-    async with serve_in_memory(network), cut.client("node") as client:
-        keeper = Keeping(client)
-        await keeper.hold(TTL, None, GONE_TTL, lapses.append)
+    async with serve_in_memory(network), cut.client("node") as client, client.kept_lease(TTL):
         for _ in range(100):
             await asyncio.sleep(rng.uniform(1.5, TTL / 3))
             await cut.during(rng.uniform(0.5, TTL / 2))
         await asyncio.sleep(TTL)
-        assert lapses == []
-        await keeper.release_all()
 
 
 @virtual_time
 async def test_r8_a_firewall_that_forgets_connections_costs_a_second() -> None:
     network = MemoryNetwork(latency=0.001)
-    lapses: list[str] = []
-    async with serve_in_memory(network) as server, connect_in_memory(network) as client:
-        keeper = Keeping(client)
-        await keeper.hold(TTL, 1.0, GONE_TTL, lapses.append)
+    async with (
+        serve_in_memory(network) as server,
+        connect_in_memory(network) as client,
+        client.kept_lease(TTL, disconnect_ttl=1.0),
+    ):
         counted = await client.add("count", 1)
         for _ in range(20):
             await asyncio.sleep(7.3)
@@ -119,23 +108,18 @@ async def test_r8_a_firewall_that_forgets_connections_costs_a_second() -> None:
             counted += 1
             assert await client.add("count", 1) == counted, "it was asked twice, and applied once"
             assert now() - began <= 1.2
-        assert lapses == []
         assert server.figures()["leases"] == 1
-        await keeper.release_all()
 
 
 @virtual_time
 async def test_r8_pauses_between_attempts_leave_time_for_a_short_lease() -> None:
     """A durable store restarts: refused for half the TTL, and then nobody may sleep on."""
     network = MemoryNetwork(latency=0.001)
-    lapses: list[str] = []
-    async with serve_in_memory(network):
+    async with serve_in_memory(network), contextlib.AsyncExitStack() as stack:
         clients = [connect_in_memory(network, source=f"node {number}") for number in range(100)]
-        keepers = []
         for client in clients:
-            await client.__aenter__()
-            keepers.append(Keeping(client))
-            await keepers[-1].hold(3.0, None, GONE_TTL, lapses.append)
+            await stack.enter_async_context(client)
+            await stack.enter_async_context(client.kept_lease(3.0))
             await asyncio.sleep(0.03)
         network.refuse("store")
         network.reset("store")
@@ -143,10 +127,6 @@ async def test_r8_pauses_between_attempts_leave_time_for_a_short_lease() -> None
         network.accept("store")
         await asyncio.sleep(0.5)
         assert all(client.connected for client in clients)
-        assert lapses == []
-        for client, keeper in zip(clients, keepers, strict=True):
-            await keeper.release_all()
-            await client.aclose()
 
 
 @virtual_time
@@ -170,10 +150,7 @@ async def test_r8_a_server_that_stands_still_is_not_flooded_and_answers_on_the_o
 @virtual_time
 async def test_r8_where_every_answer_takes_three_seconds_nobody_changes_connections_for_ever() -> None:
     network = MemoryNetwork(latency=1.5)
-    lapses: list[str] = []
-    async with serve_in_memory(network), connect_in_memory(network) as client:
-        keeper = Keeping(client)
-        await keeper.hold(60.0, None, GONE_TTL, lapses.append)
+    async with serve_in_memory(network), connect_in_memory(network) as client, client.kept_lease(60.0):
         changes: list[bool] = []
         client.on_connection(changes.append)
         for _ in range(30):
@@ -182,8 +159,6 @@ async def test_r8_where_every_answer_takes_three_seconds_nobody_changes_connecti
         network.forget_flows()
         await client.put("a", b"", timeout=60.0)
         assert changes == [False, True]
-        assert lapses == []
-        await keeper.release_all()
 
 
 async def test_r8_a_cut_on_a_real_network_is_over_within_a_second() -> None:
@@ -192,18 +167,14 @@ async def test_r8_a_cut_on_a_real_network_is_over_within_a_second() -> None:
         store.serve() as server,
         Proxy("127.0.0.1", server.port) as proxy,
         store.connect(f"tcp://127.0.0.1:{proxy.port}") as client,
+        client.kept_lease(TTL),
     ):
-        lapses: list[str] = []
-        keeper = Keeping(client)
-        await keeper.hold(TTL, None, GONE_TTL, lapses.append)
         proxy.swallow()
         asked = asyncio.create_task(client.add("count", 1))
         await proxy.until(lambda: proxy.connections >= 3)
         proxy.pass_new()
         assert await asked == 1
         assert await client.get("count") is not None
-        assert lapses == []
-        await keeper.release_all()
 
 
 @pytest.mark.skipif("sys.platform != 'linux'", reason="elsewhere nobody knows what was acknowledged")

@@ -22,9 +22,8 @@ from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from rdzv import RendezvousInfo
-    from rdzv.node.handler import Handler
-    from store.messages import Request
+    from rdzv import Handler, RendezvousInfo
+    from tests.support.spoken import Request
 
 pytestmark = pytest.mark.virtual_time
 

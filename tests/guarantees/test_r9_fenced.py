@@ -14,14 +14,14 @@ import pytest
 
 from rdzv import Dropped, NodesLost, NodesWaiting, RoundSupersededError
 from store import ConditionFailed, Put, TransactionResult
-from store.messages import Transact
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
+from tests.support.spoken import Transact
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from rdzv import RendezvousInfo, SharedStore
-    from store.messages import Request
+    from tests.support.spoken import Request
 
 pytestmark = pytest.mark.virtual_time
 

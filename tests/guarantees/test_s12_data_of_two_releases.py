@@ -6,16 +6,15 @@ column, and answers with one more field.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
 import store
-from store.disk import copies, rows
-from store.disk.directory import FILE
-from tests.guarantees.test_s12_rolling_upgrade import LATER_RDZV, SAME_FORMAT, patched
+from tests.guarantees.test_s12_rolling_upgrade import LATER_RDZV, SAME_FORMAT
+from tests.guarantees.test_s12_two_releases import patched
 from tests.support.processes import ROOT, free_port, start_python
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.support.processes import Child
 
-NOW = rows.FORMAT
+NOW = int(re.findall(r"^FORMAT = (\d+) ", (ROOT / "store/disk/rows.py").read_text(), re.MULTILINE)[0])
 
 CARRY_OVER = """
 def _add_mood(database: sqlite3.Connection) -> None:
@@ -66,6 +65,12 @@ async def serving(tree: Path, data_dir: Path, port: int) -> AsyncIterator[Child]
         yield server
 
 
+async def carried_out(*words: str | Path) -> None:
+    """A command that succeeds."""
+    async with start_python("-m", "rdzv", *map(str, words)) as command:
+        assert await command.wait() == 0, command.written()
+
+
 async def test_s12_a_data_directory_is_carried_over_and_a_backup_brings_it_back(tmp_path: Path, later: Path) -> None:
     """One client goes on through the upgrade, with its session and its lease; a backup leads the way back."""
     data_dir, copy, port = tmp_path / "data", tmp_path / "copy", free_port()
@@ -78,7 +83,7 @@ async def test_s12_a_data_directory_is_carried_over_and_a_backup_brings_it_back(
             assert await client.add("count", 1) == 1
             server.terminate()
             assert await server.wait() == 0
-        await asyncio.to_thread(copies.back_up, data_dir, copy)
+        await carried_out("backup", data_dir, copy)
         async with serving(later, data_dir, port) as server:
             await server.says(f"was carried over from format {NOW} to {NOW + 1}")
             entry = await client.get("leased")
@@ -96,14 +101,14 @@ async def test_s12_a_data_directory_is_carried_over_and_a_backup_brings_it_back(
             assert await client.add("count", 1) == 3
             server.kill()
             await server.wait()
-        before = (data_dir / FILE).read_bytes()
+        before = (data_dir / "store.sqlite3").read_bytes()
         async with serving(ROOT, data_dir, port) as server:
             assert await server.wait() == 2
             (line,) = server.output
             assert f"has format {NOW + 1}, and this release, which is older than the one that wrote it" in line
-        assert (data_dir / FILE).read_bytes() == before
+        assert (data_dir / "store.sqlite3").read_bytes() == before
         older = tmp_path / "older"
-        await asyncio.to_thread(copies.restore, copy, older, new_id="another")
+        await carried_out("restore", copy, older)
         async with serving(ROOT, older, port) as server:
             await server.says("listens on")
             with pytest.raises(store.StoreReplaced):

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 import store
-from tests.guarantees.test_s12_two_releases import LATER, ROOT
+from tests.guarantees.test_s12_two_releases import LATER, ROOT, patched
 from tests.support.processes import Child, start_python
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 LATER_RDZV = {
@@ -79,19 +79,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-def patched(tree: Path, *patches: Mapping[str, Sequence[tuple[str, str]]]) -> Path:
-    """Write this tree, of both packages, with patches to a folder, and return that."""
-    for path in [*(ROOT / "store").rglob("*.py"), *(ROOT / "rdzv").rglob("*.py")]:
-        name = str(path.relative_to(ROOT))
-        text = path.read_text(encoding="utf-8")
-        for before, after in [each for patch in patches for each in patch.get(name, ())]:
-            assert before in text, f"{name} has changed: {before!r} is not there"
-            text = text.replace(before, after, 1)
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        (tree / name).write_text(text, encoding="utf-8")
-    return tree
 
 
 # An event of a new kind would also get into the journal, and there only with a new format.

@@ -24,36 +24,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 import store
-from store import ConnectionLost, Get, Grant, LeaseNotFound, LimitExceeded, Put, StoreUsageError, TransactionResult
-from store.disk.directory import FILE
-from store.messages import (
-    CHOSEN_LEASE_LEAST,
-    Found,
-    Granted,
-    KeepAlive,
-    List,
-    Ping,
-    Pong,
-    Revoke,
-    TimeToLive,
-    Transact,
-    Watch,
-    Watching,
-    Written,
-)
-from store.protocol.wire import Events, Reply
-from store.server.journal import Journal
-from tests.support.journals import a_peer, held_back, taken
+from store import ConnectionLost, LeaseNotFound, LimitExceeded, StoreUsageError
 from tests.support.processes import Child, free_port, start, start_python
+from tests.support.spoken import TimeToLive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from store import Client, Event
-    from store.engine.changeset import Facts
 
 KILLS = int(os.environ.get("RDZV_KILLS", "5"))
 SEED = int(os.environ.get("RDZV_SEED", "7"))
+FILE = "store.sqlite3"
 OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
 WRITERS = 4  # clients, each of which has a caller of every sort below
 
@@ -223,181 +205,6 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-async def has_done(server: store.Server, requests: int) -> None:
-    """The server has carried out so many requests since it started, and announced what they led to."""
-    await until(lambda: server.figures()["requests"] >= requests)
-
-
-async def test_s3_nothing_that_reflects_a_revision_leaves_before_it_is_durable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """ "Nothing that reflects a revision, whether reply, read or watch event, leaves the server before that revision is
-    durable: outboxes are held, in order."
-    """
-    async with held_back(tmp_path, monkeypatch) as (server, journal):
-        writer, reader = [await a_peer(server, journal) for _ in range(2)]
-        reader.ask(Watch(prefix="k"))
-        await reader.until(lambda: reader.said)
-        reader.said.clear()
-        sent = server.figures()["bytes_out"]
-
-        writer.ask(Put("k", b"1"))
-        await taken(journal.begun)  # the first group is this put alone
-        reader.ask(Get("k"))
-        await has_done(server, 3)
-        writer.ask(Put("k", b"2"), List(prefix="k"))
-        await has_done(server, 5)
-        reader.ask(Get("k"), Get("k"))
-        await has_done(server, 7)
-        assert server.figures()["bytes_out"] == sent, "neither reply, nor read, nor event"
-        assert writer.said == reader.said == []
-
-        journal.may_commit.release()
-        await taken(journal.begun)  # the second, so that the first is durable
-        await reader.until(lambda: len(reader.said) == 2)
-        await writer.until(lambda: writer.said)
-        event, read = reader.said
-        assert isinstance(event, Events)
-        assert [change.value for change in event.events] == [b"1"]
-        assert isinstance(read, Reply)
-        assert isinstance(read.response, Found)
-        assert read.response.entry is not None
-        assert read.response.entry.value == b"1", "what it was when it was read"
-        assert [reply.response for reply in writer.replies()] == [Written(revision=1)]
-
-        journal.may_commit.release()
-        await reader.until(lambda: len(reader.said) == 5)
-        await writer.until(lambda: len(writer.said) == 3)
-        event, *reads = reader.said[2:]
-        assert isinstance(event, Events)
-        assert [change.value for change in event.events] == [b"2"]
-        assert len(reads) == 2
-        assert writer.replies()[1].response == Written(revision=2)
-
-
-async def test_s3_what_reflects_nothing_new_is_said_while_the_disk_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A disk that hung for 9 s dropped every member of every round: their keep-alives waited for it, too."""
-    async with held_back(tmp_path, monkeypatch) as (server, journal):
-        writer, keeper = [await a_peer(server, journal) for _ in range(2)]
-        granted = keeper.ask(Grant(ttl=10.0))[0]
-        await taken(journal.begun)
-        journal.may_commit.release()
-        lease = await keeper.answer(granted)
-        assert isinstance(lease, Granted)
-        writer.ask(Put("k", b"1"))
-        await taken(journal.begun)  # and there it hangs
-        kept, missing, ping = keeper.ask(KeepAlive(lease=lease.lease), Get("other"), Ping())
-        assert isinstance(await keeper.answer(kept), Granted)
-        assert await keeper.answer(missing) == Found(entry=None)
-        assert await keeper.answer(ping) == Pong(revision=0), "what is on disk: a crash may take back the rest"
-        late = keeper.ask(Get("k"))[0]
-        early = keeper.ask(Get("other"))[0]
-        await keeper.answer(early)
-        assert late not in [reply.request_id for reply in keeper.replies()]
-        journal.may_commit.release()
-        await keeper.answer(late)
-
-
-async def test_s3_one_commit_lets_many_answers_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with held_back(tmp_path, monkeypatch) as (server, journal):
-        writer = await a_peer(server, journal)
-        writer.ask(Put("first", b""))
-        await taken(journal.begun)
-        asked = writer.ask(*[Put(f"k{number}", b"") for number in range(1000)])
-        await has_done(server, 1001)
-        journal.may_commit.release(2)
-        await writer.until(lambda: len(writer.said) == 1001)
-        assert [reply.request_id for reply in writer.replies()[1:]] == asked
-        assert [len(group) for group in journal.groups] == [1, 1, 1000]
-
-
-async def test_s3_a_lease_of_a_chosen_id_that_ends_and_comes_again_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Within one commit it was missing on the disk, its keys were not, and no server started on that any more."""
-    lease = CHOSEN_LEASE_LEAST + 7
-    again = Transact(when=(), then=(Put("k", b"", lease=lease),), grants=(Grant(ttl=60.0, id=lease),))
-    async with held_back(tmp_path, monkeypatch) as (server, journal):
-        peer = await a_peer(server, journal)
-        peer.ask(Put("first", b""))
-        await taken(journal.begun)
-        for _ in range(3):
-            peer.ask(again, Revoke(lease=lease))
-        *_, last = peer.ask(again)
-        await has_done(server, 8)
-        journal.may_commit.release(1000)
-        assert isinstance(await peer.answer(last), TransactionResult)
-        assert [len(group) for group in journal.groups[-2:]] == [1, 7]
-    async with store.serve(data_dir=tmp_path) as server, store.connect(server.url) as client:
-        entry = await client.get("k")
-        assert entry is not None
-        assert entry.lease == lease
-        assert server.figures()["leases"] == 1
-
-
-async def test_s3_a_lapse_is_told_when_it_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with held_back(tmp_path, monkeypatch) as (server, journal):
-        peer = await a_peer(server, journal)
-        (watching, _) = peer.ask(Watch(prefix=""), Put("k", b"", ttl=0.05))
-        await taken(journal.begun)
-        journal.may_commit.release()
-        assert isinstance(await peer.answer(watching), Watching)
-        await taken(journal.begun)  # the lapse
-        assert (server.figures()["leases_lapsed"], server.figures()["revision"]) == (1, 2)
-        told = [item.events[0].kind for item in peer.said if isinstance(item, Events)]
-        assert told == ["put"]
-        journal.may_commit.release()
-        await peer.until(lambda: len(peer.said) == 4)
-        last = peer.said[-1]
-        assert isinstance(last, Events)
-        assert last.events[0].kind == "delete"
-
-
-async def test_s3_what_is_pending_is_made_durable_and_told_when_a_server_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with contextlib.AsyncExitStack() as stack:
-        server, journal = await stack.enter_async_context(held_back(tmp_path, monkeypatch))
-        peer = await a_peer(server, journal)
-        peer.ask(Put("k", b""))
-        await taken(journal.begun)
-        peer.ask(Put("k2", b""))
-        await has_done(server, 2)
-        leaving = asyncio.create_task(stack.aclose())
-        journal.may_commit.release(2)
-        await peer.lost.wait()
-        await leaving
-        assert [reply.response for reply in peer.replies()] == [Written(revision=1), Written(revision=2)]
-        assert type(peer.said[-1]).__name__ == "Bye"
-
-
-async def test_s3_what_is_asked_of_a_leaving_server_is_not_carried_out_and_keeps_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was appended to a journal whose writer had ended: its answer, and every farewell behind it, was held until
-    the server hung up five seconds later.
-    """
-    async with contextlib.AsyncExitStack() as stack:
-        server, journal = await stack.enter_async_context(held_back(tmp_path, monkeypatch))
-        peer = await a_peer(server, journal)
-        peer.ask(Put("k", b""))
-        await taken(journal.begun)
-        leaving = asyncio.create_task(stack.aclose())
-        received = server.figures()["bytes_in"]
-        await until(lambda: server.durability.leaving)
-        peer.ask(Put("too late", b""))
-        await until(lambda: server.figures()["bytes_in"] > received)
-        journal.may_commit.release()
-        async with asyncio.timeout(60):
-            await peer.lost.wait()
-            await leaving
-        assert [reply.response for reply in peer.replies()] == [Written(revision=1)]
-        assert type(peer.said[-1]).__name__ == "Bye"
-        assert server.figures()["revision"] == 1
-
-
 # ------------------------------------------------------------------------------------------------------- a full disk
 
 
@@ -540,50 +347,6 @@ async def test_s3_what_a_failed_fsync_leaves_in_doubt_is_told_to_nobody_and_a_cr
             entry = await reader.get("kept")
             assert entry is not None
             assert entry.mod_revision == 1
-
-
-async def test_s3_a_server_whose_disk_syncs_again_goes_on_without_what_was_in_doubt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """ "what was acknowledged survives": and what was not is made again by who asks for it, once."""
-    monkeypatch.setattr("store.server.journal.Journal", Unsynced)
-    monkeypatch.setattr("store.server.durability.TRY_AGAIN_AFTER", 0.05)
-    async with (
-        store.serve(data_dir=tmp_path) as server,
-        store.connect(server.url, timeout=20.0) as client,
-    ):
-        journal = server.durability.journal
-        assert isinstance(journal, Unsynced)
-        assert await client.put("kept", b"1") == 1
-        journal.fails = True
-        adding = asyncio.create_task(client.add("sum", 1))
-        await until(lambda: journal.in_doubt)
-        with pytest.raises(ConnectionLost):
-            async with store.connect(server.url, timeout=0.3):
-                raise AssertionError("it was told something")
-        assert not adding.done()
-        journal.fails = False
-        with contextlib.suppress(LimitExceeded):  # it may be back before the probe, and is told that nothing was done
-            assert await adding == 1
-        revision = 1 + (adding.exception() is None)
-        assert [entry.key for entry in await client.list("")] == ["kept", "sum"][:revision]
-        assert await client.put("after", b"") == revision + 1
-
-
-class Unsynced(Journal):
-    """A journal the last step of whose commits can fail; a process in which it really does cannot be mended."""
-
-    fails = False
-
-    def _commit(self, group: list[Facts]) -> None:
-        if self.fails:
-            error = sqlite3.OperationalError("disk I/O error")
-            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
-            raise error
-        super()._commit(group)
-
-    def try_again(self) -> bool:
-        return not self.fails and super().try_again()
 
 
 # ---------------------------------------------------------------------------------------------------- memory only

@@ -15,19 +15,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 import store
-from rdzv.testing.network import MemoryNetwork
 from store import Limits, WatchCompacted
-from store.client import client as watch_room
-from store.net.address import Address
 from tests.support.proxy import Proxy
 from tests.support.seeds import FRESH
-from tests.support.stores import connect_in_memory, serve_in_memory
+from tests.support.stores import MemoryNetwork, connect_blocking, connect_in_memory, serve_in_memory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from store import Event
-    from store.interface import BlockingWatch, Watch
+    from store import BlockingWatch, Event, Watch
 
 virtual_time = pytest.mark.virtual_time
 
@@ -84,7 +80,6 @@ async def test_s4_a_watch_across_cuts_sees_every_revision_once_and_in_order(seed
         cutting.cancel()
         assert [event.revision for event in events if event.kind == "put"] == written
         assert {event.kind for event in events} == ({"put", "synced"} if snapshot else {"put"})
-        assert not watch._batches
 
 
 @virtual_time
@@ -167,30 +162,6 @@ async def test_s4_a_client_too_slow_for_its_outbox_misses_nothing(caplog: pytest
     assert "reads too slowly" in caplog.text
 
 
-@virtual_time
-async def test_s4_a_reader_that_lags_behind_its_client_is_caught_up_from_the_server(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(watch_room, "WATCH_BUFFER_BYTES", 20_000)
-    network = MemoryNetwork()
-    async with (
-        serve_in_memory(network) as server,
-        connect_in_memory(network, source="writer") as writer,
-        connect_in_memory(network, source="watcher") as watcher,
-        watcher.watch("") as watch,
-    ):
-        for number in range(200):
-            await writer.put("a", bytes(1000))
-            if number == 100:
-                network.reset("watcher")
-        await watcher.ping()
-        assert server.figures()["watches"] == 0, "it was closed until its reader has caught up"
-        assert watch._held_bytes < 25_000
-        assert [event.revision for event in await taken(watch, 200)] == list(range(1, 201))
-        await writer.put("a", b"")
-        assert [event.revision for event in await taken(watch, 1)] == [201]
-
-
 # ------------------------------------------------------------------------------------------------ history that is gone
 
 
@@ -251,48 +222,7 @@ async def test_s4_without_a_snapshot_lost_history_ends_the_watch_with_an_error()
             await watcher.watch("", start_revision=1).__aenter__()
 
 
-@virtual_time
-async def test_s4_a_snapshot_that_is_cut_in_the_middle_begins_again_with_a_reset() -> None:
-    network = MemoryNetwork(latency=0.01)
-    async with (
-        serve_in_memory(network),
-        connect_in_memory(network, source="writer") as writer,
-        connect_in_memory(network, source="watcher") as watcher,
-    ):
-        for number in range(40):
-            await writer.put(f"{number:02}", bytes(20_000))  # several pieces of a snapshot
-        watch = watcher.watch("", snapshot=True)
-        deliver = watch.deliver
-
-        def cut_after_the_first_piece(events: tuple[Event, ...]) -> None:
-            watch.deliver = deliver  # type: ignore[method-assign]
-            deliver(events)
-            network.reset("watcher")
-
-        watch.deliver = cut_after_the_first_piece  # type: ignore[method-assign]
-        async with watch:
-            keys = []
-            async for event in watch:
-                keys.append(event.key if event.kind == "put" else event.kind)
-                if event.kind == "synced":
-                    break
-        whole = [f"{number:02}" for number in range(40)]
-        at = keys.index("reset")
-        assert 0 < at < 40
-        assert keys[:at] == whole[:at]
-        assert keys[at + 1 :] == [*whole, "synced"]
-
-
 # ------------------------------------------------------------------------------------------------ the blocking twin
-
-
-@contextlib.asynccontextmanager
-async def blocking_client(proxy: Proxy) -> AsyncIterator[store.sync.Client]:
-    client = store.sync.Client(Address(host="127.0.0.1", port=proxy.port))
-    try:
-        yield client
-    finally:
-        await asyncio.to_thread(client.close)
 
 
 async def test_s4_a_blocking_watch_across_cuts_sees_every_revision_once_and_in_order() -> None:
@@ -300,7 +230,7 @@ async def test_s4_a_blocking_watch_across_cuts_sees_every_revision_once_and_in_o
         store.serve() as server,
         Proxy("127.0.0.1", server.port) as proxy,
         store.connect(server.url) as writer,
-        blocking_client(proxy) as client,
+        connect_blocking(f"tcp://127.0.0.1:{proxy.port}") as client,
     ):
         watch = await asyncio.to_thread(client.watch("watched/").__enter__)
         reading = asyncio.create_task(asyncio.to_thread(blocking_taken, watch, 500))
@@ -323,8 +253,11 @@ async def test_s4_a_blocking_reader_too_slow_for_its_outbox_misses_nothing(caplo
         go_on.wait(10.0)
         return blocking_taken(watch, 150)
 
-    async with store.serve(limits=Limits(outbox_bytes_max=1_000_000)) as server, store.connect(server.url) as writer:
-        client = store.sync.Client(Address(host="127.0.0.1", port=server.port))
+    async with (
+        store.serve(limits=Limits(outbox_bytes_max=1_000_000)) as server,
+        store.connect(server.url) as writer,
+        connect_blocking(server.url) as client,
+    ):
         watch = await asyncio.to_thread(client.watch("").__enter__)
         reading = asyncio.create_task(asyncio.to_thread(read_late, watch))
         for _ in range(150):
@@ -333,7 +266,6 @@ async def test_s4_a_blocking_reader_too_slow_for_its_outbox_misses_nothing(caplo
         go_on.set()
         assert [event.revision for event in await asyncio.wait_for(reading, 10.0)] == list(range(1, 151))
         watch.__exit__(None, None, None)
-        await asyncio.to_thread(client.close)
 
 
 @pytest.mark.parametrize("snapshot", [True, False])
@@ -342,7 +274,7 @@ async def test_s4_a_blocking_watch_is_told_of_lost_history(snapshot: bool) -> No
         store.serve(limits=Limits(history_bytes_max=5000)) as server,
         Proxy("127.0.0.1", server.port) as proxy,
         store.connect(server.url) as writer,
-        blocking_client(proxy) as client,
+        connect_blocking(f"tcp://127.0.0.1:{proxy.port}") as client,
     ):
         watch = await asyncio.to_thread(client.watch("", snapshot=snapshot).__enter__)
         await proxy.refuse()

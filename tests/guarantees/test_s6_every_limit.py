@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import re
 import tempfile
+import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +17,15 @@ import pytest
 
 import store
 from store import Add, Append, ConnectionLost, Get, LimitExceeded, Limits, Put, WatchCompacted, when
-from store.messages import CompareAndSet, Failed, GetMany, Ping, Request, Wait, Watch, Written
-from store.protocol import wire
 from tests.support.journals import a_peer, held_back
+from tests.support.spoken import CompareAndSet, Failed, GetMany, Ping, Request, Wait, Watch, Written, wire
 from tests.support.stores import Peer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from store import Server
+
 
 MIB = 2**20
 
@@ -538,3 +539,53 @@ async def test_s6_one_transaction_carries_ten_thousand_conditions() -> None:
         result = await client.transact(when=conditions, then=[Put("done", b"again")])
         assert not result.succeeded, "each of them counts"
         assert len(wire.encode_request(1, 0, GetMany(keys=tuple(keys)))) < Limits().frame_bytes_max
+
+
+async def test_s6_a_client_that_reads_nothing_costs_less_than_its_outbox_and_its_watch_resumes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    limits = Limits(outbox_bytes_max=4 * MIB, history_bytes_max=64 * MIB)
+    async with (
+        store.serve(limits=limits) as server,
+        store.connect(server.url) as writer,
+        store.connect(server.url) as reader,
+        reader.watch("a", snapshot=True) as watch,
+    ):
+        batches = watch.batches()
+        assert [event.kind for event in await anext(batches)] == ["synced"]
+        assert reader._link is not None
+        assert reader._link.transport is not None
+        reader._link.transport.pause_reading()
+        worst = 0
+        for _ in range(240):
+            await writer.put("a", bytes(256 * 1024))  # 60 MB
+            worst = max(worst, server.figures()["outbox_bytes"])
+        assert 1 * MIB < worst <= 4 * MIB + 1000
+        assert "reads too slowly" in caplog.text
+        reader._link.transport.resume_reading()
+        revisions: list[int] = []
+        async with asyncio.timeout(60):
+            while len(revisions) < 240:
+                revisions += [event.revision for event in await anext(batches)]
+        assert revisions == list(range(1, 241))
+
+
+async def test_s6_a_packet_that_asks_for_gigabytes_costs_what_one_peer_may() -> None:
+    async with store.serve() as server, store.connect(server.url) as client:
+        await client.put("large", bytes(8 * MIB))
+        assert client._link is not None
+        assert client._link.transport is not None
+        client._link.transport.pause_reading()
+        tracemalloc.start()
+        try:
+            asking = [asyncio.create_task(client.get("large", timeout=60.0)) for _ in range(500)]  # 4 GB of answers
+            async with store.connect(server.url) as other:
+                for _ in range(20):
+                    await other.ping()
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 64 * MIB
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)

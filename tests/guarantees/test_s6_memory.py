@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import store
-from store.messages import Watch
-from store.protocol.wire import Lagged
 from tests.support.processes import start_python
+from tests.support.spoken import Lagged, Watch
 from tests.support.stores import Peer
 
 if TYPE_CHECKING:

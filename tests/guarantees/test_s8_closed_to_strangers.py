@@ -1,187 +1,420 @@
-"""S8, as far as it is about the token: proven both ways, never said. TLS, and where to listen, are the shell's."""
+"""S8: closed to strangers, over real sockets.
+
+"Mutual TLS, and/or a shared token proven by an HMAC-SHA256 challenge both ways: the token never crosses the wire".
+"Binding anything but loopback without either is refused, with a message naming both remedies, unless `insecure` ..."
+"""
 
 from __future__ import annotations
 
-import hmac
-from typing import Any
+import asyncio
+import datetime
+import re
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from store import AuthenticationError, Limits
-from store.protocol import wire
-from store.protocol.connection import ClientConnection, ServerConnection
-from store.protocol.wire import VERSION, FrameReader, Hello, Welcome
+import store
+from store import AuthenticationError, ConnectionLost, StoreUsageError
+from tests.support.processes import Child, require, start_python
+from tests.support.proxy import Proxy
 
-TOKEN = b"a very secret token"
-
-
-def server(
-    token: bytes | None = TOKEN, *, nonce: bytes = b"server nonce 001", store_id: str = "store-1"
-) -> ServerConnection:
-    return ServerConnection(store_id=store_id, nonce=nonce, token=token, limits=Limits())
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
-def client(
-    token: bytes | None = TOKEN, *, nonce: bytes = b"client nonce 001", session: bytes = b"the same session"
-) -> ClientConnection:
-    made = ClientConnection(session_id=session, token=token, name="tcp://there")
-    made.connected(nonce=nonce)
-    return made
+TOKEN = "correct horse battery staple"
 
 
-def hello_to(here: ClientConnection, there: ServerConnection) -> bytes:
-    (said,) = here.receive(there.greeting())
-    assert isinstance(said, bytes)
-    return said
+# ------------------------------------------------------------------------------------------------ where it listens
 
 
-def decoded(hello: bytes) -> Hello:
-    (body,) = FrameReader(4096).feed(hello)
-    said = wire.decode_opening(body, Hello)
-    assert isinstance(said, Hello)
-    return said
+@pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "192.0.2.1", "example.com"])
+async def test_s8_listening_beyond_loopback_is_refused_naming_both_remedies(host: str) -> None:
+    with pytest.raises(StoreUsageError) as caught:
+        async with store.serve(host):
+            raise AssertionError("it served")
+    assert "token" in str(caught.value)
+    assert "TLS" in str(caught.value)
+    assert "insecure" in str(caught.value)
 
 
-def meet(here: ClientConnection, there: ServerConnection) -> bytes:
-    """Let them meet, and give all that was said."""
-    said = there.greeting()
-    hello = hello_to(here, there)
-    list(there.receive(hello))
-    welcome = there.welcome(session=1, address="10.0.0.1", revision=0)
-    list(here.receive(welcome))
-    return said + hello + welcome
+async def test_s8_tls_that_asks_for_no_certificate_is_no_remedy() -> None:
+    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with pytest.raises(StoreUsageError):
+        async with store.serve("0.0.0.0", tls=anybody):
+            raise AssertionError("it served")
 
 
-@given(st.binary(min_size=1, max_size=100))
-def test_s8_both_sides_prove_that_they_know_the_token_and_neither_says_it(token: bytes) -> None:
-    """ "a shared token proven by an HMAC-SHA256 challenge both ways: the token never crosses the wire"."""
-    here, there = client(token), server(token)
-    said = meet(here, there)
-    assert there.greeted
-    assert here.welcomed is not None
-    if len(token) > 4:  # a shorter one may be there by chance
-        assert token not in said
+@pytest.mark.parametrize("options", [{"token": TOKEN}, {"insecure": True}], ids=["token", "insecure"])
+async def test_s8_with_a_token_or_the_word_insecure_it_listens_beyond_loopback(options: dict[str, Any]) -> None:
+    async with store.serve("0.0.0.0", **options) as server:
+        assert server.port
 
 
-@pytest.mark.parametrize("proof", [b"", b"x", bytes(32), b"\xff" * 32, bytes(31), TOKEN])
-def test_s8_what_is_no_proof_is_refused(proof: bytes) -> None:
-    """ "a shared token proven"."""
-    there = server()
-    with pytest.raises(AuthenticationError):
-        list(there.receive(wire.encode_opening(Hello(VERSION, b"s" * 16, b"n" * 16, proof))))
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost"])
+async def test_s8_loopback_needs_nothing(host: str) -> None:
+    async with store.serve(host) as server, store.connect(server.url) as client:
+        await client.put("a", b"1")
+        assert await client.get("a") is not None
 
 
-def test_s8_a_recorded_hello_is_worth_nothing_to_another_connection() -> None:
-    """ "an HMAC-SHA256 challenge": the server's challenge is fresh each time."""
-    recorded = hello_to(client(), server())
-    with pytest.raises(AuthenticationError):
-        list(server(nonce=b"server nonce 002").receive(recorded))
+async def test_s8_an_empty_token_is_a_mistake_not_a_token() -> None:
+    with pytest.raises(StoreUsageError):
+        async with store.serve(token=""):
+            raise AssertionError("it served")
 
 
-def test_s8_a_recorded_hello_is_worth_nothing_at_another_store() -> None:
-    """ "an HMAC-SHA256 challenge": a store that relays another's challenge does not get in there."""
-    recorded = hello_to(client(), server(store_id="store-1"))
-    with pytest.raises(AuthenticationError):
-        list(server(store_id="store-2").receive(recorded))
+# ------------------------------------------------------------------------------------------------ the token
 
 
-@pytest.mark.parametrize("change", [{"session_id": b"another session!"}, {"nonce": b"client nonce 002"}])
-def test_s8_a_proof_holds_for_the_hello_it_came_with_only(change: dict[str, Any]) -> None:
-    """ "an HMAC-SHA256 challenge": nobody takes over a session with somebody else's proof."""
-    there = server()
-    hello = decoded(hello_to(client(), there))
-    with pytest.raises(AuthenticationError):
-        list(there.receive(wire.encode_opening(hello.replace(**change))))
+def connect_blocking(url: str, token: str | None = None, **options: Any) -> int:
+    with store.sync.connect(url, token=token, **options) as client:
+        return client.put("a", b"")
 
 
-def test_s8_the_servers_proof_is_not_the_clients_sent_back() -> None:
-    """ "both ways": an impostor who knows nothing has nothing to echo."""
-    here, there = client(), server()
-    hello = decoded(hello_to(here, there))
-    impostor = wire.encode_opening(Welcome(1, "10.0.0.1", 0, 10**6, hello.proof))
-    with pytest.raises(AuthenticationError):
-        list(here.receive(impostor))
-    assert here.welcomed is None
+async def test_s8_who_knows_the_token_is_let_in() -> None:
+    async with store.serve(token=TOKEN) as server:
+        async with store.connect(server.url, token=TOKEN) as client:
+            assert await client.put("a", b"") == 1
+        async with store.connect(server.url, token=TOKEN.encode()) as client:
+            assert await client.put("a", b"") == 2
+        assert await asyncio.to_thread(connect_blocking, server.url, TOKEN) == 3
 
 
-@pytest.mark.parametrize("proof", [b"", bytes(32), b"x" * 32])
-def test_s8_a_server_that_cannot_prove_the_token_is_refused(proof: bytes) -> None:
-    """ "A client given a token refuses a server that cannot prove it knows it." """
-    here = client()
-    hello_to(here, server(b"another token"))
-    with pytest.raises(AuthenticationError):
-        list(here.receive(wire.encode_opening(Welcome(1, "10.0.0.1", 0, 10**6, proof))))
+@pytest.mark.parametrize(
+    ("token", "reason"), [("another", "not the server's"), (None, "wants a token, and none was given")]
+)
+async def test_s8_who_does_not_know_the_token_is_not_and_learns_why_at_once(
+    token: str | None, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with store.serve(token=TOKEN) as server:
+        with pytest.raises(AuthenticationError, match=reason):
+            async with store.connect(server.url, token=token):
+                raise AssertionError("it was let in")
+        with pytest.raises(AuthenticationError, match=reason):
+            await asyncio.to_thread(connect_blocking, server.url, token)
+        assert server.figures()["revision"] == 0
+    assert TOKEN not in caplog.text
 
 
-def test_s8_a_server_that_knows_another_token_is_refused() -> None:
-    """ "A client given a token refuses a server that cannot prove it knows it." """
-    impostor = server(b"another token")
-    here = client()
-    hello = decoded(hello_to(here, impostor))
-    theirs = client(b"another token")
-    list(impostor.receive(hello_to(theirs, impostor)))
-    assert decoded(hello_to(client(), impostor)) == hello
-    with pytest.raises(AuthenticationError):
-        list(here.receive(impostor.welcome(session=1, address="10.0.0.1", revision=0)))
+async def test_s8_a_client_with_a_token_refuses_a_server_that_asks_for_none() -> None:
+    async with store.serve() as server:
+        with pytest.raises(AuthenticationError):
+            async with store.connect(server.url, token=TOKEN):
+                raise AssertionError("it trusted the server")
+        with pytest.raises(AuthenticationError):
+            await asyncio.to_thread(connect_blocking, server.url, TOKEN)
 
 
-def test_s8_a_recorded_welcome_is_worth_nothing_to_another_connection() -> None:
-    """ "both ways": the client's challenge is fresh each time, too."""
-    first, there = client(), server()
-    list(there.receive(hello_to(first, there)))
-    recorded = there.welcome(session=1, address="10.0.0.1", revision=0)
-    list(first.receive(recorded))
-    second = client(nonce=b"client nonce 002")
-    hello_to(second, server())
-    with pytest.raises(AuthenticationError):
-        list(second.receive(recorded))
+def listed(*processes: Child) -> str:
+    """What a list of processes shows of these, where the system lets us read it."""
+    lines = [Path(f"/proc/{process.pid}/cmdline") for process in processes]
+    return "\n".join(line.read_text() for line in lines if line.exists())
 
 
-def test_s8_no_error_shows_the_token() -> None:
-    """ "the token never (...) appears in a process list or log"."""
-    errors: list[AuthenticationError] = []
-    for here, there in ((client(b"wrong token"), server()), (client(), server(b"wrong token"))):
-        with pytest.raises(AuthenticationError) as caught:
-            list(there.receive(hello_to(here, there)))
-        errors.append(caught.value)
-    for error in errors:
-        assert "secret" not in str(error)
-        assert "wrong" not in str(error)
+async def test_s8_the_token_is_in_no_process_list_and_no_log(tmp_path: Path) -> None:
+    """ "the token never crosses the wire or appears in a process list or log": neither the server's nor a client's."""
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "wrong").write_text("wrong horse")
+    options = ("serve", "--host", "127.0.0.1", "--port", "0", "-v", "--token-file", str(tmp_path / "token"))
+    async with start_python("-m", "rdzv", *options) as server:
+        line = await server.says("listens on")
+        url = f"tcp://{line.partition('listens on ')[2].partition(',')[0]}"
+        async with (
+            start_python("-m", "rdzv", "ping", f"{url}/run?token_file={tmp_path / 'token'}") as friend,
+            start_python("-m", "rdzv", "ping", f"{url}/run?token_file={tmp_path / 'wrong'}") as stranger,
+        ):
+            shown = listed(server, friend, stranger)
+            assert TOKEN not in shown
+            assert "wrong horse" not in shown
+            assert await friend.wait() == 0
+            assert await stranger.wait() != 0
+        server.terminate()
+        assert await server.wait() == 0
+        for process in (server, friend, stranger):
+            assert not any(secret in "\n".join(process.output) for secret in (TOKEN, "wrong horse"))
+        assert any("the client's token is not the server's" in line for line in server.output)
 
 
-def test_s8_a_hello_of_a_stranger_is_not_answered_with_the_proof() -> None:
-    """ "both ways": the server proves what it knows only to who has proven it first."""
-    there = server()
-    with pytest.raises(AuthenticationError):
-        list(there.receive(hello_to(client(b"wrong token"), there)))
-    with pytest.raises(AssertionError):
-        there.welcome(session=1, address="10.0.0.1", revision=0)
+# ------------------------------------------------------------------------------------------------ mutual TLS
 
 
-def test_s8_a_proof_holds_for_the_version_it_was_made_for_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ "bound to role and protocol version": who rewrites a hello cannot have both sides speak another version."""
-    there = server()
-    hello = decoded(hello_to(client(), there))
-    monkeypatch.setattr("store.protocol.wire.VERSION", VERSION + 1)
-    with pytest.raises(AuthenticationError):
-        list(there.receive(wire.encode_opening(hello.replace(version=VERSION + 1))))
+class Certificates:
+    """An authority, and contexts that trust it."""
+
+    def __init__(self) -> None:
+        require("trustme")
+        import trustme
+
+        self.authority = trustme.CA()
+        self.another = trustme.CA()
+        self.issued = self.authority.issue_cert("127.0.0.1", "localhost")
+
+    def server(
+        self,
+        *,
+        mutual: bool = True,
+        newest: ssl.TLSVersion | None = None,
+        names: Sequence[str] = ("127.0.0.1", "localhost"),
+        **certified: Any,
+    ) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.authority.issue_cert(*names, **certified).configure_cert(context)
+        self.authority.configure_trust(context)
+        context.verify_mode = ssl.CERT_REQUIRED if mutual else ssl.CERT_NONE
+        if newest is not None:
+            context.maximum_version = newest
+        return context
+
+    def client(self, *, certificate: bool | str = True, trusts: str = "ours") -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        (self.authority if trusts == "ours" else self.another).configure_trust(context)
+        if certificate == "another's":
+            self.another.issue_cert("127.0.0.1").configure_cert(context)
+        elif certificate:
+            self.issued.configure_cert(context)
+        return context
 
 
-def test_s8_proofs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ "constant-time compare": an early end would tell, byte by byte, what the right proof is."""
-    compared: list[bytes] = []
+@pytest.fixture(scope="module")
+def certificates() -> Certificates:
+    return Certificates()
 
-    def compare_digest(one: bytes, other: bytes) -> bool:
-        compared.append(one)
-        return one == other
 
-    here, there = client(), server()
-    monkeypatch.setattr(hmac, "compare_digest", compare_digest)
-    said = meet(here, there)
-    assert len(compared) == 2
-    assert all(len(proof) == 32 and proof in said for proof in compared), "the client's, and the server's"
-    with pytest.raises(AuthenticationError):
-        meet(client(b"another token"), server())
-    assert len(compared) == 3
+@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+async def test_s8_who_has_a_certificate_is_let_in(
+    certificates: Certificates, newest: ssl.TLSVersion, host: str
+) -> None:
+    async with store.serve(host, tls=certificates.server(newest=newest)) as server:
+        url = f"tcps://127.0.0.1:{server.port}"
+        async with store.connect(url, tls=certificates.client(), timeout=60.0) as client, client.watch("") as watch:
+            await client.put("a", bytes(1_000_000))
+            assert len((await anext(aiter(watch))).value) == 1_000_000
+            assert await asyncio.to_thread(connect_blocking, url, None, tls=certificates.client(), timeout=60.0) == 2
+        assert server.url.startswith("tcps://")
+
+
+async def test_s8_tls_and_a_token_go_together(certificates: Certificates) -> None:
+    async with store.serve(tls=certificates.server(mutual=False), token=TOKEN) as server:
+        bare = certificates.client(certificate=False)
+        async with store.connect(server.url, tls=bare, token=TOKEN) as client:
+            assert await client.put("a", b"") == 1
+        with pytest.raises(AuthenticationError):
+            async with store.connect(server.url, tls=bare, token="another"):
+                raise AssertionError("it was let in")
+
+
+# ------------------------------------------------------------------------------------------- one sentence for each
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """Who is not let in, what it reads, and what the server's log says of it."""
+
+    told: str
+    logged: str
+    server: dict[str, Any]
+    client: dict[str, Any]
+    token: str | None = None
+    error: type[store.StoreError] = AuthenticationError
+    scheme: str = "tcps"
+
+
+YESTERDAY = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+OLDER = ssl.TLSVersion.TLSv1_2
+NEWER = ssl.TLSVersion.TLSv1_3
+NO_CERTIFICATE = "wants a client's certificate"
+DISTRUSTS_US = "TLS failed: it (hung up in mid-handshake|does not t|says that this server's certificate has expired)"
+PLAIN: dict[str, Any] = {"plain": True}
+
+STRANGERS = {
+    "a wrong token": Stranger(
+        "the client's token is not the server's", "the client's token is not the server's", PLAIN, PLAIN,
+        token="another", scheme="tcp",
+    ),
+    "no token": Stranger(
+        "wants a token, and none was given: pass token= or token_file=", "wants a token, and the client has none",
+        PLAIN, PLAIN, token="", scheme="tcp",
+    ),
+    "no TLS": Stranger(
+        "this port speaks TLS, and the client does not: use tcps://",
+        "it says nothing, as a client does that speaks no TLS", {"mutual": False}, PLAIN,
+        error=store.ProtocolError, scheme="tcp",
+    ),
+    "TLS at a port without": Stranger(
+        "TLS failed: it does not speak TLS: use tcp://", "a TLS hello on a port without TLS", PLAIN, {},
+        error=ConnectionLost,
+    ),
+    "no certificate, TLS 1.2": Stranger(
+        NO_CERTIFICATE, "TLS failed: it has no certificate, and this server wants one", {"newest": OLDER},
+        {"certificate": False}, error=ConnectionLost,
+    ),
+    "no certificate, TLS 1.3, which refuses late": Stranger(
+        NO_CERTIFICATE, "TLS failed: it has no certificate, and this server wants one", {"newest": NEWER},
+        {"certificate": False}, error=ConnectionLost,
+    ),
+    "another authority's certificate": Stranger(
+        "does not trust the authority of this client's certificate",
+        "TLS failed: its certificate is none that this server trusts: unable to get", {},
+        {"certificate": "another's"}, error=ConnectionLost,
+    ),
+    "a server of another authority": Stranger(
+        "has no certificate that we trust: self-signed certificate", DISTRUSTS_US, {}, {"trusts": "another"}
+    ),
+    "a server's expired certificate": Stranger(
+        "has no certificate that we trust: certificate has expired", DISTRUSTS_US, {"not_after": YESTERDAY}, {}
+    ),
+    "a server's certificate for another name": Stranger(
+        "certificate is not valid for '127.0.0.1'", DISTRUSTS_US, {"names": ["elsewhere"]}, {}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["async", "blocking"])
+@pytest.mark.parametrize("who", STRANGERS)
+async def test_s8_each_stranger_reads_one_sentence_and_each_attempt_is_one_line(
+    certificates: Certificates, who: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = STRANGERS[who]
+    served: dict[str, Any] = {} if case.server is PLAIN else {"tls": certificates.server(**case.server)}
+    if case.token is not None:
+        served["token"] = TOKEN
+    limits = store.Limits(handshake_timeout=0.3)
+    async with store.serve(limits=limits, **served) as server, Proxy("127.0.0.1", server.port) as proxy:
+        url = f"{case.scheme}://127.0.0.1:{proxy.port}"
+        # A refusal that may be over soon, such as that of a server that is leaving, is met again until the time is up.
+        options: dict[str, Any] = {
+            "timeout": 0.25 if case.error is ConnectionLost else 10.0,
+            "token": case.token or None,
+        }
+        if case.client is not PLAIN:
+            options["tls"] = certificates.client(**case.client)
+        told = ""
+        for _ in range(5):
+            with pytest.raises(case.error) as caught:
+                if kind == "async":
+                    async with store.connect(url, **options):
+                        raise AssertionError("it was let in")
+                await asyncio.to_thread(connect_blocking, url, **options)
+            # On a busy machine its last attempt may be under way when its time is up: then it says that.
+            told = str(caught.value)
+            if case.told in told:
+                break
+        assert case.told in told
+        assert "\n" not in told
+        if case.error is ConnectionLost:
+            proxy.cut()  # asyncio may leave a connection open that was given up in mid-handshake
+        await proxy.until(lambda: proxy.open_connections == 0)
+        attempts = proxy.connections
+        assert server.figures()["revision"] == 0
+        assert server.connections == 0
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) <= attempts, "one line for each attempt"
+    assert all("127.0.0.1:" in line for line in said), "it says who"
+    as_told = [line for line in said if re.search(case.logged, line)]
+    assert as_told
+    if case.error is not ConnectionLost:
+        assert len(as_told) == attempts
+    # Whoever gives up in the middle of an attempt has hung up, or said nothing at all.
+    gave_up = ("hung up in mid-handshake", "no hello within", "no handshake within", "it says nothing")
+    assert all(any(what in line for what in gave_up) for line in said if line not in as_told), said
+    assert TOKEN not in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["async", "blocking"])
+@pytest.mark.parametrize(
+    ("hangs_up", "told"), [(False, "takes connections and says nothing"), (True, "without a word")]
+)
+async def test_s8_who_gives_up_on_a_port_that_says_nothing_reads_what_it_may_speak(
+    kind: str, hangs_up: bool, told: str
+) -> None:
+    """As at a server with TLS before its own time is up, which is longer than that of most who only look."""
+    met: list[asyncio.StreamWriter] = []
+
+    async def mute(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        met.append(writer)
+        if hangs_up:
+            writer.close()
+
+    listener = await asyncio.start_server(mute, "127.0.0.1")
+    url = f"tcp://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    with pytest.raises(ConnectionLost, match=f"{told}.*write tcps://"):
+        if kind == "async":
+            async with store.connect(url, timeout=0.25):
+                raise AssertionError("it was let in")
+        await asyncio.to_thread(connect_blocking, url, timeout=0.25)
+    listener.close()
+    for writer in met:
+        writer.close()
+
+
+async def test_s8_uvloop_tells_the_same(certificates: Certificates, tmp_path: Path) -> None:
+    """Handshakes are another's code there."""
+    require("uvloop")
+    certificates.authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    certificates.issued.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    certificates.issued.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    files = [str(tmp_path / f"{name}.pem") for name in ("cert", "key", "ca")]
+    async with start_python("-c", UVLOOP_SERVER, *files) as child:
+        port = int(await child.line())
+        url = f"tcps://127.0.0.1:{port}"
+        async with store.connect(url, tls=certificates.client(), timeout=60.0) as client:
+            assert await client.put("a", bytes(3_000_000)) == 1
+            entry = await client.get("a")
+            assert entry is not None
+            assert len(entry.value) == 3_000_000
+        with pytest.raises(ConnectionLost, match=NO_CERTIFICATE):
+            async with store.connect(url, tls=certificates.client(certificate=False), timeout=0.3):
+                raise AssertionError("it was let in")
+        await child.says("TLS failed: it has no certificate, and this server wants one")
+        with pytest.raises(store.ProtocolError):
+            async with store.connect(f"tcp://127.0.0.1:{port}"):
+                raise AssertionError("it was let in")
+        await child.says("it says nothing, as a client does that speaks no TLS")
+        child.terminate()
+        assert await child.wait() == 0
+        assert "Traceback" not in "".join(child.output)
+
+
+async def test_s8_wrong_tokens_from_an_address_keep_nobody_out_who_has_the_right_one() -> None:
+    """Eight a second from behind one address let 2 of 37 in who had the right one."""
+    async with store.serve(token=TOKEN) as server:
+
+        async def guess() -> None:
+            with pytest.raises(AuthenticationError):
+                async with store.connect(server.url, token="not the token, but as long", timeout=30.0):
+                    raise AssertionError("it was let in")
+
+        guessing = [asyncio.create_task(guess()) for _ in range(100)]
+        for _ in range(5):
+            async with store.connect(server.url, token=TOKEN, timeout=30.0) as client:
+                assert await client.count("") == 0
+        await asyncio.gather(*guessing)
+        assert server.figures()["strangers"] == 0
+
+
+UVLOOP_SERVER = """
+import asyncio, logging, signal, ssl, sys
+import uvloop
+import store
+
+
+async def main():
+    logging.basicConfig()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(sys.argv[1], sys.argv[2])
+    context.load_verify_locations(sys.argv[3])
+    context.verify_mode = ssl.CERT_REQUIRED
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    async with store.serve(tls=context, limits=store.Limits(handshake_timeout=0.6)) as server:
+        print(server.port, flush=True)
+        await stop.wait()
+
+
+uvloop.run(main())
+"""

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import store
 from rdzv.backends.builtin import tcp_handler
 from rdzv.config.settings import parse
+from rdzv.loop.rounds import rounds_of
 from rdzv.node.handler import Handler
 from rdzv.node.loops import NodeLoop
 from rdzv.node.node import Node
@@ -39,6 +40,14 @@ if TYPE_CHECKING:
 
     from rdzv import Change, RendezvousInfo
     from rdzv.node.link import Link
+
+__all__ = [
+    "VirtualRun",
+    "assert_one_round",
+    "connected",
+    "listen",
+    "rounds_of",
+]
 
 R = TypeVar("R", bound=Response)
 

@@ -14,7 +14,9 @@ import random
 import secrets
 from typing import TYPE_CHECKING, Any, cast
 
+import store
 from rdzv.testing.machines import process_id_of
+from rdzv.testing.network import MemoryNetwork
 from store import Client, Server
 from store.engine.engine import Engine
 from store.protocol.connection import ClientConnection
@@ -23,9 +25,18 @@ from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from rdzv.testing.network import MemoryNetwork
     from store import Limits
     from store.messages import Request, Response
+
+__all__ = [
+    "MemoryNetwork",
+    "Peer",
+    "connect_blocking",
+    "connect_in_memory",
+    "introduce",
+    "process_id_of",
+    "serve_in_memory",
+]
 
 Said = Welcome | Reply | Events | Lagged | Bye
 
@@ -75,6 +86,14 @@ def connect_in_memory(
         rng=random.Random(source),
         process=process_id_of(source),
     )
+
+
+@contextlib.asynccontextmanager
+async def connect_blocking(url: str) -> AsyncIterator[store.sync.Client]:
+    """A blocking client, connected and closed without blocking the loop."""
+    with contextlib.ExitStack() as stack:
+        yield await asyncio.to_thread(stack.enter_context, store.sync.connect(url))
+        await asyncio.to_thread(stack.close)
 
 
 class Peer(asyncio.Protocol):

@@ -8,12 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdzv import Phase
+from rdzv.core.absent import Absent, Missing
 from rdzv.core.keys import Keys
 from rdzv.core.round import ARRIVALS_MOST, Round, bucket_of, name_arrivals
+from rdzv.core.state import Progress
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
+
 
 KEYS = Keys(prefix="/rdzv", run_id="job-7")
 
@@ -80,3 +84,13 @@ def test_a_round_says_which_arrival_has_which_rank(least: int, after: set[int], 
 @pytest.mark.parametrize("arrivals", [range(1, ARRIVALS_MOST + 2), (1, 0x10001)], ids=["many", "far apart"])
 def test_a_round_of_many_or_of_arrivals_far_apart_names_none(arrivals: Sequence[int]) -> None:
     assert not round_of(arrivals).arrivals
+
+
+def test_progress_is_told_with_the_round_that_takes_in_all_who_are_there() -> None:
+    """Each node was told twice: of the round, and then that it stands."""
+    waiting = Progress(phase=Phase.GATHERING, joined=4, needed=4, capacity=4, last_arrival=9)
+    then = waiting.once_committed(7, size=4)
+    assert then == Progress(phase=Phase.COMPLETE, round=7, needed=4, capacity=4, live=4)
+    assert waiting.replace(joined=5).once_committed(7, size=4) is None, "somebody is left over"
+    missing = Absent(missing=(Missing(node_id="e", how="never seen"),), count=1)
+    assert waiting.replace(absent=missing).once_committed(7, size=4) is None, "somebody is missed"

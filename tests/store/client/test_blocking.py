@@ -21,6 +21,7 @@ from store.client import channel as rooms
 from store.errors import (
     ConnectionLost,
     ProtocolError,
+    StoreReplaced,
     StoreTimeoutError,
     WaitEnded,
 )
@@ -574,6 +575,17 @@ def test_whoever_is_to_get_out_while_its_channel_connects_does_not_wait_once_tha
         monkeypatch.setattr(rooms, "connected", connect_slowly)
         with contextlib.closing(client), pytest.raises(error):
             client.wait(["never"], timeout=10)
+
+
+def test_a_channel_that_met_the_store_first_speaks_for_all_of_its_client() -> None:
+    """A thread that connects only after the replacement would otherwise take the new store for the old one."""
+    with contextlib.ExitStack() as stack:
+        with sync.serve() as server:
+            client = stack.enter_context(sync.connect(server.url))
+            held = stack.enter_context(contextlib.closing(client._free_channel()))
+        assert held.sock is not None
+        with sync.serve("127.0.0.1", server.port), pytest.raises(StoreReplaced):
+            client.get("a")
 
 
 # ------------------------------------------------------------------------------------------------ silence

@@ -508,39 +508,6 @@ async def test_callers_that_were_held_back_are_let_go_when_the_connection_is_los
 # ------------------------------------------------------------------------------------------------ watches
 
 
-@virtual_time
-async def test_a_watch_that_is_reopened_slowly_goes_on_waiting() -> None:
-    network = MemoryNetwork()
-    async with (
-        serve_in_memory(network),
-        connect_in_memory(network, source="other") as other,
-        connect_in_memory(network, timeout=1.0) as client,
-        client.watch("") as watch,
-    ):
-        events = aiter(watch)
-        # On its return it is welcomed, and then nothing comes for longer than a call may take.
-        client.on_connection(lambda connected: network.partition("client") if connected else None)
-        network.reset("client")
-        await asyncio.sleep(3.0)
-        await other.put("a", b"")
-        network.heal("client")
-        assert (await anext(events)).key == "a"
-
-
-@virtual_time
-async def test_a_defect_in_reopening_a_watch_does_not_leave_its_reader_waiting() -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network), connect_in_memory(network) as client, client.watch("") as watch:
-
-        def opening() -> Any:
-            raise KeyError("a defect")
-
-        watch._cursor.opening = opening  # type: ignore[method-assign]
-        network.reset("client")
-        with pytest.raises(ConnectionLost, match="a defect"):
-            await anext(aiter(watch))
-
-
 # ------------------------------------------------------------------------------------------------ other loops
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from store import when
+from store.engine.engine import Engine
+from store.engine.leases import LOOK_AGAIN_AFTER
 from store.messages import (
     CHOSEN_LEASE_LEAST,
     Add,
@@ -21,6 +25,7 @@ from store.messages import (
     FailureKind,
     Get,
     Grant,
+    KeepAlive,
     LeaseState,
     Put,
     Request,
@@ -31,7 +36,8 @@ from store.messages import (
     TransactionResult,
     Watch,
 )
-from tests.support.by_hand import Desk, entry, grant
+from tests.support.by_hand import LOOK_EVERY, Desk, entry, grant
+from tests.support.stores import process_id_of
 
 USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN, *_ = FailureKind
 
@@ -183,3 +189,107 @@ def test_a_grant_that_makes_no_sense_is_refused_and_leaves_nothing(transact: Req
     assert failed.kind is kind
     figures = desk.ask(Stats()).figures
     assert (figures["leases"], figures["keys"], figures["revision"]) == (0, 0, 0)
+
+
+def leased(desk: Desk, ttl: float, *, disconnect_ttl: float | None = None, peer: int = 1) -> int:
+    """A lease with one key on it, named like the lease."""
+    lease: int = desk.ask(Grant(ttl=ttl, disconnect_ttl=disconnect_ttl), peer=peer).lease
+    desk.ask(Put(f"on {lease}", b"", lease=lease), peer=peer)
+    return lease
+
+
+@given(
+    st.floats(0.01, 20.0),
+    st.lists(st.tuples(st.sampled_from(["wait", "renew", "stall", "ask"]), st.floats(0.001, 8.0)), max_size=15),
+)
+def test_a_key_on_a_lease_never_goes_before_its_ttl(ttl: float, steps: list[tuple[str, float]]) -> None:
+    """ "A key on a lease never goes before its TTL"."""
+    desk = Desk()
+    renewed_at = desk.now
+    lease = leased(desk, ttl)
+    for step, seconds in steps:
+        if step == "wait":
+            desk.pass_time(seconds)
+        elif step == "stall":
+            desk.stand_still(seconds)
+        elif step == "ask":
+            desk.now += seconds
+            desk.ask(TimeToLive(lease=lease))
+        if step == "renew" and desk.ask(KeepAlive(lease=lease)).__class__.__name__ == "Granted":
+            renewed_at = desk.now
+        if not desk.keys():
+            assert desk.now - renewed_at >= ttl - 1e-6
+            return
+
+
+def test_a_lease_whose_keeper_was_not_heard_out_is_looked_at_again() -> None:
+    """ "queued keep-alives are read before any lease lapses": also of who waits for a turn, or for the disk."""
+    desk = Desk()
+    lease = leased(desk, 0.2, peer=1)
+    leased(desk, 0.2, peer=2)
+    revoked = leased(desk, 0.2, peer=1)
+    desk.now += 0.25
+    desk.ask(Revoke(lease=revoked), peer=1)
+    desk.take(desk.engine.tick(now=desk.now, unheard={1: 1.0}))
+    assert desk.keys() == [f"on {lease}"]
+    assert desk.engine.next_tick_in() == pytest.approx(LOOK_AGAIN_AFTER, abs=0.001), "and not at once, over and over"
+    desk.now += LOOK_AGAIN_AFTER
+    desk.take(desk.engine.tick(now=desk.now, unheard={1: 1.0}))
+    assert desk.keys() == [f"on {lease}"], "for as long as it waits"
+    desk.pass_time(LOOK_AGAIN_AFTER)
+    assert desk.keys() == []
+
+
+def test_reading_a_lease_does_not_keep_it() -> None:
+    """ "the connection that keeps it": asking what is left is not keeping."""
+    desk = Desk()
+    lease = leased(desk, 10.0, disconnect_ttl=1.0, peer=1)
+    desk.disconnect(1)
+    for _ in range(5):
+        desk.ask(TimeToLive(lease=lease), peer=2)
+        desk.pass_time(0.25)
+    assert desk.keys() == []
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["keep", "close", "wait"])), max_size=30))
+def test_the_last_to_keep_a_lease_decides_when_it_goes(steps: list[tuple[int, str]]) -> None:
+    """ "the connection that keeps it": against a model that knows only who kept it last."""
+    ttl, disconnect_ttl = 2.0, 0.5
+    desk = Desk()
+    lease = leased(desk, ttl, disconnect_ttl=disconnect_ttl, peer=1)
+    keeper: int | None = 1
+    until = desk.now + ttl
+    peers = {1: 1}  # several connections of each client, one after the other
+    for client, step in steps:
+        peer: Any = peers.get(client, client)
+        if step == "wait":
+            desk.pass_time(0.25)
+        elif step == "close":
+            if peer in desk.last_id:
+                desk.disconnect(peer)
+                peers[client] = peer + 10
+                if keeper == peer:
+                    keeper, until = None, min(until, desk.now + disconnect_ttl)
+        elif desk.keys():
+            desk.ask(KeepAlive(lease=lease), peer=peer)
+            keeper, until = peer, desk.now + ttl
+        if desk.now < until - 1e-3:
+            assert desk.keys()
+        elif desk.now > until + LOOK_EVERY:
+            assert not desk.keys()
+
+
+GONE_TTL, DISCONNECT_TTL = 0.1, 1.0
+
+
+def test_after_a_restart_it_is_off_until_the_first_keep_alive() -> None:
+    """As `disconnect_ttl` is: nobody keeps the lease yet, so nobody's death ends it."""
+    engine = Engine(store_id="s", durable=True)
+    engine.connect(1, session_id=b"s" * 16, process=process_id_of("a"), now=0.0)
+    request: Any = Grant(ttl=10.0, disconnect_ttl=DISCONNECT_TTL, gone_ttl=GONE_TTL)
+    engine.apply(request, peer=1, request_id=1, acknowledged=0, now=0.0)
+    facts = engine.take_facts()
+    assert facts is not None
+    (saved,) = facts.leases.values()
+    assert saved is not None
+    assert (saved.disconnect_ttl, saved.gone_ttl) == (DISCONNECT_TTL, GONE_TTL)

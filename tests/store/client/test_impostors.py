@@ -53,7 +53,7 @@ def client_of(network: MemoryNetwork, names: list[str], token: bytes | None) -> 
 
 @pytest.mark.parametrize("token", [None, b"t" * 32])
 @pytest.mark.parametrize("who", IMPOSTORS)
-async def test_s2_who_stands_in_the_place_of_a_store_that_was_met_ends_no_client(who: str, token: bytes | None) -> None:
+async def test_who_stands_in_the_place_of_a_store_that_was_met_ends_no_client(who: str, token: bytes | None) -> None:
     network = MemoryNetwork(latency=0.001)
     names = ["store"]
     async with serve_in_memory(network, token=token), client_of(network, names, token) as client:
@@ -70,7 +70,7 @@ async def test_s2_who_stands_in_the_place_of_a_store_that_was_met_ends_no_client
         assert client.failure is None
 
 
-async def test_s2_another_store_is_told_of_once_it_has_welcomed_us() -> None:
+async def test_another_store_is_told_of_once_it_has_welcomed_us() -> None:
     network = MemoryNetwork(latency=0.001)
     names = ["store"]
     token = b"t" * 32
@@ -93,7 +93,7 @@ async def test_s2_another_store_is_told_of_once_it_has_welcomed_us() -> None:
         (wire.encode_sorry(Sorry("protocol", "what is this")), ProtocolError),
     ],
 )
-async def test_s2_every_error_of_a_write_that_was_sent_says_that_it_may_have_been_applied(
+async def test_every_error_of_a_write_that_was_sent_says_that_it_may_have_been_applied(
     words: bytes, kind: type[StoreError]
 ) -> None:
     network = MemoryNetwork(latency=0.001)

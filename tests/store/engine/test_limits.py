@@ -1,22 +1,15 @@
-"""S6, as far as the pure rooms hold the limits, and what a server does at those of memory and of its disk.
-
-What is one past each is refused, and nothing else has changed. `test_s6_every_limit.py` goes past each of them at a
-real server.
-"""
+"""What is one past a limit is refused, and nothing else has changed (S6), as far as the pure rooms hold the limits."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import tracemalloc
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import store
-from store import Add, Append, ConnectionLost, Delete, Get, Grant, LimitExceeded, Limits, Put, when
+from store import Add, Append, Delete, Get, Grant, Put, when
 from store.engine.keyspace import ENTRY_OVERHEAD
 from store.engine.waits import WAIT_OVERHEAD
 from store.engine.watches import WATCH_OVERHEAD
@@ -26,7 +19,6 @@ from store.messages import (
     DeletePrefix,
     Failed,
     FailureKind,
-    Found,
     GetMany,
     Guarded,
     Request,
@@ -37,10 +29,6 @@ from store.messages import (
 )
 from store.protocol.wire import FrameReader
 from tests.support.by_hand import Desk
-from tests.support.journals import a_peer, held_back, taken
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 K = 1000
 
@@ -132,7 +120,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.limit}, {type(case.past).__name__}")
-def test_s6_one_past_a_limit_is_refused_and_nothing_else_changes(case: Case) -> None:
+def test_one_past_a_limit_is_refused_and_nothing_else_changes(case: Case) -> None:
     """ "Frames, values, keys, watches, outboxes, history, sessions, total memory: each has a limit that a client cannot
     pass, and a clear error at it."
     """
@@ -148,7 +136,7 @@ def test_s6_one_past_a_limit_is_refused_and_nothing_else_changes(case: Case) -> 
     assert desk.fingerprint() == before
 
 
-def test_s6_a_wait_whose_answer_grew_too_large_is_told_so() -> None:
+def test_a_wait_whose_answer_grew_too_large_is_told_so() -> None:
     """ "each has a limit that a client cannot pass, and a clear error at it." """
     desk = Desk(**dict(ROOM))
     desk.ask(Wait(keys=("big", "big")), request_id=5)
@@ -160,7 +148,7 @@ def test_s6_a_wait_whose_answer_grew_too_large_is_told_so() -> None:
     assert desk.engine.figures()["waits"] == 0
 
 
-def test_s6_asking_about_a_lease_with_too_many_keys_is_refused() -> None:
+def test_asking_about_a_lease_with_too_many_keys_is_refused() -> None:
     """ "each has a limit that a client cannot pass, and a clear error at it." """
     desk = Desk(**dict(ROOM))
     lease = desk.ask(Grant(ttl=60.0)).lease
@@ -177,7 +165,7 @@ def test_s6_asking_about_a_lease_with_too_many_keys_is_refused() -> None:
         ({"replies_bytes_max": 300}, "replies_bytes_max is 300"),
     ],
 )
-def test_s6_replies_that_are_not_acknowledged_are_kept_up_to_a_limit(limits: dict[str, int], limit: str) -> None:
+def test_replies_that_are_not_acknowledged_are_kept_up_to_a_limit(limits: dict[str, int], limit: str) -> None:
     """ "sessions (...): each has a limit that a client cannot pass, and a clear error at it." """
     desk = Desk(**limits)
     for request_id in range(1, 4):
@@ -195,7 +183,7 @@ def test_s6_replies_that_are_not_acknowledged_are_kept_up_to_a_limit(limits: dic
     assert desk.ask(Add("a", 1), acknowledged=1).value == 4
 
 
-def test_s6_what_others_do_not_read_keeps_nobody_from_working() -> None:
+def test_what_others_do_not_read_keeps_nobody_from_working() -> None:
     """ "sessions (...), total memory: each has a limit that a client cannot pass": and it is met by who passes it."""
     desk = Desk(replies_bytes_max=1000)
     for request_id in range(1, 20):
@@ -219,7 +207,7 @@ def test_s6_what_others_do_not_read_keeps_nobody_from_working() -> None:
         Guarded(when=(), request=CompareAndSet(key="large", value=b"", expected_revision=77)),
     ],
 )
-def test_s6_many_clients_that_each_keep_one_large_reply_meet_the_limit_of_all_replies(large: Request[Any]) -> None:
+def test_many_clients_that_each_keep_one_large_reply_meet_the_limit_of_all_replies(large: Request[Any]) -> None:
     """ "sessions (...), total memory": a reply holds on to the values in it, long after their keys are overwritten.
 
     Each client with nothing unread was let through, whatever it asked for: one reply of a frame's size for each.
@@ -236,7 +224,7 @@ def test_s6_many_clients_that_each_keep_one_large_reply_meet_the_limit_of_all_re
     assert desk.ask(Transact(when=(), then=(Put("b", b""), Get("small"))), peer=3).succeeded
 
 
-def test_s6_sessions_of_clients_that_are_away_make_room_and_their_replies_are_not_guessed() -> None:
+def test_sessions_of_clients_that_are_away_make_room_and_their_replies_are_not_guessed() -> None:
     """ "sessions (...), total memory"; S2: "the caller gets `ConnectionLost` (...), never a guess"."""
     desk = Desk(replies_bytes_max=1000)
     first = desk.connect(1)
@@ -252,7 +240,7 @@ def test_s6_sessions_of_clients_that_are_away_make_room_and_their_replies_are_no
     assert again[0] != first[0], "its client knows by the number that it was forgotten"
 
 
-def test_s6_dead_sessions_of_strangers_refuse_nobody() -> None:
+def test_dead_sessions_of_strangers_refuse_nobody() -> None:
     """The table of sessions was full for `session_ttl` after each client that had come and gone without a farewell."""
     desk = Desk(sessions_max=3, session_ttl=300.0)
     for peer in range(1, 50):
@@ -280,7 +268,7 @@ REQUESTS: st.SearchStrategy[Request[Any]] = st.one_of(
 
 
 @given(st.lists(REQUESTS, max_size=60), st.booleans())
-def test_s6_no_client_passes_any_limit_whatever_it_asks(requests: list[Request[Any]], acknowledges: bool) -> None:
+def test_no_client_passes_any_limit_whatever_it_asks(requests: list[Request[Any]], acknowledges: bool) -> None:
     """ "each has a limit that a client cannot pass"."""
     limits = {
         "key_bytes_max": 32,
@@ -312,7 +300,7 @@ def test_s6_no_client_passes_any_limit_whatever_it_asks(requests: list[Request[A
         assert all(session.replies <= 20 for session in desk.engine._sessions._sessions.values())
 
 
-def test_s6_what_waits_for_the_rest_of_a_frame_is_no_more_than_the_frame() -> None:
+def test_what_waits_for_the_rest_of_a_frame_is_no_more_than_the_frame() -> None:
     """ "Frames (...): each has a limit"."""
     reader = FrameReader(K)
     reader.feed(K.to_bytes(4, "big"))
@@ -321,112 +309,3 @@ def test_s6_what_waits_for_the_rest_of_a_frame_is_no_more_than_the_frame() -> No
         assert len(reader._held) <= K + 4
     reader.feed(b"x")
     assert len(reader._held) == 0
-
-
-MIB = 1024 * 1024
-
-
-async def test_s6_a_client_that_reads_nothing_costs_less_than_its_outbox_and_its_watch_resumes(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    limits = Limits(outbox_bytes_max=4 * MIB, history_bytes_max=64 * MIB)
-    async with (
-        store.serve(limits=limits) as server,
-        store.connect(server.url) as writer,
-        store.connect(server.url) as reader,
-        reader.watch("a", snapshot=True) as watch,
-    ):
-        batches = watch.batches()
-        assert [event.kind for event in await anext(batches)] == ["synced"]
-        assert reader._link is not None
-        assert reader._link.transport is not None
-        reader._link.transport.pause_reading()
-        worst = 0
-        for _ in range(240):
-            await writer.put("a", bytes(256 * 1024))  # 60 MB
-            worst = max(worst, server.figures()["outbox_bytes"])
-        assert 1 * MIB < worst <= 4 * MIB + 1000
-        assert "reads too slowly" in caplog.text
-        reader._link.transport.resume_reading()
-        revisions: list[int] = []
-        async with asyncio.timeout(60):
-            while len(revisions) < 240:
-                revisions += [event.revision for event in await anext(batches)]
-        assert revisions == list(range(1, 241))
-
-
-async def test_s6_a_packet_that_asks_for_gigabytes_costs_what_one_peer_may() -> None:
-    async with store.serve() as server, store.connect(server.url) as client:
-        await client.put("large", bytes(8 * MIB))
-        assert client._link is not None
-        assert client._link.transport is not None
-        client._link.transport.pause_reading()
-        tracemalloc.start()
-        try:
-            asking = [asyncio.create_task(client.get("large", timeout=60.0)) for _ in range(500)]  # 4 GB of answers
-            async with store.connect(server.url) as other:
-                for _ in range(20):
-                    await other.ping()
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert peak < 64 * MIB
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
-
-
-async def test_s6_more_connections_than_allowed_are_refused_with_a_reason_and_harm_nobody() -> None:
-    async with store.serve(limits=Limits(connections_max=3)) as server:
-        async with store.connect(server.url) as one, store.connect(server.url) as two, store.connect(server.url):
-            with pytest.raises(ConnectionLost, match="connections_max"):
-                async with store.connect(server.url, timeout=0.3):
-                    raise AssertionError("it was let in")
-            await one.put("a", b"1")
-            assert await two.get("a") is not None
-        async with store.connect(server.url) as late:
-            assert await late.get("a") is not None
-
-
-async def test_s6_limits_are_clear_errors_and_change_nothing() -> None:
-    limits = Limits(value_bytes_max=1000, key_bytes_max=100, keys_max=3, watches_max=2, leases_max=2)
-    async with store.serve(limits=limits) as server, store.connect(server.url) as client:
-        with pytest.raises(LimitExceeded, match="value_bytes_max is 1000"):
-            await client.put("a", bytes(1001))
-        with pytest.raises(LimitExceeded, match="key_bytes_max is 100"):
-            await client.put("k" * 101, b"")
-        for number in range(3):
-            await client.put(f"{number}", b"")
-        with pytest.raises(LimitExceeded, match="keys_max is 3"):
-            await client.put("3", b"")
-        async with client.watch("a"), client.watch("b"):
-            with pytest.raises(LimitExceeded, match="watches_max"):
-                await client.watch("c").__aenter__()
-            with pytest.raises(LimitExceeded, match="watches_max"):
-                await client.wait(["never"])
-        await client.grant(10), await client.grant(10)
-        with pytest.raises(LimitExceeded, match="leases_max is 2"):
-            await client.grant(10)
-        assert await client.count("") == 3
-
-
-async def test_s6_while_the_disk_takes_nothing_a_peer_is_read_no_further_than_its_answers_may_pile_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its requests came one in a packet: what stopped a peer then was only looked at after packets of several."""
-    async with held_back(tmp_path, monkeypatch) as (server, journal):
-        peer = await a_peer(server, journal)
-        peer.ask(Put("large", bytes(100_000)))
-        await taken(journal.begun)
-        asked: list[int] = []
-        for done in range(1, 21):
-            asked += peer.ask(Get("large"))
-            for _ in range(20):
-                await asyncio.sleep(0)
-                if server.figures()["requests"] > done:
-                    break
-        assert server.figures()["requests"] < 8
-        assert server.figures()["outbox_bytes"] < 600_000
-        journal.may_commit.release(1000)
-        assert isinstance(await peer.answer(asked[-1]), Found)
-        peer.transport.abort()

@@ -1,0 +1,41 @@
+"""At which step all stop: what the coordinator decides, and writes once."""
+
+from __future__ import annotations
+
+import pytest
+
+from rdzv.core.stopping import Stop
+from tests.guarantees.test_r21_one_loop import Trainer, a_run, until
+from tests.support.runs import connected, rounds_of
+
+pytestmark = pytest.mark.virtual_time
+
+
+async def test_a_decision_where_to_stop_is_never_written_over() -> None:
+    """Who reads it late, after its watch was reset, reads the last one, and stopped elsewhere than the others."""
+    async with a_run() as run:
+        handlers = {name: run.handler(name) for name in "ab"}
+        trainers = [Trainer(name) for name in "ab"]
+        keys = handlers["a"].node.keys
+        for trainer in trainers:
+            run.start(trainer.train(rounds_of(handlers[trainer.name])))
+        await until(lambda: all(trainer.step == 5 for trainer in trainers))
+        operator = run.handler("operator")
+        link = await connected(operator)
+        decided: list[Stop] = []
+
+        async def decide_before(request: object, when: str) -> None:
+            """As another coordinator does, of whose word this one has not heard yet."""
+            for put in getattr(request, "then", ()):
+                if when == "before" and put.key == keys.stop and Stop.unpack(put.value).decided and not decided:
+                    decided.append(Stop.unpack(put.value).replace(step=20))
+                    await link.store.put(keys.stop, decided[0].pack())
+
+        for client in run.clients.values():
+            client.hook = decide_before
+        await handlers["b"].drain(within=60)
+        await until(lambda: len(trainers[0].played) == 2)
+        entry = await link.store.get(keys.stop)
+        assert entry is not None
+        assert Stop.unpack(entry.value) == decided[0]
+        assert [trainer.left_before[0] for trainer in trainers] == [20, 20]

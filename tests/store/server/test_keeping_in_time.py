@@ -1,0 +1,125 @@
+"""Keep-alives that have come are read before a lease lapses, wherever they wait (S5)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+import store
+from rdzv.testing.network import MemoryNetwork
+from store import Grant, Limits, Put, Server
+from store.engine.engine import Engine
+from store.messages import Count, Granted, KeepAlive, List, Listing
+from tests.support.journals import OnTheLoopsClock
+from tests.support.stores import Peer, introduce, serve_in_memory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.virtual_time import VirtualTimeLoop
+
+virtual_time = pytest.mark.virtual_time
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@virtual_time
+async def test_a_keep_alive_that_has_arrived_is_read_before_its_lease_lapses() -> None:
+    network = MemoryNetwork()
+    loop = cast("VirtualTimeLoop", asyncio.get_running_loop())
+    saved = 0
+    async with serve_in_memory(network):
+        for offset in range(100):
+            peer = await introduce(network)
+            granted = await peer.answer(*peer.ask(Grant(ttl=0.3)))
+            assert isinstance(granted, Granted)
+            network.partition("peer")
+            asked = peer.ask(KeepAlive(lease=granted.lease))
+            # The server stands still; when it goes on, the lease is due, and the keep-alive is in the socket.
+            await asyncio.sleep(0.1 * offset / 100)
+            loop.call_soon(network.heal, "peer")
+            loop._jumping_selector.now += 10.0
+            assert isinstance(await peer.answer(*asked), Granted), f"it lapsed at offset {offset}"
+            saved += 1
+            peer.transport.close()
+    assert saved == 100
+
+
+@virtual_time
+async def test_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts(tmp_path: Path) -> None:
+    """Who writes is not read while the disk takes nothing; what it sends then has arrived all the same."""
+    journal = OnTheLoopsClock(tmp_path, new_id="id")
+    engine = Engine.restore(journal.load(), limits=Limits(journal_bytes_max=1000), now=now())
+    server = Server(engine, clock=now, journal=journal)
+    server.durability.start()
+    time_keeping = asyncio.create_task(server.keep_time())
+    network = MemoryNetwork()
+    async with network.listen("store", server.protocol):
+        peer = await introduce(network)
+        granted = await peer.answer(*peer.ask(Grant(ttl=2.0)))
+        assert isinstance(granted, Granted)
+        await peer.answer(*peer.ask(store.Put("held", b"", lease=granted.lease)))
+        journal.WRITES_IN = 10.0
+        peer.ask(store.Put("large", bytes(2000)))
+        await asyncio.sleep(1.5)
+        (renewal,) = peer.ask(KeepAlive(lease=granted.lease))
+        await asyncio.sleep(5.0)
+        assert server.figures()["leases_lapsed"] == 0, "and nothing goes meanwhile"
+        journal.WRITES_IN = 0.002
+        assert isinstance(await peer.answer(renewal), Granted)
+        renewed_at = now()
+        while server.figures()["leases_lapsed"] == 0:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)  # of virtual time
+        assert 1.9 <= now() - renewed_at <= 2.1
+        peer.transport.abort()
+        await asyncio.sleep(0.1)
+    time_keeping.cancel()
+    await asyncio.wait([time_keeping])
+    journal.kill()
+
+
+class Slow:
+    """A store whose stopwatch and clock go on by a millisecond with every look at the stopwatch."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.network = MemoryNetwork()
+        self.server = Server(Engine(store_id="it"), clock=lambda: self.seconds, stopwatch=self._look)
+        self.network.listen("store", self.server.protocol)
+
+    def _look(self) -> float:
+        self.seconds += 0.001
+        return self.seconds
+
+
+async def leased_by_hand(peer: Peer, key: str, *, ttl: float) -> int:
+    """A lease with one key on it."""
+    granted = cast("Granted", await peer.answer(*peer.ask(Grant(ttl=ttl))))
+    await peer.answer(*peer.ask(Put(key, b"", lease=granted.lease)))
+    return granted.lease
+
+
+@virtual_time
+@pytest.mark.parametrize("asked_by", ["its keeper, behind a heap of its own", "a new connection, behind many heaps"])
+async def test_a_keep_alive_that_waits_for_its_turn_counts(asked_by: str) -> None:
+    """ "queued keep-alives are read before any lease lapses": those that were read and wait in the ring, too."""
+    slow = Slow()
+    keeper, other = await introduce(slow.network, source="keeper"), await introduce(slow.network, source="other")
+    greedy = [await introduce(slow.network, source=f"greedy {number}") for number in range(30)]
+    lease, _ = [await leased_by_hand(peer, key, ttl=0.1) for peer, key in ((keeper, "kept"), (other, "dead"))]
+    asker, heap = keeper, [Count(prefix="")] * 300
+    if asked_by.startswith("a new connection"):
+        asker, heap = await introduce(slow.network, source="keeper again"), []
+    for peer in greedy:
+        peer.ask(*[Count(prefix="")] * 300)
+    kept = asker.ask(*heap, KeepAlive(lease=lease))[-1]
+    slow.seconds += 0.2
+    assert slow.server.engine.look(now=slow.seconds)
+    await slow.server._let_lapse()
+    listing = cast("Listing", await other.answer(*other.ask(List(prefix=""))))
+    assert [entry.key for entry in listing.entries if entry] == ["kept"], "and who has sent nothing is not spared"
+    assert await asker.answer(kept) == Granted(lease=lease, ttl=0.1)
