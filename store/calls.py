@@ -278,7 +278,7 @@ class Calls(ABC):
         return (await self.call(Stats(), timeout=timeout)).figures
 
     async def groups(self, *, timeout: float | None = None) -> KeyGroups:
-        """Return how much each group of keys takes, by name; see `Limits.group_parts`.
+        """Return how much each group of keys takes, by name: its keys begin with the same two parts.
 
         Raises:
             Unsupported: The store keeps no such account: an etcd cluster.

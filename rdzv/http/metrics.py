@@ -36,7 +36,6 @@ GAUGES = {
     "keys": "Keys that it holds.",
     "stored_bytes": "Bytes of keys and values.",
     "groups": "Groups of keys whose share is limited: the runs.",
-    "group_parts": "How many parts of a key name its group.",
     "history_bytes": "Bytes of changes that are kept for watches to resume from.",
     "compacted_revision": "The last revision of which the change is not kept any more.",
     "leases": "Leases that are alive.",
@@ -56,7 +55,6 @@ GAUGES = {
     "uptime_seconds": "Since the server was started.",
     "session_ttl_seconds": "For how long a session is kept whose client is away.",
     "handshake_timeout_seconds": "Within which a client must say hello.",
-    "frame_timeout_seconds": "Within which a frame that was begun must be whole.",
 }
 """Of figures that are not here, the name says what they are."""
 

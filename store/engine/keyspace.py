@@ -1,7 +1,7 @@
 """Pure: the keys of the store, what they hold, their order, and what all of it takes in memory.
 
-It is also counted by groups (promise S6). A group is all keys that begin with the same parts, as many as `group_parts`
-says: `/rdzv/job-7/head/round` belongs to the group `/rdzv/job-7/`. A slash at the very beginning is no part. A key with
+It is also counted by groups (promise S6). A group is all keys that begin with the same `GROUP_PARTS` parts:
+`/rdzv/job-7/head/round` belongs to the group `/rdzv/job-7/`. A slash at the very beginning is no part. A key with
 no more parts than that belongs to no group. What the groups mean is for the users of the store to say.
 
 The order is kept in a list of short sorted lists, so that a prefix is one stretch of it: inserting moves a few hundred
@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 ENTRY_OVERHEAD = 300  # bytes of bookkeeping per key: the entry, two dictionaries, the index
+GROUP_PARTS = 2  # of a key, between slashes, name the group that it belongs to: those of one run
 NEARLY = 0.8  # of a limit: from there on the operator is warned
 CHUNK_MAX = 1024  # keys of one short list: where splitting and searching cost about the same
 COMPARED_MOST = 50_000  # groups that `largest` compares: about 3 ms. With more of them, none holds much
@@ -86,10 +87,9 @@ class Groups:
         nearly_full: The names of the groups that have used up most of one of their limits.
     """
 
-    __slots__ = ("_bytes_nearly", "_groups", "_index", "_keys_nearly", "_parts", "nearly_full", "now")
+    __slots__ = ("_bytes_nearly", "_groups", "_index", "_keys_nearly", "nearly_full", "now")
 
     def __init__(self, limits: Limits) -> None:
-        self._parts = limits.group_parts
         self._keys_nearly = NEARLY * limits.group_keys_max
         self._bytes_nearly = NEARLY * limits.group_bytes_max
         self._groups: dict[str, Group] = {}
@@ -103,7 +103,7 @@ class Groups:
     def name_of(self, key: str) -> str | None:
         """The group of a key; None if it belongs to none."""
         at = 1
-        for _ in range(self._parts):
+        for _ in range(GROUP_PARTS):
             at = key.find("/", at) + 1
             if not at:
                 return None

@@ -7,7 +7,6 @@ limit, and what to do: `PAST` has the words for each limit, and `at_most` puts t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from store.engine.keyspace import ENTRY_OVERHEAD, Keyspace, answer_bytes
@@ -51,7 +50,6 @@ PAST = {
     "group_keys_max": ("{of} would hold {} keys", f"delete some, or {RAISE_IT}"),
     "key_bytes_max": ("{of} has {} bytes", "use a shorter one"),
     "keys_max": ("the store would hold {} keys", "delete some"),
-    "lease_keys_max": ("{of} would have {} keys", "put some on another lease"),
     "lease_ttl_max": ("{of} is {:g} s", "ask for less, and renew it"),
     "leases_max": ("the store would have {} leases", f"revoke some, or {RAISE_IT}"),
     "memory_bytes_max": (
@@ -59,15 +57,7 @@ PAST = {
         f"delete some, end watches and waits, or {RAISE_IT}",
     ),
     "operations_max": ("the request names {} {of}", "split it"),
-    "parked_bytes_max": (
-        "the watches and waits of all connections would take {} bytes",
-        "end some, or wait for fewer keys at once",
-    ),
     "replies_bytes_max": ("{} bytes of replies would wait to be acknowledged", READ_THEM),
-    "revision_bytes_max": (
-        "the transaction would write values of {} bytes",
-        "write fewer keys at once (an append writes the whole value again)",
-    ),
     "session_replies_max": ("{} replies of this client would wait to be acknowledged", READ_THEM),
     "session_replies_bytes_max": ("{} bytes of replies of this client would wait to be acknowledged", READ_THEM),
     "stored_bytes_max": ("the store would hold {} bytes", "delete some"),
@@ -79,14 +69,6 @@ PAST = {
 """By limit: what is past it, and what to do."""
 
 Write = Put | CompareAndSet | Create | Add | Append
-
-
-@dataclass(slots=True)
-class _Branch:
-    """What the operations of one transaction that were looked at so far take together."""
-
-    leases: int = 0
-    joining: dict[int, int] = field(default_factory=dict)  # how many keys go on each lease
 
 
 class State:
@@ -130,10 +112,10 @@ class State:
 
     # -------------------------------------------------------------------------------------- writes
 
-    def admit(self, write: Write, branch: _Branch | None = None) -> bytes:
+    def admit(self, write: Write, leases: int = 0) -> bytes:
         """Refuse a write for its key, its value or its lease; the value that it is to leave.
 
-        Whether there is room for it is `check_room`'s to say. In a transaction it is one of a `branch`.
+        Whether there is room for it is `check_room`'s to say. In a transaction, so many `leases` are made before it.
         """
         key = write.key
         if not key or len(key) * 4 > self.limits.key_bytes_max:
@@ -150,9 +132,9 @@ class State:
             if len(value) > self.limits.value_bytes_max:
                 self.at_most("value_bytes_max", len(value), shown(key))
             if not isinstance(write, Create) and write.ttl is not None:
-                self._check_own_lease(write.ttl, write, branch)
+                self._check_own_lease(write.ttl, write, leases)
         if write.lease is not None:
-            self._check_lease(write.lease, write, branch)
+            self._check_lease(write.lease, write)
         return value
 
     def admit_branch(self, operations: tuple[Operation, ...]) -> list[bytes | None]:
@@ -161,11 +143,10 @@ class State:
         Returns:
             The value that each operation is to leave; None for those that write nothing.
         """
-        branch = _Branch()
         values: list[bytes | None] = []
         written: list[tuple[str, int]] = []
         sizes: dict[str, int] = {}  # of the values that will be there, by the keys that change
-        size = answer = 0
+        size = answer = leases = 0
         for operation in operations:
             key, value = operation.key, None
             if isinstance(operation, Get):
@@ -178,12 +159,17 @@ class State:
             elif isinstance(operation, Delete):
                 sizes[key] = 0
             else:
-                value = self.admit(operation, branch)
+                value = self.admit(operation, leases)
+                leases += isinstance(operation, Put | CompareAndSet) and operation.ttl is not None
                 written.append((key, len(value)))
                 sizes[key] = len(value)
                 size += len(value)
-                if size > self.limits.revision_bytes_max:  # looked at before the next value is made
-                    self.at_most("revision_bytes_max", size)
+                if size > self.limits.frame_bytes_max:  # looked at before the next value is made
+                    raise LimitExceeded(
+                        f"the transaction would write values of {size} bytes; frame_bytes_max is "
+                        f"{self.limits.frame_bytes_max}: write fewer keys at once (an append writes the whole value "
+                        f"again)"
+                    )
             values.append(value)
         self.check_told(sizes)
         self.check_room(written)
@@ -240,7 +226,7 @@ class State:
             self.at_most("stored_bytes_max", self.keys.bytes + size)
         for name, (more, added) in grown.items():  # one group is not to take the room of the others
             group = self.keys.groups.get(name)
-            whose = f"the group {shown(name)} (group_parts is {self.limits.group_parts})"
+            whose = f"the group {shown(name)}"
             if more > 0:
                 self.at_most("group_keys_max", more + (group.keys if group else 0), whose)
             if added > 0:
@@ -261,18 +247,15 @@ class State:
             raise LeaseNotFound(f"lease {id} has lapsed or was revoked; grant a new one")
         return lease
 
-    def _check_own_lease(self, ttl: float, write: Write, branch: _Branch | None) -> None:
-        """Refuse to put a key on a lease of its own."""
+    def _check_own_lease(self, ttl: float, write: Write, leases: int) -> None:
+        """Refuse to put a key on a lease of its own, beside so many that are new, too."""
         if write.lease is not None:
             raise StoreUsageError(f"a put of {shown(write.key)} takes ttl or lease, not both")
         self.check_ttl(ttl)
-        leases = 1
-        if branch is not None:
-            leases = branch.leases = branch.leases + 1
-        self.check_lease_room(leases)
+        self.check_lease_room(leases + 1)
 
-    def _check_lease(self, lease: int, write: Write, branch: _Branch | None) -> None:
-        """Refuse to put a key on a lease that is gone, is another key's own, or has as many as it may."""
+    def _check_lease(self, lease: int, write: Write) -> None:
+        """Refuse to put a key on a lease that is gone, or is another key's own."""
         if isinstance(write, Add | Append) and self.keys.get(write.key) is not None:
             return  # it stays on the lease that it is on
         record = self.lease(lease)
@@ -282,10 +265,6 @@ class State:
             raise StoreUsageError(
                 f"lease {lease} was made by a put with ttl=, for that one key; grant one to put {shown(write.key)} on"
             )
-        joining = 1
-        if branch is not None:
-            joining = branch.joining[lease] = branch.joining.get(lease, 0) + 1
-        self.at_most("lease_keys_max", len(record.keys) + joining, f"lease {lease}")
 
     def check_grant(self, grant: Grant) -> None:
         """Refuse a lease that is too long, or none."""
@@ -341,7 +320,6 @@ class State:
     def check_open(self, peer: int, cost: int) -> None:
         """Refuse one more watch or wait of a peer, which would take `cost` bytes."""
         self.at_most("watches_max", self.watches.of(peer) + self.waits.of(peer) + 1)
-        self.at_most("parked_bytes_max", self.watches.bytes + self.waits.bytes + cost)
         self.check_memory(cost)
 
 

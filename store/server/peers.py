@@ -1,10 +1,9 @@
 """Shell: all peers of a server, what they hold together, and who pays when it is too much (promise S6).
 
-A peer that reads too slowly fills only its own outbox. Past `outboxes_bytes_max`, which is for all of them together,
-who has most waiting is hung up on; its client comes back and resumes. So is, at the same limit, who has left a long
-listing unread for longest, for what is kept of earlier revisions. A frame that has come in part takes memory, too, for
-as long as its sender likes: past `inboxes_bytes_max`, whoever has taken up most of it for longest is hung up on. Past
-`memory_bytes_max`, which is for the store as well, all of them are.
+A peer that reads too slowly fills only its own outbox. When all that the server holds is past `memory_bytes_max`,
+three are hung up on, whose clients come back and resume: who has most waiting for it; who has left a long listing
+unread for longest, for what is kept of earlier revisions; and who has taken up most, for longest, by frames that have
+come in part.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Peers:
         self.outboxes: Budget = Budget()
         self.inboxes: Budget = Budget()
         # What is kept back for them is theirs, whatever else is held: a store that is full must still be read from.
-        self.outboxes_kept_back: int = min(limits.outbox_bytes_max, limits.outboxes_bytes_max)
+        self.outboxes_kept_back: int = limits.outbox_bytes_max
 
     def hang_up(self, peer: Peer, sorry: Sorry) -> None:
         """Cost a peer its connection, and nobody else anything (S7)."""
@@ -68,7 +67,7 @@ class Peers:
     @property
     def outboxes_hold_too_much(self) -> bool:
         """Whether somebody must be hung up on, unless what can be sent makes room."""
-        return self._passed(self.outboxes.bytes, "outboxes_bytes_max", self.outboxes_kept_back) is not None
+        return self._is_too_much(self.outboxes.bytes, self.outboxes_kept_back)
 
     def make_room_in_outboxes(self) -> None:
         """Let who is slowest pay for it.
@@ -76,13 +75,14 @@ class Peers:
         Not whoever is told something just now: that may be anybody, and a few who read nothing would cost all others
         their watches.
         """
-        while limit := self._passed(self.outboxes.bytes, "outboxes_bytes_max", self.outboxes_kept_back):
+        while self.outboxes_hold_too_much:
             slowest = max(self._there, key=lambda peer: peer.outbox.bytes, default=None)
             if slowest is None:
                 return
             self.table.turned_away(
-                "%s is hung up on: %d bytes wait in all outboxes, and %s; it reads slowest, and %d of them are its",
-                *(slowest.name, self.outboxes.bytes, limit, slowest.outbox.bytes),
+                "%s is hung up on: %d bytes wait in all outboxes, and memory_bytes_max is %d; it reads slowest, and "
+                "%d of them are its",
+                *(slowest.name, self.outboxes.bytes, self._limits.memory_bytes_max, slowest.outbox.bytes),
             )
             slowest.abort()
 
@@ -92,7 +92,7 @@ class Peers:
         It is looked at ten times a second: what is kept grows with others' writes, and not with what is told.
         """
         engine = self.durability.engine
-        if not self._passed(engine.unread_bytes, "outboxes_bytes_max", self.outboxes_kept_back):
+        if not self._is_too_much(engine.unread_bytes, self.outboxes_kept_back):
             return
         peer = None if engine.slowest_reader is None else self.by_id.get(engine.slowest_reader)
         if peer is not None and not peer.gone:
@@ -103,11 +103,11 @@ class Peers:
 
     def make_room_in_inboxes(self, now: float) -> None:
         """What has come of unfinished requests takes too much: let who has held most of it for longest begin anew."""
-        while limit := self._passed(self.inboxes.bytes, "inboxes_bytes_max", self._limits.frame_bytes_max):
+        while self._is_too_much(self.inboxes.bytes, self._limits.frame_bytes_max):
             costliest = max(self._there, key=lambda peer: peer.inbox_cost(now))
             what = (
-                f"{self.inboxes.bytes} bytes of unfinished requests wait in all inboxes, and {limit}; yours have cost "
-                f"most, and for longest"
+                f"{self.inboxes.bytes} bytes of unfinished requests wait in all inboxes, and memory_bytes_max is "
+                f"{self._limits.memory_bytes_max}; yours have cost most, and for longest"
             )
             self.hang_up(costliest, Sorry("limit", what))
 
@@ -115,10 +115,8 @@ class Peers:
     def _there(self) -> list[Peer]:
         return [peer for peer in self.by_id.values() if not peer.gone]
 
-    def _passed(self, held: int, limit: str, kept_back: int) -> str | None:
-        """Which limit is passed by what is held of one sort, in words: its own, or that of all memory."""
-        if held > getattr(self._limits, limit):
-            return f"{limit} is {getattr(self._limits, limit)}"
-        if held > kept_back and self.durability.engine.memory_bytes + self.held_bytes > self._limits.memory_bytes_max:
-            return f"memory_bytes_max is {self._limits.memory_bytes_max}"
-        return None
+    def _is_too_much(self, held: int, kept_back: int) -> bool:
+        """Whether what is held of one sort is more than is kept back for it, and all memory together is too much."""
+        return (
+            held > kept_back and self.durability.engine.memory_bytes + self.held_bytes > self._limits.memory_bytes_max
+        )

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import re
 import tempfile
 import tracemalloc
@@ -18,6 +17,7 @@ import pytest
 import store
 from store import Add, Append, ConnectionLost, Get, LimitExceeded, Limits, Put, WatchCompacted, when
 from tests.support.journals import a_peer, held_back
+from tests.support.limits import limits_with
 from tests.support.spoken import CompareAndSet, Failed, GetMany, Ping, Request, Wait, Watch, Written, wire
 from tests.support.stores import Peer
 
@@ -124,13 +124,6 @@ async def keys(scene: Scene) -> str:
     return message
 
 
-@past({"group_parts": 1, "group_keys_max": 2}, "the group 'one/'", "delete some")
-async def keys_under_one_name(scene: Scene) -> str:
-    for key in ("one/a", "one/b/c", "other/a", "one"):
-        await scene.client.put(key, b"")
-    return await refusal(scene.client.put("one/d", b""))
-
-
 @past({"group_keys_max": 2}, "hold 3 keys", "delete some")
 async def keys_of_a_group(scene: Scene) -> str:
     for key in ("/rdzv/a/1", "/rdzv/a/2", "/rdzv/b/1", "/rdzv/b"):
@@ -162,15 +155,6 @@ async def history(scene: Scene) -> str:
     return message
 
 
-@past({"revision_bytes_max": 2500, "value_bytes_max": 1000}, "values of 2501 bytes", "write fewer keys at once")
-async def a_revision(scene: Scene) -> str:
-    for key in "abc":
-        await scene.client.put(key, bytes(833))
-    message = await refusal(scene.client.transact(then=[Append("a", b"12"), *(Append(key, b"") for key in "bc")]))
-    await scene.client.transact(then=[Append(key, b"") for key in "abc"])
-    return message
-
-
 @past({"operations_max": 3}, "4 conditions", "split it")
 async def operations(scene: Scene) -> str:
     assert "operations_max is 3: split it" in await refusal(scene.client.get_many(["k"] * 5000))
@@ -189,22 +173,6 @@ async def waits(scene: Scene) -> str:
     return await refusal(scene.client.wait([f"never/{number}" for number in range(20)]))
 
 
-@past({"parked_bytes_max": 5000}, "of all connections", "end some")
-async def all_that_is_parked(scene: Scene) -> str:
-    async with scene.client.watch("a"), scene.client.watch("a"):
-        waiting = asyncio.create_task(scene.client.wait([f"never/{number}" for number in range(10)]))
-        await scene.client.ping()
-        other = await scene.another()
-        message = await refusal(other.wait([f"never/{number}" for number in range(10)]))
-        assert "parked_bytes_max" in await refusal(other.watch("k" * 1000).__aenter__())
-        assert 3000 < scene.server.figures()["parked_bytes"] < 5000
-        waiting.cancel()
-        await asyncio.wait([waiting])
-    await scene.client.ping()
-    assert scene.server.figures()["parked_bytes"] < 700, "what is left is the bystander's"
-    return message
-
-
 @past({"outbox_bytes_max": 20_000}, "bytes", "ask again")
 async def an_outbox(scene: Scene) -> str:
     peer = await scene.a_peer()
@@ -221,14 +189,6 @@ async def an_outbox(scene: Scene) -> str:
     peer.transport.abort()
     assert isinstance(refused, Failed)
     return refused.message
-
-
-@past({"lease_keys_max": 2}, "have 3 keys", "another lease")
-async def keys_of_a_lease(scene: Scene) -> str:
-    lease = await scene.client.grant(60.0)
-    for key in ("a", "b", "a"):
-        await scene.client.put(key, b"", lease=lease)
-    return await refusal(scene.client.put("c", b"", lease=lease))
 
 
 @past({"writes_max": 3}, "names 4 operations", "split it")
@@ -275,46 +235,6 @@ async def all_memory(scene: Scene) -> str:
     message = await refusal(fill())
     await scene.client.delete_prefix("n/")
     await scene.client.put("n", b"")
-    return message
-
-
-@past({"outboxes_bytes_max": 3 * MIB}, "bytes wait in all outboxes", "is hung up on")
-async def all_outboxes(scene: Scene) -> str:
-    deaf = [await scene.a_peer() for _ in range(4)]
-    for peer in deaf:
-        await peer.answer(*peer.ask(Watch(prefix="a")))
-        peer.transport.pause_reading()
-    while not scene.log.records:
-        await scene.client.put("a", bytes(200_000))
-        assert scene.server.figures()["outbox_bytes"] <= 3 * MIB
-    message = await scene.says("is hung up on")
-    await scene.client.ping()
-    assert scene.server.connections == 6, "three of the four, the client, and the bystander's two are left"
-    scene.log.clear()
-    for peer in deaf:
-        peer.transport.abort()
-    await scene.client.delete("a")
-    return message
-
-
-@past({"inboxes_bytes_max": 3 * MIB, "frame_bytes_max": 2 * MIB, "value_bytes_max": MIB}, "unfinished requests wait")
-async def all_inboxes(scene: Scene) -> str:
-    slow = [await scene.a_peer() for _ in range(4)]
-    for number, peer in enumerate(slow, start=1):
-        peer.transport.write((2 * MIB).to_bytes(4, "big") + bytes(MIB - 1000))
-        while scene.server.figures()["inbox_bytes"] < number * (MIB - 1000) and not scene.log.records:  # noqa: ASYNC110
-            await asyncio.sleep(0)  # it is read in pieces; the first is to be there for longer than the others
-        assert scene.server.figures()["inbox_bytes"] <= 3 * MIB
-    message = await scene.says("is disconnected")
-    await slow[0].lost.wait()
-    assert "inboxes_bytes_max" in str(slow[0].problem), "who has held so much for longest is told, and comes again"
-    scene.log.clear()
-    await scene.client.put("a", bytes(1000))
-    assert scene.server.connections == 6, "three of the four, the client, and the bystander's two are left"
-    for peer in slow:
-        peer.transport.abort()
-    while scene.server.figures()["inbox_bytes"]:
-        await scene.client.ping()
     return message
 
 
@@ -495,7 +415,7 @@ async def test_s6_one_past_a_limit_is_one_clear_error_and_disturbs_nobody(
 ) -> None:
     limits, shown, go_past = CASES[limit]
     async with (
-        store.serve(limits=Limits(**limits)) as server,
+        store.serve(limits=limits_with(**limits)) as server,
         bystander(server) as others,
         store.connect(server.url, timeout=60.0) as client,
     ):
@@ -517,8 +437,52 @@ async def test_s6_one_past_a_limit_is_one_clear_error_and_disturbs_nobody(
 
 def test_s6_every_limit_has_a_case_that_goes_past_it() -> None:
     """So that a limit added later is not forgotten."""
-    assert set(CASES) == {field.name for field in dataclasses.fields(Limits)}
+    assert set(CASES) == {*Limits.__annotations__, "sessions_max"}
     assert all(re.fullmatch("[a-z_]+", limit) for limit in CASES)
+
+
+async def test_s6_who_sends_half_requests_for_longest_pays_when_all_memory_is_taken(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    limits = Limits(
+        memory_bytes_max=9 * MIB,
+        frame_bytes_max=2 * MIB,
+        value_bytes_max=MIB,
+        outbox_bytes_max=MIB,
+        history_bytes_max=MIB // 4,
+    )
+    async with (
+        store.serve(limits=limits) as server,
+        bystander(server) as others,
+        store.connect(server.url, timeout=60.0) as client,
+    ):
+        scene = Scene(server, client, caplog)
+        slow = [await scene.a_peer() for _ in range(9)]
+        for number, peer in enumerate(slow, start=1):
+            peer.transport.write((2 * MIB).to_bytes(4, "big") + bytes(MIB - 1000))
+            while server.figures()["inbox_bytes"] < number * (MIB - 1000) and not caplog.records:  # noqa: ASYNC110
+                await asyncio.sleep(0)  # it is read in pieces; the first is to be there for longer than the others
+            assert server.figures()["memory_bytes"] <= 9 * MIB
+        await slow[0].lost.wait()
+        assert "memory_bytes_max" in str(slow[0].problem), "who has held so much for longest is told, and comes again"
+        await others.works()
+        for peer in slow:
+            peer.transport.abort()
+        while server.figures()["inbox_bytes"]:
+            await client.ping()
+        await scene.aclose()
+
+
+async def test_s6_a_transaction_writes_no_more_than_a_frame_holds_also_if_it_appends() -> None:
+    """Each append writes its whole value again."""
+    limits = Limits(frame_bytes_max=6000, value_bytes_max=1900)
+    async with store.serve(limits=limits) as server, store.connect(server.url) as client:
+        for key in "abcd":
+            await client.put(key, bytes(1500))
+        message = await refusal(client.transact(then=[Append("a", b"1"), *(Append(key, b"") for key in "bcd")]))
+        assert "values of 6001 bytes" in message
+        assert "frame_bytes_max is 6000" in message
+        assert (await client.transact(then=[Append(key, b"") for key in "abcd"])).succeeded
 
 
 async def test_s6_one_transaction_carries_ten_thousand_conditions() -> None:

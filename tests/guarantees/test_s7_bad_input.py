@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import store
-from store import (
-    Limits,
-)
+from tests.support.limits import limits_with
 from tests.support.seeds import FRESH
 from tests.support.spoken import wire
 
@@ -128,7 +126,7 @@ async def test_s7_bad_input_costs_the_connection_and_one_log_line(
 async def test_s7_silence_in_the_middle_costs_the_connection_and_one_log_line(
     said: bytes, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with store.serve(limits=Limits(handshake_timeout=0.2, frame_timeout=0.2)) as server, bystander(server):
+    async with store.serve(limits=limits_with(handshake_timeout=0.2, frame_timeout=0.2)) as server, bystander(server):
         await answer_to(server.port, said)
         assert reason in caplog.text
         assert len(caplog.records) == 1
@@ -157,7 +155,7 @@ async def test_s7_thousands_of_connections_that_come_and_go_disturb_nobody(caplo
 @pytest.mark.parametrize("seed", [7, FRESH])
 async def test_s7_random_bytes_from_many_peers_disturb_nobody(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     rng = random.Random(seed)
-    async with store.serve(limits=Limits(handshake_timeout=0.5, frame_timeout=0.3)) as server, bystander(server):
+    async with store.serve(limits=limits_with(handshake_timeout=0.5, frame_timeout=0.3)) as server, bystander(server):
         offences = [
             (hello(session=number) if number % 2 else b"")  # else they would take one another's place
             + (framed(rng.randbytes(rng.randrange(1, 200))) if number % 3 else rng.randbytes(rng.randrange(1, 5000)))

@@ -17,7 +17,7 @@ import pytest
 
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError
 from rdzv.node.coordinator import Term
-from store import Limits
+from tests.support.limits import limits_with
 from tests.support.runs import VirtualRun, assert_one_round
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.virtual_time
 FIRST, END = (int(number) for number in os.environ.get("RDZV_TEST_MIXED", "0:8").split(":"))
 NAMES = "abcd"
 FEWEST = 2
-CAPPED = Limits(operations_max=6)  # with so few conditions a commit of all needs the marker
+CAPPED = limits_with(operations_max=6)  # with so few conditions a commit of all needs the marker
 OUTAGES = (1.0, 40.0, 290.0, 590.0)  # seconds; several may come one after the other
 QUIET = 900.0  # seconds until all have met, once nothing more happens
 

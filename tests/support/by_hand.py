@@ -18,7 +18,6 @@ from store import (
     Event,
     Grant,
     LimitExceeded,
-    Limits,
     ProtocolError,
     StoreError,
     StoreReplaced,
@@ -29,6 +28,7 @@ from store.messages import Failed, Granted, Listing, ListingPart, Request, Respo
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, ServerConnection, error_of
 from store.protocol.wire import Bye, Events, Hello, Lagged, Reply, Sorry, Welcome
+from tests.support.limits import limits_with
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,7 +43,7 @@ class Desk:
     """An engine, its clock, and what every peer was told without being asked."""
 
     def __init__(self, engine: Engine | None = None, /, **limits: Any) -> None:
-        self.engine = engine or Engine(store_id="store-1", limits=Limits(**limits))
+        self.engine = engine or Engine(store_id="store-1", limits=limits_with(**limits))
         self.now = START
         self.told: dict[tuple[int, int], Stream] = defaultdict(list)  # by peer and watch
         self.answers: dict[tuple[int, int], Response] = {}  # to parked waits

@@ -177,7 +177,7 @@ def test_every_limit_has_a_flag_with_its_default_and_says_what_it_bounds(capsys:
     ("arguments", "env", "complaint"),
     [
         (["--keys-max", "0"], {}, "the limit keys_max is 0; it must be above 0"),
-        (["--frame-timeout", "nan"], {}, "the limit frame_timeout is nan"),
+        (["--session-ttl", "nan"], {}, "the limit session_ttl is nan"),
         (["--frame-bytes-max", "5000"], {}, "frame_bytes_max (5000)"),
         (["--key", "k.pem"], {}, "key='k.pem'"),
         (["--ca", "k.pem"], {}, "--ca needs --cert"),

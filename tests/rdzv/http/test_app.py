@@ -20,6 +20,7 @@ import store
 from rdzv.http import app, listening
 from store.server.entry.table import BESIDE_SHARE, YIELD_AFTER
 from tests.rdzv.core.test_report import SCHEMA
+from tests.support.limits import limits_with
 from tests.support.processes import ROOT, start, start_python
 from tools.pictures import write_timeline
 
@@ -168,7 +169,7 @@ async def test_silent_connections_are_counted_bounded_and_do_not_shut_the_stores
     if secure:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         trustme.CA().issue_cert("127.0.0.1").configure_cert(tls)
-    limits = store.Limits(handshakes_max=20)
+    limits = limits_with(handshakes_max=20)
     async with (
         served(tls=tls, limits=limits) as (server, url),
         asyncio.timeout(LIMIT),
@@ -201,7 +202,7 @@ async def silent(port: int) -> AsyncIterator[asyncio.StreamWriter]:
 
 
 async def test_a_page_that_is_followed_makes_way_for_nobody() -> None:
-    limits = store.Limits(handshakes_max=2)
+    limits = limits_with(handshakes_max=2)
     async with (
         served(limits=limits) as (server, url),
         asyncio.timeout(LIMIT),

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rdzv.core.state import NodesWaiting
-from store import Limits
 from store.messages import Delete, Grant, Guarded, Put, Request, Transact
+from tests.support.limits import limits_with
 from tests.support.runs import VirtualRun, assert_one_round, listen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rdzv.core.state import NodeRecord
+    from store import Limits
 
 pytestmark = pytest.mark.virtual_time
 
@@ -82,7 +83,7 @@ async def test_a_commit_is_one_transaction_and_no_member_of_a_small_round_reads_
         assert not any(isinstance(request, Grant) for request in asked)
 
 
-ETCD_LIMITS = Limits(operations_max=128)
+ETCD_LIMITS = limits_with(operations_max=128)
 
 
 async def test_a_node_that_has_gone_when_the_marker_comes_by_is_in_no_round() -> None:
@@ -193,7 +194,7 @@ async def test_a_leader_whose_key_is_taken_from_it_notices_at_its_next_write() -
         assert_one_round([await a.next_rendezvous(), await joining])
 
 
-@pytest.mark.parametrize(("count", "limits"), [(300, ETCD_LIMITS), (100, Limits(writes_max=8))])
+@pytest.mark.parametrize(("count", "limits"), [(300, ETCD_LIMITS), (100, limits_with(writes_max=8))])
 async def test_members_that_one_transaction_does_not_take_meet_all_the_same(count: int, limits: Limits) -> None:
     """By way of a marker, where the conditions are too many; and in portions, of which none has too many writes."""
     async with VirtualRun(min_nodes=count, limits=limits) as run:

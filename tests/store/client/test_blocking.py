@@ -29,6 +29,7 @@ from store.limits import Limits
 from store.messages import Watch
 from store.net.address import Address
 from store.net.racing import Addresses, connected
+from tests.support.limits import limits_with
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -301,7 +302,7 @@ async def test_a_call_that_gives_up_in_mid_handshake_leaves_a_client_that_works(
 
 
 async def test_writes_given_up_without_a_connection_do_not_keep_later_replies_from_being_acknowledged() -> None:
-    async with through_proxy(Limits(session_replies_max=10)) as (server, proxy, client):
+    async with through_proxy(limits_with(session_replies_max=10)) as (server, proxy, client):
         proxy.black_hole()
         putting = in_thread(lambda: client.put("a", b"", timeout=0.5))
         await until(

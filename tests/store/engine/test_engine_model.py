@@ -54,6 +54,7 @@ from store.messages import (
     Written,
 )
 from tests.support.by_hand import Desk, Stream, entry, grant
+from tests.support.limits import limits_with
 
 if TYPE_CHECKING:
     from store.engine.changeset import Facts, Saved
@@ -510,7 +511,7 @@ def test_an_engine_has_limits_without_being_given_any() -> None:
 
 def test_a_lease_that_was_ending_when_its_server_died_goes_on_ending() -> None:
     """Its holder was told that it had lapsed, and half of its keys were gone: it must not be kept again."""
-    limits = Limits(writes_max=10)
+    limits = limits_with(writes_max=10)
     desk, disk = Desk(Engine(store_id="store-1", limits=limits, durable=True)), Disk()
     lease = desk.ask(Grant(ttl=60.0)).lease
     for number in range(25):

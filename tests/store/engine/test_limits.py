@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from store import Add, Append, Delete, Get, Grant, Put, when
 from store.engine.keyspace import ENTRY_OVERHEAD
 from store.engine.waits import WAIT_OVERHEAD
-from store.engine.watches import WATCH_OVERHEAD
 from store.messages import (
     Cancel,
     CompareAndSet,
@@ -78,8 +77,6 @@ CASES = [
     Case("stored_bytes_max", K, Append("a", b"x"), (filled(K),)),
     Case("writes_max", 3, Transact(when=(), then=tuple(Get("a") for _ in range(4)))),
     Case("writes_max", 3, Transact(when=(), then=(Get("a"),), otherwise=(Get("a"),) * 3)),
-    Case("lease_keys_max", 1, Put("b", b"", lease=1), (Grant(ttl=1.0), Put("a", b"", lease=1))),
-    Case("lease_keys_max", 1, Add("b", 1, 1), (Grant(ttl=1.0), Put("a", b"", lease=1))),
     Case("operations_max", 3, Transact(when=(when.missing("a"),) * 4, then=())),
     Case("operations_max", 3, Guarded(when=(when.missing("a"),) * 4, request=Get("a"))),
     Case("operations_max", 3, GetMany(keys=("a",) * 4), (GetMany(keys=("a",) * 3),)),
@@ -94,8 +91,6 @@ CASES = [
         Guarded(when=(when.value("v") == bytes(601),), request=Wait(keys=("a",))),
         (Put("v", bytes(601)),),
     ),
-    Case("parked_bytes_max", 2 * WATCH_OVERHEAD, Watch(prefix="x"), (Watch(prefix=""),)),
-    Case("parked_bytes_max", WATCH_OVERHEAD, Wait(keys=("x",))),
     Case("leases_max", 2, Grant(ttl=1.0), grants(2)),
     Case("leases_max", 2, Put("a", b"", ttl=1.0), grants(2)),
     Case("leases_max", 2, Transact(when=(), then=(Put("a", b"", ttl=1.0), Put("b", b"", ttl=1.0))), grants(1)),

@@ -20,7 +20,6 @@ from store.errors import (
     StoreUsageError,
     WatchCompacted,
 )
-from store.limits import Limits
 from store.messages import (
     Add,
     Added,
@@ -42,10 +41,11 @@ from store.protocol import wire
 from store.protocol.connection import ClientConnection, ServerConnection, error_of
 from store.protocol.wire import VERSION, Bye, FrameReader, Greeting, Hello, Reply, Sorry, Welcome
 from tests.support.by_hand import Post, Town
+from tests.support.limits import limits_with
 
 
 def server(*, token: bytes | None = None, store_id: str = "store-1", **limits: Any) -> ServerConnection:
-    return ServerConnection(store_id=store_id, nonce=b"n" * 16, token=token, limits=Limits(**limits))
+    return ServerConnection(store_id=store_id, nonce=b"n" * 16, token=token, limits=limits_with(**limits))
 
 
 def client(*, token: bytes | None = None) -> ClientConnection:

@@ -18,6 +18,7 @@ from store.protocol.wire import Events, Lagged
 from store.server import conversations
 from store.server.outbox import PIECE_BYTES
 from store.server.server import Server
+from tests.support.limits import limits_with
 from tests.support.stores import connect_in_memory, introduce, serve_in_memory
 
 MIB = 1024 * 1024
@@ -112,7 +113,7 @@ async def test_a_defect_met_by_one_request_costs_that_peer_its_connection_and_ot
 @pytest.mark.virtual_time
 async def test_a_peer_whose_reading_is_paused_by_us_is_not_taken_for_silent() -> None:
     network = MemoryNetwork()
-    async with serve_in_memory(network, limits=Limits(frame_timeout=4.0)), connect_in_memory(network) as other:
+    async with serve_in_memory(network, limits=limits_with(frame_timeout=4.0)), connect_in_memory(network) as other:
         await other.put("large", bytes(MIB))
         peer = await introduce(network)
         peer.transport.pause_reading()

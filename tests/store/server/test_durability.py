@@ -10,9 +10,9 @@ import pytest
 from store.engine.changeset import Saved
 from store.engine.engine import Engine
 from store.errors import StoreUsageError
-from store.limits import Limits
 from store.messages import Put
 from store.server.durability import TRY_AGAIN_AFTER, Durability
+from tests.support.limits import limits_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +71,7 @@ class Store:
 
     def __init__(self, journal: ByHand | None, **limits: Any) -> None:
         self.said: list[Any] = []
-        self.engine = Engine(store_id="it", limits=Limits(**limits), durable=True)
+        self.engine = Engine(store_id="it", limits=limits_with(**limits), durable=True)
         self.engine.connect(1, session_id=b"s" * 16, now=0.0)
         self.engine.take_facts()
         self._asked = 0

@@ -9,10 +9,11 @@ import pytest
 
 import store
 from rdzv.testing.network import MemoryNetwork
-from store import Grant, Limits, Put, Server
+from store import Grant, Put, Server
 from store.engine.engine import Engine
 from store.messages import Count, Granted, KeepAlive, List, Listing
 from tests.support.journals import OnTheLoopsClock
+from tests.support.limits import limits_with
 from tests.support.stores import Peer, introduce, serve_in_memory
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ async def test_a_keep_alive_that_has_arrived_is_read_before_its_lease_lapses() -
 async def test_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts(tmp_path: Path) -> None:
     """Who writes is not read while the disk takes nothing; what it sends then has arrived all the same."""
     journal = OnTheLoopsClock(tmp_path, new_id="id")
-    engine = Engine.restore(journal.load(), limits=Limits(journal_bytes_max=1000), now=now())
+    engine = Engine.restore(journal.load(), limits=limits_with(journal_bytes_max=1000), now=now())
     server = Server(engine, clock=now, journal=journal)
     server.durability.start()
     time_keeping = asyncio.create_task(server.keep_time())

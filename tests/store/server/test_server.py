@@ -18,6 +18,7 @@ from store.messages import Count, Found, Get, Grant, Granted, Put, Watch, Writte
 from store.protocol.connection import InFlight
 from store.protocol.wire import Bye
 from store.server.peer import LEAVE_WITHIN
+from tests.support.limits import limits_with
 from tests.support.stores import Peer, connect_in_memory, introduce, serve_in_memory
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ async def test_a_flood_of_strangers_gets_no_more_lines_than_a_log_can_bear_and_i
     monkeypatch.setattr("store.server.log_lines.AT_ONCE", 5)
     monkeypatch.setattr("store.server.log_lines.PER_SECOND", 0.001)
     network = MemoryNetwork()
-    async with serve_in_memory(network, limits=Limits(frame_timeout=4.0)) as server:
+    async with serve_in_memory(network, limits=limits_with(frame_timeout=4.0)) as server:
         for _ in range(50):
             stranger = await dial(network, lambda: Peer(hello=False))
             stranger.transport.write(b"GET / HTTP/1.1\r\n\r\n")
@@ -132,7 +133,7 @@ async def test_who_asks_without_end_and_renews_nothing_does_not_keep_its_lease_s
 @pytest.mark.virtual_time
 async def test_who_is_hung_up_on_already_is_not_hung_up_on_again(caplog: pytest.LogCaptureFixture) -> None:
     network = MemoryNetwork()
-    async with serve_in_memory(network, limits=Limits(frame_timeout=0.5)), connect_in_memory(network) as other:
+    async with serve_in_memory(network, limits=limits_with(frame_timeout=0.5)), connect_in_memory(network) as other:
         await other.put("in between", bytes(100_000))  # more than the network holds, less than makes us stop reading
         peer = await introduce(network)
         peer.transport.pause_reading()
@@ -145,7 +146,7 @@ async def test_who_is_hung_up_on_already_is_not_hung_up_on_again(caplog: pytest.
 @pytest.mark.virtual_time
 async def test_a_frame_that_comes_slowly_is_no_silence() -> None:
     network = MemoryNetwork()
-    async with serve_in_memory(network, limits=Limits(frame_timeout=4.0)):
+    async with serve_in_memory(network, limits=limits_with(frame_timeout=4.0)):
         peer = await introduce(network)
         item = peer.connection.ask(Put("slow", b"x" * 10), None)
         for byte in peer.connection.encode(item):

@@ -17,6 +17,7 @@ from store.limits import Limits
 from store.net.sockets import open_files
 from store.server.entry.door import Door
 from store.server.entry.table import Table
+from tests.support.limits import limits_with
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +58,7 @@ class Taken(asyncio.Protocol):
 
 def a_table() -> Table:
     loop = asyncio.get_running_loop()
-    return Table(Limits(handshakes_max=4), loop.time)
+    return Table(limits_with(handshakes_max=4), loop.time)
 
 
 async def test_files_that_run_out_cost_one_line_and_no_connection(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from store.limits import Limits
 from store.server.entry.table import (
     LATELY,
     YIELD_AFTER,
@@ -15,6 +14,7 @@ from store.server.entry.table import (
     YIELD_MOST,
     Table,
 )
+from tests.support.limits import limits_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ class Scene:
 
     def __init__(self, **limits: int) -> None:
         self.now = 0.0
-        self.table = Table(Limits(handshake_timeout=WITHIN, **limits), self.clock)
+        self.table = Table(limits_with(handshake_timeout=WITHIN, **limits), self.clock)
 
     def clock(self) -> float:
         return self.now
@@ -127,7 +127,7 @@ class Timed:
             return call_later(delay, *arguments)
 
         self.loop.call_later = counted  # type: ignore[method-assign,assignment]
-        self.table = Table(Limits(handshakes_max=10_000, handshake_timeout=WITHIN), self.loop.time)
+        self.table = Table(limits_with(handshakes_max=10_000, handshake_timeout=WITHIN), self.loop.time)
         self._began = self.loop.time()
 
     def comes(self, *, within: float = WITHIN) -> Somebody:
@@ -183,7 +183,7 @@ async def test_where_honest_clients_take_long_all_are_given_more_time_each_its_o
 
 @pytest.mark.virtual_time
 async def test_who_is_served_makes_no_way_and_stands_again_afterwards() -> None:
-    table = Table(Limits(handshakes_max=1), asyncio.get_running_loop().time)
+    table = Table(limits_with(handshakes_max=1), asyncio.get_running_loop().time)
     page = Somebody()
     table.came(page, "10.0.0.1", beside=True)
     table.is_served(page)
