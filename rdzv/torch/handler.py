@@ -13,18 +13,21 @@ import time
 import weakref
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rdzv import errors as ours
 from rdzv import sync
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import split_url
 from rdzv.config.settings import PARAMETERS
+from rdzv.core.round_life import Ending, EndKind
+from rdzv.loop.life import Life
 from rdzv.node.stuck.folder import BEAT_DIR, forget_beats, start_to_follow
-from rdzv.torch.agent.screen import WORKERS, Screen, configure_logging, end_with
+from rdzv.torch.agent.screen import Screen, configure_logging, end_with, told_to_end
 from rdzv.torch.agent.unnamed_run import NO_NAME, begin_anew
-from rdzv.torch.agent.worker_ends import WorkerEnds, hear_of_failure, tell_of_failure
+from rdzv.torch.agent.worker_ends import WorkerEnds
 from rdzv.torch.pytorch import (
     RendezvousGracefulExitError,
     agent_above,
@@ -35,8 +38,10 @@ from rdzv.torch.pytorch import (
 )
 from rdzv.torch.store import TorchStore, unconnected_handler
 from rdzv.torch.tcp_store import open_tcp_store
-from store.net.sockets import free_port
 from store.printable import escaping
+
+if TYPE_CHECKING:
+    from rdzv.node.node import Node
 
 __all__ = ["TorchRendezvousHandler"]
 
@@ -45,9 +50,6 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 _CHECKED: Final = {"bootstrap_check": True}
 _BY_NAME: Final = {"rank_order": "survivors_then_name"}
 """What PyTorch's users expect: its own handler sorts by address, so that rank 0 is on the first host of the list."""
-
-WORKERS_PORT: Final = "rdzv/torch/workers_port"
-"""The key of the round's store under which rank 0 tells where its worker is to listen, with `torch_store=tcp`."""
 
 READ_TIMEOUT: Final = 60.0
 """In seconds; PyTorch's default for `read_timeout`, which its agents' store has as its timeout."""
@@ -190,7 +192,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._handler: sync.Handler | None = None
         self._was_member = False
         self._beats: Path | None = None  # where workers say how far they are
-        self._worker_ends = WorkerEnds(self._tell_of_failure)
+        self._worker_ends: WorkerEnds | None = None
+        self._life: Life | None = None  # of this round
         self._kept_out = False  # the last attempt to get in failed
         self._over = False
         self._pid = os.getpid()
@@ -214,14 +217,19 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         """
         return False
 
-    def _follow_workers(self) -> None:
-        """Take the steps of the agent's workers from the files that they write, if they do; and hear who fails."""
-        node = self._handler.node if self._handler is not None else None
-        if node is None or node.membership is None:
-            return
-        node.loop.start(hear_of_failure(node, node.membership, self._screen.failed))
+    @property
+    def _node(self) -> Node | None:
+        return self._handler.node if self._handler is not None else None
+
+    def _begin_life(self, node: Node) -> None:
+        """Hear of what ends this round, and of how workers fail; take their steps from the files that they write."""
+        assert node.membership is not None, "next_rendezvous has just made it a member"
+        self._life = life = Life(node, node.membership, self._hear_of_ending)
+        life.start()
+        node.loop.start(life.hear())
         agent = agent_above()
         if agent is not None:
+            self._worker_ends = WorkerEnds(node.loop, life.be_first)
             self._worker_ends.follow(agent.next_workers())
         if self._beats is None:
             self._beats = Path(tempfile.mkdtemp(prefix="rdzv-beats-"))
@@ -230,6 +238,31 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             os.environ[BEAT_DIR] = str(self._beats)  # which the agent hands on to its workers
         forget_beats(self._beats)
         start_to_follow(node, self._beats)
+
+    def _hear_of_ending(self, ending: Ending) -> None:
+        """Have it said, by a thread that whoever reads the screen may hold up; called in the node's."""
+        node = self._node
+        if node is not None:
+            node.loop.start(node.loop.apart(partial(self._screen.ended, ending, node.head.closed)))
+
+    def _end_life(self, why: str = "") -> None:
+        """Hear no more of this round; and say why it ends for the others, if a worker here has failed.
+
+        Args:
+            why: How it has failed, where nobody could say so when it did.
+        """
+        life, node = self._life, self._node
+        self._forget_workers()
+        self._life = None
+        if life is not None and node is not None:
+            life.stop()
+            if why and life.ending is None:
+                node.loop.start(life.be_first(why)).wait()
+
+    def _forget_workers(self) -> None:
+        """The agent stops them: how they end is of no interest."""
+        if self._worker_ends is not None:
+            self._worker_ends.forget()
 
     def next_rendezvous(self) -> torch_api.RendezvousInfo:
         """Leave the current round, if in one, and return once this node is a member of the next.
@@ -251,44 +284,37 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             raise self._graceful_exit from None
         except ours.RendezvousError as error:
             self._kept_out = True
-            node = self._handler.node if self._handler is not None else None
-            if node is not None and node.store_gone is not None:
+            if self._node is not None and self._node.store_gone is not None:
                 self._was_member = False  # there is nothing left to close or to leave
             if runs_under_torchrun():
                 end_with(self._explained(error))
             raise self._explained(error) from None
         self._was_member, self._kept_out = True, False
-        self._follow_workers()
-        host, port = info.bootstrap_address
         store = self._tcp_store
         if self._store is not None:
             self._store.end(f"a round before round {info.round} of run {info.run_id}")
         self._store = None
         if store is None:
             store = self._store = TorchStore.of_round(info.store, self._choices.read_timeout, self._settings)
-        else:
-            port = int(info.store.get(WORKERS_PORT))
-        return torch_api.RendezvousInfo(store, info.rank, info.world_size, torch_api.RendezvousStoreInfo(host, port))
+        address = torch_api.RendezvousStoreInfo(*info.bootstrap_address)
+        return torch_api.RendezvousInfo(store, info.rank, info.world_size, address)
 
     def _next_whole_round(self) -> sync.RendezvousInfo:
         """The next round of which nobody has gone before all have come: agents wait for one another right after it."""
         began = time.monotonic()
-        self._worker_ends.forget()
-        handler = self._connected()
-        agent = agent_above()
-        if self._was_member and agent is not None and agent.problem:
-            self._screen.explain(handler.node_id, agent.problem, in_reach=_in_reach(handler))
+        handler, agent = self._connected(), agent_above()
+        self._end_life(agent.problem if agent is not None else "")
         while True:
             with self._screen.meeting(handler):
                 info = self._next_round(handler)
                 self._tcp_store = None
-                if self._settings.torch_store == "tcp":
-                    if info.rank == 0:
-                        info.store.set(WORKERS_PORT, str(free_port()))
-                    self._tcp_store = open_tcp_store(info, self._choices.read_timeout)
+                if self._settings.torch_store == "tcp":  # at any port: rank 0's worker is to listen at the round's
+                    self._tcp_store = open_tcp_store(info, self._choices.read_timeout, port=0)
                 all_here = handler.all_here(timeout=self._choices.read_timeout.total_seconds())
             if all_here:
-                self._screen.met(info, time.monotonic() - began)
+                node = handler.node_here("a round's life")
+                self._screen.met(node, handler, again=self._was_member, seconds=time.monotonic() - began)
+                self._begin_life(node)
                 return info
             log.info("run %s, round %d: a member went before all had come; meeting again", info.run_id, info.round)
 
@@ -311,18 +337,12 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if self._handler is None:
             configure_logging()
             self._stack.callback(self._screen.stop)
-            agent = agent_above()
-            overrides = self._choices.overrides
-            if agent is not None:
-                attributes = {**self._settings.attributes, WORKERS: str(agent.workers)}
-                overrides = {**overrides, "attributes": attributes}
-            self._handler = handler = self._stack.enter_context(sync.connect(self._choices.url, **overrides))
-            workers = agent.workers if agent is not None else None
-            self._screen.begins(self._settings, handler.node_id, workers, hosts=_hosts(handler))
-            self._screen.listen(handler)
+            connecting = sync.connect(self._choices.url, **self._choices.overrides)
+            self._handler = handler = self._stack.enter_context(connecting)
+            self._screen.begins(self._settings, handler.node_id, hosts=_hosts(handler))
             atexit.register(self._leave_at_exit)
             if runs_under_torchrun():
-                self._screen.end_quietly(lambda: _hosts(handler))
+                self._screen.end_quietly(lambda: _hosts(handler), handler.leaves_because)
         return self._handler
 
     def _explained(self, error: ours.RendezvousError) -> Exception:
@@ -351,28 +371,23 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         """How many nodes there are to meet again for: that wait, are to leave, or with `regroup_on_loss` have gone.
 
         Above 0 the agent restarts its workers. It asks ten times a second, and is answered from what was pushed. Once
-        the run is closed it is 0: there is no next round.
+        the run is closed it is 0: there is no next round. A member of which a worker has failed has gone, too, though
+        its agent may need 30 s to stop those beside it: workers here may hang in a collective meanwhile.
         """
-        if self._handler is None:
+        node, life, on_loss = self._node, self._life, self._choices.regroup_on_loss
+        if self._handler is None or node is None:
             return 0
-        changed = self._handler.num_nodes_changed(on_loss=self._choices.regroup_on_loss) + self._draining()
+        draining = _draining(node)
+        changed = self._handler.num_nodes_changed(on_loss=on_loss) + len(draining)
+        if on_loss and life is not None and life.ending is not None and life.ending.kind is EndKind.FAILED:
+            changed += node.head.closed is None
         if changed:
-            self._worker_ends.forget()  # the agent stops them
+            self._forget_workers()
+        if draining and life is not None:
+            reason = node.head.drains[draining[0]].reason
+            said = f"{', '.join(draining)} to leave{f': {reason}' if reason else ''}"
+            life.end(Ending(kind=EndKind.AGREED, reason=said, node_ids=draining))
         return changed
-
-    def _draining(self) -> int:
-        """How many members of this round are to leave, which was announced since it came about."""
-        node = self._handler.node if self._handler is not None else None
-        if node is None or node.membership is None or node.head.closed is not None:
-            return 0
-        since = node.membership.round.revision
-        return sum(one.revision > since and self._screen.knows(name) for name, one in node.head.drains.items())
-
-    def _tell_of_failure(self, how: str) -> None:
-        node = self._handler.node if self._handler is not None else None
-        if node is not None and node.membership is not None:
-            with contextlib.suppress(ours.RendezvousStateError):  # it has been closed meanwhile
-                node.loop.start(tell_of_failure(node, node.membership, how))
 
     def shutdown(self) -> bool:
         """Close the run, and leave; whether that could be done. See the class for who does not close it."""
@@ -385,7 +400,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             return False
         finally:
             self._over = True
-            self._worker_ends.forget()
+            self._end_life()
             self._tcp_store = None
             atexit.unregister(self._leave_at_exit)
             self._close()
@@ -398,8 +413,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         stopped = signal_of(sys.exception())
         if stopped is not None:
             handler = self._connected()
-            self._screen.stopped_by(stopped)
-            self._screen.explain(handler.node_id, in_reach=_in_reach(handler))
+            handler.leaves_because(told_to_end(stopped))
             handler.leave()
         elif self._was_member or not self._kept_out:
             handler = self._connected()
@@ -415,14 +429,19 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _leave_at_exit(self) -> None:
         """Leave, but close nothing, and wait for nobody: the process was told to end."""
         if self._handler is not None and self._pid == os.getpid():
-            self._worker_ends.forget()
-            self._screen.explain(self._handler.node_id, in_reach=_in_reach(self._handler))
+            self._end_life()
             with contextlib.suppress(ours.RendezvousError):
                 self._handler.leave()
 
 
-def _in_reach(handler: sync.Handler) -> bool:
-    return handler.node is not None and handler.node.in_reach
+def _draining(node: Node) -> tuple[str, ...]:
+    """The members of this round that are to leave, which was announced since it came about."""
+    membership, head = node.membership, node.head
+    progress = head.progress
+    if membership is None or head.closed is not None or progress is None or progress.round != membership.round.number:
+        return ()
+    since = membership.round.revision
+    return tuple(one for one in progress.draining if one in head.drains and head.drains[one].revision > since)
 
 
 def _hosts(handler: sync.Handler) -> bool:

@@ -132,7 +132,7 @@ class _Joined:
             if self._round is not None and isinstance(self._round[1], TorchStore):
                 self._round[1].end(f"a round before round {info.round} of run {info.run_id}")
             if self._settings.torch_store == "tcp":
-                return info, open_tcp_store(info, timeout)
+                return info, open_tcp_store(info, timeout, port=info.bootstrap_address[1])
             return info, TorchStore.of_round(info.store, timeout, self._settings)
         except ours.RendezvousConnectionError as error:
             raise dist.DistNetworkError(str(error)) from error

@@ -128,8 +128,8 @@ PRIVATE: Final = (
     Private(
         module=_AGENT,
         name="SimpleElasticAgent._invoke_run",
-        used_for="how many workers an agent has, which, and why it meets again: its variables `self`, `spec` and "
-        "`run_result`; without it none of that is said",
+        used_for="which workers an agent has, and why it meets again: its variables `self` and `run_result`; without "
+        "it others hear that a worker has failed when the agent meets them again, and not how",
     ),
     Private(
         module=_AGENT,
@@ -279,12 +279,10 @@ class Agent:
     """What PyTorch's agent above us on the stack is about.
 
     Attributes:
-        workers: How many it runs.
         problem: What has befallen one of them, for which it meets the others again; empty if nothing has.
         group: PyTorch's object for all of them.
     """
 
-    workers: int
     problem: str
     group: Any = None
 
@@ -306,14 +304,10 @@ def agent_above() -> Agent | None:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "_invoke_run" and frame.f_globals.get("__name__") == _AGENT:
-            try:
-                workers = int(frame.f_locals["spec"].local_world_size)
-                failures = getattr(frame.f_locals.get("run_result"), "failures", {})
-                group = getattr(frame.f_locals.get("self"), "_worker_group", None)
-            except (KeyError, AttributeError, TypeError, ValueError):
-                return None
+            failures = getattr(frame.f_locals.get("run_result"), "failures", {})
+            group = getattr(frame.f_locals.get("self"), "_worker_group", None)
             first = min(failures.values(), key=lambda failure: failure.timestamp, default=None)
-            return Agent(workers, "" if first is None else in_words(first), group)
+            return Agent("" if first is None else in_words(first), group)
         frame = frame.f_back
     return None
 

@@ -5,9 +5,9 @@ alone: for code that asks for its class or its host, for queues through `PrefixS
 lost with it: it asks nobody for a token, encrypts nothing, and lets a node that was dropped from the round write to it
 as before. It ends with the process of rank 0.
 
-It listens at the round's bootstrap address. The port was held by rank 0's node until the round came; should somebody
-have taken it in the moment since, another one is used, and told to the members through the round's own store. They
-connect once it listens, so that nobody's first attempt is refused.
+It listens at the round's bootstrap address, or at any port of that host. The bootstrap port was held by rank 0's node
+until the round came; should somebody have taken it in the moment since, another one is used. Which one it is, the
+members are told through the round's own store. They connect once it listens, so that nobody's first attempt is refused.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ BACKLOG: Final = 4096
 """How many connections may wait to be accepted: as many as Linux allows by default, since all ranks come at once."""
 
 
-def open_tcp_store(info: RendezvousInfo, timeout: timedelta) -> dist.TCPStore:
+def open_tcp_store(info: RendezvousInfo, timeout: timedelta, *, port: int) -> dist.TCPStore:
     """Host the round's TCPStore if this is rank 0, connect to it otherwise; every member calls it, once.
 
     Args:
         info: The round.
         timeout: How long to wait for rank 0, and the store's own timeout.
+        port: Where rank 0 is to listen; 0: at any free port.
 
     Raises:
         DistStoreError: Rank 0 has not said in time where it listens.
         RendezvousError: This node is no longer in the round, or our store cannot be reached.
     """
-    host, port = info.bootstrap_address
+    host, _ = info.bootstrap_address
     if info.rank == 0:
         listening = _listener(host, port)
         port = listening.getsockname()[1]

@@ -216,6 +216,25 @@ def test_a_member_that_dies_is_a_reason_to_meet_again(agents: Agents, url: str, 
     assert agents.meet(stays)[0].world_size == again.result(10).world_size == 2
 
 
+@pytest.mark.parametrize("regroup_on_loss", ["true", "false"])
+def test_a_worker_that_fails_elsewhere_is_a_reason_to_meet_again_before_its_agent_does(
+    agents: Agents, regroup_on_loss: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That agent stops the workers beside it first, for up to 30 s, and those here may hang in a collective."""
+    caplog.set_level("WARNING", logger="rdzv.torch")
+    one, other = (agents.add(regroup_on_loss=regroup_on_loss) for _ in range(2))
+    agents.meet(one, other)
+    life, node = other._life, other._node
+    assert life is not None and node is not None
+    for how in ("worker 1 was killed by signal 9", "worker 0 ended with status 1"):
+        node.loop.start(life.be_first(how)).wait(10)
+    until(lambda: "killed" in caplog.text)
+    assert f"{node.node_id}: worker 1 was killed by signal 9" in caplog.text
+    assert (one.num_nodes_waiting(), other.num_nodes_waiting()) == (int(regroup_on_loss == "true"), 0)
+    assert [info.world_size for info in agents.meet(one, other)] == [2, 2]
+    assert (one.num_nodes_waiting(), other.num_nodes_waiting()) == (0, 0)
+
+
 def test_in_a_closed_run_there_is_nothing_to_meet_again_for(agents: Agents) -> None:
     one, other = agents.add(), agents.add()
     agents.meet(one, other)

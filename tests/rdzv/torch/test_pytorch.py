@@ -107,21 +107,20 @@ def test_the_agent_above_is_known_and_what_has_befallen_its_workers() -> None:
     """Its variables are no interface: here is where a release that has renamed them is found out."""
     from torch.distributed.elastic.agent.server import api
 
-    assert {"spec", "run_result"} <= set(api.SimpleElasticAgent._invoke_run.__code__.co_varnames)
+    assert {"self", "run_result"} <= set(api.SimpleElasticAgent._invoke_run.__code__.co_varnames)
     killed, failed = (
         ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file="") for rank, code in ((0, -9), (1, 1))
     )
     killed.timestamp, failed.timestamp = 1, 2
-    code = "def _invoke_run(spec, run_result, call):\n    return call()"
+    code = "def _invoke_run(run_result, call):\n    return call()"
     agent: dict[str, Any] = {"__name__": api.__name__}
     exec(code, agent)
     run = functools.partial(agent["_invoke_run"], call=it.agent_above)
-    spec = SimpleNamespace(local_world_size=2)
-    assert run(spec, SimpleNamespace(failures={})) == it.Agent(2, "")
+    assert run(SimpleNamespace(failures={})) == it.Agent("")
+    assert run(None) == it.Agent("")
     both = SimpleNamespace(failures={5: failed, 4: killed})
-    assert run(spec, both) == it.Agent(2, "worker 0 was killed by signal 9")
+    assert run(both) == it.Agent("worker 0 was killed by signal 9")
     assert it.in_words(failed) == "worker 1 ended with status 1"
-    assert run(None, both) is None
     assert it.agent_above() is None
 
 
@@ -132,7 +131,7 @@ def test_the_workers_of_an_agent_are_known_once_all_of_the_next_round_have_been_
     for ended in (None, 11, 12):
         for worker in group.workers:
             worker.id = ended  # of the round before
-        pids = it.Agent(2, "", group).next_workers()
+        pids = it.Agent("", group).next_workers()
         assert pids() == {}
         group.workers = [Worker(local_rank=rank) for rank in range(2)]
         assert pids() == {}
@@ -140,7 +139,7 @@ def test_the_workers_of_an_agent_are_known_once_all_of_the_next_round_have_been_
         assert pids() == {}
         group.workers[1].id = 22
         assert pids() == {0: 21, 1: 22}
-    assert it.Agent(2, "").next_workers()() == {}
+    assert it.Agent("").next_workers()() == {}
 
 
 def test_before_2_8_a_group_is_let_go_of_once_its_threads_have(monkeypatch: pytest.MonkeyPatch) -> None:
