@@ -40,7 +40,6 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 START = 1000.0  # not 0: no real clock begins there, so that code which takes 0 for "never" is found out
-LATE = 1e-9  # seconds; what a timer is late, so that a rounding between two clocks never makes it early
 BUSY_TURNS = 2_000  # turns without any time passing: from there on, each takes some ...
 BUSY_TURNS_EACH = 20  # (more where there are more than a hundred processes: each may have something to do by now)
 BUSY_SECONDS = 1e-4  # ... namely so much
@@ -95,6 +94,7 @@ class Timeline:
                 self._bury()
                 if self.runnable:
                     self._take_turn()
+                    self._call_what_is_due()
                 if self.problem is not None:
                     raise self.problem
                 spins += 1
@@ -187,9 +187,12 @@ class Host(asyncio.BaseEventLoop):
     Attributes:
         dead: Whether it has been killed.
         paused: Whether it stands still.
+        late: Seconds that a timer is late, so that a rounding between two clocks never makes it early.
     """
 
+    late: float = 1e-9
     _ready: deque[asyncio.Handle]  # what asyncio's own methods append to
+    _asyncgens: weakref.WeakSet[AsyncGenerator[Any, Any]]  # and what they close in the end
 
     def __init__(self, timeline: Timeline, name: str, rate: float) -> None:
         super().__init__()
@@ -284,7 +287,7 @@ class Host(asyncio.BaseEventLoop):
         ready = self._ready
         asyncio._set_running_loop(self)
         before = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(firstiter=None, finalizer=self._finalize)
+        sys.set_asyncgen_hooks(firstiter=self._asyncgens.add, finalizer=self._finalize)
         try:
             for _ in range(len(ready)):
                 if self.paused or (self.dead and self._grave is None):  # it has stopped, or ended, itself
@@ -297,7 +300,8 @@ class Host(asyncio.BaseEventLoop):
             asyncio._set_running_loop(None)
 
     def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
-        self.create_task(generator.aclose())
+        if not self.is_closed():
+            self.create_task(generator.aclose())
 
     def _enqueue(self) -> None:
         if not self._queued and not self.paused and not self.dead and self._ready:
@@ -333,7 +337,7 @@ class Host(asyncio.BaseEventLoop):
             heapq.heappush(self._grave, (when, len(self._grave), handle))
         elif when != float("inf"):
             true = max((when - self._epoch) / self.rate, self._timeline.now)
-            self._timeline.set_timer(true + LATE, self, handle)
+            self._timeline.set_timer(true + self.late, self, handle)
         return handle
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:

@@ -105,7 +105,7 @@ async def test_s5_time_in_which_the_server_stood_still_is_not_counted() -> None:
     async with serve_in_memory(network), connect_in_memory(network) as client:
         unkept = await client.grant(5.0)
         for _ in range(5):
-            loop._jumping_selector.now += 60.0
+            loop.timeline.now += 60.0
             await asyncio.sleep(0.2)
         assert await unkept.time_to_live() > 5.0 - 5 * (0.3 + 0.2) - 0.1
 

@@ -258,7 +258,7 @@ async def test_a_loop_that_was_blocked_does_not_hang_up_before_it_has_asked() ->
     async with serve_in_memory(network), connect_in_memory(network) as client:
         changes = changes_of(client)
         await asyncio.sleep(1.0)
-        loop._jumping_selector.now += 60.0  # a training step
+        loop.timeline.now += 60.0  # a training step
         await asyncio.sleep(60.0)
         assert changes == []
 

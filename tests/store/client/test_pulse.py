@@ -129,7 +129,7 @@ async def test_an_answer_that_a_busy_loop_has_not_read_yet_costs_no_ping() -> No
         before = server.figures()["requests"]
         asking = asyncio.create_task(client.get("a", timeout=100.0))
         await asyncio.sleep(SILENCE / 4)
-        loop._jumping_selector.now += 30.0  # one callback that takes half a minute
+        loop.timeline.now += 30.0  # one callback that takes half a minute
         await asking
         assert server.figures()["requests"] == before + 1
         assert len(network.links("client")) == 1

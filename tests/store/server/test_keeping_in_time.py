@@ -43,7 +43,7 @@ async def test_a_keep_alive_that_has_arrived_is_read_before_its_lease_lapses() -
             # The server stands still; when it goes on, the lease is due, and the keep-alive is in the socket.
             await asyncio.sleep(0.1 * offset / 100)
             loop.call_soon(network.heal, "peer")
-            loop._jumping_selector.now += 10.0
+            loop.timeline.now += 10.0
             assert isinstance(await peer.answer(*asked), Granted), f"it lapsed at offset {offset}"
             saved += 1
             peer.transport.close()
