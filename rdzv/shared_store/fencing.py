@@ -9,7 +9,7 @@ the same moment as it does what is asked, and ends a parked wait with a push onc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from rdzv.config.config_errors import shown
 from rdzv.errors import MembersLostError, RendezvousConnectionError, RoundSupersededError, SharedStoreTimeoutError
@@ -51,7 +51,7 @@ class Fencing:
 
     def __init__(
         self,
-        ask: Callable[[Request[Any], float], Awaitable[Response]],
+        ask: Callable[[Request[Any], float], Awaitable[Any]],
         *,
         prefix: str,
         fence: tuple[Condition, ...],
@@ -81,20 +81,21 @@ class Fencing:
             raise OutOfTime("there is no time to wait", timeout=self.seconds)
         try:
             if type(request) is Transact:
-                return cast("R", await self._transact(request, left))
-            fenced = Guarded(self._fence, request) if self._fence else request
-            return cast("R", await self._ask(fenced, left))
+                response: R = await self._transact(request, left)
+            else:
+                response = await self._ask(Guarded(self._fence, request) if self._fence else request, left)
+            return response
         except StoreError as error:
             explained = self._explained(error)
             if explained is error:
                 raise
             raise explained from error
 
-    async def _transact(self, request: Transact, left: float) -> Response:
+    async def _transact(self, request: Transact, left: float) -> Any:
         """Carry out a transaction with the fence among its conditions; if it fails, it is not because of the fence."""
         reads = tuple(Get(key) for key in dict.fromkeys(condition.key for condition in self._fence))
         fenced = Transact(when=(*self._fence, *request.when), then=request.then, otherwise=(*reads, *request.otherwise))
-        result = cast("TransactionResult", await self._ask(fenced, left))
+        result: TransactionResult = await self._ask(fenced, left)
         if result.succeeded:
             return result
         seen = {read.key: entry for read, entry in zip(reads, result.results, strict=False)}

@@ -317,10 +317,11 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
     def _awaited(self) -> Operations:
         return _AtOnce(self)
 
-    async def _ask(self, request: Request[Any], left: float) -> Response:
-        with self._company.waiting() if waits(request) else nullcontext():
-            response: Response = self._client.call(request, timeout=left)
-        return response
+    async def _ask(self, request: Request[R], left: float) -> R:
+        if not waits(request):
+            return self._client.call(request, timeout=left)
+        with self._company.waiting():
+            return self._client.call(request, timeout=left)
 
     def reopened(self) -> BlockingSharedStore:
         """Return the same store on a client of its own: what a forked child uses instead of this one."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import os
 import secrets
 import socket
 import ssl
@@ -93,7 +92,7 @@ class Shared:
         self.channels: list[Channel] = []
         self._seen_revision = 0  # by channels that are gone
         self._dropping = threading.Lock()
-        self._pid = os.getpid()
+        self._process = process_id()
 
     def seen_revision(self) -> int:
         """The latest revision that the store has shown on any channel: it must not go back behind it."""
@@ -115,7 +114,7 @@ class Shared:
 
     def check_usable(self) -> None:
         """Raise what the client failed of, or that it was inherited over `fork()`."""
-        if self._pid != os.getpid():
+        if self._process is not process_id():
             raise UsedAfterFork(f"this client of {self.name} was made before fork(); make a new one in the child")
         if self.failed is not None:
             raise unsent(self.failed)
@@ -140,7 +139,6 @@ class Channel:
         self._within = 0.0  # seconds that a call on it waits
         self.idle_since: float = 0.0  # when the last call on it was over
         self.pushed: deque[Events | Lagged | Pong] = deque()  # what came for a watch, in order
-        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._attempt, self._welcomed_at = 0, -math.inf
         self._problem = dialing.NEVER_ANSWERED
         self._patience = Patience(shared.rng)
@@ -269,14 +267,14 @@ class Channel:
     def _answer_to(self, item: InFlight, deadline: float) -> Any:
         answer: Response | None = None
         while answer is None:
-            count = self._read(deadline)
+            data = self._read(deadline)
             try:
-                answer = self.connection.only_answer(self._buffer[:count], item)
+                answer = self.connection.only_answer(data, item)
             except ProtocolError as error:
                 raise self._shared.fail(error) from None
             if answer is not None:
                 break
-            for received in self._received(count):
+            for received in self._received(data):
                 if isinstance(received, Reply):
                     if self.connection.answered(received.request_id) is item:
                         answer = received.response
@@ -297,9 +295,9 @@ class Channel:
         """
         yield from self._received(self._read(deadline))
 
-    def _received(self, count: int) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
+    def _received(self, data: bytes) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
         try:
-            yield from self.connection.receive(self._buffer[:count])
+            yield from self.connection.receive(data)
         except (AuthenticationError, ProtocolError) as error:
             if self._shared.store_id is not None and self.connection.welcomed is None:
                 # Whoever stands in the place of a store that was met has proved nothing: it may be back later.
@@ -310,7 +308,7 @@ class Channel:
         except LimitExceeded as error:  # the server is full, and may have room later
             raise dialing.TurnedAway(str(error)) from None
 
-    def _read(self, deadline: float) -> int:
+    def _read(self, deadline: float) -> bytes:
         assert self.sock is not None
         now = time.monotonic()
         pulse: Pulse | None = None  # as a rule the answer is there sooner
@@ -323,7 +321,7 @@ class Channel:
             if within != self._within:
                 self._have_calls_wait(self.sock, within)
             try:
-                count = self.sock.recv_into(self._buffer)
+                data = self.sock.recv(RECEIVE_BYTES)
             except (TimeoutError, BlockingIOError):
                 if pulse is None:
                     pulse = self._pulse(now)
@@ -333,11 +331,11 @@ class Channel:
                 self._look_up(self.sock, pulse, now)
                 now = time.monotonic()
             else:
-                if not count:
+                if not data:
                     raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
                 if pulse is not None:
                     pulse.heard(time.monotonic(), expecting=False)
-                return count
+                return data
 
     def _pulse(self, since: float) -> Pulse:
         """Begin to take the pulse of this connection, on which somebody has been reading since then."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,6 +32,7 @@ from store.errors import (
 )
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Cancel, Event, Ping, Pong, Request, Response, Watching, key_bytes, waits
+from store.net.process import process_id
 from store.net.tasks import cancel_and_wait
 from store.protocol import wire
 from store.protocol.connection import InFlight, error_of
@@ -239,7 +239,7 @@ class Client(Reconnecting, interface.Store):
         self._turns = asyncio.Lock()  # of callers who are held back: they come in the order in which they came
         self._out: list[bytes] = []
         self._flushing = False
-        self._pid = os.getpid()
+        self._made_in = process_id()
 
     async def __aenter__(self) -> Self:
         self._begin()
@@ -372,7 +372,7 @@ class Client(Reconnecting, interface.Store):
 
     def check_usable(self) -> None:
         """Raise what this client failed of, or that it was inherited over `fork()`."""
-        if self._pid != os.getpid():
+        if self._made_in is not process_id():
             raise UsedAfterFork(f"this client of {self.name} was made before fork(); make a new one in the child")
         if self._failed is not None:
             raise unsent(self._failed)

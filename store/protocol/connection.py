@@ -100,7 +100,7 @@ class ServerConnection:
         """What to send first."""
         return wire.encode_opening(self._greeting)
 
-    def only_request(self, data: memoryview) -> tuple[int, int, Request[Any]] | None:
+    def only_request(self, data: bytes) -> tuple[int, int, Request[Any]] | None:
         """The one request that these bytes are; None if they are anything else, and are to be given to `receive`.
 
         That is what one caller at a time sends, and what is quick to tell.
@@ -276,7 +276,7 @@ class ClientConnection:
             return wire.decode_opening(body, Welcome)
         return wire.decode_opening(body, Greeting)
 
-    def only_answer(self, data: memoryview, item: InFlight) -> Response | None:
+    def only_answer(self, data: bytes, item: InFlight) -> Response | None:
         """The answer to `item`, if these bytes are that alone; None if they are to be given to `receive`.
 
         That is what one caller at a time gets, and what is quick to tell.
@@ -384,8 +384,7 @@ class ClientConnection:
             self._unanswered[item.request_id] = None
         oldest = next(iter(self._unanswered), item.request_id)
         try:
-            frame = wire.encode_request(item.request_id, oldest - 1, item.request)
-            wire.check_frame(frame, self._frame_bytes_max)
+            frame = wire.encode_request(item.request_id, oldest - 1, item.request, bytes_max=self._frame_bytes_max)
         except StoreError:
             self._forget(item)
             raise

@@ -10,7 +10,7 @@ from store.errors import LimitExceeded, ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["FrameReader", "check_frame", "frame"]
+__all__ = ["FrameReader", "frame"]
 
 _length = struct.Struct(">I")
 
@@ -28,12 +28,12 @@ class FrameReader:
         """How many bytes have come of a frame that has begun but not ended."""
         return len(self._held)
 
-    def only_frame(self, data: memoryview) -> memoryview | None:
+    def only_frame(self, data: bytes) -> bytes | None:
         """The body of the one frame that these bytes are; None if they are less, or more, and are for `feed`."""
-        if self._held or len(data) < 4:
-            return None
         size = len(data) - 4
-        return data[4:] if _length.unpack_from(data) == (size,) and size <= self.bytes_max else None
+        if self._held or not 0 <= size <= self.bytes_max or _length.unpack_from(data) != (size,):
+            return None
+        return data[4:]
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[memoryview]:
         """Take in bytes; give back the bodies that are complete, one by one. They are valid until the next call.
@@ -76,19 +76,19 @@ def _what_is_this(start: bytes, size: int, bytes_max: int) -> str:
     return f"a frame of {size} bytes is announced, and {bytes_max} is the limit: not the protocol, or too much of it"
 
 
-def frame(body: bytes) -> bytes:
-    """A body as a frame."""
-    return _length.pack(len(body)) + body
+def frame(body: bytes, bytes_max: int | None = None) -> bytes:
+    """A body as a frame.
 
-
-def check_frame(frame: bytes, bytes_max: int) -> None:
-    """Refuse to send what the peer would hang up on.
+    Args:
+        body: What is in it.
+        bytes_max: How long a frame the peer takes, if that is known.
 
     Raises:
-        LimitExceeded: The frame is longer than the peer takes.
+        LimitExceeded: The body is longer: the peer would hang up.
     """
-    if len(frame) - 4 > bytes_max:
+    if bytes_max is not None and len(body) > bytes_max:
         raise LimitExceeded(
-            f"the message has {len(frame) - 4} bytes; the server takes frames of {bytes_max} (frame_bytes_max): "
+            f"the message has {len(body)} bytes; the server takes frames of {bytes_max} (frame_bytes_max): "
             f"send less at once, or start the server with a higher limit"
         )
+    return _length.pack(len(body)) + body

@@ -44,7 +44,7 @@ from store.errors import ProtocolError, StoreUsageError
 from store.messages import REQUESTS, RESPONSES, Event, EventKind, Excessive, Request, Response, Unknown
 from store.printable import printable
 from store.protocol.element_budget import count_elements
-from store.protocol.frames import FrameReader, check_frame, frame
+from store.protocol.frames import FrameReader, frame
 from store.records import AnyOf, Record, Unfit, UnknownWord, shown
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ __all__ = [
     "Reply",
     "Sorry",
     "Welcome",
-    "check_frame",
     "decode_events",
     "decode_opening",
     "decode_request",
@@ -288,17 +287,18 @@ def _sorry(fields: tuple[Any, ...]) -> Sorry:
 # ----------------------------------------------------------------------------------------------------- messages
 
 
-def encode_request(request_id: int, acknowledged: int, request: Request[Any]) -> bytes:
-    """A request as a frame.
+def encode_request(request_id: int, acknowledged: int, request: Request[Any], *, bytes_max: int | None = None) -> bytes:
+    """A request as a frame, of no more than `bytes_max`.
 
     Raises:
+        LimitExceeded: It is longer than the server takes.
         StoreUsageError: A field is not of its type, so that the server would take us for a stranger and hang up; or
             what is in it cannot be sent.
     """
     if getattr(request, "code", None) not in REQUESTS:
         raise StoreUsageError(f"{shown(request)} is no request")
     try:
-        return frame(_pack((request_id, acknowledged, type(request).read(request))))
+        return frame(_pack((request_id, acknowledged, type(request).read(request))), bytes_max)
     except Unfit as error:
         raise StoreUsageError(str(error)) from None
     except (TypeError, ValueError, OverflowError, BufferError) as error:  # an int of 65 bits, half a surrogate pair

@@ -43,7 +43,6 @@ __all__ = ["Conversations"]
 log: logging.Logger = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 256 * 1024  # one buffer for all peers; larger frames are put together from pieces
-SMALL_BYTES = 16 * 1024  # less than this is copied out of the shared buffer sooner than the buffer is given away
 SLOW = 0.05  # seconds of one request that the log has a line for
 SLOW_LINE = "%s: its request %s took %d ms, which held others up"
 
@@ -111,22 +110,16 @@ class Conversations:
         if self._durability.leaving:
             return  # the journal takes its last group: what came after that could not be answered any more
         assert peer.unread is None, "a peer is not read while its requests wait"
-        data, copied = self.buffer[:size], False
+        data = bytes(self.buffer[:size])  # what is left of it may wait for its turn; the buffer is everybody's
         if self._pass_comes and self._busy:
-            copied = size < SMALL_BYTES
-            peer.unread = peer.connection.receive(bytes(data) if copied else data)
+            peer.unread = peer.connection.receive(data)
         elif not self._done_at_once(peer, data, now):
             peer.unread = iter(()) if peer.work is not None else peer.connection.receive(data)
         if peer.unread is None:
             return
         peer.batch_bytes = size
-        before = peer.connection.held_bytes
-        peer.count_inbox(before + size, progress=False)
+        peer.count_inbox(peer.connection.held_bytes + size, progress=False)
         self._go_on(peer)
-        if not copied and peer.unread is not None:
-            # The requests that are left lie in the buffer, which now stays theirs: others get a new one.
-            self.buffer = memoryview(bytearray(RECEIVE_BYTES))
-            peer.count_inbox(before + RECEIVE_BYTES, progress=True)
         self._peers.make_room_in_inboxes(now)
         if peer.connection.held_bytes > PIECE_BYTES and self._durability.behind and not peer.gone:
             peer.pause_reading()
@@ -147,7 +140,7 @@ class Conversations:
 
     # ------------------------------------------------------------------------------------------ turns
 
-    def _done_at_once(self, peer: Peer, data: memoryview, now: float) -> bool:
+    def _done_at_once(self, peer: Peer, data: bytes, now: float) -> bool:
         """Carry out the one request that has come, if it is one and no more; whether nothing is left to be done.
 
         That is what one caller at a time sends, and most do.

@@ -24,6 +24,7 @@ from store.errors import (
     UsedAfterFork,
 )
 from store.limits import Limits
+from store.net import process
 from store.net.threads import loop_factory
 from tests.support.processes import free_port, require
 from tests.support.stores import connect_in_memory, serve_in_memory
@@ -369,16 +370,16 @@ async def test_closing_tells_everyone_who_still_waits() -> None:
 
 
 @virtual_time
-async def test_a_closed_or_forked_client_is_of_no_use_and_says_so_at_once() -> None:
+async def test_a_closed_or_forked_client_is_of_no_use_and_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network):
         async with connect_in_memory(network) as client:
-            client._pid = os.getpid() + 1
-            with pytest.raises(UsedAfterFork, match="make a new one in the child"):
-                await client.get("a")
-            with pytest.raises(UsedAfterFork):
-                await client.watch("").__aenter__()
-            client._pid = os.getpid()
+            with monkeypatch.context() as child:
+                child.setattr(process, "_id", b"the id of a child")
+                with pytest.raises(UsedAfterFork, match="make a new one in the child"):
+                    await client.get("a")
+                with pytest.raises(UsedAfterFork):
+                    await client.watch("").__aenter__()
         started = now()
         with pytest.raises(ConnectionLost, match="is closed"):
             await client.get("a")

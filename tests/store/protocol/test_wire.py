@@ -195,10 +195,11 @@ def test_strangers_are_recognized(start: bytes, name: str) -> None:
 
 
 def test_a_message_that_the_peer_would_not_take_is_not_sent() -> None:
-    frame = wire.frame(bytes(101))
-    wire.check_frame(frame, 101)
-    with pytest.raises(LimitExceeded, match=r"has 101 bytes; the server takes frames of 100 \(frame_bytes_max\): "):
-        wire.check_frame(frame, 100)
+    put = Put("k", bytes(100))
+    size = len(wire.encode_request(1, 0, put)) - 4
+    assert wire.encode_request(1, 0, put, bytes_max=size)
+    with pytest.raises(LimitExceeded, match=rf"has {size} bytes; the server takes frames of {size - 1} "):
+        wire.encode_request(1, 0, put, bytes_max=size - 1)
 
 
 # ------------------------------------------------------------------------------------------------- what makes no sense
