@@ -127,6 +127,7 @@ class Command:
         usage: What `--help` says of its line, where argparse would say it wrongly.
         means_url: Whether a word of its line stands for a URL.
         takes_command: Whether another command follows after "--"; its words are then in `options.words`.
+        ends_with: What its exit status becomes that an error has, if its arguments say so.
         limited: Whether `--timeout` limits the whole command; else it limits the time until its first output.
     """
 
@@ -137,6 +138,7 @@ class Command:
     usage: str | None = None
     means_url: Callable[[str], bool] = lambda word: "://" in word
     takes_command: bool = False
+    ends_with: Callable[[argparse.Namespace, int], int] = lambda _, status: status
     limited: bool = False
 
     @property
@@ -206,7 +208,7 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
         if options.debug:
             traceback.print_exc()
         sys.stderr.write(f"rdzv {command.name}: {printable(str(error), most=ERROR_LETTERS_MOST)}\n")
-        return command.first_status + _status_of(error)
+        return command.ends_with(options, command.first_status + _status_of(error))
 
 
 async def _run(command: Command, options: argparse.Namespace) -> int:

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import os
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from rdzv.cli.command import argument, command
+from rdzv.cli.command import CLOSED, FAILED, NO_CONNECTION, OF_RUN, TIMED_OUT, WRONG_USAGE, argument, command
 from rdzv.cli.launcher import launch, slurm
-from rdzv.cli.launcher.job import Job, arguments
+from rdzv.cli.launcher.job import Job, Then, arguments
 from rdzv.errors import RendezvousSettingsError
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
+
+
+THEN: Final = {
+    OF_RUN + FAILED: Then.REPLACE,
+    OF_RUN + WRONG_USAGE: Then.OVER,
+    OF_RUN + CLOSED: Then.OVER,
+    OF_RUN + TIMED_OUT: Then.RESTART,
+    OF_RUN + NO_CONNECTION: Then.RESTART,
+}
+"""What should be done with a node whose launcher has ended by an error, by the status of that."""
 
 
 @command(
@@ -24,6 +34,7 @@ if TYPE_CHECKING:
     usage="rdzv run [options] URL -- COMMAND ...",
     means_url=lambda word: "://" in word or slurm.is_meant_by(word),
     takes_command=True,
+    ends_with=lambda options, status: (options.exit_codes or {}).get(THEN[status], status),
 )
 async def _run(options: argparse.Namespace) -> int:
     if not options.words:

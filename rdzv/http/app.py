@@ -73,7 +73,7 @@ async def serve(
     host, door = door_at(host, token=token, secure=tls is not None, insecure=insecure)
     async with client_of(server, token=token) as client:
         site = _Site(server, Runs(client, prefix=prefix))
-        measuring = asyncio.create_task(site.metrics.loop_lag.measure(), name="measure the loop's lag")
+        measuring = asyncio.create_task(site.metrics.process.measure_loop(), name="measure the loop's lag")
         try:
             async with listening(site.routes(), door, server.table, host, port, tls) as bound:
                 yield f"{'http' if tls is None else 'https'}://{host_and_port(host or socket.gethostname(), bound)}"

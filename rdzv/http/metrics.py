@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, Info, ProcessCollector, generate_latest
 
+from rdzv._version import __version__
 from rdzv.core.state import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["CONTENT_TYPE", "LoopLag", "Metrics", "family"]
+__all__ = ["CONTENT_TYPE", "Metrics", "OfProcess", "family"]
 
 CONTENT_TYPE = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
@@ -82,19 +84,24 @@ Sample = tuple[tuple[str, ...], float]
 """The values of a metric's labels, in order, and its own."""
 
 
-class LoopLag:
-    """How late a loop wakes sleepers. A registry of its own: whoever embeds us may have one for the process.
+class OfProcess:
+    """What is told of any process of ours: what it runs, what it takes, and how late its loop wakes sleepers.
+
+    In a registry of its own: whoever embeds us may have one for the process.
 
     Args:
-        name: What the metric is called.
+        lag: What the metric of the loop is called.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, lag: str) -> None:
         self.registry: CollectorRegistry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        build = Info("rdzv_build", "The release of rdzv, and of Python.", registry=self.registry)
+        build.info({"version": __version__, "python": platform.python_version()})
         text = "How much later than asked the event loop woke a sleeper."
-        self._lag = Histogram(name, text, buckets=LAG_BUCKETS, registry=self.registry)
+        self._lag = Histogram(lag, text, buckets=LAG_BUCKETS, registry=self.registry)
 
-    async def measure(self, then: Callable[[], None] = lambda: None) -> None:
+    async def measure_loop(self, then: Callable[[], None] = lambda: None) -> None:
         """Measure the loop that this runs in, until cancelled; call this after each time."""
         loop = asyncio.get_running_loop()
         while True:
@@ -112,13 +119,13 @@ class Metrics:
     """What `/metrics` says beside a store."""
 
     def __init__(self) -> None:
-        self.loop_lag: LoopLag = LoopLag("rdzv_loop_lag_seconds")
+        self.process: OfProcess = OfProcess("rdzv_loop_lag_seconds")
         self._requests = Histogram(
             "rdzv_store_request_seconds",
             "How long requests took to carry out, by kind and outcome.",
             labelnames=("kind", "outcome"),
             buckets=(0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.05, 0.5),
-            registry=self.loop_lag.registry,
+            registry=self.process.registry,
         )
 
     def request(self, kind: str, outcome: str, seconds: float) -> None:
@@ -133,7 +140,7 @@ class Metrics:
             runs: How each run stands that somebody is in.
             ended: How many there are besides.
         """
-        pieces = [self.loop_lag.text()]
+        pieces = [self.process.text()]
         lines: list[str] = []
         for line in chain(_of_store(figures, ended), _of_runs(runs)):
             lines.append(line)

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from rdzv.http.door import door_at
 from rdzv.http.listening import health, listening, own_table
-from rdzv.http.metrics import CONTENT_TYPE, LoopLag, family
+from rdzv.http.metrics import CONTENT_TYPE, OfProcess, family
 from rdzv.node.wakeup import Wakeup
 from store.net.address import host_and_port
 from store.printable import escaping
@@ -72,7 +72,7 @@ async def serve_node(
             else:
                 at = host_and_port(host or "*", bound)
                 log.info("run %s, node %s: its metrics are at %s/metrics", node.run_id, node.node_id, at)
-            await metrics.loop_lag.measure(then=metrics.observe)
+            await metrics.process.measure_loop(then=metrics.observe)
     finally:
         node.listeners.remove(metrics)
 
@@ -81,7 +81,7 @@ class _NodeMetrics:
     """What one node's `/metrics` says; to be made in its loop."""
 
     def __init__(self, node: Node) -> None:
-        self.loop_lag = LoopLag("rdzv_node_loop_lag_seconds")
+        self.process = OfProcess("rdzv_node_loop_lag_seconds")
         self._node = node
         self._loop = asyncio.get_running_loop()
         self._since = self._loop.time()
@@ -96,7 +96,7 @@ class _NodeMetrics:
 
     async def _answer(self, _: web.Request) -> web.Response:
         self.observe()
-        return web.Response(body="".join([self.loop_lag.text(), *self._lines()]).encode(), headers=CONTENT_TYPE)
+        return web.Response(body="".join([self.process.text(), *self._lines()]).encode(), headers=CONTENT_TYPE)
 
     def changed(self) -> None:
         """Something has changed that the node knows; from any thread."""

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import tomllib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rdzv.cli import main as command
+from rdzv.cli.launcher.job import Then
 from rdzv.config.settings import parse
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, require
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 KUBERNETES, SLURM = ROOT / "examples" / "kubernetes", ROOT / "examples" / "slurm"
-VERSIONS = ("1.31", "1.34")
 SCRIPTS = sorted(SLURM.glob("*.sbatch"))
+VERSIONS = {"store.yaml": ("1.31", "1.37"), "job.yaml": ("1.31", "1.37"), "scale.yaml": ("1.31", "1.37")}
+KINDS = {"JobSet": "JobsetV1alpha2JobSet", "TrainJob": "TrainerV1alpha1TrainJob"}
+KINDS |= {"ClusterTrainingRuntime": "TrainerV1alpha1ClusterTrainingRuntime"}
+NEWEST = "1.37"
 
 
 def required(module: str) -> Any:
-    """A module, or a skipped test; where everything is to be installed, a failed one."""
-    if os.environ.get("RDZV_TEST_REQUIRE_ALL") == "1":
-        return __import__(module)
-    return pytest.importorskip(module)
+    require(module)
+    return importlib.import_module(module)
 
 
 def documents(name: str) -> list[dict[str, Any]]:
@@ -33,37 +40,73 @@ def documents(name: str) -> list[dict[str, Any]]:
     return list(required("yaml").safe_load_all(text))
 
 
-@pytest.mark.parametrize("name", ["store.yaml", "job.yaml"])
+def find(document: Any, name: str) -> list[Any]:
+    """All that is called this in a document, wherever."""
+    if isinstance(document, list):
+        return [one for each in document for one in find(each, name)]
+    if not isinstance(document, dict):
+        return []
+    return [*([document[name]] if name in document else []), *find(list(document.values()), name)]
+
+
+@pytest.mark.parametrize("name", VERSIONS)
 def test_manifests_are_what_the_schemas_of_kubernetes_say(name: str) -> None:
     validator = required("kubernetes_validate")
     for document in documents(name):
-        for version in VERSIONS:
+        for version in VERSIONS[name]:
             validator.validate(document, version, strict=True)
 
 
-def test_the_validator_would_find_a_field_that_does_not_exist() -> None:
+def as_it_is_read(document: dict[str, Any]) -> Any:
+    """A document of JobSet's or Trainer's as their own types read it: what they do not know is gone."""
+    kind = getattr(required("kubeflow_trainer_api.models"), KINDS[document["kind"]])
+    return kind.from_dict(document).to_dict()
+
+
+@pytest.mark.parametrize("name", ["jobset.yaml", "trainjob.yaml"])
+def test_manifests_are_what_jobset_and_trainer_say(name: str) -> None:
+    validator = required("kubernetes_validate")
+    for document in documents(name):
+        assert as_it_is_read(document) == document
+        for job in find(document, "replicatedJobs"):
+            whole = {
+                "apiVersion": "batch/v1",
+                "kind": "Job",
+                "metadata": {"name": "a"},
+                "spec": job[0]["template"]["spec"],
+            }
+            validator.validate(whole, NEWEST, strict=True)
+
+
+def test_the_validators_would_find_a_field_that_does_not_exist() -> None:
     validator = required("kubernetes_validate")
     wrong = documents("store.yaml")[1]
     wrong["spec"]["replica"] = 1
     with pytest.raises(validator.ValidationError):
-        validator.validate(wrong, VERSIONS[0], strict=True)
+        validator.validate(wrong, NEWEST, strict=True)
+    (jobset,) = documents("jobset.yaml")
+    jobset["spec"]["failurePolicy"]["maxRestart"] = 1
+    assert as_it_is_read(jobset) != jobset
 
 
-def commands_of(document: dict[str, Any]) -> list[list[str]]:
-    (container,) = document["spec"]["template"]["spec"]["containers"]
-    probes = [container[name] for name in ("startupProbe", "readinessProbe", "livenessProbe") if name in container]
-    return [container["command"], *(probe["exec"]["command"] for probe in probes)]
-
-
-@pytest.mark.parametrize("name", ["store.yaml", "job.yaml"])
-def test_containers_run_commands_that_rdzv_takes(name: str) -> None:
-    (workload,) = (one for one in documents(name) if "template" in one["spec"])
-    for words in commands_of(workload):
-        assert words[0] == "rdzv"
-        options = command._parse([str(word) for word in words[1:]])
-        assert options is not None
-        if options.command == "run":
-            assert parse(options.url, {}, {}).max_nodes == 4
+@pytest.mark.parametrize("name", ["store.yaml", "job.yaml", "jobset.yaml", "trainjob.yaml"])
+def test_containers_run_commands_that_rdzv_takes_and_rules_know_their_statuses(name: str) -> None:
+    (words,) = find(documents(name), "command")
+    assert words[0] == "rdzv"
+    options = command._parse([str(word) for word in words[1:]])
+    assert options is not None
+    if options.command == "run":
+        assert parse(options.url.replace("$(JOB)", "job"), {}, {}).max_nodes in (4, 16)
+        codes = options.exit_codes
+        ends = [
+            rule["onExitCodes"]["values"]
+            for rules in find(documents(name), "rules")
+            for rule in rules
+            if "onExitCodes" in rule
+        ]
+        assert ends == [[codes[Then.OVER]]]
+        for rules in find(documents(name), "restartPolicyRules"):
+            assert rules[0]["exitCodes"]["values"] == [codes[Then.RESTART], 128 + signal.SIGKILL]
 
 
 def test_nodes_that_wait_for_each_other_have_names_and_the_secret_is_the_one_that_is_made() -> None:
@@ -82,11 +125,45 @@ def test_batch_scripts_are_whole_and_their_commands_are_taken(script: Any) -> No
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
     if shutil.which("shellcheck"):
         assert subprocess.run(["shellcheck", str(script)], check=False).returncode == 0
-    (line,) = re.findall(r"^srun .*?(rdzv run .*?)$", text.replace("\\\n", " "), re.MULTILINE)
+    (line,) = re.findall(r"^ *srun .*?(rdzv run .*?)$", text.replace("\\\n", " "), re.MULTILINE)
     words = shlex.split(line.replace("$SLURM_JOB_ID", "7").replace("$SLURM_JOB_NUM_NODES", "4"))
     options = command._parse(words[1:])
     assert options is not None
     assert options.words == ("python", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("ends", "phase", "restarts", "does"),
+    [
+        ("0", "complete", 0, []),
+        ("80 0", "complete", 0, []),
+        ("82", "complete", 0, []),
+        ("81", "gathering", 0, ["requeue 7"]),
+        ("137", "gathering", 4, ["requeue 7"]),
+        ("137", "gathering", 5, []),
+        ("81", "closed", 0, []),
+    ],
+    ids=["done", "again", "over", "replaced", "killed", "killed too often", "finished without it"],
+)
+def test_slurm_does_what_the_statuses_ask_for(
+    ends: str, phase: str, restarts: int, does: list[str], tmp_path: Path
+) -> None:
+    stubs = {
+        "srun": f'read -ra ends < "{tmp_path}/ends"; echo "${{ends[*]:1}}" > "{tmp_path}/ends"; exit "${{ends[0]}}"',
+        "rdzv": f'[[ $2 == */slurm-7.{len(ends.split()) - 1} ]] && echo "run slurm-7: {phase}: as it is"',
+        "scontrol": f'echo "$*" >> "{tmp_path}/did"',
+    }
+    for name, script in stubs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "ends").write_text(f"{ends}\n")
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path), "SLURM_JOB_ID": "7"}
+    done = subprocess.run(
+        ["bash", SLURM / "store_outside.sbatch"], env={**environment, "SLURM_RESTART_COUNT": str(restarts)}, check=False
+    )
+    did = tmp_path / "did"
+    assert (did.read_text().splitlines() if did.exists() else []) == does
+    assert done.returncode == int(ends.rpartition(" ")[2])
 
 
 def test_the_image_is_built_of_what_the_package_is_built_of_and_starts_what_rdzv_takes() -> None:

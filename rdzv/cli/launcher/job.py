@@ -21,7 +21,7 @@ from rdzv.cli.command import Argument, argument, duration, flag, option, whole_n
 from rdzv.errors import RendezvousStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rdzv.core.round import Participant
     from rdzv.membership import RendezvousInfo
@@ -32,6 +32,7 @@ __all__ = [
     "Job",
     "OnChange",
     "Place",
+    "Then",
     "arguments",
     "environment_of",
     "error_in",
@@ -51,6 +52,8 @@ ERROR_CHARACTERS_MAX: Final = 200
 COUNTED: Final = ("auto", "cpu", "gpu")
 """What `--nproc` takes beside a number, as torchrun does."""
 
+SIGNALLED: Final = 128  # from here on, a status says by which signal a process has ended
+
 DRAINS_ON: Final = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 
 
@@ -60,6 +63,14 @@ class OnChange(Enum):
     TERM = "term"  # they are asked to end by SIGTERM
     USR1 = "usr1"  # they are told by SIGUSR1, and end, or say that they are at a checkpoint, when they are ready
     CHECKPOINT = "checkpoint"  # they are told nothing, and asked to end once they say that they are at a checkpoint
+
+
+class Then(Enum):
+    """What whoever started this launcher should do once it has ended, if not all has succeeded."""
+
+    RESTART = "restart"  # start it again, here
+    REPLACE = "replace"  # start another one, better elsewhere: this node leaves, is banned, or keeps failing
+    OVER = "over"  # nothing: the run is over
 
 
 def _modules(text: str) -> tuple[str, ...]:
@@ -78,6 +89,19 @@ def _signal(text: str) -> signal.Signals:
     if name not in DRAINS_ON:
         raise argparse.ArgumentTypeError(f"{text[:80]!r} must be one of {', '.join(DRAINS_ON)}")
     return signal.Signals[f"SIG{name}"]
+
+
+def _exit_codes(text: str) -> dict[Then, int]:
+    """Read which statuses the ends are to have that ask for something: `restart=80,replace=81,over=82`, or some."""
+    try:
+        codes = {Then(name): int(status) for name, _, status in (each.partition("=") for each in text.split(","))}
+    except ValueError:
+        codes = {}
+    if not codes or not all(0 < status < SIGNALLED for status in codes.values()):
+        raise argparse.ArgumentTypeError(
+            f"{text[:80]!r} must be statuses from 1 to {SIGNALLED - 1}, by name: restart=80,replace=81,over=82"
+        )
+    return codes
 
 
 def _option(named: str, kind: Callable[[str], Any] | None, help: str, default: Any = None, without: Any = None) -> Any:
@@ -135,6 +159,13 @@ class Job:
         f"process had written the file {CHECKPOINT_FILE}, or told of a second step; 0: never",
         0,
     )
+    exit_codes: Mapping[Then, int] | None = _option(
+        "--exit-codes restart=N,replace=N,over=N",
+        _exit_codes,
+        "end with these statuses instead, by what is to be done with this node: start it again here (the store is out "
+        "of reach, or no round came about), replace it (it leaves, is not taken in, or has failed once too often), or "
+        "nothing (the run is over, though not well)",
+    )
     # How processes end that are well, since nodes come or this one leaves.
     drain_on: signal.Signals | None = _option(  # noqa: RUF009  it makes a field
         "--drain-on SIGNAL",
@@ -172,6 +203,10 @@ class Job:
         default=True,
     )
     allow_chaos: bool = _flag("--allow-chaos", "let rdzv chaos kill this node, to rehearse a failure", default=False)
+
+    def status_for(self, then: Then, otherwise: int) -> int:
+        """Return the status to end with that asks for this; `otherwise`, if none was chosen for it."""
+        return (self.exit_codes or {}).get(then, otherwise)
 
     @property
     def takes_output(self) -> bool:

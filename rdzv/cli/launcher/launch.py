@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.cli.launcher.job import NPROC
+from rdzv.cli.launcher.job import NPROC, SIGNALLED, Then
 from rdzv.cli.launcher.job_round import SUCCEEDED, JobRound, Workplace
 from rdzv.cli.launcher.preload import preloading
 from rdzv.cli.launcher.stacks import WorkerStacks
@@ -125,7 +125,7 @@ class _Launcher:
                 self._scope = everything  # while a store hosted here waits for the others to go
         if status is None:
             assert self._signal is not None
-            return 128 + self._signal
+            return SIGNALLED + self._signal
         return status
 
     def _handler(self) -> Handler:
@@ -157,7 +157,7 @@ class _Launcher:
     def _asked_to_stop(self, number: int) -> None:
         """Leave in good order; asked again, at once: the guards then kill what is running."""
         if self._signal is not None:
-            os._exit(128 + number)
+            os._exit(SIGNALLED + number)
         self._signal = number
         self._scope.cancel()
 
@@ -233,13 +233,13 @@ class _Launcher:
                 info = await _meet(handler)
             except RendezvousGracefulExitError as error:
                 log.info("%s", error)
-                return 0
+                return self._job.status_for(Then.REPLACE, 0) if handler.node.is_draining else 0
             except RendezvousClosedError as error:
                 if was_open and error.reason == SUCCEEDED:
                     return 0
                 if error.given_up and error.status:
                     sys.stderr.write(f"rdzv run: {printable(str(error))}\n")
-                    return error.status
+                    return self._job.status_for(Then.OVER, error.status)
                 raise
             await self._count(handler, lambda tally: tally)
             if 0 < self._job.no_progress <= self._tally.fruitless:
@@ -247,10 +247,13 @@ class _Launcher:
                     f"{self._tally.fruitless} rounds have failed, one after the other, without a checkpoint or a step "
                     f"(--no-progress)"
                 )
-                return await _give_up(handler, info, verdict, self._job.give_up_status)
-            status = await self._follow(handler, info, *await self._play(handler, info))
-            if status is not None:
-                return status
+                status = self._job.give_up_status
+                log.error("run %s, round %d: %s", info.run_id, info.round, verdict)
+                await handler.set_closed(verdict, given_up=True, status=status)
+                return self._job.status_for(Then.OVER, status)
+            ended = await self._follow(handler, info, *await self._play(handler, info))
+            if ended is not None:
+                return ended
 
     async def _play(self, handler: Handler, info: RendezvousInfo) -> tuple[JobRound, Act]:
         """Run the command in a round until that is over; what follows. No process is left then."""
@@ -294,7 +297,7 @@ class _Launcher:
             return 0
         if act is Act.GIVE_UP:
             log.error("%s: given up: %s", where, how)
-            return status
+            return self._job.status_for(Then.OVER, status)
         if life.ending is not None and life.ending.kind is EndKind.CLOSED:
             return None  # who meets again is told by whom, why, and whether that was a verdict
         is_ours, leaves = act is Act.RAISE, act is not Act.RAISE and handler.node.is_draining
@@ -305,7 +308,7 @@ class _Launcher:
         failed = is_ours or life.has_failed
         await self._count(handler, lambda was: was.after(info.round, restart=is_ours, failed=failed, achieved=achieved))
         if not is_ours:
-            return 0 if leaves else None
+            return self._job.status_for(Then.REPLACE, 0) if leaves else None
         if self._tally.restarts <= self._job.max_restarts:
             log.warning("%s: %s; restart %d of %d", where, how, self._tally.restarts, self._job.max_restarts)
             return None
@@ -314,14 +317,7 @@ class _Launcher:
             f"rdzv run: {where}: {how}, and --max-restarts {self._job.max_restarts} allows no restart; see "
             f"what it wrote, or allow more\n"
         )
-        return status if status >= 0 else 128 - status
-
-
-async def _give_up(handler: Handler, info: RendezvousInfo, verdict: str, status: int) -> int:
-    """End the run on every node, with this status."""
-    log.error("run %s, round %d: %s", info.run_id, info.round, verdict)
-    await handler.set_closed(verdict, given_up=True, status=status)
-    return status
+        return self._job.status_for(Then.REPLACE, status if status >= 0 else SIGNALLED - status)
 
 
 async def _meet(handler: Handler) -> RendezvousInfo:

@@ -50,7 +50,8 @@ async def test_a_node_tells_its_own_metrics_from_its_first_arrival_until_it_is_c
             assert 'rdzv_node_member{node="a",run="job"} 1.0' in lines
             assert 'rdzv_node_hosts_store{node="a",run="job"} 1.0' in lines
             assert 'rdzv_node_store_in_reach{node="a",run="job"} 1.0' in lines
-            assert any(line.startswith("rdzv_node_seconds_total{doing=") for line in lines)
+            for name in ("rdzv_node_seconds_total{doing=", "rdzv_build_info{", "process_cpu_seconds_total "):
+                assert any(line.startswith(name) for line in lines), name
             assert await lines_of(session, f"{mine}/healthz") == ["ok"]
             # The same process serves the store, and so the page about its runs.
             page = f"http://127.0.0.1:{http_port}"

@@ -1,0 +1,70 @@
+"""`rdzv run --exit-codes`: what whoever started a node is told by its status to do with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+import rdzv
+from rdzv.cli.main import main
+from tests.support.launched import SUCCEED, node, started, tell
+from tests.support.processes import free_port
+
+RESTART, REPLACE, OVER = 80, 81, 82
+CODES = ("--exit-codes", f"restart={RESTART},replace={REPLACE},over={OVER}")
+ALONE = "job?min_nodes=1&max_nodes=2&last_call_timeout=0.1"
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [("exit 0", 0), ("exit 93", OVER), ("exit 7", REPLACE), ("kill -9 $$", REPLACE)],
+    ids=["it has succeeded", "it gives the run up", "it has failed once too often", "it was killed"],
+)
+async def test_the_end_of_the_command_says_what_is_to_be_done(server: str, script: str, status: int) -> None:
+    async with node(f"{server}/{ALONE}", "a", *CODES, command=("sh", "-c", script)) as a:
+        assert await a.wait(timeout=20) == status, a.written()
+
+
+async def test_a_node_that_leaves_is_to_be_replaced(server: str) -> None:
+    """It ended with 0, by which Kubernetes takes its index for done, and starts no other node."""
+    async with node(f"{server}/{ALONE}", "a", *CODES, "--drain-on", "TERM") as a:
+        await started(a)
+        os.kill(a.pid, signal.SIGTERM)
+        assert await a.wait(timeout=20) == REPLACE, a.written()
+
+
+async def test_a_banned_node_is_to_be_replaced_and_a_closed_run_is_over_for_all(server: str) -> None:
+    async with node(f"{server}/{ALONE}", "a", *CODES) as a, rdzv.connect(f"{server}/job") as observer:
+        process = await started(a)
+        await observer.ban("b", "its memory fails")
+        async with node(f"{server}/{ALONE}", "b", *CODES) as b:
+            assert await b.wait(timeout=20) == REPLACE, b.written()
+        await observer.set_closed("enough")
+        assert await a.wait(timeout=20) == OVER, a.written()
+        async with node(f"{server}/{ALONE}", "late", *CODES) as late:
+            assert await late.wait(timeout=20) == OVER, late.written()
+        assert process["RANK"] == "0"
+
+
+async def test_where_no_round_comes_about_the_node_is_to_be_started_again(server: str) -> None:
+    nowhere = f"tcp://127.0.0.1:{free_port()}"
+    for url in (f"{server}/job?min_nodes=2", f"{nowhere}/job?is_host=0&min_nodes=1"):
+        async with node(f"{url}&join_timeout=1", "a", *CODES) as a:
+            assert await a.wait(timeout=20) == RESTART, a.written()
+
+
+async def test_ends_for_which_no_status_was_chosen_have_their_usual_one(server: str) -> None:
+    async with node(f"{server}/{ALONE}", "a", "--exit-codes", "over=82", command=("sh", "-c", "exit 7")) as a:
+        assert await a.wait(timeout=20) == 7, a.written()
+    async with node(f"{server}/{ALONE}", "a", *CODES) as a:
+        tell(await started(a), SUCCEED)
+        assert await a.wait(timeout=20) == 0, a.written()
+
+
+@pytest.mark.parametrize("codes", ["", "80", "restart=0", "restart=x", "later=80", "over=128", "over=82,,"])
+def test_codes_that_cannot_be_meant_are_refused(codes: str) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(["run", "--exit-codes", codes, "tcp://127.0.0.1/job?min_nodes=1", "--", "true"])
+    assert exit.value.code == 121
