@@ -126,7 +126,7 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "rdzv.interface": NOUNS | {"rdzv.errors", "rdzv.core", "rdzv.membership"},
     "rdzv.node": STORE - {"store.engine", "store.disk", "store.server", "store.etcd"} | BELOW_NODE | {"rdzv._version"},
     "rdzv.display": NOUNS | {"rdzv.core", "rdzv.config", "rdzv._version", "store.net"},
-    "rdzv.http": STORE | BELOW_NODE | {"rdzv.node", "rdzv.display"},
+    "rdzv.http": STORE | BELOW_NODE | {"rdzv.node", "rdzv.display", "rdzv._version"},
     "rdzv.backends": STORE | BELOW_NODE | {"rdzv.node", "rdzv.http"},
     "rdzv.loop": STORE | BELOW_NODE | {"rdzv.node", "rdzv.backends"},
     "rdzv.sync": STORE | BELOW_NODE | {"rdzv.node", "rdzv.backends", "rdzv.loop"},
