@@ -127,8 +127,8 @@ class Nodes:
 
     async def _connect(self, name: str) -> Handler:
         handler = await rdzv.connect(self._url, node_id=name, is_host=False)
-        self._handlers[name] = handler  # type: ignore[assignment]
-        return handler  # type: ignore[return-value]
+        self._handlers[name] = handler
+        return handler
 
     async def _meet(self, name: str) -> tuple[int, int, int]:
         handler = self._handlers.get(name) or await self._connect(name)

@@ -119,7 +119,7 @@ def _run(url: str, run_id: str, *, nodes: int = 2) -> str:
     return f"{url}/{run_id}?min_nodes={nodes}&closed_ttl={CLOSED_TTL}&last_call_timeout=0.1&is_host=false"
 
 
-async def _meet(url: str, finish: Callable[[int, rdzv.RendezvousHandler], Awaitable[None]]) -> None:
+async def _meet(url: str, finish: Callable[[int, rdzv.Handler], Awaitable[None]]) -> None:
     """Two nodes meet, share something, and finish each in its way."""
 
     async def node(number: int) -> None:
@@ -135,7 +135,7 @@ async def _meet(url: str, finish: Callable[[int, rdzv.RendezvousHandler], Awaita
 
 
 async def _close(url: str, run_id: str) -> None:
-    async def finish(number: int, handler: rdzv.RendezvousHandler) -> None:
+    async def finish(number: int, handler: rdzv.Handler) -> None:
         if number == 0:
             await handler.set_closed("done")
 
@@ -143,7 +143,7 @@ async def _close(url: str, run_id: str) -> None:
 
 
 async def _leave(url: str, run_id: str) -> None:
-    async def finish(_: int, handler: rdzv.RendezvousHandler) -> None:
+    async def finish(_: int, handler: rdzv.Handler) -> None:
         await handler.leave()
 
     await _meet(_run(url, run_id), finish)

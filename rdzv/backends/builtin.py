@@ -12,7 +12,7 @@ import random
 import secrets
 import warnings
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 
 import store.sync
 from rdzv.backends.credentials import Credentials, with_expected_nodes
@@ -76,10 +76,10 @@ class Connection:
     def __init__(self, url: str, overrides: Mapping[str, Any]) -> None:
         self._url = url
         self._overrides = overrides
-        self._handler: RendezvousHandler | None = None
+        self._handler: Handler | None = None
         self._used = False
 
-    async def __aenter__(self) -> RendezvousHandler:
+    async def __aenter__(self) -> Handler:
         if self._used:
             raise RendezvousStateError("rdzv.connect(...) is entered or awaited once; call it again for another node")
         self._used = True
@@ -90,7 +90,8 @@ class Connection:
                 "rdzv.connect runs on asyncio, and no loop of asyncio's runs here; on trio, call rdzv.sync.connect in "
                 "a thread"
             ) from None
-        self._handler = await create_handler(self._url, self._overrides).__aenter__()
+        handler = await create_handler(self._url, self._overrides).__aenter__()
+        self._handler = cast("Handler", handler)  # of somebody else's backend it has what that has
         return self._handler
 
     async def __aexit__(
@@ -99,7 +100,7 @@ class Connection:
         if self._handler is not None:
             await self._handler.__aexit__(kind, error, trace)
 
-    def __await__(self) -> Generator[Any, Any, RendezvousHandler]:
+    def __await__(self) -> Generator[Any, Any, Handler]:
         return self.__aenter__().__await__()
 
     def __getattr__(self, name: str) -> NoReturn:

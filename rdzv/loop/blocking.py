@@ -60,7 +60,7 @@ def rounds_made_by(make: Callable[..., SomeRound], handler: Handler, options: Op
             so_far.end(error)
             return
         if so_far.counts and (given_up := so_far.check(handler.change_tally(change_nothing))):
-            handler.set_closed(given_up.reason, given_up=True, status=given_up.status)
+            handler.give_up(given_up.reason, status=given_up.status)
             raise given_up
         round = make(handler, info, so_far)
         if round.begin():

@@ -205,7 +205,7 @@ class Life(RoundLife):
         while self.state is not State.OVER and act is not Act.AWAIT_NEWS:
             act = self.happens(await self._do(act, failure), failure=failure)
         if isinstance(failure, GiveUp):
-            await self._close(failure.reason, given_up=True, status=failure.status)
+            await self._node.loop.start(verbs.give_up(self._node, failure.reason, status=failure.status))
         return act
 
     async def _await_news(self) -> Act:
@@ -229,7 +229,8 @@ class Life(RoundLife):
                         return Fact.WAS_LAST if await self._count(1) else Fact.WAS_NOT_LAST
                 return Fact.ENDED
             case Act.CLOSE:
-                await self._close(self._finished)
+                # Who is cancelled meanwhile leaves that to go on.
+                await self._node.loop.start(verbs.set_closed(self._node, self._finished))
                 return Fact.CLOSED if self.ending is None else Fact.ENDED
             case Act.AWAIT_END:  # until the run is closed, or a change ends the wait, and all goes on
                 with anyio.CancelScope() as self._awaits:
@@ -254,10 +255,6 @@ class Life(RoundLife):
         with contextlib.suppress(RoundSupersededError):
             return await (await self._store()).add(DONE, more) == self._membership.round.size
         return False
-
-    async def _close(self, reason: str, *, given_up: bool = False, status: int = 0) -> None:
-        """Close the run; who is cancelled meanwhile leaves that to go on."""
-        await self._node.loop.start(verbs.set_closed(self._node, reason, given_up=given_up, status=status))
 
     async def _store(self) -> SharedStore:
         """What the members share, for the node's loop."""

@@ -121,7 +121,7 @@ async def rounds_made_by(
                 so_far.end(error)
                 return
             if so_far.counts and (given_up := so_far.check(await handler.change_tally(change_nothing))):
-                await handler.set_closed(given_up.reason, given_up=True, status=given_up.status)
+                await handler.give_up(given_up.reason, status=given_up.status)
                 raise given_up
             round = make(handler, info, so_far)
             if await round.begin():

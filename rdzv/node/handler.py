@@ -54,28 +54,34 @@ T = TypeVar("T")
 
 def awaited(
     verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[_Front, P], Coroutine[Any, Any, T]]:
+) -> Callable[Concatenate[Handler, P], Coroutine[Any, Any, T]]:
     """Make of a verb the method of the async handler: it begins it in the node's loop, and waits for it."""
 
     @functools.wraps(verb)
-    async def method(self: _Front, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.call(verb(self.node, *args, **kwargs), see_to_its_end=verbs.must_end(verb))
 
     return method
 
 
-def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[_Front, P], T]:
+def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[Handler, P], T]:
     """Make a method of a verb that is answered from any thread."""
 
     @functools.wraps(verb)
-    def method(self: _Front, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return verb(self.node, *args, **kwargs)
 
     return method
 
 
-class _Front:
-    """All of a handler but its being one; apart, since the base class of handlers has some of the verbs, too."""
+class Handler(RendezvousHandler):
+    """One node's part in the rendezvous of a run; made by `rdzv.connect`.
+
+    Args:
+        node: What it is a front of.
+        open_store: Makes a client of the same store in the caller's loop, for the shared store.
+        open_blocking_store: Makes a blocking client of it, for the shared store of blocking callers.
+    """
 
     def __init__(
         self,
@@ -287,6 +293,7 @@ class _Front:
     leaves_because = at_once(verbs.leaves_because)
     is_closed = awaited(verbs.is_closed)
     set_closed = awaited(verbs.set_closed)
+    give_up = awaited(verbs.give_up)
     drain = awaited(verbs.drain)
     drain_node = awaited(verbs.drain_node)
     resize = awaited(verbs.resize)
@@ -308,13 +315,3 @@ class _Front:
     ping = awaited(verbs.ping)
     store_health = awaited(verbs.store_health)
     _roster = awaited(verbs.roster)
-
-
-class Handler(_Front, RendezvousHandler):
-    """One node's part in the rendezvous of a run; made by `rdzv.connect`.
-
-    Args:
-        node: What it is a front of.
-        open_store: Makes a client of the same store in the caller's loop, for the shared store.
-        open_blocking_store: Makes a blocking client of it, for the shared store of blocking callers.
-    """

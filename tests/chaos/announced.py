@@ -40,7 +40,7 @@ class _Announced(Chaos):
     announced: Counter[str] = field(default_factory=Counter)
     unannounced: Sequence[str] = UNANNOUNCED
 
-    async def trouble(self, seconds: float, observer: rdzv.RendezvousHandler) -> None:
+    async def trouble(self, seconds: float, observer: rdzv.Handler) -> None:
         """Announce changes, and do other things to nodes and to the store now and then."""
         assert isinstance(observer, Handler)
         await self.until(lambda: len(self.stays()) >= self.nodes, within=QUIET_WITHIN, what="come to a first round")
@@ -101,7 +101,7 @@ class _Announced(Chaos):
                     await asyncio.sleep(0.1)
         self.announced[kind] += 1
 
-    async def quiet(self, observer: rdzv.RendezvousHandler) -> None:  # noqa: ARG002
+    async def quiet(self, observer: rdzv.Handler) -> None:  # noqa: ARG002
         """Whoever has left is back, and there is room for all."""
         await self.until(self.in_one_round, within=2 * QUIET_WITHIN, what="come to one round")
         await self.nothing_is_left_behind()

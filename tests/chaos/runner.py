@@ -194,7 +194,7 @@ class Chaos:
 
     # -------------------------------------------------------------------------------------------------- trouble
 
-    async def trouble(self, seconds: float, observer: rdzv.RendezvousHandler) -> None:
+    async def trouble(self, seconds: float, observer: rdzv.Handler) -> None:
         """Do things to nodes and to the store, several at a time."""
         await self.until(lambda: len(self.stays()) >= self.nodes, within=QUIET_WITHIN, what="come to a first round")
         until = time.monotonic() + seconds
@@ -211,7 +211,7 @@ class Chaos:
                         group.create_task(self.meddle(kind, seat))
                 await asyncio.sleep(self.rng.uniform(0.3, 1.2))
 
-    async def choose(self, observer: rdzv.RendezvousHandler) -> Seat | None:
+    async def choose(self, observer: rdzv.Handler) -> Seat | None:
         """Somebody who is not in trouble yet, often the coordinator; nobody while half of all are."""
         free = [seat for seat in self.seats.values() if not seat.busy]
         if 2 * len(free) <= self.nodes:
@@ -268,14 +268,14 @@ class Chaos:
 
     # -------------------------------------------------------------------------------------------- quiet, and verdict
 
-    async def quiet(self, observer: rdzv.RendezvousHandler) -> None:
+    async def quiet(self, observer: rdzv.Handler) -> None:
         """All come to one round; then the two scenes that leave nothing to chance."""
         await self.until(self.settled, within=QUIET_WITHIN, what="come to one round, and stay in it")
         await self.kill_the_coordinator(observer)
         await self.let_one_stand_still()
         await self.nothing_is_left_behind()
 
-    async def kill_the_coordinator(self, observer: rdzv.RendezvousHandler) -> None:
+    async def kill_the_coordinator(self, observer: rdzv.Handler) -> None:
         """R5, R7: nobody else is in trouble, so all are told at once; a newcomer under its name is taken in."""
         seat = self.seats[(await observer.status()).coordinator or "n0"]
         assert seat.life is not None
@@ -331,7 +331,7 @@ class Chaos:
         if len(numbers) != 1:
             raise Violation(f"R10: of the rounds {sorted(numbers)} something is in the store, and one is current")
 
-    async def close(self, observer: rdzv.RendezvousHandler) -> None:
+    async def close(self, observer: rdzv.Handler) -> None:
         """R6: all are told, and end."""
         await observer.set_closed("chaos is over")
         for seat in self.seats.values():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import rdzv
 
 if TYPE_CHECKING:
-    from rdzv import RendezvousHandler
+    from rdzv import Handler
 
 PROBE_EVERY = 0.05  # seconds
 PAUSE_TOLD = 0.3  # seconds without an answer that are worth a line
@@ -28,7 +28,7 @@ def say(event: str, **what: object) -> None:
     print(json.dumps({"event": event, **what}), flush=True)
 
 
-async def probe(handler: RendezvousHandler) -> None:
+async def probe(handler: Handler) -> None:
     """Ask the store for something all the time, and tell when it has answered after a pause."""
     while True:
         asked = time.monotonic()
@@ -41,7 +41,7 @@ async def probe(handler: RendezvousHandler) -> None:
         await asyncio.sleep(PROBE_EVERY)
 
 
-async def take_part(handler: RendezvousHandler) -> None:
+async def take_part(handler: Handler) -> None:
     """Be a member of one round after the other, until the run is closed."""
     while True:
         info = await handler.next_rendezvous()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from rdzv.errors import RendezvousStateError
 from rdzv.interface import BlockingRendezvousHandler, RendezvousHandler
 
 if TYPE_CHECKING:
@@ -50,29 +49,6 @@ class BlockingSmallest(BlockingRendezvousHandler):
 def test_four_methods_must_be_written() -> None:
     assert RendezvousHandler.__abstractmethods__ == FOUR
     assert BlockingRendezvousHandler.__abstractmethods__ == FOUR
-
-
-LEFT_OUT: dict[str, Any] = {
-    "changes": (),
-    "status": (),
-    "history": (),
-    "leave": (),
-    "ban": ("host10", "broken"),
-    "unban": ("host10",),
-    "ban_where": ("rack", "r1"),
-    "unban_where": ("rack", "r1"),
-    "run_id": None,
-    "node_id": None,
-}
-
-
-@pytest.mark.parametrize("name", LEFT_OUT)
-async def test_what_is_left_out_says_so(name: str) -> None:
-    with pytest.raises(RendezvousStateError, match=f"does not offer {name}: Smallest would have to override it"):
-        if (arguments := LEFT_OUT[name]) is None:
-            getattr(Smallest(), name)
-        else:
-            await getattr(Smallest(), name)(*arguments)
 
 
 @pytest.mark.parametrize("fails", [False, True])

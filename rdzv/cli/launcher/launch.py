@@ -249,7 +249,7 @@ class _Launcher:
                 )
                 status = self._job.give_up_status
                 log.error("run %s, round %d: %s", info.run_id, info.round, verdict)
-                await handler.set_closed(verdict, given_up=True, status=status)
+                await handler.give_up(verdict, status=status)
                 return self._job.status_for(Then.OVER, status)
             ended = await self._follow(handler, info, *await self._play(handler, info))
             if ended is not None:

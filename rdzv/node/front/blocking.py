@@ -52,14 +52,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def blocking(verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[_Front, P], T]:
+def blocking(verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Handler, P], T]:
     """Make of a verb the method of the blocking handler: it begins it in the node's loop, and waits for it.
 
     What somebody else's backend has under the same name is called likewise.
     """
 
     @functools.wraps(verb)
-    def method(self: _Front, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
         node = self.node
         call = self._elsewhere(verb.__name__) if node is None else functools.partial(verb, node)
         done: T = self.call(call(*args, **kwargs), see_to_its_end=verbs.must_end(verb))
@@ -68,18 +68,24 @@ def blocking(verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]) -> Ca
     return method
 
 
-def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[_Front, P], T]:
+def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[Handler, P], T]:
     """Make a method of a verb that is answered from any thread."""
 
     @functools.wraps(verb)
-    def method(self: _Front, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return verb(self.node_here(verb.__name__), *args, **kwargs)
 
     return method
 
 
-class _Front:
-    """All of a handler but its being one; apart, since the base class of handlers has some of the verbs, too."""
+class Handler(RendezvousHandler):
+    """One node's part in the rendezvous of a run, for blocking callers; made by `rdzv.sync.connect`.
+
+    Args:
+        inner: The async handler of the same node. If it is ours, its node is called directly; else it is called in
+            `loop`.
+        loop: Where it lives.
+    """
 
     def __init__(self, inner: AsyncRendezvousHandler, loop: NodeLoop) -> None:
         self._inner = inner
@@ -164,12 +170,12 @@ class _Front:
             raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")
         return self.node
 
-    def _elsewhere(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+    def _elsewhere(self, name: str) -> Callable[..., Any]:
         """A verb of somebody else's backend, which need not have it."""
         method = getattr(self._inner, name, None)
         if method is None:
             raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")
-        found: Callable[..., Coroutine[Any, Any, Any]] = method
+        found: Callable[..., Any] = method
         return found
 
     def changes(self) -> BlockingChanges:
@@ -177,7 +183,8 @@ class _Front:
 
         `with handler.changes() as changes: for change in changes`; or `changes.poll(seconds)`, which gives one or None.
         """
-        return BlockingChanges(self._inner.changes(), self.call)
+        changes = self._inner.changes if isinstance(self._inner, AsyncHandler) else self._elsewhere("changes")
+        return BlockingChanges(changes(), self.call)
 
     def connect(self) -> None:
         """Connect, as entering the context does."""
@@ -234,6 +241,7 @@ class _Front:
     leaves_because = at_once(verbs.leaves_because)
     is_closed = blocking(verbs.is_closed)
     set_closed = blocking(verbs.set_closed)
+    give_up = blocking(verbs.give_up)
     drain = blocking(verbs.drain)
     drain_node = blocking(verbs.drain_node)
     resize = blocking(verbs.resize)
@@ -255,16 +263,6 @@ class _Front:
     ping = blocking(verbs.ping)
     store_health = blocking(verbs.store_health)
     _roster = blocking(verbs.roster)
-
-
-class Handler(_Front, RendezvousHandler):
-    """One node's part in the rendezvous of a run, for blocking callers; made by `rdzv.sync.connect`.
-
-    Args:
-        inner: The async handler of the same node. If it is ours, its node is called directly; else it is called in
-            `loop`.
-        loop: Where it lives.
-    """
 
 
 class BlockingChanges:

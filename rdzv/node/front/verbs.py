@@ -339,16 +339,18 @@ async def is_closed(node: Node) -> bool:
 
 
 @goes_on
-async def set_closed(node: Node, reason: str = "", *, given_up: bool = False, status: int = 0) -> None:
-    """Close the run for every node, for good; the first reason given is the one that is shown.
+async def set_closed(node: Node, reason: str = "") -> None:
+    """Close the run for every node, for good; the first reason given is shown for as long as the run is remembered."""
+    await _close(node, Closed(reason=reason, by=node.node_id))
 
-    Args:
-        node: Whose.
-        reason: Shown to whoever asks, for as long as the run is remembered.
-        given_up: It is a verdict not to go on, rather than the end of the work.
-        status: The exit status that every launcher then ends with.
-    """
-    closed = Closed(reason=reason, by=node.node_id, given_up=given_up, status=status)
+
+@goes_on
+async def give_up(node: Node, reason: str, *, status: int = 0) -> None:
+    """Close the run as `set_closed` does, by a verdict not to go on; every launcher then ends with this status."""
+    await _close(node, Closed(reason=reason, by=node.node_id, given_up=True, status=status))
+
+
+async def _close(node: Node, closed: Closed) -> None:
     try:
         with anyio.fail_after(node.settings.close_timeout):
             await (await node.connect()).close_run(closed)

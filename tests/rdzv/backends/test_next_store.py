@@ -115,7 +115,7 @@ async def met(url: str, **parameters: Any) -> bool:
     """Be in a round, and leave; whether the store was hosted here."""
     async with rdzv.connect(url, **parameters) as handler:
         await handler.next_rendezvous()
-        return handler.node.hosts_store()  # type: ignore[attr-defined,no-any-return]
+        return handler.node.hosts_store()
 
 
 async def test_a_run_that_had_moved_in_keeps_the_store_with_all_its_newcomers_for_as_long_as_it_stays(

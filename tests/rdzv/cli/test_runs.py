@@ -96,7 +96,7 @@ async def test_forget_names_the_nodes_that_are_left_and_closes_the_run_for_them_
         assert (await client.stats())["leases"] == 0
 
 
-async def _until_closed(handler: rdzv.RendezvousHandler) -> str:
+async def _until_closed(handler: rdzv.Handler) -> str:
     """Leave as soon as the run is closed, as a job does; the reason."""
     async with handler.changes() as changes:
         async for change in changes:

@@ -45,6 +45,7 @@ CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
     "answer": lambda handler: handler.answer("q", "text"),
     "change_tally": lambda handler: handler.change_tally(lambda before: before + b"1"),
     "set_closed": lambda handler: handler.set_closed("done"),
+    "give_up": lambda handler: handler.give_up("no data"),
 }
 """What can be awaited of a handler; `aclose` has tests of its own."""
 
@@ -57,6 +58,7 @@ SEEN_TO_THEIR_END = {
     "answer": "answers/q/a",
     "change_tally": "tally",
     "set_closed": "head/closed",
+    "give_up": "head/closed",
 }
 """Calls whose effect comes though nobody waits for it any more, and the key in which it is seen."""
 
@@ -76,7 +78,7 @@ async def test_a_call_whose_answer_nobody_has_heard_is_undone_before_the_next_on
 def test_every_call_is_here() -> None:
     public = [name for name in dir(Handler) if not name.startswith("_")]
     awaited = {name for name in public if asyncio.iscoroutinefunction(getattr(Handler, name))}
-    assert awaited - {"aclose"} == set(CALLS)
+    assert awaited - {"aclose", "call"} == set(CALLS)
 
 
 @pytest.mark.parametrize("how", ["natively", "by anyio"])
@@ -107,7 +109,7 @@ async def test_a_call_that_is_cancelled_twice_is_seen_to_its_end_and_harms_nobod
             assert run.keys(SEEN_TO_THEIR_END[call]) == [""]
         if call in ("next_rendezvous", "leave"):
             assert run.keys("nodes/") == ["b"], "no record of it stays"
-        if call == "set_closed":
+        if call in ("set_closed", "give_up"):
             heard = await listen(run, b)
             await heard.until(Closed)
             return

@@ -24,7 +24,7 @@ from tests.support.runs import assert_one_round
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from rdzv import RendezvousHandler
+    from rdzv import Handler
 
 KILLS = int(os.environ.get("RDZV_ETCD_KILLS", "1"))
 """How often the leader is killed in the middle of a round."""
@@ -55,17 +55,17 @@ def revive(etcd: Etcd) -> None:
 
 
 @asynccontextmanager
-async def run_of(etcd: Etcd, nodes: int, parameters: str = "") -> AsyncIterator[list[RendezvousHandler]]:
+async def run_of(etcd: Etcd, nodes: int, parameters: str = "") -> AsyncIterator[list[Handler]]:
     """Handlers of one run, connected and not joined."""
     url = f"{etcd.url}/run-{next(_names)}?min_nodes={nodes}&join_timeout=60{parameters}"
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(rdzv.connect(url, node_id=f"n{number}")) for number in range(nodes)]
 
 
-async def until_waiting(handler: RendezvousHandler, nodes: int) -> None:
+async def until_waiting(handler: Handler, nodes: int) -> None:
     """Wait until so many have arrived."""
     async with asyncio.timeout(WITHIN):
-        async for status in handler.statuses():  # type: ignore[attr-defined]  # ours has them
+        async for status in handler.statuses():
             if len(status.waiting) >= nodes:
                 return
 

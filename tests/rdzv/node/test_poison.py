@@ -31,7 +31,7 @@ CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
     "drain(within=nan)": lambda it: it.drain(within=float("nan")),
     "set_closed(None)": lambda it: it.set_closed(None),  # type: ignore[arg-type]
     "set_closed(surrogate)": lambda it: it.set_closed("\ud800"),
-    "set_closed(status=1.5)": lambda it: it.set_closed("done", given_up=True, status=1.5),  # type: ignore[arg-type]
+    "give_up(status=1.5)": lambda it: it.give_up("done", status=1.5),  # type: ignore[arg-type]
     "ban(reason=None)": lambda it: it.ban("z", None),  # type: ignore[arg-type]
     "ban(now=1)": lambda it: it.ban("z", now=1),  # type: ignore[arg-type]
     "keep(data=text)": lambda it: it.keep("k", "text"),  # type: ignore[arg-type]
