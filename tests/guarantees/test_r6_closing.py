@@ -30,16 +30,6 @@ async def test_r6_closing_reaches_parked_joiners_and_spares_leave_gracefully() -
             await spare
 
 
-async def test_r6_a_spare_of_a_full_round_leaves_gracefully() -> None:
-    async with VirtualRun(min_nodes=2, max_nodes=2) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
-        spare = await run.join(run.handler("spare"))
-        await a.set_closed("trained")
-        with pytest.raises(RendezvousGracefulExitError, match="trained"):
-            await spare
-
-
 @pytest.mark.parametrize("way", ["leave", "aclose", "crash"])
 async def test_r6_leaving_does_not_close_the_run(way: str) -> None:
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=0.5) as run:

@@ -20,7 +20,6 @@ from store.client import blocking, patience, pulse
 from store.client import channel as rooms
 from store.errors import (
     ConnectionLost,
-    ProtocolError,
     StoreReplaced,
     StoreTimeoutError,
     WaitEnded,
@@ -115,15 +114,6 @@ def test_the_connections_of_the_busiest_moment_are_given_back(server: Server, mo
         assert client.add("count", 1) == 1
         while client.stats()["connections"] > 1:
             pass
-
-
-def test_a_large_value_comes_and_goes(server: Server) -> None:
-    with store.sync.connect(server.url) as client:
-        value = os.urandom(5 * MIB)
-        client.put("large", value)
-        entry = client.get("large")
-        assert entry is not None
-        assert entry.value == value
 
 
 def test_a_value_may_take_longer_than_a_heartbeat_to_send(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,21 +246,6 @@ def test_an_outage_of_thousands_of_attempts_is_still_only_an_outage() -> None:
     client.close()
 
 
-async def test_who_speaks_another_protocol_is_a_protocol_error_at_once() -> None:
-    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        writer.close()
-
-    def connect(port: int) -> None:
-        with store.sync.connect(f"tcp://127.0.0.1:{port}", timeout=5.0):
-            raise AssertionError("that is no store")
-
-    web = await asyncio.start_server(answer, "127.0.0.1", 0)
-    with pytest.raises(ProtocolError):
-        await asyncio.to_thread(connect, web.sockets[0].getsockname()[1])
-    web.close()
-
-
 async def test_a_call_without_an_answer_says_whether_it_may_have_been_applied() -> None:
     async with through_proxy() as (_, proxy, client):
         proxy.black_hole()
@@ -389,16 +364,6 @@ def test_a_signal_handler_that_raises_gets_out_at_once_and_the_client_goes_on(se
 
 
 # ------------------------------------------------------------------------------------------------ watches
-
-
-async def test_a_watch_ends_with_its_client() -> None:
-    async with through_proxy() as (_, _, client):
-        watch = await asyncio.to_thread(client.watch("").__enter__)
-        reading = in_thread(lambda: list(watch))
-        await asyncio.to_thread(client.close)
-        with pytest.raises(ConnectionLost, match="is closed"):
-            await reading
-        watch.__exit__(None, None, None)
 
 
 async def test_a_reset_is_told_even_if_the_attempt_that_knew_of_it_failed() -> None:

@@ -18,7 +18,6 @@ from store.client.patience import BACKOFF_MOST, HEARTBEAT
 from store.errors import (
     ConnectionLost,
     LimitExceeded,
-    ProtocolError,
     StoreTimeoutError,
     StoreUsageError,
     UsedAfterFork,
@@ -57,29 +56,6 @@ def changes_of(client: Client) -> list[bool]:
 
 
 @virtual_time
-async def test_a_client_knows_the_store_it_met_and_how_it_is_seen() -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network) as server:
-        client = connect_in_memory(network)
-        assert (client.connected, client.store_id, client.seen_as) == (False, None, None)
-        async with client:
-            assert client.connected
-            assert client.store_id == server.store_id
-            assert client.seen_as == "client"
-        assert not client.connected
-
-
-@virtual_time
-async def test_connecting_gives_up_in_time_and_says_what_the_matter_was() -> None:
-    started = now()
-    with pytest.raises(ConnectionLost, match=r"no store at store within 7 s: nobody listens there") as caught:
-        async with connect_in_memory(MemoryNetwork(), timeout=7.0):
-            raise AssertionError("there is no server")
-    assert now() - started == pytest.approx(7.0, abs=0.1)
-    assert not caught.value.maybe_applied
-
-
-@virtual_time
 async def test_what_the_server_says_before_the_dial_returns_is_heard() -> None:
     network = MemoryNetwork()
 
@@ -114,29 +90,6 @@ async def test_a_connection_that_has_ended_before_its_greeting_is_answered_is_fo
     async with serve_in_memory(network), Client(ended_at_first, name="store", timeout=10.0) as client:
         assert await client.put("a", b"") == 1
     assert len(dialed) == 2
-
-
-@virtual_time
-async def test_who_listens_and_says_nothing_is_left_and_the_error_says_what_it_may_be() -> None:
-    network = MemoryNetwork()
-    network.listen("store", asyncio.Protocol)
-    with pytest.raises(ConnectionLost, match=r"takes connections and says nothing.*write tcps://"):
-        async with connect_in_memory(network, timeout=11.0):
-            raise AssertionError("that is no server")
-    assert len(network.links("store")) == 0
-
-
-@virtual_time
-async def test_who_speaks_another_protocol_is_a_protocol_error_at_once() -> None:
-    class WebServer(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            cast("asyncio.Transport", transport).write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-    network = MemoryNetwork()
-    network.listen("store", WebServer)
-    with pytest.raises(ProtocolError):
-        async with connect_in_memory(network):
-            raise AssertionError("that is no store")
 
 
 @virtual_time
@@ -236,20 +189,6 @@ async def test_an_idle_connection_is_kept_and_asked_after_now_and_then() -> None
         await asyncio.sleep(600.0)
         assert changes == []
         assert 600 / HEARTBEAT / 2 - 1 <= server.figures()["requests"] - before <= 600 / HEARTBEAT
-
-
-@virtual_time
-async def test_a_black_hole_is_noticed_and_left() -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network), connect_in_memory(network) as client:
-        lost_at: list[float] = []
-        client.on_connection(lambda connected: None if connected else lost_at.append(now()))
-        network.partition("client")
-        started = now()
-        await asyncio.sleep(30.0)
-        network.heal("client")
-        assert HEARTBEAT <= lost_at[0] - started <= 4 * HEARTBEAT
-        assert await client.put("a", b"", timeout=60.0) == 1
 
 
 @virtual_time
@@ -353,23 +292,6 @@ async def test_a_watch_whose_opening_is_given_up_or_cancelled_does_not_stay_open
 
 
 @virtual_time
-async def test_closing_tells_everyone_who_still_waits() -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network) as server:
-        async with connect_in_memory(network) as client:
-            waits = [asyncio.create_task(client.wait(["never"])) for _ in range(3)]
-            watch = await client.watch("").__aenter__()
-            reading = asyncio.ensure_future(anext(aiter(watch)))
-            await asyncio.sleep(1.0)
-        outcomes = await gathered(*waits, reading)
-        assert {type(outcome) for outcome in outcomes} == {ConnectionLost}
-        assert len({id(outcome) for outcome in outcomes[:3]}) == 3, "each has an error of its own to add to"
-        await watch.__aexit__(None, None, None)
-        await asyncio.sleep(0)
-        assert server.figures()["sessions"] == 0, "it said that it will not come back"
-
-
-@virtual_time
 async def test_a_closed_or_forked_client_is_of_no_use_and_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network):
@@ -419,14 +341,6 @@ async def test_callbacks_hear_of_each_welcome_each_loss_and_the_end() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ room
-
-
-@virtual_time
-async def test_thousands_of_calls_at_once_are_served_in_the_order_they_came() -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network), connect_in_memory(network) as client:
-        sums = await asyncio.gather(*[client.add("count", 1) for _ in range(3000)])
-        assert sums == list(range(1, 3001))
 
 
 @virtual_time

@@ -143,15 +143,6 @@ def test_a_refusal_is_answered_again_too_even_if_it_would_now_succeed() -> None:
     assert desk.keys() == ["a"]
 
 
-def test_a_mutation_whose_reply_is_no_longer_kept_is_answered_with_forgotten() -> None:
-    desk = Desk()
-    desk.ask(Add("a", 1), request_id=1)
-    refused = desk.ask(Add("a", 1), request_id=1, acknowledged=1)
-    assert refused.kind is FORGOTTEN
-    assert "request 1 was applied" in refused.message
-    assert desk.engine.revision == 1
-
-
 def test_a_lease_that_is_granted_again_after_a_reconnect_is_kept_by_the_new_connection() -> None:
     """It used to lapse `disconnect_ttl` after the old connection, before its owner had the answer."""
     desk = Desk()

@@ -19,14 +19,12 @@ from store.messages import (
     Create,
     Delete,
     DeletePrefix,
-    Done,
     Event,
     Failed,
     FailureKind,
     Get,
     Grant,
     KeepAlive,
-    LeaseState,
     Put,
     Request,
     Revoke,
@@ -61,37 +59,6 @@ def test_keys_on_a_lease_go_when_it_lapses_all_at_one_revision() -> None:
     assert desk.ask(Stats()).figures["leases_lapsed"] == 1
 
 
-def test_leases_lapse_each_at_a_revision_of_its_own() -> None:
-    desk = Desk()
-    for key in ("a", "b"):
-        desk.ask(Put(key, b"", lease=grant(desk, 1.0)))
-    desk.pass_time(2.0)
-    assert desk.engine.revision == 4
-    assert desk.engine.next_tick_in() is None
-
-
-def test_a_put_moves_a_key_from_one_lease_to_another() -> None:
-    desk = Desk()
-    short, long = grant(desk, 1.0), grant(desk, 10.0)
-    desk.ask(Put("a", b"", lease=short))
-    desk.ask(CompareAndSet(key="a", value=b"", expected_revision=1, lease=long))
-    desk.pass_time(2.0)
-    assert desk.keys() == ["a"]
-    assert desk.ask(TimeToLive(lease=long)).keys == ("a",)
-
-
-def test_time_to_live_tells_what_is_left_and_what_hangs_on_it() -> None:
-    desk = Desk()
-    lease = grant(desk, 4.0)
-    for key in ("b", "a"):
-        desk.ask(Put(key, b"", lease=lease))
-    desk.pass_time(0.25)
-    state = desk.ask(TimeToLive(lease=lease))
-    assert isinstance(state, LeaseState)
-    assert state.remaining == pytest.approx(3.75)
-    assert (state.ttl, state.keys) == (4.0, ("a", "b"))
-
-
 @pytest.mark.parametrize("request_", [Delete("a"), Put("a", b""), Put("a", b"", ttl=50.0), DeletePrefix(prefix="")])
 def test_the_lease_of_a_put_with_ttl_ends_with_its_key(request_: Request[Any]) -> None:
     desk = Desk()
@@ -120,13 +87,6 @@ def test_a_key_put_with_ttl_may_keep_its_own_lease_but_lends_it_to_no_other() ->
         assert "for that one key" in refused.message
     assert desk.fingerprint() == before
     desk.pass_time(2.0)
-    assert desk.keys() == []
-
-
-def test_revoking_the_lease_of_a_put_with_ttl_deletes_its_key() -> None:
-    desk = Desk()
-    desk.ask(Put("a", b"", ttl=1.0))
-    assert desk.ask(Revoke(lease=desk.ask(Get("a")).entry.lease)) == Done()
     assert desk.keys() == []
 
 

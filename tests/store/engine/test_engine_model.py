@@ -469,12 +469,6 @@ def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
     assert next_lease == Granted(lease=before._leases._last_id + 1, ttl=1.0)
 
 
-def test_a_store_in_memory_has_nothing_to_make_durable() -> None:
-    desk = Desk()
-    desk.ask(Put("a", b""))
-    assert desk.engine.take_facts() is None
-
-
 def test_a_store_that_cannot_write_now_says_why_and_can_be_read() -> None:
     desk = Desk()
     desk.ask(Put("a", b"1"))
@@ -503,10 +497,6 @@ def test_a_key_that_is_made_by_adding_or_appending_may_be_put_on_a_lease(make: A
     assert desk.ask(Get("a")).entry.lease is None  # it keeps what it has, which is none
     desk.pass_time(2.0)
     assert desk.keys() == ["a"]
-
-
-def test_an_engine_has_limits_without_being_given_any() -> None:
-    assert Engine(store_id="x").limits.keys_max > 0
 
 
 def test_a_lease_that_was_ending_when_its_server_died_goes_on_ending() -> None:

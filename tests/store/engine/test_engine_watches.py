@@ -18,7 +18,6 @@ from store.messages import (
     Transact,
     Wait,
     Watch,
-    Watching,
 )
 from tests.support.by_hand import Desk
 
@@ -26,17 +25,6 @@ USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN, *_ = FailureKind
 
 
 # ---------------------------------------------------------------------------------------------------------- watches
-
-
-def test_a_watch_of_what_is_no_longer_kept_is_refused_and_not_opened() -> None:
-    desk = Desk(history_bytes_max=500)
-    for _ in range(5):
-        desk.ask(Put("a", b""))
-    refused = desk.fails(Watch(prefix="", start_revision=3))
-    assert refused.kind is COMPACTED
-    assert "history begins at 4" in refused.message
-    assert desk.ask(Stats()).figures["watches"] == 0
-    assert desk.ask(Watch(prefix="", start_revision=4)) == Watching(revision=5)
 
 
 def test_a_watch_that_was_cancelled_or_dropped_hears_no_more() -> None:
@@ -49,17 +37,6 @@ def test_a_watch_that_was_cancelled_or_dropped_hears_no_more() -> None:
     assert desk.ask(Cancel(target=99)) == Done()
     desk.ask(Put("a", b""))
     assert desk.told == {}
-
-
-def test_a_closed_connection_hears_no_more() -> None:
-    desk = Desk()
-    desk.ask(Watch(prefix=""), peer=1)
-    desk.ask(Wait(keys=("a",)), peer=1)
-    desk.disconnect(1)
-    desk.ask(Put("a", b""), peer=2)
-    assert (desk.told, desk.answers) == ({}, {})
-    figures = desk.ask(Stats(), peer=2).figures
-    assert (figures["watches"], figures["waits"]) == (0, 0)
 
 
 def test_closing_a_connection_that_never_said_hello_is_no_matter() -> None:

@@ -14,7 +14,6 @@ from store.messages import (
     Delete,
     DeletePrefix,
     Entry,
-    Failed,
     GroupPage,
     ListGroups,
     Put,
@@ -63,16 +62,6 @@ def test_the_account_of_each_group_is_that_of_its_keys() -> None:
                 account[0] += 1
                 account[1] += ENTRY_OVERHEAD + len(entry.key) + len(entry.value)
         assert {group.name: [group.keys, group.bytes] for group in page.groups} == expected
-
-
-def test_one_group_that_is_full_leaves_the_others_their_room() -> None:
-    """Without a limit of its own, one run fills the store, and then nobody can create a key."""
-    desk = Desk(keys_max=10, group_keys_max=5)
-    answers = [desk.ask(Put(f"/rdzv/greedy/{number}", b"")) for number in range(10)]
-    assert [type(answer) is Failed for answer in answers] == [False] * 5 + [True] * 5
-    assert type(desk.ask(Put("/rdzv/modest/1", b""))) is not Failed
-    desk.ask(Delete("/rdzv/greedy/0"))
-    assert type(desk.ask(Put("/rdzv/greedy/9", b""))) is not Failed
 
 
 def test_groups_come_in_pages_and_have_an_age() -> None:

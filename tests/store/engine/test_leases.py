@@ -36,54 +36,11 @@ def ids(leases: list[LeaseRecord]) -> list[int]:
     return [lease.id for lease in leases]
 
 
-def test_leases_have_ids_of_their_own_and_can_be_found_by_them() -> None:
-    leases = at()
-    first, second = grant(leases, 1.0, peer=1), grant(leases, 1.0, peer=1)
-    assert first.id != second.id
-    assert leases.get(second.id) is second
-    assert len(leases) == 2
-    leases.end(second)
-    assert leases.get(second.id) is None
-    assert grant(leases, 1.0, peer=1).id not in {first.id, second.id}
-
-
-def test_a_stall_counts_for_no_more_than_the_longest_pause_between_two_looks() -> None:
-    leases = at()
-    lease = grant(leases, 1.0, peer=7)
-    leases.advance(3600.0)
-    assert leases.remaining(lease) == 1.0 - STALL_AFTER
-    leases.advance(7200.0)
-    assert leases.due() == []
-
-
 def test_a_clock_that_goes_back_takes_nothing_away() -> None:
     leases = at(100.0)
     lease = grant(leases, 1.0, peer=7)
     leases.advance(50.0)
     assert leases.remaining(lease) == 1.0
-
-
-def test_leases_that_are_due_come_in_the_order_in_which_their_time_was_over() -> None:
-    leases = at()
-    renewed = grant(leases, 0.1, peer=7)
-    leases.advance(0.05)
-    other = grant(leases, 0.1, peer=7)
-    leases.advance(0.09)
-    leases.keep_alive(renewed, peer=7)
-    leases.advance(0.25)
-    assert ids(leases.due()) == [other.id, renewed.id]
-
-
-def test_closing_a_connection_shortens_all_that_it_kept_and_nothing_else() -> None:
-    leases = at()
-    first = grant(leases, 10.0, disconnect_ttl=1.0, peer=7)
-    second = grant(leases, 10.0, disconnect_ttl=2.0, peer=7)
-    other = grant(leases, 10.0, disconnect_ttl=1.0, peer=8)
-    leases.end(grant(leases, 10.0, disconnect_ttl=1.0, peer=7))
-    close(leases, 7)
-    close(leases, 7)
-    close(leases, 99)
-    assert [leases.remaining(lease) for lease in (first, second, other)] == [1.0, 2.0, 10.0]
 
 
 def test_the_next_due_time_is_known_or_there_is_none() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from store.engine.changeset import SavedSession
-from store.engine.sessions import REPLY, Session, Sessions, Tally
+from store.engine.sessions import REPLY, Session, Sessions
 from store.messages import Written
 
 A, B = b"a" * 16, b"b" * 16
@@ -34,39 +34,7 @@ def keep(session: Session, *request_ids: int) -> None:
         session.keep(request_id, Written(revision=request_id))
 
 
-def test_a_reply_is_kept_until_it_is_acknowledged_and_then_frees_what_it_held() -> None:
-    session = Session(A, 1, Tally())
-    keep(session, 1, 3)
-    assert (session.highest, session.replies, session.held_bytes) == (3, 2, 2 * REPLY)
-    assert session.replay(1) == Written(revision=1)
-    assert session.replay(2) is None, "it may have been applied, or not: nobody can know"
-    session.acknowledge(2)
-    assert session.replay(1) is None
-    assert session.replay(3) == Written(revision=3)
-    session.acknowledge(10**18)
-    session.acknowledge(0)
-    assert session.replay(3) is None
-    assert (session.highest, session.replies, session.held_bytes) == (3, 0, 0)
-
-
 # ---------------------------------------------------------------------------------------------------- all of them
-
-
-def test_a_session_outlives_its_connection_and_keeps_its_number() -> None:
-    sessions = some()
-    session = opened(sessions, A, peer=1)
-    sessions.close(session, peer=1, now=10.0)
-    assert come(sessions, A, peer=2, now=309.0) == (session, None)
-    assert session.peer == 2
-
-
-def test_a_connection_that_takes_a_session_over_is_told_who_had_it() -> None:
-    sessions = some()
-    session = opened(sessions, A, peer=1)
-    assert come(sessions, A, peer=2, now=0.0) == (session, 1)
-    sessions.close(session, peer=1, now=5.0)  # no news: it is the other's now
-    sessions.expire(1000.0)
-    assert len(sessions) == 1
 
 
 def test_sessions_expire_in_the_order_in_which_they_were_left() -> None:
@@ -91,24 +59,6 @@ def test_a_farewell_on_an_older_connection_does_not_end_the_session_of_the_newer
     sessions.close(session, peer=2, now=0.0)
     sessions.expire(1000.0)
     assert len(sessions) == 0
-
-
-def test_restored_sessions_wait_for_their_clients_from_now_on() -> None:
-    sessions = some(ttl=100.0)
-    saved = [
-        SavedSession(id=A, number=4, replies=((7, Written(revision=1)), (9, Written(revision=2)))),
-        SavedSession(id=B, number=6, replies=()),
-    ]
-    sessions.restore(saved, last=8, now=5000.0)
-    assert sessions.expire(5099.0) == []
-    session = opened(sessions, A, peer=1)
-    assert (session.number, session.replies, session.held_bytes) == (4, 2, 2 * REPLY)
-    assert session.replay(9) == Written(revision=2)
-    assert session.replay(8) is None
-    assert session.highest == 9
-    assert sessions.expire(5100.0) == [B]
-    assert opened(sessions, B, peer=2).number == 9
-    assert sessions.made == 9
 
 
 def test_sessions_without_replies_make_way_for_newcomers_the_longest_abandoned_first() -> None:

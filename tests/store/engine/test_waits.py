@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from store import when
 from store.engine.engine import WAITS_AT_ONCE
 from store.engine.requests import LOOKS_A_STEP, LOOKS_OF_A_WAIT, Requests
-from store.engine.waits import WAIT_OVERHEAD, Parked, Waits, wait_bytes
+from store.engine.waits import Parked, Waits
 from store.messages import Append, Cancel, Delete, Event, Guarded, Put, Transact, Wait
 from tests.support.by_hand import Desk
 
@@ -37,28 +37,6 @@ def test_a_wait_stands_at_one_missing_key_so_that_writing_the_others_costs_nothi
         waits.move(watcher, missing)
     assert waits.stirred([put("often")]) == []
     assert waits.stirred([put("never 7")]) == [{(1, 7): None}]
-
-
-def test_what_a_peer_has_parked_is_counted_until_it_is_over() -> None:
-    waits = Waits()
-    for number in range(3):
-        waits.add((1, number), parked("a", missing="a", fence="f"), cost=100)
-    waits.add((2, 0), parked("a", missing="a"), cost=7)
-    assert (len(waits), waits.of(1), waits.bytes_of(1), waits.bytes_of(2)) == (4, 3, 300, 7)
-    waits.remove((1, 1))
-    assert (1, 1) not in waits.parked
-    assert (1, 2) in waits.parked
-    assert waits.bytes_of(1) == 200
-    list(waits.peer_closed(1))
-    list(waits.peer_closed(1))
-    assert (len(waits), waits.of(1), waits.bytes_of(1)) == (1, 0, 0)
-    waits.remove((2, 0))
-    assert (waits.parked, waits._at, waits._under, waits._by) == ({}, {}, {}, {})
-
-
-def test_a_wait_costs_its_keys_and_what_its_conditions_expect() -> None:
-    assert wait_bytes(["a", "bb"], []) == 2 * WAIT_OVERHEAD + 3
-    assert wait_bytes(["a"], [when.value("k") == bytes(50), when.exists("k")]) == 3 * WAIT_OVERHEAD + 3 + 50
 
 
 KEYS = st.sampled_from("abc")

@@ -30,7 +30,6 @@ from store.messages import (
     Found,
     Get,
     GetMany,
-    Guarded,
     Ping,
     Pong,
     Put,
@@ -147,14 +146,6 @@ def test_without_the_token_neither_side_goes_on() -> None:
 # --------------------------------------------------------------------------------------------- the server's side, alone
 
 
-@pytest.mark.parametrize("second", [2, 3])
-def test_request_ids_count_upwards(second: int) -> None:
-    connection = greeted()
-    list(connection.receive(wire.encode_request(3, 0, Ping())))
-    with pytest.raises(ProtocolError, match="ids count upwards"):
-        list(connection.receive(wire.encode_request(second, 0, Ping())))
-
-
 def test_one_request_that_comes_alone_is_told_at_once() -> None:
     conversation = greeted()
     first, second, third = (wire.encode_request(id, 0, Ping()) for id in (1, 2, 3))
@@ -185,17 +176,6 @@ def acknowledged(frame: bytes) -> int:
     return decoded[1]
 
 
-def test_a_request_acknowledges_the_replies_to_all_mutations_before_the_oldest_without_one() -> None:
-    connection = welcomed()
-    items = [connection.ask(request, None) for request in (Put("a", b""), Get("a"), Put("b", b""), Get("b"))]
-    assert [acknowledged(connection.encode(item)) for item in items] == [0, 0, 0, 0]
-    list(connection.receive(wire.encode_response(1, Written(revision=1))))
-    assert acknowledged(connection.encode(connection.ask(Ping(), None))) == 2
-    list(connection.receive(wire.encode_response(3, Written(revision=2))))
-    assert acknowledged(connection.encode(connection.ask(Ping(), None))) == 5
-    assert acknowledged(connection.encode(connection.ask(Put("c", b""), None))) == 6
-
-
 def test_an_answer_that_comes_alone_is_told_at_once() -> None:
     conversation = welcomed()
     asked, put = conversation.ask(Ping(), None), conversation.ask(Put("k", b""), None)
@@ -209,44 +189,6 @@ def test_an_answer_that_comes_alone_is_told_at_once() -> None:
     assert not conversation.in_flight
     later = conversation.ask(Ping(), None)
     assert wire.decode_request(conversation.encode(later)[4:]) == (3, 2, Ping())  # the put needs no reply any more
-
-
-def test_what_has_no_reply_is_sent_again_in_the_order_in_which_it_was_asked() -> None:
-    connection = welcomed()
-    items = [connection.ask(request, None) for request in (Get("a"), Put("a", b""), Wait(keys=("b",)), Put("c", b""))]
-    connection.encode(items[1])
-    connection.encode(items[0])
-    connection.answered(3)
-    assert connection.disconnected() == []
-    assert connection.welcomed is None
-    assert connection.to_send_again() == [items[0], items[1], items[3]]
-
-
-def test_what_nobody_waits_for_is_not_sent_again() -> None:
-    connection = welcomed()
-    sent, unsent = connection.ask(Put("a", b""), None), connection.ask(Put("b", b""), None)
-    connection.encode(sent)
-    connection.abandon(sent)
-    connection.abandon(unsent)
-    assert connection.to_send_again() == [sent]  # on this connection its reply may still come
-    assert connection.disconnected() == [sent]
-    assert connection.to_send_again() == []
-    assert acknowledged(connection.encode(connection.ask(Ping(), None))) == 2
-
-
-def test_a_session_that_was_forgotten_loses_the_mutations_that_were_sent_and_nothing_else() -> None:
-    connection = welcomed(session=1)
-    guarded = Guarded(when=(), request=Put("b", b""))
-    sent = [connection.ask(request, None) for request in (Put("a", b""), guarded, Get("a"))]
-    for item in sent:
-        connection.encode(item)
-    connection.disconnected()
-    unsent = connection.ask(Put("c", b""), None)
-    connection.connected(nonce=b"o" * 16)
-    welcomed(session=2, made=connection)
-    assert not connection.resumed
-    assert connection.lost_for_good() == sent[:2]
-    assert connection.to_send_again() == [sent[2], unsent]
 
 
 def test_a_session_is_resumed_only_if_it_is_the_one_of_the_last_welcome() -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
-import textwrap
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from store.disk.directory import FILE
-from store.engine.changeset import Facts, KeptReply, Saved
+from store.engine.changeset import Facts, Saved
 from store.errors import StoreUsageError
-from store.messages import Added, Entry, Failed, Written
+from store.messages import Entry, Failed, Written
 from store.server.journal import Journal
 from tests.support.facts import (
     A,
@@ -32,7 +30,6 @@ from tests.support.facts import (
     session,
 )
 from tests.support.journals import HeldBack
-from tests.support.processes import start_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,33 +42,6 @@ def test_a_new_directory_is_made_and_holds_an_empty_store_of_the_given_identity(
     directory = tmp_path / "not" / "there" / "yet"
     assert kept(directory) == Saved(store_id="id")
     assert saved_in(directory).store_id == "id", "and keeps it, whatever a later server would have called it"
-
-
-def test_everything_that_was_appended_comes_back(tmp_path: Path) -> None:
-    saved = kept(
-        tmp_path,
-        [opened(A, 1)],
-        [
-            Facts(**granted(lease(1, ttl=10, disconnect_ttl=2))),
-            change(put(1, "a", b"1", lease=1), put(1, "b", b"2")),
-            change(put(2, "ttl", b"3", lease=2), **granted(lease(2, ttl=0.25, anonymous=True))),
-            replied(A, 5),
-        ],
-    )
-    assert saved == Saved(
-        store_id="id",
-        revision=2,
-        last_lease=2,
-        last_session=1,
-        entries=(
-            Entry(key="a", value=b"1", create_revision=1, mod_revision=1, lease=1),
-            Entry(key="b", value=b"2", create_revision=1, mod_revision=1),
-            Entry(key="ttl", value=b"3", create_revision=2, mod_revision=2, lease=2),
-        ),
-        leases=(lease(1, disconnect_ttl=2.0), lease(2, ttl=0.25, anonymous=True)),
-        sessions=(session(A, 1, 5),),
-        history=((put(1, "a", b"1", lease=1), put(1, "b", b"2")), (put(2, "ttl", b"3", lease=2),)),
-    )
 
 
 def test_keys_and_values_of_every_sort_come_back(tmp_path: Path) -> None:
@@ -158,34 +128,6 @@ def test_what_comes_back_of_several_groups(tmp_path: Path, what: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ the writer
-
-
-def test_facts_are_numbered_and_reported_in_order_when_they_are_durable(tmp_path: Path) -> None:
-    with contextlib.closing(Journal(tmp_path, new_id="id")) as journal:
-        journal.load()
-        outcome = Outcome()
-        outcome.start(journal)
-        assert [journal.append(change(put(number, "k"))) for number in (1, 2, 3)] == [1, 2, 3]
-        outcome.wait_for(3)
-        assert outcome.durable == sorted(outcome.durable)
-
-
-def test_what_gathers_while_one_commit_runs_shares_the_next(tmp_path: Path) -> None:
-    journal = HeldBack(tmp_path, new_id="id")
-    journal.load()
-    outcome = Outcome()
-    outcome.start(journal)
-    journal.append(change(put(1, "k")))
-    assert journal.begun.acquire(timeout=60)
-    for number in range(2, 102):
-        journal.append(change(put(number, "k")))
-    assert outcome.durable == []
-    journal.may_commit.release(2)
-    outcome.wait_for(101)
-    journal.close()
-    assert list(map(len, journal.groups)) == [1, 100]
-    assert outcome.durable == [1, 101]
-    assert journal.commits == 2
 
 
 def test_a_disk_that_hangs_does_not_keep_a_server_from_leaving(
@@ -297,47 +239,6 @@ def test_an_error_of_which_sqlite_says_nothing_leaves_the_group_in_doubt(
     assert outcome.wait_for_failure() == "made by Python"
     assert journal.in_doubt
     journal.close()
-
-
-async def test_a_file_that_may_not_grow_rolls_a_group_back_until_it_may_again(tmp_path: Path) -> None:
-    """The same as above, with a disk that is really full: the system refuses the write."""
-    script = """
-        import resource, sys
-        from store.server.journal import Journal
-        from tests.support.facts import Outcome, change, put
-        journal = Journal(sys.argv[1], new_id="id")
-        journal.load()
-        outcome = Outcome()
-        outcome.start(journal)
-        outcome.wait_for(journal.append(change(put(1, "before"))))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (128 * 1024, resource.RLIM_INFINITY))
-        journal.append(change(put(2, "large", bytes(1_000_000))))
-        print("failed:", outcome.wait_for_failure())
-        print(journal.load().revision, outcome.durable)
-        journal.try_again()
-        outcome.start(journal)
-        for revision in range(2, 60):
-            outcome.wait_for(journal.append(change(put(revision, "small", bytes(3000)), compacted=revision)))
-        print("each of them found room again where the others had been")
-        journal.stop()
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        print("again:", journal.try_again() and not journal.only_deletes)
-        outcome.start(journal)
-        outcome.wait_for(journal.append(change(put(60, "after", bytes(1_000_000)))))
-        journal.close()
-    """
-    async with start_python("-c", textwrap.dedent(script), str(tmp_path)) as child:
-        await child.line("failed: ")
-        await child.line("1 [1]")
-        await child.line("each of them")
-        await child.line("again: True")
-        assert await child.wait() == 0
-    assert [entry.key for entry in saved_in(tmp_path).entries] == ["after", "before", "small"]
-
-
-def test_a_reply_of_any_sort_comes_back(tmp_path: Path) -> None:
-    reply = KeptReply(session_id=A, acknowledged=0, request_id=3, response=Added(value=-5, revision=9))
-    assert kept(tmp_path, [opened(A, 1), Facts(replies=[reply])]).sessions[0].replies == ((3, reply.response),)
 
 
 def test_what_sqlite_will_always_refuse_is_answered_to_its_sender_and_costs_nobody_else_anything(

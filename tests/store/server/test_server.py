@@ -14,7 +14,7 @@ from rdzv.testing.network import MemoryNetwork
 from store.engine.engine import Engine
 from store.errors import LimitExceeded, ProtocolError
 from store.limits import Limits
-from store.messages import Count, Found, Get, Grant, Granted, Put, Watch, Written
+from store.messages import Count, Found, Get, Grant, Granted, Put, Written
 from store.protocol.connection import InFlight
 from store.protocol.wire import Bye
 from store.server.peer import LEAVE_WITHIN
@@ -38,25 +38,6 @@ async def passes(seconds: float = 0.0) -> float:
 
 
 # ------------------------------------------------------------------------------------------------ letting in
-
-
-@pytest.mark.virtual_time
-async def test_more_connections_than_allowed_are_refused_and_let_in_when_there_is_room(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network, limits=Limits(connections_max=1)) as server:
-        first = await introduce(network)
-        second = connect_in_memory(network, timeout=5.0)
-        with pytest.raises(store.ConnectionLost, match="1 connections, the most it takes"):
-            await second.__aenter__()
-        assert server.figures()["connections_refused"] > 1
-        assert isinstance(await first.answer(*first.ask(Put("a", b""))), Written)
-        asyncio.get_running_loop().call_later(2.0, first.transport.close)
-        async with connect_in_memory(network, timeout=10.0) as third:
-            assert await third.count("") == 1
-    refusals = [each for each in caplog.records if "refuses connections, from client:2 (peer 2) on" in each.message]
-    assert len(refusals) == 1, "once, not each time"
 
 
 @pytest.mark.virtual_time
@@ -169,22 +150,6 @@ async def test_a_peer_that_is_hung_up_on_and_never_reads_is_gone_after_a_while()
         assert server.connections == 2
         await passes(2.0)
         assert server.connections == 1
-
-
-@pytest.mark.virtual_time
-async def test_a_client_that_comes_back_has_its_old_connection_ended_at_once() -> None:
-    network = MemoryNetwork()
-    session_id = b"0123456789abcdef"
-    async with serve_in_memory(network) as server:
-        old = await introduce(network, source="old", session_id=session_id)
-        old.ask(Watch(prefix=""))
-        await old.until(old.replies)
-        network.partition("old")  # the server is not told
-        peer = await introduce(network, source="new", session_id=session_id)
-        assert isinstance(await peer.answer(*peer.ask(Put("a", b""))), Written)
-        assert server.connections == 1
-        assert server.figures()["watches"] == 0
-        assert server.figures()["sessions"] == 1
 
 
 # ------------------------------------------------------------------------------------------------ leaving
