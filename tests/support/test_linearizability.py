@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -21,11 +19,9 @@ from tests.support.linearizability import (
     RegisterInput,
     RegisterModel,
     UndecidedError,
-    apply,
     assert_linearizable,
     check,
 )
-from tests.support.seeds import FRESH
 
 
 def op(call: float, returned: float | None, input: RegisterInput, output: Any = None) -> Operation:
@@ -130,96 +126,3 @@ def test_half_an_answer_is_no_operation() -> None:
         Operation(client="c", call=0, returned=1, input=Get("k"))
     with pytest.raises(AssertionError, match="before it was called"):
         op(2, 1, Get("k"))
-
-
-# At random.
-
-
-@dataclass
-class AtomicStore:
-    """A store that really is atomic, under clients that overlap: each operation applies at one drawn moment."""
-
-    rng: random.Random
-    values: dict[str, bytes | None] = field(default_factory=dict)
-
-    def history(self, *, clients: int, operations: int) -> list[Operation]:
-        moments: list[tuple[float, float, float, int]] = []
-        for client in range(clients):
-            now = self.rng.random()
-            for _ in range(operations):
-                call, applied, returned = sorted(now + self.rng.random() * 3 for _ in range(3))
-                moments.append((applied, call, returned, client))
-                now = returned + self.rng.random() * 0.2
-        return [self._apply(call, returned, client) for _, call, returned, client in sorted(moments)]
-
-    def _apply(self, call: float, returned: float, client: int) -> Operation:
-        request = self._draw()
-        after = apply(self.values.get(request.key), request)
-        assert after is not None
-        left, answer = after
-        lost = self.rng.random() < 0.1
-        if not lost or self.rng.random() < 0.5:
-            self.values[request.key] = left
-        if lost:
-            return Operation(client=f"c{client}", call=call, input=request)
-        return Operation(client=f"c{client}", call=call, returned=returned, input=request, output=answer)
-
-    def _draw(self) -> RegisterInput:
-        key = self.rng.choice("ab")
-        value = b"%d" % self.rng.randrange(4)
-        expected = self.rng.choice([b"%d" % self.rng.randrange(4), *Presence])
-        requests: list[RegisterInput] = [
-            Get(key),
-            Put(key, value),
-            Delete(key),
-            CompareAndSet(key, value, expected),
-            Add(key, 1),
-        ]
-        return self.rng.choice(requests)
-
-
-@pytest.mark.parametrize("seed", [*range(8), FRESH])
-def test_histories_of_an_atomic_store_are_linearizable(seed: int) -> None:
-    history = AtomicStore(random.Random(seed)).history(clients=5, operations=30)
-    assert_linearizable(history, RegisterModel())
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_histories_in_which_one_read_saw_a_value_nobody_wrote_are_not(seed: int) -> None:
-    rng = random.Random(seed)
-    history = AtomicStore(rng).history(clients=5, operations=30)
-    reads = [
-        index
-        for index, operation in enumerate(history)
-        if isinstance(operation.input, Get) and operation.returned is not None
-    ]
-    guilty = rng.choice(reads)
-    history[guilty] = replace(history[guilty], output=b"nobody's")
-
-    assert not check(history, RegisterModel()).linearizable
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_histories_that_end_in_a_stale_read_are_not(seed: int) -> None:
-    history = AtomicStore(random.Random(seed)).history(clients=5, operations=30)
-    end = max(operation.returned or operation.call for operation in history)
-    # No random operation writes 100, nor could an unanswered one make it of 200: they add 1 at a time.
-    stale_read = [
-        op(end + 1, end + 2, Put("a", b"100")),
-        op(end + 3, end + 4, Put("a", b"200")),
-        op(end + 5, end + 6, Get("a"), b"100"),
-    ]
-
-    assert not check([*history, *stale_read], RegisterModel()).linearizable
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_histories_of_a_store_that_applies_an_add_twice_are_not(seed: int) -> None:
-    rng = random.Random(seed)
-    adds = [op(call := rng.random() * 5, call + rng.random(), Add("n", 1), None) for _ in range(20)]
-    total, answered = 0, []
-    for number, add in enumerate(sorted(adds, key=lambda operation: operation.call)):
-        total += 2 if number == 10 else 1
-        answered.append(replace(add, output=total))
-
-    assert not check(answered, RegisterModel()).linearizable

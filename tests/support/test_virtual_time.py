@@ -6,45 +6,9 @@ import asyncio
 import itertools
 import time
 
-import anyio
 import pytest
 
 from tests.support.virtual_time import HORIZON, DeadlockError, VirtualTimeLoop
-
-
-@pytest.mark.virtual_time
-async def test_a_day_of_sleep_takes_no_time() -> None:
-    loop = asyncio.get_running_loop()
-    began, began_for_real = loop.time(), time.monotonic()
-
-    await anyio.sleep(86400)
-
-    assert loop.time() - began == 86400
-    assert time.monotonic() - began_for_real < 60  # a bound no slow machine will miss: a day did not pass
-
-
-@pytest.mark.virtual_time
-async def test_timers_fire_in_order_of_their_deadlines() -> None:
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    woken: list[tuple[str, float]] = []
-
-    async def sleeper(name: str, delay: float) -> None:
-        await anyio.sleep(delay)
-        woken.append((name, loop.time() - began))
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(sleeper("late", 600))
-        group.create_task(sleeper("early", 0.5))
-
-    assert woken == [("early", 0.5), ("late", 600)]
-
-
-@pytest.mark.virtual_time
-async def test_a_timeout_runs_out_on_the_virtual_clock() -> None:
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(3600):
-            await asyncio.Event().wait()
 
 
 def test_waiting_for_nothing_is_a_deadlock_that_names_the_task_and_the_line() -> None:
