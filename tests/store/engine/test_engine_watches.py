@@ -96,4 +96,4 @@ def test_nothing_is_kept_of_waits_that_are_over() -> None:
     desk.disconnect(2)
     desk.ask(Put("x", b""), peer=9)
     waits = desk.engine._waits
-    assert (waits.parked, waits._at, waits._under, waits._by) == ({}, {}, {}, {})
+    assert (waits.parked, waits._at, waits._under, waits._by, waits.bytes) == ({}, {}, {}, {}, 0)
