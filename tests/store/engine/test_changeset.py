@@ -1,0 +1,27 @@
+"""Facts: what one step adds, and what of it has the last word."""
+
+from __future__ import annotations
+
+from store.engine.changeset import Facts
+
+A, B = b"a" * 16, b"b" * 16
+
+
+def test_sessions_that_came_and_went_in_one_step_leave_nothing_but_their_numbers() -> None:
+    """However many: while a disk is full they used to be kept, each of them."""
+    facts = Facts()
+    for number in range(1, 1001):
+        facts.opened(b"%016d" % number, number)
+        facts.forgotten(b"%016d" % number)
+    assert facts.sessions == {}
+    assert not facts._new
+    assert facts.last_session == 1000, "they are used up"
+    assert facts, "which must be made durable"
+
+
+def test_a_session_that_went_came_again_and_went_in_one_step_is_gone() -> None:
+    facts = Facts()
+    facts.forgotten(A)
+    facts.opened(A, 7)
+    facts.forgotten(A)
+    assert facts.sessions == {A: None}
