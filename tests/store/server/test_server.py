@@ -13,7 +13,6 @@ import store
 from rdzv.testing.network import MemoryNetwork
 from store.engine.engine import Engine
 from store.errors import LimitExceeded, ProtocolError
-from store.limits import Limits
 from store.messages import Count, Found, Get, Grant, Granted, Put, Written
 from store.protocol.connection import InFlight
 from store.protocol.wire import Bye
