@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from rdzv import __version__
+
+ROOT = Path(__file__).parents[1]
 
 project = "rdzv"
 author = "The rdzv authors"
@@ -30,7 +34,7 @@ html_title = f"rdzv {version}"
 html_copy_source = False
 html_extra_path = ["status.schema.json", "history.schema.json", "benchmarks.schema.json", "benchmarks.json"]
 
-autodoc_default_options = {"members": True, "inherited-members": False}
+autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autosummary_ignore_module_all = False  # a page for each name of `__all__`, made as the pages are built
@@ -47,6 +51,7 @@ autodoc_mock_imports = ["torch"]
 napoleon_google_docstring = True
 napoleon_use_ivar = True
 
+COLON = "\ue000"  # in the first line of an attribute, where napoleon takes one for the end of a type
 OUTSIDE = re.compile(r"\[([^\]]+)\]\((\.\.?/[^)]*|[\w./-]+\.json)\)")
 
 
@@ -64,10 +69,95 @@ def name_what_is_not_here(app: Sphinx, docname: str, source: list[str]) -> None:
 
 def name_links(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:  # noqa: ARG001
     """Name what a docstring links to: those of parameters are also rows of a page in Markdown."""
-    lines[:] = re.sub(r"\[([^\]]+)\]\([\w./#-]+\)", r"\1", "\n".join(lines)).split("\n")
+    lines[:] = re.sub(r"\[([^\]]+)\]\([\w./#-]+\)", r"\1", "\n".join(lines)).replace(COLON, ":").split("\n")
+
+
+# ------------------------------------------------------------------------------------------ classes
+
+OF_THE_INSIDE = {
+    *("begin", "check_entered", "has_got_on", "gate", "life", "lags"),  # of a round
+    *("all_here", "answer", "call", "change_tally", "check_usable", "leaves_because", "node", "node_here"),
+    *("note_failure", "num_nodes_changed", "open_blocking_store", "questions", "roster", "status_and_history"),
+    *("store_health", "suspect", "whole_history", "blocking", "end_waits", "listening", "reopened", "supersede"),
+    *("waiting_through_losses", "Lent.lease", "Lent.fence", "prefix", "of_round", "TorchStore.end"),
+    *("abandon", "ask", "ask_ping", "awaits_answer", "bound_pauses", "cancel", "ends", "fail", "fail_over", "failure"),
+    *("interrupt", "last_problem", "may_write", "met", "on_connection", "received", "seek_successor", "seen_as"),
+    *("server", "tells_causes", "watch_kind", "used_by", "memory_kept_back"),
+    *("Server.abort", "Server.leave", "check_timers", "engine", "figures", "keep_time", "protocol", "protocol_over"),
+    *("restored", "timer_ended", "way_out", "durability", "table"),
+    *("HeldLease.keep", "HeldLease.release", "renew_now", "kept", "ours_until", "task"),
+    *("Cluster.end", "joined", "say", "has_let_go", "sources", "ClusterNode.start"),
+}
+"""What public classes have for other rooms: callers do not need it, and the pages do not show it."""
+
+
+def public() -> set[str]:
+    """The names that can be imported, without PyTorch."""
+    modules = ("rdzv", "rdzv.sync", "rdzv.testing", "store", "store.recipes", "store.sync")
+    return {name for module in modules for name in importlib.import_module(module).__all__}
+
+
+def ours() -> set[str]:
+    """The names of all our classes."""
+    files = [path for package in ("rdzv", "store") for path in (ROOT / package).rglob("*.py")]
+    return {name for path in files for name in re.findall(r"^class (\w+)", path.read_text("utf-8"), re.MULTILINE)}
+
+
+INSIDE = ours() - public()
+
+
+def is_made_by_us(kind: type) -> bool:
+    """Whether only this library can make one: its constructor takes what nobody can import."""
+    of_init = getattr(kind.__init__, "__annotations__", {})  # type: ignore[misc]
+    return any(set(re.findall(r"\w+", str(each))) & INSIDE for each in of_init.values())
+
+
+def skip(app: Sphinx, what: str, name: str, obj: Any, skipped: bool, options: object) -> bool | None:  # noqa: ARG001
+    """Leave out what is of the inside."""
+    defined = getattr(getattr(obj, "fget", obj), "__qualname__", "")
+    of_record = defined.startswith(("Record.", "Stored.", "_Shape.")) and name != "replace"
+    return True if of_record or {name, defined} & OF_THE_INSIDE else None
+
+
+def sign(app: Sphinx, what: str, name: str, obj: Any, options: object, *_: object) -> tuple[str, None] | None:  # noqa: ARG001
+    """Leave out the signature of a constructor that nobody calls."""
+    return ("", None) if what == "class" and is_made_by_us(obj) else None
+
+
+def complete(app: Sphinx, what: str, name: str, obj: Any, options: object, lines: list[str]) -> None:  # noqa: ARG001
+    """Complete what is said of a class, before napoleon reads it; and have it take no colon for the end of a type."""
+    if what in {"attribute", "property", "data"}:
+        if lines and (lines[0].startswith("Alias for field") or lines[0] in (type(obj).__doc__ or "")):
+            lines.clear()
+        lines[:1] = [line.replace(":", COLON) for line in lines[:1]]
+    elif what == "method":
+        lines[:] = [line for line in lines if not line.startswith("    node: ")]  # a verb's first argument
+    elif what == "class":
+        if is_made_by_us(obj):
+            drop(lines, "Args:")
+        for base in obj.__mro__[1:]:
+            inherited = (inspect.getdoc(base) or "").splitlines() if base.__name__ in INSIDE else []
+            if "Attributes:" in inherited and "Attributes:" not in lines:
+                lines += ["", *inherited[inherited.index("Attributes:") :]]
+        lines[:] = [line for line in lines if line.strip().partition(":")[0] not in OF_THE_INSIDE]
+
+
+def drop(lines: list[str], section: str) -> None:
+    """Take a section out of a docstring."""
+    if section in lines:
+        begin = lines.index(section)
+        end = next((at for at in range(begin + 1, len(lines)) if lines[at][:1].strip()), len(lines))
+        del lines[begin:end]
 
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", name_what_is_not_here)
+    app.connect("autodoc-process-docstring", complete, priority=400)
     app.connect("autodoc-process-docstring", name_links)
+    app.connect("autodoc-process-signature", sign)
+    app.connect("autodoc-skip-member", skip)
+    for name in importlib.import_module("rdzv.sync").__all__:  # classes there have longer names in the rooms
+        twin = getattr(importlib.import_module("rdzv.sync"), name)
+        if inspect.isclass(twin):
+            twin.__name__ = name

@@ -1,4 +1,4 @@
-"""Every public name has a page, and no public signature speaks of a class that nobody can import."""
+"""Every public name has a page that shows what callers need; no public signature speaks of what nobody can import."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import ast
 import importlib
 import inspect
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.processes import start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,3 +73,39 @@ def test_no_public_signature_speaks_of_what_cannot_be_imported() -> None:
                     if id(found) not in exported:
                         hidden[word] = where
     assert hidden == {}
+
+
+SHOWN = {
+    "rdzv.Round": "newest previous bootstrap_address ending check keep restore beat busy accuse participants",
+    "rdzv.sync.Round": "newest previous bootstrap_address ending check keep restore beat busy accuse participants",
+    "rdzv.Handler": "next_rendezvous changes drain resize ban unban keep restore status leave aclose set_closed",
+    "rdzv.sync.Handler": "next_rendezvous changes drain resize ban unban keep restore status leave close set_closed",
+    "rdzv.sync.SharedStore": "set get add append wait compare_set multi_get queue_push barrier clone",
+    "rdzv.Changes": "poll",
+    "store.Put": "key value ttl lease",
+    "store.Client": "put get compare_and_set transact watch kept_lease grant wait",
+    "store.Server": "url port",
+}
+HIDDEN = {"all_here", "check_entered", "gate", "read_in_steps", "open_blocking_store", "so_far", "Node", "ask_ping"}
+
+
+async def test_a_page_shows_what_its_class_inherits_and_nothing_of_the_inside(tmp_path: Path) -> None:
+    """Pages of Round and of handlers had no verbs, since these are inherited, and showed constructors of the inside."""
+    pytest.importorskip("sphinx")
+    template = (ROOT / "docs" / "_templates" / "autosummary" / "class.rst").read_text(encoding="utf-8")
+    (options,) = re.findall(r"^   :members:\n.*\n", template, re.MULTILINE)
+    pages = []
+    for name in SHOWN:
+        module, _, kind = name.rpartition(".")
+        (tmp_path / f"{name}.rst").write_text(
+            f"{kind}\n{'=' * 20}\n\n.. currentmodule:: {module}\n\n.. autoclass:: {kind}\n{options}"
+        )
+        pages.append(f"   {name}\n")
+    (tmp_path / "index.rst").write_text("All\n===\n\n.. toctree::\n\n" + "".join(pages))
+    built = ("-m", "sphinx", "-q", "-b", "text", "-c", str(ROOT / "docs"), str(tmp_path), str(tmp_path / "out"))
+    async with start(sys.executable, *built, cwd=ROOT) as sphinx:
+        assert await sphinx.wait(timeout=100) == 0, sphinx.written()
+    for name, wanted in SHOWN.items():
+        words = set(re.findall(r"\w+", (tmp_path / "out" / f"{name}.txt").read_text(encoding="utf-8")))
+        assert set(wanted.split()) - words == set(), name
+        assert words & HIDDEN == set(), name
