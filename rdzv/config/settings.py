@@ -196,7 +196,7 @@ class Settings:
     """The rank to ask for, with `rank_order=requested`."""
     torch_store: str = parameter("rdzv", kinds.TORCH_STORE)
     """Which store PyTorch gets with a round: ours, or `tcp`, a TCPStore that rank 0 hosts
-    ([operating.md](operating.md#pytorch))."""
+    ([pytorch.md](pytorch.md))."""
     health_check: Callable[..., Any] | None = parameter(None, kinds.FUNCTION, sources=_KEYWORD_ONLY)
     """A function, called before joining; raising or returning a reason keeps the node out."""
 
