@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import time
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -103,10 +104,10 @@ def kill(agent: Child, worker: int) -> None:
 
 
 class Endpoint:
-    """`rdzv serve` with a data directory, in a process of its own, which can be killed and comes back."""
+    """`rdzv serve` in a process of its own, which can be killed, and with a data directory comes back."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None = None) -> None:
+        self._data = () if folder is None else ("--data-dir", str(folder))
         self._stack = contextlib.AsyncExitStack()
         self.port = 0
 
@@ -124,12 +125,16 @@ class Endpoint:
 
     async def die_and_come_back(self) -> None:
         """SIGKILL, and the same server anew."""
-        self._process.kill()
-        await self._process.wait()
+        await self.die()
         await self._start()
 
+    async def die(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+        await self._process.wait()
+
     async def _start(self) -> None:
-        command = ("-m", "rdzv", "serve", "--data-dir", str(self._folder), "--port", str(self.port))
+        command = ("-m", "rdzv", "serve", *self._data, "--port", str(self.port))
         self._process = await self._stack.enter_async_context(start_python(*command))
         said = await self._process.says("listens on")
         self.port = int(said.partition("listens on ")[2].partition(",")[0].rpartition(":")[2])
@@ -210,14 +215,41 @@ async def test_an_agent_can_host_the_store_and_all_end_well(tmp_path: Path) -> N
             assert await agent.wait(timeout=60) == 0, agent.written()
 
 
+SLEEPER = """
+import json, os, time; print(json.dumps({"rank": int(os.environ["RANK"]), "pid": os.getpid()}), flush=True)
+time.sleep(3600)
+"""
+
+
+async def test_agents_whose_store_in_memory_is_killed_say_so_at_once_and_end_with_their_workers(tmp_path: Path) -> None:
+    """They waited for `join_timeout`, ten minutes, though whoever had been in the run had to begin anew."""
+    require("torch")
+    gone_within = 3.0
+    async with Endpoint() as server, Job(tmp_path, f"127.0.0.1:{server.port}", worker=SLEEPER) as job:
+        options = ("--nnodes=2", f"--rdzv-conf=store_gone_timeout={gone_within}")
+        pair = [await job.agent(*options) for _ in range(2)]
+        workers = [(await job.first_step(agent))["pid"] for agent in pair]
+        await server.die()
+        killed_at = time.monotonic()
+        for agent in pair:
+            await agent.says("nobody listens at", timeout=2)
+        for agent in pair:
+            assert await agent.wait(timeout=30) == 1, agent.written()
+            line = next(line for line in agent.output if line.startswith("E"))
+            assert "its process is gone" in line and "start all nodes again" in line, line
+            assert "Traceback" not in agent.written()
+        took = time.monotonic() - killed_at
+        assert gone_within <= took < gone_within + 12, "agents ask ten times a second; workers get SIGTERM, and end"
+        for worker in workers:
+            with pytest.raises(ProcessLookupError):
+                os.kill(worker, 0)
+
+
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this system has no pidfd")
 async def test_others_are_told_of_a_killed_worker_before_its_agent_looks(tmp_path: Path) -> None:
     """Its agent looks once an hour, and so nobody else can have told them."""
     require("torch")
-    worker = (
-        """import json, os, time; print(json.dumps({"rank": 0, "pid": os.getpid()}), flush=True); time.sleep(3600)"""
-    )
-    async with Job(tmp_path, f"127.0.0.1:{free_port()}", worker=worker) as job:
+    async with Job(tmp_path, f"127.0.0.1:{free_port()}", worker=SLEEPER) as job:
         pair = [await job.agent("--nnodes=2", "--monitor-interval=3600") for _ in range(2)]
         began = [await job.first_step(agent) for agent in pair]
         os.kill(began[0]["pid"], signal.SIGKILL)
