@@ -29,12 +29,10 @@ from rdzv.torch.agent.screen import Screen, configure_logging, end_with, told_to
 from rdzv.torch.agent.unnamed_run import NO_NAME, begin_anew
 from rdzv.torch.agent.worker_ends import WorkerEnds
 from rdzv.torch.pytorch import (
-    RendezvousGracefulExitError,
     agent_above,
+    end_of_agent,
     runs_under_torchrun,
-    signal_of,
     torch_api,
-    why_it_ends,
 )
 from rdzv.torch.store import TorchStore, unconnected_handler
 from rdzv.torch.tcp_store import open_tcp_store
@@ -280,7 +278,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._was_member, self._kept_out = False, True  # the run may go on, and is not ours to close
             if runs_under_torchrun():
                 sys.exit(0)
-            self._graceful_exit = RendezvousGracefulExitError(str(error))
+            self._graceful_exit = torch_api.RendezvousGracefulExitError(str(error))
             raise self._graceful_exit from None
         except ours.RendezvousError as error:
             self._kept_out = True
@@ -404,21 +402,21 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._tcp_store = None
             atexit.unregister(self._leave_at_exit)
             self._close()
-        if self._graceful_exit is not None and isinstance(sys.exception(), AttributeError):
-            raise self._graceful_exit from None  # the agent has stumbled over it: see the class
+        if self._graceful_exit is not None and end_of_agent().has_no_result:
+            raise self._graceful_exit from None  # see the class
         return True
 
     def _close_or_leave(self) -> None:
         # PyTorch 2.5 and later let us alone after a signal; the agent of 2.4 shuts us down while it handles it.
-        stopped = signal_of(sys.exception())
-        if stopped is not None:
+        end = end_of_agent()
+        if end.signal is not None:
             handler = self._connected()
-            handler.leaves_because(told_to_end(stopped))
+            handler.leaves_because(told_to_end(end.signal))
             handler.leave()
         elif self._was_member or not self._kept_out:
             handler = self._connected()
             if not handler.is_closed():
-                handler.set_closed(why_it_ends(sys.exception()) if self._was_member else "shut down before it began")
+                handler.set_closed(end.why if self._was_member else "shut down before it began")
 
     def _close(self) -> None:
         try:

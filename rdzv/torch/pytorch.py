@@ -6,6 +6,8 @@ documentation is in `PRIVATE`, and what is not in every release from `OLDEST` on
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import signal
 import sys
 import threading
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 try:
     import torch
     import torch.distributed as dist
-    from torch.distributed.elastic import events, multiprocessing
+    from torch.distributed.elastic import multiprocessing
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import api as torch_api
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
@@ -36,17 +38,17 @@ __all__ = [
     "PRIVATE",
     "RELEASE",
     "Agent",
+    "AgentEnd",
     "Private",
     "QueueEmptyError",
     "RendezvousBackend",
-    "RendezvousGracefulExitError",
     "SignalException",
     "abort_process_group",
     "agent_above",
     "count_groups_anew",
     "destroy_process_groups",
     "dist",
-    "events",
+    "end_of_agent",
     "how_ended",
     "in_words",
     "reconfigure_handle",
@@ -55,10 +57,10 @@ __all__ = [
     "set_group_timeout",
     "signal_of",
     "stops_workers",
+    "teach_prefix_store",
     "torch",
     "torch_api",
     "underlying_store",
-    "why_it_ends",
 ]
 
 T = TypeVar("T")
@@ -78,12 +80,14 @@ class Private:
     Attributes:
         module: Where it is.
         name: What it is called there; with a dot, an attribute of a class.
+        within: The function in whose code it is to be found, where it is a variable, or an attribute of an instance.
         since: The first release that has it, as far as we need to know: from `OLDEST` on.
         used_for: What we need it for, and what happens without it.
     """
 
     module: str
     name: str
+    within: str = ""
     since: tuple[int, int] = OLDEST
     used_for: str
 
@@ -95,25 +99,21 @@ _C10D: Final = "torch.distributed.distributed_c10d"
 
 PRIVATE: Final = (
     Private(
-        module=f"{_ELASTIC}.rendezvous.api",
-        name="RendezvousGracefulExitError",
-        used_for="a spare's good end; without it a spare gets RendezvousClosedError",
-    ),
-    Private(
         module=f"{_ELASTIC}.rendezvous",
         name="rendezvous_handler_registry",
         used_for="python -m rdzv.torchrun, which registers our handler by hand",
     ),
     Private(
-        module=f"{_ELASTIC}.rendezvous.dynamic_rendezvous",
-        name="RendezvousBackend",
-        used_for="the base class of TorchRendezvousBackend",
+        module=f"{_ELASTIC}.multiprocessing",
+        name="SignalException",
+        used_for="telling an agent that was told to end from one whose workers are done; without it, such an agent "
+        "closes the run",
     ),
     Private(
         module=f"{_ELASTIC}.multiprocessing",
-        name="SignalException",
-        used_for="telling an agent that was told to end from one whose workers are done; without it, and its `sigval`, "
-        "such an agent closes the run",
+        name="sigval",
+        within="SignalException.__init__",
+        used_for="which signal it was; without it, SIGTERM is said",
     ),
     Private(
         module=f"{_PROCESSES.rpartition('.')[0]}.errors",
@@ -127,16 +127,21 @@ PRIVATE: Final = (
     ),
     Private(
         module=_AGENT,
-        name="SimpleElasticAgent._invoke_run",
-        used_for="which workers an agent has, and why it meets again: its variables `self` and `run_result`; without "
-        "it others hear that a worker has failed when the agent meets them again, and not how",
+        name="run_result",
+        within="SimpleElasticAgent._invoke_run",
+        used_for="why an agent meets the others again: a variable; without it, and what follows, others hear that a "
+        "worker has failed when it does, and not how",
     ),
+    Private(module=_AGENT, name="failures", within="RunResult.__init__", used_for="the same"),
     Private(
         module=_AGENT,
-        name="WorkerGroup.workers",
-        used_for="telling at once how a worker has failed: which processes an agent has started; it is its "
-        "`_worker_group`; without it that is told when the agent meets the others again",
+        name="_worker_group",
+        within="SimpleElasticAgent.__init__",
+        used_for="telling at once how a worker has failed: which processes an agent has started; without it, and what "
+        "follows, that is told when the agent meets the others again",
     ),
+    Private(module=_AGENT, name="workers", within="WorkerGroup.__init__", used_for="the same"),
+    Private(module=_AGENT, name="id", within="Worker.__init__", used_for="the same"),
     Private(
         module=_PROCESSES,
         name="PContext.close",
@@ -145,7 +150,8 @@ PRIVATE: Final = (
     Private(
         module="torch.distributed",
         name="PrefixStore.underlying_store",
-        used_for="queues and list_keys through PrefixStore over a TorchStore",
+        used_for="queues and list_keys through PrefixStore over a TorchStore, and knowing gloo's sockets where a group "
+        "is made anew; without it they raise, and a collective that hangs ends by its timeout",
     ),
     Private(
         module="torch.distributed",
@@ -186,8 +192,6 @@ PRIVATE: Final = (
 
 LAUNCHER: Final = "torch.distributed.run"
 """The module of `torchrun`, which `accelerate launch` calls, too."""
-
-RendezvousGracefulExitError: Final = getattr(torch_api, "RendezvousGracefulExitError", torch_api.RendezvousClosedError)
 
 
 class _Never(BaseException):
@@ -288,15 +292,18 @@ class Agent:
 
     def next_workers(self) -> Callable[[], Mapping[int, int]]:
         """What gives the process ids of the workers that it starts next, by local rank, once all have been started."""
-        before = list(getattr(self.group, "workers", ()))  # each round has new objects, which get their ids at last
+        before = self._pids()  # each round has new processes
 
         def pids() -> Mapping[int, int]:
-            workers = getattr(self.group, "workers", ())
-            if any(one is old for one in workers for old in before) or any(one.id is None for one in workers):
-                return {}
-            return {one.local_rank: one.id for one in workers}
+            now = {rank: pid for rank, pid in self._pids().items() if pid is not None and before.get(rank) != pid}
+            return now if len(now) == len(self._pids()) else {}
 
         return pids
+
+    def _pids(self) -> dict[int, int | None]:
+        with contextlib.suppress(AttributeError):
+            return {worker.local_rank: worker.id for worker in self.group.workers}
+        return {}
 
 
 def agent_above() -> Agent | None:
@@ -304,10 +311,11 @@ def agent_above() -> Agent | None:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "_invoke_run" and frame.f_globals.get("__name__") == _AGENT:
-            failures = getattr(frame.f_locals.get("run_result"), "failures", {})
-            group = getattr(frame.f_locals.get("self"), "_worker_group", None)
-            first = min(failures.values(), key=lambda failure: failure.timestamp, default=None)
-            return Agent("" if first is None else in_words(first), group)
+            problem = ""
+            with contextlib.suppress(AttributeError, KeyError, ValueError):  # as before its first workers have ended
+                failures = frame.f_locals["run_result"].failures.values()
+                problem = in_words(min(failures, key=lambda failure: failure.timestamp))
+            return Agent(problem, getattr(frame.f_locals.get("self"), "_worker_group", None))
         frame = frame.f_back
     return None
 
@@ -329,12 +337,32 @@ def signal_of(error: BaseException | None) -> str | None:
     return signal.Signals(getattr(error, "sigval", signal.SIGTERM)).name
 
 
-def why_it_ends(error: BaseException | None) -> str:
-    """Why an agent that shuts its handler down ends, by what it raises just then."""
-    if not isinstance(error, ChildFailedError):
-        return "an agent has ended"
-    first = getattr(error, "get_first_failure", None)
-    return f"an agent has failed: {in_words(first()[1]) if first is not None else str(error).strip().splitlines()[0]}"
+@dataclass(frozen=True, slots=True)
+class AgentEnd:
+    """How an agent ends that shuts its handler down; see `end_of_agent`.
+
+    Attributes:
+        signal: The name of the signal that ends it; None if none does.
+        why: In words, for the others.
+        has_no_result: It has stumbled over a result that is not there, as after the good end of a spare.
+    """
+
+    signal: str | None
+    why: str
+    has_no_result: bool
+
+
+def end_of_agent() -> AgentEnd:
+    """How the agent ends that is shutting its handler down: it tells that to nobody, but shuts down on its way out.
+
+    So what it raises just then is read; without that, it has ended well.
+    """
+    error, why = sys.exception(), "an agent has ended"
+    if isinstance(error, ChildFailedError):
+        first = getattr(error, "get_first_failure", None)
+        how = str(error).strip().splitlines()[0] if first is None else in_words(first()[1])
+        why = f"an agent has failed: {how}"
+    return AgentEnd(signal_of(error), why, isinstance(error, AttributeError))
 
 
 def in_words(failure: Any) -> str:
@@ -350,7 +378,38 @@ def how_ended(local_rank: int, status: int) -> str:
 
 
 def underlying_store(store: Any) -> Any:
-    """The store at the bottom of any number of `PrefixStore`s."""
+    """The store at the bottom of any number of `PrefixStore`s; None where PyTorch does not tell."""
     while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
+        store = getattr(store, "underlying_store", None)
     return store
+
+
+@functools.cache
+def teach_prefix_store(kind: type, prefix_of: Callable[[Any], str]) -> None:
+    """Let `PrefixStore` have from Python what C++ does not ask the Python half of a store for: queues, and `list_keys`.
+
+    Over any other store its methods do what they did before. Without this they raise `NotImplementedError` over ours.
+
+    Args:
+        kind: The Python store that has them.
+        prefix_of: Tells what the keys of a `PrefixStore` begin with there.
+    """
+    for name in ("queue_push", "queue_pop", "queue_len", "list_keys"):
+        original = getattr(dist.PrefixStore, name, None)
+        if original is not None:
+            setattr(dist.PrefixStore, name, _asked_below(original, kind, prefix_of))
+
+
+def _asked_below(original: Callable[..., Any], kind: type, prefix_of: Callable[[Any], str]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        bottom = underlying_store(self)
+        if not isinstance(bottom, kind):
+            return original(self, *arguments, **keywords)
+        prefix, below = prefix_of(self), getattr(bottom, original.__name__)
+        if not arguments:  # all keys are asked for
+            return [key.removeprefix(prefix) for key in below() if key.startswith(prefix)]
+        key, *rest = arguments
+        return below(prefix + key, *rest, **keywords)
+
+    return call

@@ -22,7 +22,7 @@ from rdzv.config.endpoint import split_url
 from rdzv.core.keys import Keys
 from rdzv.node.handler import Handler
 from rdzv.shared_store.store import BlockingSharedStore
-from rdzv.torch.pytorch import QueueEmptyError, dist, underlying_store
+from rdzv.torch.pytorch import QueueEmptyError, dist, teach_prefix_store
 from store import StoreError, StoreUsageError
 
 if TYPE_CHECKING:
@@ -132,6 +132,20 @@ def _with_torch_errors(
     return call
 
 
+def _passed_on(
+    method: Callable[Concatenate[BlockingSharedStore, P], T],
+) -> Callable[Concatenate[TorchStore, P], T]:
+    """The same of PyTorch's store, which asks ours, and raises PyTorch's errors."""
+
+    @_with_torch_errors
+    @functools.wraps(method)
+    def call(self: TorchStore, /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        done: T = getattr(self._shared_here(), method.__name__)(*arguments, **keywords)
+        return done
+
+    return call
+
+
 class _Probed(threading.local):
     """The keys of which a `PrefixStore` has asked in this thread while it is probed; None otherwise."""
 
@@ -184,7 +198,7 @@ class TorchStore(dist.Store):
     def __init__(self, url: str | BlockingSharedStore, timeout: timedelta = DEFAULT_TIMEOUT, **overrides: Any) -> None:
         super().__init__()
         os.environ.setdefault(GLOO_EXTENDED_API, "1")
-        _teach_prefix_store()
+        teach_prefix_store(TorchStore, _prefix_of)
         self.overheard_by: Callable[[str | bytes], object] | None = None
         self._origin: Origin | None = None
         self._owns_client = isinstance(url, str)
@@ -210,20 +224,16 @@ class TorchStore(dist.Store):
         store._origin = Origin.of(settings)
         return store
 
-    def _here(self) -> BlockingSharedStore:
-        """The shared store, as this process may use it: a child that was forked since has a client of its own."""
+    def _shared_here(self) -> BlockingSharedStore:
+        """The shared store, as this process may use it, with the timeout that was set last, be it by C++."""
         if self._pid != os.getpid():
-            # Two threads of the child may both do it: either result is good.
+            # A child that was forked since has a client of its own. Two threads of it may both make one: each is good.
             self._shared, self._owns_client, self._pid = self._shared.reopened(), True, os.getpid()
-        return self._shared
-
-    def _timed(self) -> BlockingSharedStore:
-        """The same, with the timeout that was set last, be it by C++."""
-        shared, timeout = self._here(), self.timeout
+        timeout = self.timeout
         if timeout != self._last_timeout:
-            shared.set_timeout(timeout)
+            self._shared.set_timeout(timeout)
             self._last_timeout = timeout
-        return shared
+        return self._shared
 
     def _overheard(self, value: V) -> V:
         if self.overheard_by is not None:
@@ -239,58 +249,49 @@ class TorchStore(dist.Store):
             )
         return _unpickled, (origin, shared.prefix, shared.fence, shared.lease, self.timeout)
 
+    add = _passed_on(BlockingSharedStore.add)
+    append = _passed_on(BlockingSharedStore.append)
+    wait = _passed_on(BlockingSharedStore.wait)
+    compare_set = _passed_on(BlockingSharedStore.compare_set)
+    delete_key = deleteKey = _passed_on(BlockingSharedStore.delete_key)  # noqa: N815  as C++ calls it
+    num_keys = getNumKeys = _passed_on(BlockingSharedStore.num_keys)  # noqa: N815  as C++ calls it
+    list_keys = _passed_on(BlockingSharedStore.list_keys)
+    queue_push = _passed_on(BlockingSharedStore.queue_push)
+    queue_pop = _passed_on(BlockingSharedStore.queue_pop)
+    queue_len = _passed_on(BlockingSharedStore.queue_len)
+
     @_with_torch_errors
     def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
         self._overheard(value)
-        self._here().set(key, value)
+        self._shared_here().set(key, value)
 
     @_with_torch_errors
     def get(self, key: str) -> bytes:
         """Wait for a key, and read it."""
-        return self._overheard(self._timed().get(key))
-
-    @_with_torch_errors
-    def add(self, key: str, amount: int) -> int:
-        """Add to the number that a key holds in decimal, a missing key counting from 0; the sum."""
-        return self._here().add(key, amount)
-
-    @_with_torch_errors
-    def append(self, key: str, value: str | bytes) -> None:
-        """Append to what a key holds, a missing key counting as empty."""
-        self._here().append(key, value)
-
-    @_with_torch_errors
-    def check(self, keys: Iterable[str]) -> bool:
-        """Whether all keys exist now."""
-        if _probed.keys is not None:  # only `_below` asks, in this thread
-            _probed.keys.extend(keys)
-            return True
-        return self._here().check(keys)
-
-    @_with_torch_errors
-    def wait(self, keys: Iterable[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys exist."""
-        self._timed().wait(keys, timeout)
-
-    @_with_torch_errors
-    def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        """Write the desired value if the key holds the expected one, or is missing and nothing is expected."""
-        return self._here().compare_set(key, expected_value, desired_value)
+        return self._overheard(self._shared_here().get(key))
 
     @_with_torch_errors
     def multi_get(self, keys: Iterable[str]) -> list[bytes]:
         """Wait for all keys, and read them as they are at one moment."""
-        return [self._overheard(value) for value in self._timed().multi_get(keys)]
+        return [self._overheard(value) for value in self._shared_here().multi_get(keys)]
 
     @_with_torch_errors
     def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> None:
         """Write several values at once."""
         values = [self._overheard(value) for value in values]
         try:
-            self._here().multi_set(keys, values)
+            self._shared_here().multi_set(keys, values)
         except ValueError as error:
             raise dist.DistStoreError(str(error)) from error  # as TCPStore calls lists of different lengths
+
+    @_with_torch_errors
+    def check(self, keys: Iterable[str]) -> bool:
+        """Whether all keys exist now."""
+        if _probed.keys is not None:  # only `_prefix_of` asks, in this thread
+            _probed.keys.extend(keys)
+            return True
+        return self._shared_here().check(keys)
 
     def has_extended_api(self) -> bool:
         """Whether `append`, `multi_get` and `multi_set` are there: they are."""
@@ -298,50 +299,16 @@ class TorchStore(dist.Store):
 
     def clone(self) -> TorchStore:
         """Another object for the same keys, on the same client, with a timeout of its own."""
-        clone = TorchStore(self._here(), self.timeout)
+        clone = TorchStore(self._shared_here(), self.timeout)
         clone._origin, clone._owns_client = self._origin, self._owns_client
         clone.overheard_by = self.overheard_by
         return clone
 
     @_with_torch_errors
-    def delete_key(self, key: str) -> bool:
-        """Delete a key; whether it was there."""
-        return self._here().delete_key(key)
-
-    @_with_torch_errors
-    def num_keys(self) -> int:
-        """How many keys hold values."""
-        return self._here().num_keys()
-
-    # C++ calls these two by the names that it gives them itself.
-    deleteKey = delete_key  # noqa: N815
-    getNumKeys = num_keys  # noqa: N815
-
-    @_with_torch_errors
-    def list_keys(self) -> list[str]:
-        """The keys that hold values, sorted."""
-        return self._here().list_keys()
-
-    @_with_torch_errors
-    def queue_push(self, key: str, value: str | bytes) -> None:
-        """Append an item to a queue."""
-        self._here().queue_push(key, value)
-
-    @_with_torch_errors
-    def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the first item of a queue; with `block`, wait until there is one."""
-        return self._timed().queue_pop(key, block)
-
-    @_with_torch_errors
-    def queue_len(self, key: str) -> int:
-        """How many items a queue holds."""
-        return self._here().queue_len(key)
-
-    @_with_torch_errors
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
         """Wait until `world_size` callers have come; each key is good for one barrier."""
         try:
-            self._timed().barrier(key, world_size, timeout)
+            self._shared_here().barrier(key, world_size, timeout)
         except ours.SharedStoreTimeoutError as error:
             raise dist.DistStoreError(
                 f"barrier timeout after {error.timeout * 1000:.0f}ms, key: {key}; {error}"
@@ -392,62 +359,18 @@ def _unpickled(
     return store
 
 
-# ------------------------------------------------------------------------------------------------- PrefixStore
-
 _PREFIX_PROBE: Final = "rdzv/which-prefix-is-this"
 
 
-def _below(store: Any) -> tuple[TorchStore, str] | None:
-    """The `TorchStore` below a `PrefixStore`, and what its keys begin with there; None if another store is below.
+def _prefix_of(store: Any) -> str:
+    """What the keys of a `PrefixStore` over a `TorchStore` begin with there.
 
-    A `PrefixStore` tells its prefix to nobody, but puts it before every key that it asks for.
+    It tells its prefix to nobody, but puts it before every key that it asks for.
     """
-    bottom = underlying_store(store)
-    if not isinstance(bottom, TorchStore):
-        return None
     _probed.keys = []
     try:
         store.check([_PREFIX_PROBE])
         (seen,) = _probed.keys
     finally:
         _probed.keys = None
-    return bottom, seen.removesuffix(_PREFIX_PROBE)
-
-
-@functools.cache
-def _teach_prefix_store() -> None:
-    """Let `PrefixStore` have from Python what C++ does not ask the Python half of a store for.
-
-    Over any other store its methods do what they did before.
-    """
-    for name in ("queue_push", "queue_pop", "queue_len"):
-        if hasattr(dist.PrefixStore, name):
-            setattr(dist.PrefixStore, name, _of_prefix_store(name))
-    if hasattr(dist.PrefixStore, "list_keys"):
-        dist.PrefixStore.list_keys = _list_keys_of_prefix_store(dist.PrefixStore.list_keys)
-
-
-def _of_prefix_store(name: str) -> Callable[..., Any]:
-    original = getattr(dist.PrefixStore, name)
-
-    @functools.wraps(original)
-    def call(self: Any, key: str, *arguments: Any, **keywords: Any) -> Any:
-        below = _below(self)
-        if below is None:
-            return original(self, key, *arguments, **keywords)
-        bottom, prefix = below
-        return getattr(bottom, name)(prefix + key, *arguments, **keywords)
-
-    return call
-
-
-def _list_keys_of_prefix_store(original: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
-    @functools.wraps(original)
-    def list_keys(self: Any) -> list[str]:
-        below = _below(self)
-        if below is None:
-            return original(self)
-        bottom, prefix = below
-        return [key.removeprefix(prefix) for key in bottom.list_keys() if key.startswith(prefix)]
-
-    return list_keys
+    return seen.removesuffix(_PREFIX_PROBE)

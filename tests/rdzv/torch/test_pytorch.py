@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import signal
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from tests.support.processes import require, start_python
 
 require("torch")  # what follows cannot be imported without
 
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure  # noqa: E402
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure  # noqa: E402
 
 import rdzv.torch.pytorch as it  # noqa: E402
 
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
 def test_every_private_name_is_there_since_the_release_that_the_list_says(private: it.Private) -> None:
     present = True
     try:
-        functools.reduce(getattr, private.name.split("."), importlib.import_module(private.module))
+        where = private.within or private.name
+        found = functools.reduce(getattr, where.split("."), importlib.import_module(private.module))
+        if private.within:
+            present = private.name in found.__code__.co_names + found.__code__.co_varnames
     except AttributeError:
         present = False
     assert present is (private.since <= it.RELEASE), f"{private.module}.{private.name}: {private.used_for}"
@@ -38,6 +42,8 @@ TAKEN_AWAY = """
 import functools, importlib, sys
 from rdzv.torch.pytorch import PRIVATE
 for private in PRIVATE:
+    if private.within:
+        continue  # it is in nobody's hands to take that away: see the test below
     *path, last = private.name.split(".")
     owner = functools.reduce(getattr, path, importlib.import_module(private.module))
     kept = getattr(owner, last, None)
@@ -45,15 +51,13 @@ for private in PRIVATE:
         delattr(owner, last)
     except (AttributeError, TypeError):  # this release does not have it, or it is C's
         continue
-    if private.name == "RendezvousBackend":  # a base class, which PyTorch documents: without it there is no adapter
-        setattr(owner, last, kept)
-        continue
     for room in [room for room in sys.modules if room.startswith("rdzv.torch")]:
         del sys.modules[room]
     import rdzv.torch
     from rdzv.torch import pytorch
     assert pytorch.signal_of(ValueError()) is None
-    assert pytorch.why_it_ends(ValueError()) == "an agent has ended"
+    assert pytorch.end_of_agent().why == "an agent has ended"
+    assert pytorch.underlying_store(pytorch.dist.HashStore()) is not None
     assert pytorch.agent_above() is None
     assert not pytorch.runs_under_torchrun()
     pytorch.count_groups_anew()
@@ -104,10 +108,8 @@ def test_the_launcher_is_known_by_its_function(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_agent_above_is_known_and_what_has_befallen_its_workers() -> None:
-    """Its variables are no interface: here is where a release that has renamed them is found out."""
     from torch.distributed.elastic.agent.server import api
 
-    assert {"self", "run_result"} <= set(api.SimpleElasticAgent._invoke_run.__code__.co_varnames)
     killed, failed = (
         ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file="") for rank, code in ((0, -9), (1, 1))
     )
@@ -122,6 +124,44 @@ def test_the_agent_above_is_known_and_what_has_befallen_its_workers() -> None:
     assert run(both) == it.Agent("worker 0 was killed by signal 9")
     assert it.in_words(failed) == "worker 1 ended with status 1"
     assert it.agent_above() is None
+
+
+@pytest.mark.parametrize(
+    ("run_result", "of_agent"),
+    [
+        (SimpleNamespace(), SimpleNamespace()),
+        (SimpleNamespace(failures={0: object()}), SimpleNamespace(_worker_group=1)),
+    ],
+)
+def test_an_agent_whose_variables_have_other_names_is_one_of_which_nothing_is_known(
+    run_result: object, of_agent: object
+) -> None:
+    agent: dict[str, Any] = {"__name__": "torch.distributed.elastic.agent.server.api"}
+    exec("def _invoke_run(self, run_result, call):\n    return call()", agent)
+    found = agent["_invoke_run"](of_agent, run_result, it.agent_above)
+    assert found.problem == ""
+    assert found.next_workers()() == {}
+    unnamed = it.SignalException("got a signal", signal.SIGINT)
+    del unnamed.sigval
+    assert it.signal_of(unnamed) == "SIGTERM"
+
+
+def test_how_an_agent_ends_is_known_while_it_shuts_its_handler_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = ProcessFailure(local_rank=3, pid=1, exitcode=-9, error_file="")
+    failure = ChildFailedError("train.py", {3: failed})
+
+    def end_by(error: BaseException) -> it.AgentEnd:
+        try:
+            raise error  # noqa: TRY301
+        except BaseException:  # noqa: BLE001  as PyTorch does on its way out
+            return it.end_of_agent()
+
+    assert it.end_of_agent() == it.AgentEnd(None, "an agent has ended", has_no_result=False)
+    assert end_by(failure).why == "an agent has failed: worker 3 was killed by signal 9"
+    assert end_by(it.SignalException("told", signal.SIGHUP)).signal == "SIGHUP"
+    assert end_by(AttributeError("'NoneType' object has no attribute 'is_failed'")).has_no_result
+    monkeypatch.delattr(ChildFailedError, "get_first_failure")
+    assert end_by(failure).why.startswith("an agent has failed: ")
 
 
 def test_the_workers_of_an_agent_are_known_once_all_of_the_next_round_have_been_started() -> None:

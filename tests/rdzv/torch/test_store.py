@@ -286,7 +286,7 @@ def test_of_a_rounds_store_that_is_over_nothing_is_kept_but_the_word(url: str, r
         ours = TorchStore(shared, SHORT)
         prefixed = dist.PrefixStore("p", ours)
         prefixed.set("a", "1")
-        kept = weakref.ref(ours._here())
+        kept = weakref.ref(ours._shared_here())
         ours.end("round 0 of run job")
         gc.collect()
         assert kept() is None
