@@ -204,7 +204,8 @@ class Host(asyncio.BaseEventLoop):
         self._grave: list[tuple[float, int, asyncio.TimerHandle]] | None = None  # its timers, once it is dead
         self._grave_time = 0.0
         self._queued = False
-        self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()  # asyncio's own: the tasks of all processes
+        # asyncio's own are those of all processes, in any order; here they are cancelled in the order of their making.
+        self._tasks: weakref.WeakKeyDictionary[asyncio.Task[Any], None] = weakref.WeakKeyDictionary()
         self.paused: bool = False
         self.dead: bool = False
 
@@ -343,7 +344,7 @@ class Host(asyncio.BaseEventLoop):
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         """A task of this loop's."""
         task = super().create_task(coro, **options)
-        self._tasks.add(task)
+        self._tasks[task] = None
         return task
 
     async def in_thread(self, work: Callable[[], T]) -> T:

@@ -90,7 +90,6 @@ class Node:
         self.heard_for: Membership | None = None
         self.fuse: Fuse | None = None
         self.stays = False  # whatever it hears
-        self.went_on_at = 0.0  # when it last stood still, in true time
         self.client: HeardClient | None = None
         self.shared_client: HeardClient | None = None
         self.handler = self._new_handler(settings)
@@ -131,14 +130,6 @@ class Node:
         """Whether the store is in its reach."""
         return self.client is not None and self.client.connected
 
-    def die(self, *, silently: bool) -> None:
-        """The process is killed."""
-        self.process.die(silently=silently)
-
-    def pause(self, *, thread: bool) -> None:
-        """Stand still; without the node's thread, it is a training step that blocks the main loop."""
-        self.process.pause(threads=thread)
-
     def quit(self) -> None:
         """It is told to end, and leaves as it should."""
         if self.awake:
@@ -149,13 +140,10 @@ class Node:
         if self.awake:
             self.process.host.start(self._close())
 
-    def resume(self) -> None:
-        """Go on."""
-        self.process.resume()
-        self.went_on_at = self.story.cosmos.now
-
     async def _before_and_after(self, request: Request[Any], at: str) -> None:
-        """Let fuses burn: this node's own, and that of the story."""
+        """Let fuses burn: this node's own, and that of the story; not of what it still asks when it is dead."""
+        if self.process.host.dead:
+            return
         for owner in (self, self.story.troubles):
             fuse = owner.fuse
             if fuse is None or not fuse.burns_at(request):

@@ -13,8 +13,6 @@ revision that is true (R2, R3, R4, R7, R10, R11), and this at what the nodes kno
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rdzv.core.decision import Rules
@@ -22,11 +20,10 @@ from rdzv.core.ranks import order_named
 from rdzv.core.state import NodesLeft, NodesLost
 from rdzv.node.part.record import TTL_MOST
 from rdzv.node.part.role import ELECTION_MOST, ROLE_TTL
-from store.limits import Limits
 from tests.sim.checker import PROMPTLY, Checker
 from tests.sim.full_node import DISCONNECT_TTL, KEYS, NOTICED_WITHIN, TTL, Node
-from tests.sim.full_troubles import Troubles
-from tests.sim.machines import Cosmos, Seams, quiet_logs
+from tests.sim.full_troubles import FullTroubles
+from tests.sim.story import Story
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +31,9 @@ if TYPE_CHECKING:
     from rdzv.core.round import Participant
     from rdzv.membership import RendezvousInfo
     from store.messages import Event
+    from tests.sim.machines import Seams
 
-__all__ = ["FullOutcome", "FullStory", "tell_full_story"]
+__all__ = ["FullStory"]
 
 LOOK_EVERY = 0.25  # seconds between two looks at the nodes
 CLOCKS_APART = 1.04  # by how much one clock may be faster than another, and a little
@@ -45,69 +43,16 @@ PATIENCE = 1e5
 TRIPS = 20  # messages one after the other in an election, a take-over and a commit
 
 
-@dataclass(frozen=True, slots=True)
-class FullOutcome:
-    """What a history came to."""
+class FullStory(Story):
+    """One history; what is public is for its nodes, and for its checker, to which it is the world."""
 
-    seconds: float
-    rounds: int
-    closed: bool
-    faults: int
-    fenced_writes: int
-    answers_checked: int
-    starts: int
-
-
-def tell_full_story(
-    seed: int, *, seams: Seams | None = None, trace: Callable[[str], None] | None = None
-) -> FullOutcome:
-    """Play one seed to its end.
-
-    Raises:
-        Violation: A promise was broken; the message says which, when, and how to replay it.
-    """
-    seams = seams or Seams()
-    with quiet_logs(), seams.plant():
-        story = FullStory(seed, seams, trace)
-        try:
-            return story.tell()
-        finally:
-            story.cosmos.end()
-
-
-class FullStory:
-    """One history; what is public is for its nodes, and for its checker, to which it is the world.
-
-    Attributes:
-        calm: Whether nothing goes wrong any more.
-        disturbed_until: When what went wrong last may still be felt.
-        replay: The command that plays it again.
-    """
-
-    command = "full"
+    command, dice = "full", "full story"
+    histories, sessions = (64 * 1024 * 1024, 64 * 1024 * 1024, 4_000, 1_500), (300.0, 300.0, 300.0, 2.5)
 
     def __init__(self, seed: int, seams: Seams, trace: Callable[[str], None] | None) -> None:
-        self.rng = rng = random.Random(f"full story {seed}")
-        self.replay = f"python -m tests.sim {self.command} --seed {seed}"
-        self.durable = rng.random() < 0.85
-        # A history so short that watches must begin anew, and sessions so short that answers are lost.
-        limits = Limits(
-            history_bytes_max=rng.choice((64 * 1024 * 1024, 64 * 1024 * 1024, 4_000, 1_500)),
-            session_ttl=rng.choice((300.0, 300.0, 300.0, 2.5)),
-        )
+        super().__init__(seed, seams, trace)
+        rng, limits = self.rng, self.limits
         self.harsh = limits.session_ttl < TTL  # a call may then fail for good, and a node give up
-        self.cosmos = Cosmos(
-            seed,
-            replay=self.replay,
-            durable=self.durable,
-            limits=limits,
-            seams=seams,
-            trace=trace,
-            on_revision=self._revision,
-        )
-        self.truth = self.cosmos.truth
-        self.calm = False
-        self.disturbed_until = 0.0
         unit = rng.choice((1, 1, 1, 1, 2))
         needed = unit * rng.randint(1, 3 if unit == 1 else 1)
         order = rng.choice(("survivors", "survivors", "arrival", "name"))
@@ -135,34 +80,17 @@ class FullStory:
         self.checker = Checker(self, KEYS, self.rules, grain=grain, promptly=self.promptly)
         self.nodes: dict[str, Node] = {}
         self.gone_at: dict[tuple[str, int], float] = {}  # by node and arrival: when its record went
-        self.director = self.cosmos.timeline.host("the director")
-        self.troubles = Troubles(self)
+        self.troubles: FullTroubles = FullTroubles(self)
         self.say(
             f"seed {seed}: {'durable' if self.durable else 'memory only'}, history {limits.history_bytes_max} bytes, "
             f"sessions {limits.session_ttl:g} s, {self.rules}"
         )
 
-    @property
-    def now(self) -> float:
-        """True time."""
-        return self.cosmos.now
-
-    def say(self, what: str) -> None:
-        """One line of the trace."""
-        self.truth.say(what)
-
-    def disturbed(self, why: str, *, lasting: float) -> None:
-        """Something goes wrong, or its own way, and may be felt for so long."""
-        self.say(why)
-        self.disturbed_until = max(self.disturbed_until, self.now + lasting)
-
     # ------------------------------------------------------------------------------------------ the plot
 
-    def tell(self) -> FullOutcome:
-        """Outcome first, then quiet."""
+    def tell(self) -> dict[str, int]:
         rng, director, timeline = self.rng, self.director, self.cosmos.timeline
-        began = timeline.now
-        self.cosmos.store.start()
+        began = self.now
         count = self.rules.needed + rng.randint(0, 2)
         spread = rng.choice((0.05, 1.5, 3.0))
         for index in range(count):
@@ -176,15 +104,7 @@ class FullStory:
                 director.call_later(rng.uniform(0.1, trouble), self.troubles.something_happens)
         timeline.run(began + max(trouble, spread))
         self._settle(count)
-        return FullOutcome(
-            seconds=timeline.now - began,
-            rounds=len(self.checker.rounds),
-            closed=self.checker.closed,
-            faults=self.troubles.count,
-            fenced_writes=self.checker.fenced_writes,
-            answers_checked=self.truth.checked,
-            starts=self.cosmos.store.starts,
-        )
+        return {"rounds": len(self.checker.rounds), "fenced_writes": self.checker.fenced_writes}
 
     def start(self, name: str) -> None:
         before = self.nodes.get(name)
@@ -206,7 +126,7 @@ class FullStory:
         self.director.call_later(0.5, lambda: self.start_again(node))
 
     def start_again(self, node: Node) -> None:
-        node.die(silently=False)
+        node.process.die(silently=False)
         self.start(node.name)
 
     # ------------------------------------------------------------------------------------------ what is looked at
@@ -247,7 +167,7 @@ class FullStory:
         self.director.call_later(LOOK_EVERY, self._look)
         self.checker.overdue()
         for node in self.nodes.values():
-            if node.awake and node.went_on_at < self.now - LOOK_EVERY:
+            if node.awake and node.process.went_on_at < self.now - LOOK_EVERY:
                 self._look_at(node)
 
     def _look_at(self, node: Node) -> None:
@@ -280,19 +200,9 @@ class FullStory:
     # ------------------------------------------------------------------------------------------ the end
 
     def _calm_down(self, count: int) -> None:
-        self.calm = True
-        self.disturbed("quiet from here on", lasting=NOTICED_WITHIN + 2.5 * TTL + ROLE_TTL)
-        cosmos = self.cosmos
-        cosmos.network.heal()
-        if cosmos.store.disk is not None:
-            cosmos.store.disk.stalled_until = 0.0
-            cosmos.store.disk.make_room()
-        if cosmos.store.host is not None:
-            cosmos.store.host.resume()
-        else:
-            cosmos.store.start()
+        self.quieten(lasting=NOTICED_WITHIN + 2.5 * TTL + ROLE_TTL)
         for node in list(self.nodes.values()):
-            node.resume()
+            node.process.resume()
         for index in range(count):
             self.start(f"n{index}")
 
@@ -361,7 +271,7 @@ class FullStory:
         if len(members) < last.round.size:
             return  # who was cut off meanwhile has been dropped
         lost, *others = self.rng.sample(members, len(members))
-        lost.die(silently=False)
+        lost.process.die(silently=False)
         for node in others:
             node.stays = True
         began = self.now

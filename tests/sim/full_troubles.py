@@ -5,35 +5,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rdzv.node.part.role import ROLE_DISCONNECT_TTL, ROLE_TTL
-from rdzv.testing.network import Way
 from tests.sim.full_node import DISCONNECT_TTL, KEYS, NOTICED_WITHIN, TTL, Fuse, commits
+from tests.sim.story import Troubles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from store.messages import Event
     from tests.sim.full_node import Node
     from tests.sim.full_story import FullStory
 
-__all__ = ["Troubles"]
+__all__ = ["FullTroubles"]
 
 HOW = ("kill", "power", "stop", "block", "reset", "cut", "partition", "quit")
 
 
-class Troubles:
-    """Strikes somebody, or something, until the story is calm.
+class FullTroubles(Troubles):
+    """Strikes nodes, the store, and its disk.
 
     Attributes:
-        count: How often something has happened of itself.
         fuse: What befalls whichever node sends what it waits for.
     """
 
+    felt_for = TTL + NOTICED_WITHIN
+
     def __init__(self, story: FullStory) -> None:
+        super().__init__(story)
         self._story = story
-        self._rng = story.rng
-        self._cosmos = story.cosmos
         self._director = story.director
-        self.count = 0
         self.fuse: Fuse | None = None
         self._held: tuple[str, str] | None = None  # a connection, and at a change of which keys it is to be let go
 
@@ -42,10 +39,7 @@ class Troubles:
         if self._held is not None and any(event.key.startswith(self._held[1]) for event in events if _tells(event)):
             self._let_go()
 
-    def _later(self, seconds: float, action: Callable[[], object]) -> None:
-        self._director.call_later(seconds, lambda: None if self._story.calm else action())
-
-    def _draw_seconds(self) -> float:
+    def draw_seconds(self) -> float:
         """How long something lasts: anything up to some seconds, or just as long as somebody's patience."""
         if self._rng.random() < 0.4:
             return self._rng.choice((ROLE_TTL, TTL, DISCONNECT_TTL, ROLE_DISCONNECT_TTL)) + self._rng.uniform(0, 0.25)
@@ -58,9 +52,9 @@ class Troubles:
         self.count += 1
         faults = [self._strike_node] * 4 + [self._light_fuse] * 2 + [self.light_fuse_at_commit] * 2
         faults += [self._start_another] * 2
-        faults += [self._stop_store, self._cut_store, self._partition_store]
+        faults += [self.stop_store, self.cut_store, self.partition_store]
         if self._story.durable:
-            faults += [self._kill_store, self._kill_store, self._stall_disk, self._fill_disk]
+            faults += [self.kill_store, self.kill_store, self.stall_disk, self.fill_disk]
         self._rng.choice(faults)()
 
     def _somebody(self) -> Node | None:
@@ -74,13 +68,13 @@ class Troubles:
     def _strike_node(self) -> None:
         node = self._somebody()
         if node is not None:
-            self._strike(node, self._rng.choice(HOW), self._draw_seconds())
+            self._strike(node, self._rng.choice(HOW), self.draw_seconds())
 
     def _light_fuse(self) -> None:
         """Something befalls a node before or after one of its next requests."""
         node = self._somebody()
         if node is not None:
-            how, seconds = self._rng.choice(HOW), self._draw_seconds()
+            how, seconds = self._rng.choice(HOW), self.draw_seconds()
             node.fuse = Fuse(self._rng.randrange(12), lambda _: True, lambda who: self._strike(who, how, seconds))
 
     def light_fuse_at_commit(self) -> None:
@@ -94,7 +88,6 @@ class Troubles:
     def _strike(self, node: Node, how: str, seconds: float) -> None:
         if self._story.calm:
             return
-        source = node.process.source
         felt = {
             "kill": DISCONNECT_TTL,
             "power": TTL,
@@ -105,35 +98,17 @@ class Troubles:
         }
         self._story.disturbed(f"{node.name}: {how}, {seconds:.2f} s", lasting=felt.get(how, 2.0) + 1.5)
         match how:
-            case "kill" | "power":
-                node.die(silently=how == "power")
-                self._later(seconds, lambda: self._story.start(node.name))
-            case "stop" | "block":
-                node.pause(thread=how == "stop")
-                self._later(seconds, node.resume)
-            case "reset":
-                for of in (source, *node.process.threads):
-                    self._cosmos.network.reset(of)
-            case "cut":
-                for of in (source, *node.process.threads):
-                    self._cosmos.network.cut(of)
-            case "partition":
-                self._hold(seconds, source, *node.process.threads)
             case "quit":
                 node.quit()
                 self._director.call_later(max(seconds, 1.0), self._story.start_again, node)
             case "hold":
                 self._hold_until_something_happens(node, seconds * 2)
-
-    def _hold(self, seconds: float, *sources: str) -> None:
-        way = self._rng.choice((Way.BOTH, Way.BOTH, Way.UPWARD, Way.DOWNWARD))
-        for source in sources:
-            self._cosmos.network.partition(source, way=way)
-            self._later(seconds, lambda source=source: self._cosmos.network.heal(source))  # type: ignore[misc]
+            case _:
+                self.befall(node.process, how, seconds)
 
     def _hold_until_something_happens(self, node: Node, at_most: float) -> None:
         """What a node is sending reaches the store just after another coordinates, leaves, or closes the run."""
-        self._hold(at_most, *node.process.threads)
+        self.hold(tuple(node.process.threads), self.draw_way(), at_most)
         key = self._rng.choice((KEYS.coordinator, KEYS.coordinator, KEYS.nodes, KEYS.nodes, KEYS.closed))
         (source,) = node.process.threads
         self._held = source, key
@@ -153,44 +128,10 @@ class Troubles:
         self._story.disturbed("somebody comes", lasting=1.0)
         self._story.start(f"n{self._rng.randrange(self._story.rules.needed + 3)}")
 
-    def _cut_store(self) -> None:
-        self._story.disturbed("all connections are reset", lasting=TTL + 3.0)
-        self._cosmos.network.reset("store")
-
-    def _partition_store(self) -> None:
-        seconds = self._draw_seconds()
-        self._story.disturbed(f"the store is cut off for {seconds:.2f} s", lasting=seconds + TTL + NOTICED_WITHIN)
-        self._cosmos.network.partition("store")
-        self._later(seconds, lambda: None if self._cosmos.store.dark else self._cosmos.network.heal("store"))
-
-    def _stop_store(self) -> None:
-        host = self._cosmos.store.host
-        if host is not None:
-            seconds = self._draw_seconds()
-            self._story.disturbed(f"the store stands still for {seconds:.2f} s", lasting=seconds + TTL + NOTICED_WITHIN)
-            host.pause()
-            self._later(seconds, host.resume)
-
-    def _kill_store(self) -> None:
-        if self._cosmos.store.up:
-            seconds = self._draw_seconds()
-            self._story.disturbed(f"the store is away for {seconds:.2f} s", lasting=seconds + TTL + NOTICED_WITHIN)
-            self._cosmos.store.die(silently=self._rng.random() < 0.3)
-            self._later(seconds, self._cosmos.store.start)
-
-    def _stall_disk(self) -> None:
-        assert self._cosmos.store.disk is not None
-        seconds = self._draw_seconds()
-        self._story.disturbed(f"the disk takes nothing for {seconds:.2f} s", lasting=seconds + TTL + NOTICED_WITHIN)
-        self._cosmos.store.disk.stalled_until = self._story.now + seconds
-
-    def _fill_disk(self) -> None:
-        assert self._cosmos.store.disk is not None
-        seconds = self._draw_seconds()
-        self._story.harsh = True  # who writes just then is told so, and comes again
-        self._story.disturbed(f"the disk is full for {seconds:.2f} s", lasting=seconds + TTL + NOTICED_WITHIN)
-        self._cosmos.store.disk.fill()
-        self._later(seconds, self._cosmos.store.disk.make_room)
+    def fill_disk(self) -> None:
+        """The disk is full: who writes just then is told so, and comes again."""
+        self._story.harsh = True
+        super().fill_disk()
 
 
 def _tells(event: Event) -> bool:

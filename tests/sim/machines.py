@@ -96,10 +96,17 @@ class Cosmos(World):
 class HeardProcess(Process):
     """A client's process, of whose clients the truth hears."""
 
+    went_on_at = 0.0  # when it last stood still, in true time
+
     def __init__(self, cosmos: Cosmos, name: str, source: str) -> None:
         rng = random.Random(f"{source} {cosmos.rng.random()}")
         super().__init__(cosmos, name, source, rng=rng, rate=cosmos.draw_rate())
         self.cosmos = cosmos
+
+    def resume(self) -> None:
+        """Go on."""
+        super().resume()
+        self.went_on_at = self.cosmos.now
 
     def client(self, *, thread: str = "", **options: Any) -> HeardClient:
         """A client of the store, to be entered in this process; that of another thread has connections of its own."""

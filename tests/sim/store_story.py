@@ -11,9 +11,7 @@ the while `truth.py` looks at every answer and every event. Promises S1, S2, S3,
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from store import when
@@ -27,10 +25,9 @@ from store.errors import (
     StoreUsageError,
     WatchCompacted,
 )
-from store.limits import Limits
 from store.messages import Put
-from tests.sim.machines import Cosmos, Seams, quiet_logs
 from tests.sim.store_troubles import StoreTroubles
+from tests.sim.story import Story
 from tests.support.linearizability import (
     Add,
     CompareAndSet,
@@ -47,13 +44,14 @@ from tests.support.linearizability import (
 from tests.support.linearizability import Put as Write
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable
 
     from store.messages import Event
-    from tests.sim.machines import HeardProcess
+    from tests.sim.machines import HeardProcess, Seams
     from tests.sim.truth import HeardClient, HeardWatch
 
-__all__ = ["StoreOutcome", "tell_store_story"]
+__all__ = ["StoreStory"]
 
 TROUBLE = 200.0  # seconds of every kind of trouble
 CALM = 34.0  # seconds in which all must be as if nothing had been; see `_calm_down`
@@ -67,61 +65,19 @@ NO_ANSWER = (ConnectionLost, StoreTimeoutError)
 PROMPTLY = 0.1 + 0.01  # what S5 promises, and what a healthy disk takes to commit
 
 
-@dataclass(frozen=True, slots=True)
-class StoreOutcome:
-    """What a story came to."""
-
-    seconds: float
-    operations: int
-    unanswered: int
-    answers_checked: int
-    faults: int
-    starts: int
-    lapses: int
-
-
-def tell_store_story(
-    seed: int, *, seams: Seams | None = None, trace: Callable[[str], None] | None = None, trouble: float = TROUBLE
-) -> StoreOutcome:
-    """Play one seed to its end.
-
-    Raises:
-        Violation: A promise was broken; the message says which, when, and how to replay it.
-    """
-    seams = seams or Seams()
-    with quiet_logs(), seams.plant():
-        story = StoreStory(seed, seams, trace, trouble)
-        try:
-            return story.tell()
-        finally:
-            story.cosmos.end()
-
-
-class StoreStory:
+class StoreStory(Story):
     """One story; what is public is for its troubles."""
 
-    def __init__(self, seed: int, seams: Seams, trace: Callable[[str], None] | None, trouble: float) -> None:
-        self.rng = rng = random.Random(f"store story {seed}")
-        self.durable = rng.random() < 0.85
+    command, dice = "store", "store story"
+    histories, sessions = (64 * 1024 * 1024, 200_000, 20_000), (300.0, 300.0, 15.0)
+
+    def __init__(
+        self, seed: int, seams: Seams, trace: Callable[[str], None] | None, *, trouble: float = TROUBLE
+    ) -> None:
+        super().__init__(seed, seams, trace)
         self.trouble = trouble
-        limits = Limits(
-            history_bytes_max=rng.choice((64 * 1024 * 1024, 200_000, 20_000)),
-            session_ttl=rng.choice((300.0, 300.0, 15.0)),
-        )
-        self.cosmos = Cosmos(
-            seed,
-            replay=f"python -m tests.sim store --seed {seed}",
-            durable=self.durable,
-            limits=limits,
-            seams=seams,
-            trace=trace,
-            on_revision=self._revision,
-        )
-        self.truth = self.cosmos.truth
-        self.truth.say(f"seed {seed}: {'a durable store' if self.durable else 'a store in memory'}, {limits}")
-        self.director = self.cosmos.timeline.host("the director")
-        self.troubles = StoreTroubles(self)
-        self.calm = False
+        self.say(f"seed {seed}: {'a durable store' if self.durable else 'a store in memory'}, {self.limits}")
+        self.troubles: StoreTroubles = StoreTroubles(self)
         self.history: list[Operation] = []
         self.pending: dict[int, Operation] = {}
         self.asked = 0
@@ -133,26 +89,16 @@ class StoreStory:
 
     # ------------------------------------------------------------------------------------------ the plot
 
-    def tell(self) -> StoreOutcome:
+    def tell(self) -> dict[str, int]:
         timeline = self.cosmos.timeline
-        began = timeline.now
-        self.cosmos.store.start()
         for number in range(self.rng.randint(2, 4)):
             self.start(f"c{number}")
         self.director.start(self.troubles.make())
-        timeline.run(began + self.trouble)
+        timeline.run(self.now + self.trouble)
         self._calm_down()
-        timeline.run(timeline.now + CALM)
+        timeline.run(self.now + CALM)
         self._check_the_end()
-        return StoreOutcome(
-            seconds=timeline.now - began,
-            operations=len(self.history),
-            unanswered=sum(operation.returned is None for operation in self.history),
-            answers_checked=self.truth.checked,
-            faults=self.troubles.count,
-            starts=self.cosmos.store.starts,
-            lapses=self.truth.lapses,
-        )
+        return {"unanswered": sum(operation.returned is None for operation in self.history)}
 
     def _revision(self, events: tuple[Event, ...]) -> None:
         for event in events:
@@ -166,25 +112,12 @@ class StoreStory:
 
     def _calm_down(self) -> None:
         """No more trouble; whoever was stopped or killed goes on."""
-        self.calm = True
-        self.truth.say("quiet from here on")
-        cosmos = self.cosmos
-        cosmos.network.heal()
-        if cosmos.store.disk is not None:
-            cosmos.store.disk.make_room()
-            cosmos.store.disk.fail_next = 0
-            cosmos.store.disk.stalled_until = 0.0
-        if cosmos.store.host is not None:
-            cosmos.store.host.resume()
-            if cosmos.store.leaving:
-                cosmos.store.die()
-        if not cosmos.store.up:
-            cosmos.store.start()
+        self.quieten()
         for name, process in list(self.processes.items()):
-            process.host.resume()
+            process.resume()
             if not process.alive:
                 self.start(name)
-        probe = cosmos.process("probe")
+        probe = self.cosmos.process("probe")
         probe.host.start(self._probe(probe))
 
     async def _probe(self, process: HeardProcess) -> None:
@@ -233,7 +166,7 @@ class StoreStory:
         if name in self.processes and self.processes[name].alive:
             return
         process = self.processes[name] = self.cosmos.process(name)
-        self.truth.say(f"{process.source} starts")
+        self.say(f"{process.source} starts")
         process.host.start(self._live(process))
 
     async def _live(self, process: HeardProcess) -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.sim.__main__ import hunt, main
 from tests.sim.full_bugs import FULL_BUGS
-from tests.sim.full_story import FullOutcome, tell_full_story
+from tests.sim.full_story import FullStory
+from tests.sim.machines import Seams
+from tests.sim.store_story import StoreStory
 from tests.support.seeds import FRESH, some_of
+
+if TYPE_CHECKING:
+    from tests.sim.story import Outcome
 
 FIXED = int(os.environ.get("RDZV_FULL_STORIES", "40"))  # `.ci/run` says 240
 CHUNK = 40
@@ -19,7 +25,7 @@ FRESH_CHUNK = 20
 
 @pytest.mark.parametrize("first", range(0, FIXED, CHUNK))
 def test_no_promise_is_broken_in_fixed_histories(first: int) -> None:
-    outcomes = [tell_full_story(seed) for seed in range(first, first + CHUNK)]
+    outcomes = [FullStory.play(seed) for seed in range(first, first + CHUNK)]
     assert sum(outcome.rounds for outcome in outcomes) > CHUNK, "most have more than one round, or they show little"
     assert sum(outcome.faults for outcome in outcomes) > CHUNK
     assert sum(outcome.starts for outcome in outcomes) > CHUNK + 5, "the store was hardly ever killed"
@@ -29,15 +35,15 @@ def test_no_promise_is_broken_in_fixed_histories(first: int) -> None:
 @pytest.mark.parametrize("after", range(0, COUNT_FRESH, FRESH_CHUNK))
 def test_no_promise_is_broken_in_fresh_histories(after: int) -> None:
     for seed in range(FRESH + after, FRESH + after + FRESH_CHUNK):
-        tell_full_story(seed)
+        FullStory.play(seed)
 
 
 def test_a_seed_has_one_history() -> None:
     told: list[list[str]] = []
-    outcomes: set[FullOutcome] = set()
+    outcomes: set[Outcome] = set()
     for _ in range(2):
         told.append([])
-        outcomes.add(tell_full_story(3, trace=told[-1].append))
+        outcomes.add(FullStory.play(3, trace=told[-1].append))
     assert told[0] == told[1] != []
     assert len(outcomes) == 1
 
@@ -63,12 +69,12 @@ WITHIN = 300
 
 @pytest.mark.parametrize("bug", some_of(FULL_BUGS, 3))
 def test_a_planted_bug_is_found(bug: str) -> None:
-    said = hunt(FULL_BUGS[bug], tell_full_story, range(SEEDS[bug], SEEDS[bug] + WITHIN))
+    said = hunt(FULL_BUGS[bug], FullStory, range(SEEDS[bug], SEEDS[bug] + WITHIN))
     assert "python -m tests.sim full --seed" in said
 
 
 def test_many_histories_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["full", "--seeds", "3:6"]) == 0
+    assert main(["full", "--seeds", "3:6", "--jobs", "1"]) == 0
     assert "no promise was broken" in capsys.readouterr().out
 
 
@@ -92,8 +98,7 @@ def test_a_bug_is_hunted_for(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_bug_that_is_not_found_is_a_failure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.sim.__main__.FULL_BUGS", {})
-    monkeypatch.setattr("tests.sim.__main__.STORE_BUGS", {"none": None})
-    monkeypatch.setattr("tests.sim.__main__.tell_store_story", lambda *_, **__: None)
+    monkeypatch.setattr("tests.sim.__main__.BUGS", {"store": {"none": Seams()}})
+    monkeypatch.setattr(StoreStory, "play", lambda *_, **__: None)
     assert main(["bugs", "--within", "2"]) == 1
     assert "not found within 2 seeds" in capsys.readouterr().err

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from tests.sim.__main__ import hunt, main
 from tests.sim.store_bugs import STORE_BUGS
-from tests.sim.store_story import StoreOutcome, tell_store_story
+from tests.sim.store_story import StoreStory
 from tests.support.seeds import FRESH, some_of
+
+if TYPE_CHECKING:
+    from tests.sim.story import Outcome
 
 FIXED = range(6)
 COUNT_FRESH = 2
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> list[StoreOutcome]:
-    return [tell_store_story(seed) for seed in FIXED]
+def outcomes() -> list[Outcome]:
+    return [StoreStory.play(seed) for seed in FIXED]
 
 
-def test_no_promise_of_the_store_is_broken_in_fixed_stories(outcomes: list[StoreOutcome]) -> None:
+def test_no_promise_of_the_store_is_broken_in_fixed_stories(outcomes: list[Outcome]) -> None:
     assert all(outcome.answers_checked > 300 for outcome in outcomes)
 
 
-def test_the_stories_are_full_of_trouble(outcomes: list[StoreOutcome]) -> None:
+def test_the_stories_are_full_of_trouble(outcomes: list[Outcome]) -> None:
     assert sum(outcome.faults for outcome in outcomes) > 100
     assert sum(outcome.starts for outcome in outcomes) > len(outcomes) + 4, "the store was hardly ever killed"
     assert sum(outcome.lapses for outcome in outcomes) > 50
@@ -31,14 +36,14 @@ def test_the_stories_are_full_of_trouble(outcomes: list[StoreOutcome]) -> None:
 
 def test_no_promise_of_the_store_is_broken_in_fresh_stories() -> None:
     for seed in range(FRESH, FRESH + COUNT_FRESH):
-        tell_store_story(seed)
+        StoreStory.play(seed)
 
 
 def test_a_story_is_told_in_the_same_words_again() -> None:
     first: list[str] = []
     second: list[str] = []
-    once = tell_store_story(7, trace=first.append, trouble=60.0)
-    again = tell_store_story(7, trace=second.append, trouble=60.0)
+    once = StoreStory.play(7, trace=first.append, trouble=60.0)
+    again = StoreStory.play(7, trace=second.append, trouble=60.0)
     assert first == second
     assert once == again
     assert len(first) > 20
@@ -61,7 +66,7 @@ WITHIN = 100
 
 @pytest.mark.parametrize("bug", some_of(STORE_BUGS, 3))
 def test_a_bug_planted_in_the_store_is_found(bug: str) -> None:
-    said = hunt(STORE_BUGS[bug], tell_store_story, range(SEEDS[bug], SEEDS[bug] + WITHIN))
+    said = hunt(STORE_BUGS[bug], StoreStory, range(SEEDS[bug], SEEDS[bug] + WITHIN))
     assert "python -m tests.sim store --seed" in said
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.sim.__main__ import hunt, main
 from tests.sim.training_bugs import TRAINING_BUGS
-from tests.sim.training_story import tell_training_story
+from tests.sim.training_story import TrainingStory
 from tests.support.seeds import FRESH
 
 FIXED = 24
@@ -29,19 +29,19 @@ WITHIN = 300
 
 
 def test_no_promise_is_broken_in_fixed_histories() -> None:
-    outcomes = [tell_training_story(seed) for seed in range(FIXED)]
+    outcomes = [TrainingStory.play(seed) for seed in range(FIXED)]
     assert sum(outcome.rounds for outcome in outcomes) > FIXED, "most have more than one round, or they show little"
     assert sum(outcome.faults for outcome in outcomes) > FIXED
 
 
 def test_no_promise_is_broken_in_fresh_histories() -> None:
     for seed in range(FRESH, FRESH + COUNT_FRESH):
-        tell_training_story(seed)
+        TrainingStory.play(seed)
 
 
 @pytest.mark.parametrize("bug", TRAINING_BUGS)
 def test_a_planted_bug_is_found(bug: str) -> None:
-    said = hunt(TRAINING_BUGS[bug], tell_training_story, range(SEEDS[bug], SEEDS[bug] + WITHIN))
+    said = hunt(TRAINING_BUGS[bug], TrainingStory, range(SEEDS[bug], SEEDS[bug] + WITHIN))
     assert "python -m tests.sim training --seed" in said
 
 

@@ -24,9 +24,8 @@ from rdzv.core.state import NodeRecord, unpack_settings
 from rdzv.core.stopping import Stop
 from store.messages import Delete, Transact
 from tests.sim.full_node import DISCONNECT_TTL, KEYS, Fuse
-from tests.sim.full_story import LOOK_EVERY, PATIENCE, PUSHED_WITHIN, FullOutcome, FullStory
-from tests.sim.full_troubles import Troubles
-from tests.sim.machines import Seams, quiet_logs
+from tests.sim.full_story import LOOK_EVERY, PATIENCE, PUSHED_WITHIN, FullStory
+from tests.sim.full_troubles import FullTroubles
 from tests.sim.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -35,8 +34,9 @@ if TYPE_CHECKING:
     from rdzv.loop.rounds import Round
     from store.messages import Event, Request
     from tests.sim.checker import Committed
+    from tests.sim.machines import Seams
 
-__all__ = ["TrainingStory", "tell_training_story"]
+__all__ = ["TrainingStory"]
 
 OUT_WITHIN = PUSHED_WITHIN + DISCONNECT_TTL + 1.5
 """Seconds for a loss to end a body, also one that has failed first, and waits for news of whose fault that is."""
@@ -45,23 +45,6 @@ LET_OUT_WITHIN = 4.0
 """Seconds for the members to agree, and to come to the step: each takes a third of a second."""
 
 BOTH_ACCUSE = 2
-
-
-def tell_training_story(
-    seed: int, *, seams: Seams | None = None, trace: Callable[[str], None] | None = None
-) -> FullOutcome:
-    """Play one seed to its end.
-
-    Raises:
-        Violation: A promise was broken; the message says which, when, and how to replay it.
-    """
-    seams = seams or Seams()
-    with quiet_logs(), seams.plant():
-        story = TrainingStory(seed, seams, trace)
-        try:
-            return story.tell()
-        finally:
-            story.cosmos.end()
 
 
 class TrainingStory(FullStory):
@@ -146,7 +129,7 @@ class TrainingStory(FullStory):
     def has_drained(self, node: Trainer) -> None:
         """A trainer's loop has ended, since it was to leave."""
         self.say(f"{node.name} has left, as was announced")
-        self.director.call_later(1.0, lambda: node.die(silently=False))
+        self.director.call_later(1.0, lambda: node.process.die(silently=False))
         self.director.call_later(2.0, self.start, node.name)
 
     # ------------------------------------------------------------------------------------------ what becomes true
@@ -234,11 +217,11 @@ class TrainingStory(FullStory):
         super()._look()
         for node in self.trainers():
             round, still = node.inside, node.process.node_thread.paused
-            if round is None or not node.awake or still or node.went_on_at >= self.now - LOOK_EVERY:
+            if round is None or not node.awake or still or node.process.went_on_at >= self.now - LOOK_EVERY:
                 continue
             broken_at = self.broken_at.get(round.number)
             if broken_at is not None and node.node.membership is round._membership:
-                waits = self.now - max(broken_at, self.disturbed_until, node.went_on_at)
+                waits = self.now - max(broken_at, self.disturbed_until, node.process.went_on_at)
                 self.truth.require(
                     waits <= OUT_WITHIN,
                     f"{node.name} is in round {round.number} still, {waits:.2f} s after somebody was lost (R21, R22)",
@@ -286,7 +269,7 @@ class TrainingStory(FullStory):
             self._see_out(members, EndKind.AGREED, drained.leave)
         if len(members := self._members()) > 1:
             lost, *others = self.rng.sample(members, len(members))
-            self._see_out(others, EndKind.LOST, lambda: lost.die(silently=False))
+            self._see_out(others, EndKind.LOST, lambda: lost.process.die(silently=False))
 
     def _members(self) -> list[Trainer]:
         """All members of the last round, if all are in its body."""
@@ -308,7 +291,7 @@ class TrainingStory(FullStory):
             )
 
 
-class TrainingTroubles(Troubles):
+class TrainingTroubles(FullTroubles):
     """Also drains, resizes, closes, fails and accuses."""
 
     _story: TrainingStory
