@@ -13,9 +13,6 @@ from tests.support.limits import limits_with
 from tests.support.runs import VirtualRun, assert_one_round, listen
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from rdzv.core.state import NodeRecord
     from store import Limits
 
 pytestmark = pytest.mark.virtual_time
@@ -119,55 +116,15 @@ async def test_the_roster_of_large_payloads_is_written_in_several_transactions()
         if isinstance(request, Transact) and when == "before":
             sizes.append(sum(len(put.value) for put in request.then if isinstance(put, Put)))
 
-    payload = "x" * 4000
-    async with VirtualRun(min_nodes=400, payload=payload) as run:
-        nodes = [run.handler(f"n{number}") for number in range(400)]
+    count, payload = 280, "x" * 4000  # more than a mebibyte together
+    async with VirtualRun(min_nodes=count, payload=payload) as run:
+        nodes = [run.handler(f"n{number}") for number in range(count)]
         first = await run.join(nodes[0])
         run.clients["n0"].hook = hook
         infos = await asyncio.gather(first, *(node.next_rendezvous() for node in nodes[1:]))
-        assert [one.payload for one in await infos[0].participants()] == [payload] * 400
-    assert sum(sizes) > 1_600_000
+        assert [one.payload for one in await infos[0].participants()] == [payload] * count
+    assert sum(sizes) > 1024 * 1024
     assert max(sizes) <= 1024 * 1024
-
-
-async def test_what_a_dead_coordinator_left_is_cleared_away_by_the_next() -> None:
-    async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=2) as run:
-        a, b, c = (run.handler(name) for name in "abc")
-        await run.join(a)
-
-        async def hook(request: Request[Any], when: str) -> None:
-            if commits_in(request) and when == "before":
-                run.crash("a")
-                await asyncio.Event().wait()
-
-        run.clients["a"].hook = hook
-        infos = await run.meet(b, c)
-        # The dead one may be in the round, if that came within its disconnect_ttl; nobody could know then.
-        assert len({(info.round, info.world_size, info.bootstrap_address) for info in infos}) == 1
-        await asyncio.sleep(1)
-        assert len({key.split("/")[1] for key in run.keys("rounds/")}) == 1, "only one term's attempt is left"
-
-
-async def test_an_order_of_ranks_that_raises_is_logged_and_does_not_end_the_run(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Every node's readiness to coordinate had ended with it, and the run was stuck for good."""
-    broken = True
-
-    def order(arrivals: Sequence[NodeRecord], _: Mapping[str, int]) -> Sequence[NodeRecord]:
-        if broken:
-            raise LookupError("no topology")
-        return arrivals
-
-    async with VirtualRun(min_nodes=2, rank_order=order, join_timeout=100) as run:
-        a, b = await run.join(run.handler("a")), await run.join(run.handler("b"))
-        await asyncio.sleep(20)
-        assert not a.done()
-        errors = [record for record in caplog.records if record.levelname == "ERROR"]
-        assert len(errors) == 1, "once, and not at every attempt"
-        assert "LookupError: no topology" in caplog.text
-        broken = False
-        assert_one_round([await a, await b])
 
 
 async def test_a_successor_reports_what_has_changed_since_its_predecessor_spoke() -> None:
@@ -194,7 +151,7 @@ async def test_a_leader_whose_key_is_taken_from_it_notices_at_its_next_write() -
         assert_one_round([await a.next_rendezvous(), await joining])
 
 
-@pytest.mark.parametrize(("count", "limits"), [(300, ETCD_LIMITS), (100, limits_with(writes_max=8))])
+@pytest.mark.parametrize(("count", "limits"), [(150, ETCD_LIMITS), (50, limits_with(writes_max=8))])
 async def test_members_that_one_transaction_does_not_take_meet_all_the_same(count: int, limits: Limits) -> None:
     """By way of a marker, where the conditions are too many; and in portions, of which none has too many writes."""
     async with VirtualRun(min_nodes=count, limits=limits) as run:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from rdzv.core.state import Closed, NodeRecord, NodesLeft, NodesLost, NodesWaiting
+from rdzv.core.state import NodeRecord, NodesLost, NodesWaiting
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -251,26 +251,6 @@ async def test_whether_the_run_is_closed_is_not_known_while_the_store_is_out_of_
         run.network.accept("a")
 
 
-async def test_changes_begin_with_what_holds_and_go_on_over_rounds() -> None:
-    async with VirtualRun(min_nodes=2, max_nodes=4, last_call_timeout=1) as run:
-        a, b, c = (run.handler(name) for name in "abc")
-        await run.meet(a, b)
-        await run.join(c)
-        await asyncio.sleep(1)
-        heard = await listen(run, a)
-        await heard.until(NodesWaiting(1))
-        assert heard.changes == [NodesWaiting(1)]
-        await run.meet(a, b)
-        await b.leave()
-        await heard.until(NodesLeft(1, ("b",)))
-        assert heard.changes == [NodesWaiting(1), NodesLeft(1, ("b",))]
-        await c.set_closed("done")
-        await heard.until(Closed)
-        assert heard.changes[-1] == Closed(reason="done", by="c")
-        await asyncio.sleep(60)
-        assert len(heard.changes) == 3
-
-
 async def test_who_asks_often_is_told_at_once_whether_to_meet_again() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=3, last_call_timeout=1) as run:
         a, b, c = (run.handler(name) for name in "abc")
@@ -312,26 +292,6 @@ async def test_changes_of_a_closed_handler_end_with_an_error() -> None:
             await a.aclose()
             with pytest.raises(RendezvousStateError, match="is closed"):
                 await following
-
-
-async def test_statuses_follow_the_run_until_it_is_closed() -> None:
-    async with VirtualRun(min_nodes=2) as run:
-        observer = run.handler("observer", min_nodes=None)
-        seen: list[str] = []
-
-        async def follow() -> None:
-            async for status in observer.statuses():
-                seen.append(status.phase.value)  # noqa: PERF401  it is looked at before it is over
-
-        following = run.start(follow())
-        a, b = run.handler("a"), run.handler("b")
-        await run.join(a)
-        await run.join(b)
-        await asyncio.sleep(1)
-        assert seen[-1] == "complete"
-        await a.set_closed()
-        await following
-        assert seen[-1] == "closed"
 
 
 async def test_what_was_not_told_of_a_round_is_no_news_in_the_next() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,22 +15,6 @@ if TYPE_CHECKING:
     from store.messages import Request
 
 pytestmark = pytest.mark.virtual_time
-
-
-async def test_members_waiting_nodes_and_spares_are_told_apart() -> None:
-    async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
-        a, b = run.handler("a", payload=1), run.handler("b")
-        infos = await run.meet(a, b)
-        for name in ("late", "spare"):
-            await run.join(run.handler(name))
-        await asyncio.sleep(1)
-        status = await run.handler("observer", min_nodes=None, max_nodes=None).status()
-        assert [member.rank for member in status.members] == [0, 1]
-        assert {member.node_id: member.payload for member in status.members} == {"a": 1, "b": None}
-        assert (status.waiting, status.spares) == (("late", "spare"), ("spare",))
-        assert (status.round, status.phase, status.world_size) == (0, Phase.COMPLETE, 2)
-        assert status.bootstrap_address == infos[0].bootstrap_address
-        assert status.reason == "1 node waiting for round 0's 2 live members to leave: a and b"
 
 
 async def test_a_member_that_has_gone_on_waits_and_one_that_died_is_in_neither_list() -> None:
@@ -91,33 +74,3 @@ async def test_who_was_in_the_round_before_and_is_not_here_is_missing_also_once_
         assert (status.phase, status.world_size) == (Phase.COMPLETE, 2)
         assert [(one.node_id, one.how) for one in status.absent] == [("a", "lost")]
         assert status.absent_count == 1
-
-
-async def test_whoever_only_looks_is_told_for_how_long_a_node_has_been_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader that has just come finds what was written when the node was lost: it said "lost 0 s ago" for ever."""
-    async with VirtualRun(min_nodes=2) as run:
-        stays, goes = run.handler("stays"), run.handler("goes")
-        await run.meet(stays, goes)
-        await goes.aclose()
-        await asyncio.sleep(1)
-        hour = time.time
-        monkeypatch.setattr(time, "time", lambda: hour() + 1000.0)
-        status = await run.handler("looks", min_nodes=None, max_nodes=None).status()
-        (absent,) = status.absent
-        assert absent.ago is not None
-        assert absent.ago >= 1000.0
-        assert "(left 1" in status.reason  # so many minutes ago
-
-
-async def test_before_anybody_has_come_and_when_everyone_has_gone_nobody_is_here() -> None:
-    async with VirtualRun(min_nodes=1) as run:
-        observer, a = run.handler("observer", min_nodes=None), run.handler("a")
-        before = await observer.status()
-        assert (before.run_id, before.round, before.phase, before.world_size) == ("job", None, Phase.GATHERING, 0)
-        await run.meet(a)
-        await a.aclose()
-        after = await observer.status()
-        assert after.round == 0
-        for status in (before, after):
-            assert (status.reason, status.coordinator, status.closed) == ("nobody is here", None, None)
-            assert (status.members, status.waiting, status.spares) == ((), (), ())

@@ -13,7 +13,6 @@ import pytest
 
 import store
 from rdzv.errors import (
-    MembersLostError,
     QueueEmptyError,
     RendezvousConnectionError,
     RoundSupersededError,
@@ -214,12 +213,6 @@ async def test_what_is_no_number_cannot_be_added_to(shared: Any) -> None:
         await shared.add("n", 1)
 
 
-async def test_concurrent_adds_are_all_counted(open_store: Open) -> None:
-    async with open_store() as one, open_store() as other:
-        sums = await asyncio.gather(*(shared.add("n", 1) for shared in (one, other) * 20))
-    assert sorted(sums) == list(range(1, 41))
-
-
 async def test_concurrent_compare_sets_never_lose_one_another(open_store: Open) -> None:
     async def take_numbers(shared: Any, name: str) -> None:
         taken, seen = 0, b""
@@ -404,26 +397,6 @@ async def test_a_lost_store_is_a_connection_error(twin: str) -> None:
                 await shared.set("a", "1")
 
 
-async def test_superseding_ends_every_call_under_way(server: Server, observer: store.Client) -> None:
-    async with store.connect(server.url) as client:
-        shared = SharedStore(client, prefix="/round/", fence=())
-        calls = asyncio.gather(
-            shared.get("a"), shared.clone().wait(["b"]), shared.queue_pop("c"), return_exceptions=True
-        )
-        await until_waits(observer, 3)
-        shared.supersede("its lease lapsed")
-        shared.supersede("a later reason")
-        for outcome in await calls:
-            assert isinstance(outcome, RoundSupersededError)
-            assert str(outcome) == (
-                "this node is no longer in the round of /round/: its lease lapsed; call next_rendezvous again"
-            )
-        await until_waits(observer, 0)
-        with pytest.raises(RoundSupersededError, match="its lease lapsed"):
-            await shared.set("a", "1")
-        assert await observer.list("/round/") == []
-
-
 async def test_cancelling_a_caller_is_not_superseding(server: Server, observer: store.Client) -> None:
     async with store.connect(server.url) as client:
         shared = SharedStore(client, prefix="/round/", fence=())
@@ -450,55 +423,6 @@ async def test_an_interrupted_client_ends_a_blocking_call_as_superseded(server: 
 
 
 # Waits end when members are lost.
-
-
-def end_waits(shared: Any) -> None:
-    """Do what the handler does once a member is lost."""
-    if isinstance(shared, SharedStore):
-        shared.end_waits()
-    else:
-        shared.blocking._client.end_waits()
-
-
-WAITING: dict[str, Callable[[Any], Any]] = {
-    "get": lambda shared: shared.get("k"),
-    "multi_get": lambda shared: shared.multi_get(["there", "k"]),
-    "wait": lambda shared: shared.wait(["k"]),
-    "barrier": lambda shared: shared.barrier("k", 3),
-    "queue_pop": lambda shared: shared.queue_pop("k"),
-}
-
-
-@pytest.mark.parametrize("name", WAITING)
-async def test_what_waits_ends_at_once_when_a_member_is_lost_and_names_it(
-    open_store: Open, observer: store.Client, name: str
-) -> None:
-    """It waited for its 300 seconds, though the node knew of the death after one."""
-    lost: tuple[str, ...] = ()
-    async with open_store(company=Company(lost=lambda: lost)) as shared:
-        waiting = asyncio.create_task(WAITING[name](shared))
-        await until_waits(observer, 1)
-        lost = ("gpu-7",)
-        end_waits(shared)
-        async with asyncio.timeout(60):
-            with pytest.raises(MembersLostError, match=r"the round has lost 'gpu-7'.* call next_rendezvous") as raised:
-                await waiting
-        assert raised.value.node_ids == ("gpu-7",)
-
-
-async def test_after_a_loss_what_is_there_is_given_and_what_is_not_is_not_waited_for(open_store: Open) -> None:
-    async with open_store(company=Company(lost=lambda: ("a", "b"))) as shared:
-        end_waits(shared)
-        await shared.set("there", "1")
-        assert await shared.get("there") == b"1"
-        assert await shared.multi_get(["there"]) == [b"1"]
-        await shared.wait(["there"])
-        assert await shared.add("count", 1) == 1
-        await shared.queue_push("queue", "1")
-        assert await shared.queue_pop("queue") == b"1"
-        async with asyncio.timeout(60):
-            with pytest.raises(MembersLostError, match="'a', 'b', and what this node waited for may never come: 'k'"):
-                await shared.get("k")
 
 
 async def test_an_error_names_the_users_key_and_not_where_it_is_kept(shared: Any) -> None:

@@ -215,20 +215,6 @@ async def test_a_history_longer_than_the_outbox_comes_in_steps_as_it_is_read_and
 
 
 @pytest.mark.virtual_time
-async def test_a_revision_larger_than_any_outbox_reaches_a_watch_that_is_up_to_date() -> None:
-    network = MemoryNetwork()
-    async with (
-        serve_in_memory(network, limits=Limits(outbox_bytes_max=MIB)),
-        connect_in_memory(network) as client,
-        client.watch("") as watch,
-    ):
-        await client.put("large", bytes(3 * MIB))
-        async for event in watch:
-            assert len(event.value) == 3 * MIB
-            break
-
-
-@pytest.mark.virtual_time
 async def test_what_a_transport_is_handed_at_once_is_one_piece() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network) as server, connect_in_memory(network) as other:
