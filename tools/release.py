@@ -11,20 +11,24 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.metadata
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import uuid
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from packaging.requirements import Requirement
 
 from rdzv._version import __version__
 from tools import golden
 
 ROOT = Path(__file__).parents[1]
+EXTRAS = "etcd,fast,http,live"  # what users install; PyTorch is theirs to choose
 GOLDEN = ROOT / "tests" / "golden" / __version__
 
 
@@ -44,7 +48,10 @@ def main() -> None:
         sys.exit("the tree differs from its commit: commit first, so that the tag says what was built")
     files = build(options.out)
     bill = options.out / f"rdzv-{__version__}.cdx.json"
-    bill.write_text(json.dumps(bill_of_materials(files), indent=1) + "\n", encoding="utf-8")
+    built_at = datetime.fromtimestamp(int(_git("log", "-1", "--format=%ct")), UTC)
+    bill.write_text(
+        json.dumps(bill_of_materials(files, resolve(), built_at=built_at), indent=1) + "\n", encoding="utf-8"
+    )
     if options.tag:
         signing = ["-s", "-u", options.key] if options.key else ["-a"]
         _git("tag", *signing, f"v{__version__}", "-m", f"rdzv {__version__}")
@@ -70,38 +77,73 @@ def build(out: Path) -> list[Path]:
     return files
 
 
-def bill_of_materials(files: list[Path]) -> dict[str, Any]:
-    """Say in CycloneDX what was built, and what it needs: https://cyclonedx.org/docs/1.5/json/."""
-    requirements = importlib.metadata.requires("rdzv") or []
-    components: list[dict[str, str]] = []
-    for requirement in requirements:
-        name, _, marker = requirement.partition(";")
-        bare = re.split(r"[<>=!~ ]", name, maxsplit=1)[0]
-        component = {
-            "type": "library",
-            "name": bare,
-            "version": name.strip()[len(bare) :],
-            "scope": "optional" if "extra" in marker else "required",
-            "purl": f"pkg:pypi/{bare}",
+def resolve() -> list[dict[str, Any]]:
+    """Return what an installation with every extra for users takes now, as pip reports it; nothing is installed."""
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
+    report = subprocess.run([*command, f"{ROOT}[{EXTRAS}]"], check=True, capture_output=True, text=True)  # noqa: S603
+    installed: list[dict[str, Any]] = json.loads(report.stdout)["install"]
+    return installed
+
+
+def bill_of_materials(files: list[Path], resolved: list[dict[str, Any]], *, built_at: datetime) -> dict[str, Any]:
+    """Say in CycloneDX what was built, and what it needs: https://cyclonedx.org/docs/1.6/json/.
+
+    Args:
+        files: What was built.
+        resolved: What it needs, as pip reports it.
+        built_at: The time of the commit; with the same files it makes the same bill.
+    """
+    metadata = {_bare(each["metadata"]["name"]): each["metadata"] for each in resolved}
+    required, wanted = set[str](), {"rdzv"}
+    while wanted:
+        required |= wanted
+        lines = [line for name in wanted for line in metadata.get(name, {}).get("requires_dist", ())]
+        needed = [Requirement(line) for line in lines]
+        wanted = {_bare(one.name) for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})}
+        wanted -= required
+    built = [
+        {"type": "file", "name": path.name, "hashes": [{"alg": "SHA-256", "content": _digest(path)}]} for path in files
+    ]
+    needed_by = [
+        {
+            **_component(each["metadata"]),
+            "scope": "required" if _bare(each["metadata"]["name"]) in required else "optional",
+            "hashes": [{"alg": "SHA-256", "content": each["download_info"]["archive_info"]["hashes"]["sha256"]}],
         }
-        if component not in components:  # several extras may need one and the same; the format wants each once
-            components.append(component)
+        for each in resolved
+        if each["metadata"]["name"] != "rdzv"
+    ]
     return {
         "bomFormat": "CycloneDX",
-        "specVersion": "1.5",
+        "specVersion": "1.6",
+        "serialNumber": uuid.uuid5(uuid.NAMESPACE_URL, " ".join(map(_digest, files))).urn,
         "version": 1,
         "metadata": {
+            "timestamp": built_at.isoformat(),
             "component": {
-                "type": "library",
-                "name": "rdzv",
-                "version": __version__,
-                "licenses": [{"license": {"id": "Apache-2.0"}}],
-                "purl": f"pkg:pypi/rdzv@{__version__}",
+                **_component({"name": "rdzv", "version": __version__, "license_expression": "Apache-2.0"}),
+                "components": built,
             },
-            "properties": [{"name": f"sha256:{path.name}", "value": _digest(path)} for path in files],
         },
-        "components": components,
+        "components": needed_by,
     }
+
+
+def _component(metadata: dict[str, Any]) -> dict[str, Any]:
+    name, version = metadata["name"], metadata["version"]
+    purl = f"pkg:pypi/{_bare(name)}@{version}"
+    named = [line.rpartition(" :: ")[2] for line in metadata.get("classifier", ()) if line.startswith("License ::")]
+    licenses: list[dict[str, Any]] = [{"license": {"name": each}} for each in named]
+    if expression := metadata.get("license_expression"):
+        licenses = [{"expression": expression}]
+    elif not licenses:
+        licenses = [{"license": {"name": metadata.get("license", "not said").partition("\n")[0]}}]
+    return {"type": "library", "bom-ref": purl, "name": name, "version": version, "licenses": licenses, "purl": purl}
+
+
+def _bare(name: str) -> str:
+    """A name as an index knows it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _digest(path: Path) -> str:

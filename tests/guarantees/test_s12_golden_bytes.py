@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tools import golden, release
+from tools import golden
 
 RELEASED = sorted((Path(__file__).parents[1] / "golden").glob("*"))
 
@@ -26,14 +26,3 @@ def test_s12_a_record_that_is_read_otherwise_is_found(tmp_path: Path) -> None:
 
 def test_s12_what_earlier_releases_have_written_is_read() -> None:
     assert [wrong for directory in RELEASED for wrong in golden.read(directory)] == []
-
-
-def test_s12_the_bill_of_materials_names_what_is_needed(tmp_path: Path) -> None:
-    wheel = tmp_path / "rdzv.whl"
-    wheel.write_bytes(b"")
-    bill = release.bill_of_materials([wheel])
-    required = {each["name"] for each in bill["components"] if each["scope"] == "required"}
-    assert required == {"anyio", "msgpack"}
-    names = [each["name"] for each in bill["components"]]
-    assert len(names) == len(set(names)), "each once, whichever extras need it"
-    assert bill["metadata"]["properties"][0]["name"] == "sha256:rdzv.whl"
