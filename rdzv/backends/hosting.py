@@ -274,7 +274,7 @@ class Hosting:
             async with self._open_client(CALL_TIMEOUT) as client:
                 await client.delete(self._ending)
         except StoreError as error:
-            log.warning("whether the store may be come to could not be said: %s", error)
+            log.warning("newcomers could not be told whether the store takes them in: %s", error)
 
     async def _is_ending(self) -> bool:
         """Whether who listens there is a store whose host is done."""

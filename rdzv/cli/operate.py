@@ -32,7 +32,7 @@ NODE_OR_WHERE = argument("node", metavar="NODE", nargs="?", help="the node's id"
 
 async def _check_who_is_meant(options: argparse.Namespace) -> None:
     if (options.node is None) == (options.where is None):
-        raise RendezvousSettingsError("whom? name a NODE, or give --where ATTRIBUTE=VALUE")
+        raise RendezvousSettingsError("name a NODE, or give --where ATTRIBUTE=VALUE")
     await check_exists(options)
 
 
@@ -148,7 +148,7 @@ async def _drain(options: argparse.Namespace) -> int:
 )
 async def _resize(options: argparse.Namespace) -> int:
     if options.min is None and options.max is None:
-        raise RendezvousSettingsError("resize to what? give --min, --max or both")
+        raise RendezvousSettingsError("give --min, --max or both")
     async with open_run(options) as handler:
         resized = await handler.resize(options.min, options.max, reason=options.reason)
     size = describe_size(resized.min_nodes, resized.max_nodes)

@@ -229,7 +229,7 @@ class Agreed:
         sizes = [(agreed["min_nodes"], agreed["max_nodes"]) for agreed in (self._agreed, theirs)]
         if sizes[0] != sizes[1]:
             log.warning(
-                "run %s was resized to %s; this node goes by that, and no longer by %s",
+                "run %s was resized to %s; this node uses these numbers now, instead of %s",
                 self._run_id,
                 describe_size(*sizes[1]),
                 describe_size(*sizes[0]),

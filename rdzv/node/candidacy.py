@@ -105,7 +105,7 @@ class Candidacy:
             self._part.overruled(error.settings)
             await anyio.sleep_forever()  # until this node has left, of which it is told now
         except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
-            log.debug("run %s: the role of coordinator was not held: %s", self._keys.run_id, error)
+            log.debug("run %s: the role of coordinator was lost: %s", self._keys.run_id, error)
         except Exception as error:  # a limit of the store's, say, that leaves no room even to say so
             if repr(error) != self._failed_with:
                 log.exception("run %s: node %s cannot coordinate, and tries again", self._keys.run_id, self._node_id)

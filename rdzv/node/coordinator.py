@@ -368,7 +368,9 @@ class Term:
             await self._store.transact(when=conditions, then=commit, otherwise=(Get(keys.settings),)) if stand else None
         )
         if result is None or not result.succeeded:
-            log.info("run %s: round %d was refused, something has just changed", keys.run_id, round.number)
+            log.info(
+                "run %s: the commit of round %d was refused: something has just changed", keys.run_id, round.number
+            )
             if not at_once:
                 # What was written for it must go: an attempt with fewer buckets would leave some of it beside its own.
                 await self._store.delete_prefix(keys.attempt(round.number, office.term), when=unchanged)

@@ -117,7 +117,7 @@ class Follower:
             except (ConnectionLost, StoreTimeoutError) as error:
                 if self.opened_in is not None or self._store.failure is not None:
                     raise
-                log.debug("the head of run %s is asked for once more: %s", self._keys.run_id, error)
+                log.debug("the head of run %s is read again: %s", self._keys.run_id, error)
                 self.unanswered = error
                 await anyio.sleep(ASK_AGAIN_AFTER)  # of no use to hurry: the time limit of a call has just passed
 

@@ -45,7 +45,7 @@ class RealProcesses:
 
     def __init__(self, count: int, command: Sequence[str], env: Mapping[str, str], settings: Mapping[str, Any]) -> None:
         if count < 1:
-            raise ValueError(f"processes({count!r}): there is at least one")
+            raise ValueError(f"processes({count!r}): start at least one")
         self._count = count
         self._command = list(command)
         self._env = dict(env)

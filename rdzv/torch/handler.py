@@ -422,7 +422,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         try:
             self._stack.close()
         except ours.RendezvousError as error:
-            log.warning("run %s was not left in good order: %s", self._run_id, error)
+            log.warning("run %s: the node did not leave properly: %s", self._run_id, error)
 
     def _leave_at_exit(self) -> None:
         """Leave, but close nothing, and wait for nobody: the process was told to end."""

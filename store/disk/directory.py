@@ -203,7 +203,7 @@ class Mark:
             return None
         except (OSError, ValueError) as error:
             log.debug("%s cannot be read: %s", self._path, error)
-        log.warning("%s is not as it was written: it proves nothing, and is written anew", self._path)
+        log.warning("%s is damaged: it is ignored, and written again", self._path)
         return None
 
     def write(self, store_id: str, number: int) -> None:

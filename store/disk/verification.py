@@ -101,7 +101,7 @@ def check_format(found: int, path: Path) -> None:
         )
     if not all(step in rows.MIGRATIONS for step in range(found, rows.FORMAT)):
         raise StoreUsageError(
-            f"{path} has format {found}, of a time before the first release; this release reads format {rows.FORMAT}: "
+            f"{path} has format {found}, from before the first release; this release reads format {rows.FORMAT}: "
             f"use another data_dir"
         )
 

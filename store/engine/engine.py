@@ -271,9 +271,13 @@ class Engine:
     def _check_mutation(self, session: Session, request: Request[Any]) -> None:
         """Refuse a mutation that cannot be made, or whose reply could not be kept."""
         if self.read_only is not None:
-            raise LimitExceeded(f"nothing can be written now, and nothing was: {self.read_only}; reading goes on")
+            raise LimitExceeded(
+                f"nothing was written, because the store takes no writes now: {self.read_only}; reading goes on"
+            )
         if self.only_deletes is not None and not only_takes_away(request):
-            why = f"only deletes can be written now, and nothing was: {self.only_deletes}; delete something"
+            why = (
+                f"nothing was written, because the store takes only deletes now: {self.only_deletes}; delete something"
+            )
             raise LimitExceeded(why)
         full = self._replies.bytes >= self.limits.replies_bytes_max
         if full:

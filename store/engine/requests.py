@@ -116,7 +116,7 @@ class Requests:
         self._peer, self._request_id, self._when = peer, request_id, ()
         handle = _HANDLERS.get(type(request))
         if handle is None:
-            raise StoreUsageError(f"{type(request).__name__} cannot be asked of this store")
+            raise StoreUsageError(f"{type(request).__name__} is no request that this store takes")
         return handle(self, request)
 
     def _guarded(self, request: Guarded[Any]) -> Response | None:
@@ -125,7 +125,7 @@ class Requests:
             raise ConditionFailed(_broken(request.when, self._keys.entries))
         handle = None if type(request.request) is Guarded else _HANDLERS.get(type(request.request))
         if handle is None:
-            raise StoreUsageError(f"{type(request.request).__name__} cannot be asked of this store")
+            raise StoreUsageError(f"{type(request.request).__name__} is no request that this store takes")
         self._when = request.when
         return handle(self, request.request)
 
@@ -302,13 +302,15 @@ class Requests:
         wanted = [grant for grant in grants if grant.id in used and self._leases.get(grant.id or 0) is None]
         for grant in wanted:
             if self._leases.with_keys(grant.id or 0) is not None:
-                raise LeaseNotFound(f"lease {grant.id} has lapsed, and its keys are going: come again in a moment")
+                raise LeaseNotFound(
+                    f"lease {grant.id} has lapsed, and its keys are being deleted: try again in a moment"
+                )
         self._state.check_grants(wanted)
         return [self._changes.grant(grant, peer=self._peer) for grant in wanted]
 
     def _grant(self, request: Grant) -> Granted:
         if request.id is not None:
-            raise StoreUsageError("a lease of a chosen id is granted in a transaction that puts a key on it")
+            raise StoreUsageError("a transaction that grants a lease of a chosen id must put a key on it")
         self._state.check_grant(request)
         self._state.check_lease_room()
         lease = self._changes.grant(request, peer=self._peer)

@@ -152,7 +152,7 @@ class State:
             if isinstance(operation, Get):
                 answer += max(answer_bytes(self.keys.get(key)), key_bytes(key) + sizes.get(key, 0))
             elif key in sizes:
-                raise StoreUsageError(f"a transaction writes {shown(key)} twice; once is what it may")
+                raise StoreUsageError(f"a transaction writes {shown(key)} twice; it may do so once")
             elif isinstance(operation, Create) and (there := self.keys.get(key)) is not None:
                 sizes[key] = 0
                 answer += answer_bytes(there)
@@ -283,7 +283,7 @@ class State:
                 )
             self.check_grant(grant)
         if len({grant.id for grant in grants}) < len(grants):
-            raise StoreUsageError("a transaction grants a lease twice; once is what it may")
+            raise StoreUsageError("a transaction grants a lease twice; it may do so once")
         self.check_lease_room(len(grants))
 
     def check_ttl(self, ttl: float, name: str = "ttl") -> None:
@@ -332,5 +332,5 @@ def _sum_of(request: Add, entry: Entry | None) -> bytes:
         raise StoreUsageError(f"{shown(request.key)} holds {shown(held)}, which is no decimal number to add to")
     total = int(held) + request.amount
     if abs(total) > ADD_MAX:
-        raise StoreUsageError(f"adding {request.amount} to {shown(request.key)} passes 64 bits")
+        raise StoreUsageError(f"adding {request.amount} to {shown(request.key)} gives a number of more than 64 bits")
     return b"%d" % total

@@ -97,7 +97,7 @@ class Cluster:
         if "@" in authority:  # not shown: what precedes it may be a password
             raise StoreUsageError("the URL's host contains '@'; give user= and password= beside the URL")
         if any(sign in authority for sign in "/?#"):
-            raise StoreUsageError(f"{url!r} says more than where a cluster is; write etcd://HOST:PORT,HOST:PORT")
+            raise StoreUsageError(f"{url!r} has more than a cluster's address; write etcd://HOST:PORT,HOST:PORT")
         hosts = []
         for part in authority.split(","):
             try:
@@ -299,7 +299,7 @@ _TOO_LARGE = (
     "or a reference to it"
 )
 _NO_SPACE = (
-    "nothing can be written now, and nothing was: {name} has reached its quota (NOSPACE, --quota-backend-bytes); "
+    "nothing was written, because {name} has reached its quota (NOSPACE, --quota-backend-bytes); "
     "compact and defragment it, then run etcdctl alarm disarm; reading goes on"
 )
 

@@ -54,7 +54,7 @@ class Login:
                 if failure.trouble is not FailureKind.NO_AUTHENTICATION:
                     # What was to be asked has not been sent.
                     raise Failure(str(failure), FailureKind.UNDONE, silent=failure.silent) from failure
-                log.warning("%s does not ask who we are: the user %r is not needed there", self._name, self._user)
+                log.warning("%s has no authentication: user %r is not used", self._name, self._user)
                 return ""
             except StoreUsageError as error:
                 raise AuthenticationError(str(error)) from None

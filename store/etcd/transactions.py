@@ -186,7 +186,7 @@ def normal(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
         case DeletePrefix():
             return Write(guard=guard, then=(request,))
         case _:
-            raise StoreUsageError(f"{type(request).__name__} cannot be asked of this store")
+            raise StoreUsageError(f"{type(request).__name__} is no request that this store takes")
 
 
 def _check(operations: Sequence[Operation]) -> None:
@@ -198,7 +198,7 @@ def _check(operations: Sequence[Operation]) -> None:
         if not operation.key:
             raise StoreUsageError("a key has at least one character")
         if operation.key in written:
-            raise StoreUsageError(f"a transaction writes {operation.key!r} twice; once is what it may")
+            raise StoreUsageError(f"a transaction writes {operation.key!r} twice; it may do so once")
         written.add(operation.key)
         if isinstance(operation, Put) and operation.ttl is not None:
             if operation.lease is not None:
@@ -295,7 +295,7 @@ def _sum(request: Add, entry: Entry | None) -> int:
         number = int(entry.value)
     total = number + request.amount
     if abs(total) > ADD_MAX:
-        raise StoreUsageError(f"adding {request.amount} to {request.key!r} passes 64 bits")
+        raise StoreUsageError(f"adding {request.amount} to {request.key!r} gives a number of more than 64 bits")
     return total
 
 

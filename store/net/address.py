@@ -45,5 +45,5 @@ class Address:
         if not parts.hostname:
             raise StoreUsageError(f"{url!r} names no host; write tcp://HOST:{DEFAULT_PORT}")
         if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
-            raise StoreUsageError(f"{url!r} says more than where a store is; write tcp://HOST:PORT")
+            raise StoreUsageError(f"{url!r} has more than a store's address; write tcp://HOST:PORT")
         return cls(host=parts.hostname, port=DEFAULT_PORT if port is None else port, secure=parts.scheme == "tcps")

@@ -80,7 +80,7 @@ def count_elements(body: memoryview | bytes, most: int) -> Generator[None, None,
             if first in _EMPTY:
                 empty += 1
                 if empty > EMPTY_MAX:
-                    raise ValueError("it is full of empty arrays")
+                    raise ValueError("it has too many empty arrays")
         elif first in _COUNT:
             width = _COUNT[first]
             inside = int.from_bytes(body[at + 1 : at + 1 + width], "big")

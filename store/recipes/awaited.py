@@ -240,7 +240,7 @@ async def _stand_in_line(ask: _Asking, kind: str, lease: LeaseLike, value: bytes
     key = f"{prefix}{kind}{lease.id:016x}"
     taken = (await ask(CompareAndSet(key=key, value=value, expected_revision=0, lease=lease.id))).entry
     if taken is None:
-        raise LeaseNotFound(f"lease {lease.id} has lapsed before {key!r} was written; come again")
+        raise LeaseNotFound(f"lease {lease.id} has lapsed before {key!r} was written; try again")
     held = _held(taken, lease)
     while True:
         line = sorted(await ask.keys(prefix), key=lambda entry: entry.create_revision)

@@ -167,7 +167,7 @@ class Durability:
             while not await self._in_thread(journal.try_again):  # noqa: ASYNC110 - a disk tells nobody
                 await anyio.sleep(TRY_AGAIN_AFTER)
         if journal.only_deletes:
-            log.warning("store %s has no room on its disk for more than deletes", engine.store_id)
+            log.warning("store %s has only room on its disk for deletes", engine.store_id)
             engine.only_deletes = why
         engine.read_only = None
         self.start()

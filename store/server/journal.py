@@ -245,7 +245,7 @@ class Journal:
         # A probe may hang like a write; the database is in its hands then.
         idle = self.stop(within=within) and self._probing.acquire(timeout=-1 if within is None else within)
         if not idle:
-            log.error("%s takes nothing: what was not acknowledged is given up", self._directory)
+            log.error("%s cannot be written: changes that were not acknowledged are given up", self._directory)
             return
         self._closed = True
         self._mark.close()
@@ -395,7 +395,7 @@ class Journal:
                 self._database.execute("PRAGMA busy_timeout=0")  # whoever reads now is not to hold up the next group
                 self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except (sqlite3.Error, OSError) as error:  # it is tried again after the next write
-            log.debug("%s keeps the room that it has: %s", self._path, error)
+            log.debug("%s could not be made smaller: %s", self._path, error)
             self._untidy = False
         finally:
             self._database.execute(f"PRAGMA busy_timeout={int(BUSY_SECONDS * 1000)}")

@@ -186,7 +186,7 @@ class _Launcher:
         elif number in (signal.SIGHUP, signal.SIGQUIT):  # the terminal is gone, or somebody at it wants an end
             self._asked_to_stop(number)
         else:
-            log.warning("%s came while no process was running to pass it on to", number.name)
+            log.warning("%s came while no process was running: nothing was passed on", number.name)
 
     # ------------------------------------------------------------------------------------------ operators
 

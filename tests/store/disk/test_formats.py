@@ -78,5 +78,5 @@ def test_a_migration_that_fails_leaves_the_store_as_it_was(old: Path, step: Any)
 def test_a_format_from_before_the_first_release_is_refused(old: Path) -> None:
     with contextlib.closing(sqlite3.connect(old / FILE, isolation_level=None)) as database:
         database.execute("PRAGMA user_version=1")
-    with pytest.raises(StoreUsageError, match="has format 1, of a time before the first release"):
+    with pytest.raises(StoreUsageError, match="has format 1, from before the first release"):
         saved_in(old)

@@ -38,11 +38,11 @@ def test_without_a_port_it_is_the_usual_one(url: str) -> None:
         ("", "does not start with tcp:// or tcps://"),
         ("tcp://", "names no host"),
         ("tcp://:29400", "names no host"),
-        ("tcp://head/run", "says more than where a store is"),
-        ("tcp://head?x=1", "says more than where a store is"),
-        ("tcp://head#x", "says more than where a store is"),
-        ("tcp://me@head", "says more than where a store is"),
-        ("tcp://:secret@head", "says more than where a store is"),
+        ("tcp://head/run", "has more than a store's address"),
+        ("tcp://head?x=1", "has more than a store's address"),
+        ("tcp://head#x", "has more than a store's address"),
+        ("tcp://me@head", "has more than a store's address"),
+        ("tcp://:secret@head", "has more than a store's address"),
     ],
 )
 def test_what_is_no_address_is_refused_with_what_is_wrong_with_it(url: str, problem: str) -> None:

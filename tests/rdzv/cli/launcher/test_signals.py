@@ -109,7 +109,7 @@ async def test_a_signal_ends_the_wait_for_others_and_one_for_the_command_is_said
             async with observer.changes():
                 pass
         os.kill(a.pid, signal.SIGUSR1)
-        await a.says("SIGUSR1 came while no process was running to pass it on to")
+        await a.says("SIGUSR1 came while no process was running: nothing was passed on")
         os.kill(a.pid, number)
         assert await a.wait() == 128 + number
 
