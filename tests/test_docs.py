@@ -297,7 +297,7 @@ async def test_the_async_sample_hears_of_a_node_that_is_killed() -> None:
             assert isinstance(onlooker, Handler)
             async with aclosing(onlooker.statuses()) as statuses:
                 async for status in statuses:
-                    if status.phase is rdzv.Phase.COMPLETE:
+                    if status.phase is rdzv.Phase.TRAINING:
                         break
         assert survivor.stdout is not None
         first = await survivor.stdout.readline()

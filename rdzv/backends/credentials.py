@@ -5,7 +5,11 @@ Secrets are never part of a message; a file that cannot be used is named, with t
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
 import ssl
+import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
 
 __all__ = ["Credentials", "with_expected_nodes"]
+
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class Credentials:
@@ -96,7 +102,7 @@ def with_expected_nodes(settings: Settings) -> Settings:
 
 
 def _read_secret(named: str, path: str, what: str = "the shared secret") -> bytes:
-    """Return what a file holds, without the white space around it.
+    """Return what a file holds, without the white space around it. A file that others can read gets a warning.
 
     Raises:
         RendezvousSettingsError: It cannot be read, or holds nothing. It names the file as `named` does.
@@ -104,7 +110,14 @@ def _read_secret(named: str, path: str, what: str = "the shared secret") -> byte
     secret = _read(named, path).strip()
     if not secret:
         raise RendezvousSettingsError(f"{named} is empty; write {what} into it")
+    if os.stat(path).st_mode & stat.S_IROTH:
+        _warn_that_others_can_read(named)
     return secret
+
+
+@functools.cache  # once in a process
+def _warn_that_others_can_read(named: str) -> None:
+    log.warning("every user of this machine can read %s; chmod o-r takes that away", named)
 
 
 def _read(named: str, path: str) -> bytes:

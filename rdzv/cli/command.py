@@ -18,7 +18,6 @@ import importlib
 import logging
 import math
 import os
-import signal
 import sys
 import traceback
 from dataclasses import dataclass
@@ -199,15 +198,13 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(_run(command, options))
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
     except BrokenPipeError:  # whoever read our output has enough of it, and of what is still to be flushed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except (RendezvousError, store.StoreError, OSError, ValueError, ImportError) as error:
         if options.debug:
             traceback.print_exc()
-        sys.stderr.write(f"rdzv {command.name}: {printable(str(error), most=ERROR_LETTERS_MOST)}\n")
+        sys.stderr.write(f"rdzv {command.name}: {printable(in_a_line(error), most=ERROR_LETTERS_MOST)}\n")
         return command.ends_with(options, command.first_status + _status_of(error))
 
 
@@ -236,6 +233,13 @@ def limited_by_timeout(seconds: float) -> Iterator[Callable[[], None]]:
             f"not done within {seconds:g} s (--timeout): the store does not answer, or too slowly; it is overloaded, "
             "or large packets are lost on the way (rdzv doctor looks)"
         )
+
+
+def in_a_line(error: Exception) -> str:
+    """Return what went wrong; of what the system says, its words and the file, without the number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    return str(error)
 
 
 def _status_of(error: Exception) -> int:

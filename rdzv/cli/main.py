@@ -10,6 +10,7 @@ import argparse
 import difflib
 import importlib
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -36,6 +37,7 @@ ROOMS: Final = {
 """In which room each subcommand is described, in the order in which `rdzv --help` lists them."""
 
 WRONG_USAGE: Final = 2
+INTERRUPTED: Final = 128 + signal.SIGINT
 OF_ALL: Final = frozenset({"--version", "--help", "-h"})
 """What asks for no subcommand, before whichever it stands."""
 
@@ -56,12 +58,17 @@ def _room(name: str) -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit status."""
-    options = _parse(sys.argv[1:] if arguments is None else arguments)
-    if options is None:
-        _overview(ROOMS).print_help()
-        return 0
-    status: int = _room("command").carry_out(command_named(options.command), options)
-    return status
+    if "_ARGCOMPLETE" in os.environ:
+        _complete()
+    try:
+        options = _parse(sys.argv[1:] if arguments is None else arguments)
+        if options is None:
+            _overview(ROOMS).print_help()
+            return 0
+        status: int = _room("command").carry_out(command_named(options.command), options)
+        return status
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
@@ -133,7 +140,7 @@ def _overview(names: Iterable[str]) -> argparse.ArgumentParser:
     return parser
 
 
-def parser_of(command: Command) -> argparse.ArgumentParser:
+def parser_of(command: Command) -> _Parser:
     """Return what reads the line of a subcommand."""
     description = f"{command.help[0].upper()}{command.help[1:]}."
     parser = _Parser(prog=f"rdzv {command.name}", usage=command.usage, description=description)
@@ -141,6 +148,15 @@ def parser_of(command: Command) -> argparse.ArgumentParser:
     for names, settings in command.arguments:
         parser.add_argument(*names, **settings)
     return parser
+
+
+def _complete() -> None:
+    """Tell a shell how a line may go on, and exit; `eval "$(register-python-argcomplete rdzv)"` has it ask."""
+    parser = _Parser(prog="rdzv")
+    subparsers = parser.add_subparsers()
+    for command in map(command_named, ROOMS):
+        subparsers.add_parser(command.name, parents=[parser_of(command)], add_help=False)
+    importlib.import_module("argcomplete").autocomplete(parser)
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:

@@ -172,7 +172,7 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
     if closed:
         phase = Phase.CLOSED
     elif live:
-        phase = Phase.COMPLETE
+        phase = Phase.TRAINING
     elif joined >= rules.needed:
         phase = Phase.LAST_CALL
     else:
@@ -349,7 +349,7 @@ def explain(progress: Progress | None, *, elapsed: float = 0.0) -> str:
             left = max((progress.last_call_left or 0.0) - elapsed, 0.0)
             count = f"{progress.joined} of at most {_nodes(progress.capacity)}"
             return f"last call, {left:.1f} s left; {count}{missing}{given_up}"
-        case Phase.COMPLETE:
+        case Phase.TRAINING:
             coming = progress.joined - progress.spares
             if not coming:
                 spares = f", and {_nodes(progress.spares, 'spare')}{given_up}" if progress.spares else ""

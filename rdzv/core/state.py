@@ -46,7 +46,7 @@ class Phase(StrEnum):
 
     GATHERING = "gathering"  # fewer nodes than it needs
     LAST_CALL = "last call"  # enough nodes, and a little time for more
-    COMPLETE = "complete"  # a round stands
+    TRAINING = "training"  # a round stands
     CLOSED = "closed"  # over
 
     @classmethod
@@ -225,7 +225,7 @@ class Progress(Stored, kw_only=True):
         """
         if self.joined != size or self.absent.count:
             return None
-        return Progress(phase=Phase.COMPLETE, round=number, needed=self.needed, capacity=self.capacity, live=size)
+        return Progress(phase=Phase.TRAINING, round=number, needed=self.needed, capacity=self.capacity, live=size)
 
     def once_expelled(self, node_id: str, *, address: str, why: str) -> Progress:
         """The same once a live member is taken out of the round; it is named, so that it hears of it itself."""

@@ -272,7 +272,7 @@ def _phase(head: Head) -> Phase:
     if head.closed is not None:
         return Phase.CLOSED
     if _is_news(head):
-        return Phase.COMPLETE
+        return Phase.TRAINING
     return head.progress.phase if head.progress is not None else Phase.GATHERING
 
 

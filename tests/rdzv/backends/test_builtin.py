@@ -51,6 +51,18 @@ async def test_a_token_in_a_file_lets_in_and_another_keeps_out(tmp_path: Path) -
                 pass
 
 
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, 0), (0o640, 0), (0o644, 1)])
+def test_a_token_file_that_every_user_can_read_is_warned_of_once(
+    mode: int, warned: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "token"
+    path.write_text("a token of 16 bytes")
+    path.chmod(mode)
+    for _ in range(2):
+        assert Credentials(parse("tcp://head/job", {"token_file": str(path)}, {})).token == b"a token of 16 bytes"
+    assert [str(path) in message for message in caplog.messages] == [True] * warned
+
+
 @pytest.mark.parametrize(
     ("content", "message"), [(None, "cannot be read: No such file"), ("", "is empty; write the shared secret into it")]
 )

@@ -83,6 +83,7 @@ async def test_what_is_no_store_or_goes_silent_is_told_of_within_the_timeout(gre
 async def test_a_wrong_token_is_named(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("not the store's, though long enough")
+    token.chmod(0o600)
     async with store.serve(token="the one that the store has") as server:
         status, checks = await examined(f"{server.url}/job?token_file={token}")
     assert status == 1

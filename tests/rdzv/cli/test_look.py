@@ -131,12 +131,12 @@ async def test_in_a_pipe_each_change_is_written_and_at_the_end_what_the_run_has_
             await watching.line("nobody is here")
             async with rdzv.connect(f"{url}?min_nodes=1", node_id="a", is_host=False, payload=[1]) as node:
                 info = await node.next_rendezvous()
-                await watching.line("run job: complete: round 0 stands with 1 node")
+                await watching.line("run job: training: round 0 stands with 1 node")
                 _, output = await run("status", url, "--json")
                 told = json.loads(output[0])
                 jsonschema.validate(told, SCHEMA)
                 assert told["cost"].items() >= {"rounds": 1, "losses": 0}.items()
-                assert (told["round"], told["phase"], told["coordinator"]) == (0, "complete", "a")
+                assert (told["round"], told["phase"], told["coordinator"]) == (0, "training", "a")
                 assert tuple(told["bootstrap"].values()) == info.bootstrap_address
                 (member,) = told["members"]
                 assert member.items() >= {"node_id": "a", "rank": 0, "address": "127.0.0.1", "payload": [1]}.items()

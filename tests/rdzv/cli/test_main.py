@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -137,6 +138,7 @@ async def test_an_etcd_where_nobody_listens_is_5_too(asks: str) -> None:
 async def test_a_wrong_token_is_said_and_never_shown(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("hunter2, hunter2, hunter2")
+    secret.chmod(0o600)
     async with store.serve(token="another of 16 bytes or more") as server:
         status, line = await fails("status", f"{server.url}/job?token_file={secret}")
     assert status == 5
@@ -232,3 +234,28 @@ def test_a_token_is_long_enough_and_another_each_time(capsys: pytest.CaptureFixt
     first, second = capsys.readouterr().out.split()
     assert first != second
     assert re.fullmatch("[A-Za-z0-9_-]{43}", first), "32 random bytes, which pass a shell and a file unharmed"
+
+
+@pytest.mark.parametrize(("line", "goes_on"), [("rdzv res", ["resize", "restore"]), ("rdzv drain --i", ["--in"])])
+def test_a_shell_is_told_how_a_line_may_go_on(line: str, goes_on: list[str], tmp_path: Path) -> None:
+    require("argcomplete")
+    asked = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "told")}
+    environment = {**os.environ, **asked, "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n"}
+    subprocess.run([sys.executable, "-m", "rdzv"], env=environment, check=True)
+    assert (tmp_path / "told").read_text().split() == goes_on
+
+
+def test_an_interrupt_while_a_command_is_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: str) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_room", interrupted)
+    assert cli.main(["ping", "tcp://127.0.0.1"]) == 130
+
+
+def test_what_the_system_says_is_said_without_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "none" / "file"
+    assert cli.main(["serve", "--port", "0", "--port-file", str(path)]) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "Errno" not in told
+    assert str(path) in told

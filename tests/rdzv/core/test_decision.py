@@ -301,12 +301,12 @@ SAID = Progress(phase=Phase.GATHERING, round=7, joined=3, needed=4, capacity=8, 
         (SAID.replace(phase=Phase.LAST_CALL), "last call, 4.2 s left; 3 of at most 8 nodes"),
         (SAID.replace(phase=Phase.LAST_CALL, capacity=1), "last call, 4.2 s left; 3 of at most 1 node"),
         (SAID.replace(phase=Phase.LAST_CALL, last_call_left=None), "last call, 0.0 s left; 3 of at most 8 nodes"),
-        (SAID.replace(phase=Phase.COMPLETE), "3 nodes waiting for round 7's 2 live members to leave"),
-        (SAID.replace(phase=Phase.COMPLETE, joined=1, live=1), "1 node waiting for round 7's 1 live member to leave"),
-        (SAID.replace(phase=Phase.COMPLETE, joined=0), "round 7 stands with 2 nodes"),
-        (SAID.replace(phase=Phase.COMPLETE, joined=1, spares=1), "round 7 stands with 2 nodes, and 1 spare"),
-        (SAID.replace(phase=Phase.COMPLETE, spares=3, live=1), "round 7 stands with 1 node, and 3 spares"),
-        (SAID.replace(phase=Phase.COMPLETE, spares=1), "2 nodes waiting for round 7's 2 live members to leave"),
+        (SAID.replace(phase=Phase.TRAINING), "3 nodes waiting for round 7's 2 live members to leave"),
+        (SAID.replace(phase=Phase.TRAINING, joined=1, live=1), "1 node waiting for round 7's 1 live member to leave"),
+        (SAID.replace(phase=Phase.TRAINING, joined=0), "round 7 stands with 2 nodes"),
+        (SAID.replace(phase=Phase.TRAINING, joined=1, spares=1), "round 7 stands with 2 nodes, and 1 spare"),
+        (SAID.replace(phase=Phase.TRAINING, spares=3, live=1), "round 7 stands with 1 node, and 3 spares"),
+        (SAID.replace(phase=Phase.TRAINING, spares=1), "2 nodes waiting for round 7's 2 live members to leave"),
         (SAID.replace(phase=Phase.CLOSED), "the run is closed"),
     ],
 )
@@ -327,7 +327,7 @@ CALLED = SAID.replace(phase=Phase.LAST_CALL)
     [
         (None, {}, 5, 0.0),
         (LAST, {}, 5, None),  # what is not new is not reported
-        (LAST.replace(phase=Phase.COMPLETE), {"last_call_left": 1.0}, 5, None),
+        (LAST.replace(phase=Phase.TRAINING), {"last_call_left": 1.0}, 5, None),
         *(  # a change of kind is reported at once
             (SAID, change, 10_000, 0.0)
             for change in (
@@ -364,7 +364,7 @@ CLOSED = Closed(reason="done", by="a")
 LAST_CALL = SAID.replace(phase=Phase.LAST_CALL)
 assert LAST_CALL.last_call_left is not None
 UNTIL = HEAD.progress_at + LAST_CALL.last_call_left + LAST_CALL_GRACE
-SPARES = SAID.replace(phase=Phase.COMPLETE, round=3, live=2, joined=3, spares=3, spares_after=60, capacity=2)
+SPARES = SAID.replace(phase=Phase.TRAINING, round=3, live=2, joined=3, spares=3, spares_after=60, capacity=2)
 LATE = Me(arrival=61)
 FEW = Parked(reason="3 of at least 4 nodes")
 COMING = Parked(reason="1 node waiting for round 3's 2 live members to leave")
@@ -467,7 +467,7 @@ def test_a_join_clock_counts_the_time_that_was_not_suspended(spans: list[tuple[b
 
 # Changes.
 
-STANDS = Progress(phase=Phase.COMPLETE, round=3, live=2)
+STANDS = Progress(phase=Phase.TRAINING, round=3, live=2)
 TOLD = STANDS.replace(lost=1, lost_ids=("x",), departed=2, departed_ids=("y", "z"), waiting=4)
 
 
@@ -516,7 +516,7 @@ def test_what_a_member_is_told(
 
 reports = st.builds(
     Progress,
-    phase=st.just(Phase.COMPLETE),
+    phase=st.just(Phase.TRAINING),
     round=st.integers(2, 4),
     waiting=st.integers(0, 2),
     lost=st.integers(0, 2),

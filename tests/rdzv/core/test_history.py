@@ -25,7 +25,7 @@ from rdzv.core.history import (
 from rdzv.core.state import NAMED_MOST, Closed, Phase, Progress
 from tests.support.runs import VirtualRun
 
-STANDS = Progress(phase=Phase.COMPLETE, round=0)
+STANDS = Progress(phase=Phase.TRAINING, round=0)
 
 
 def begun(*node_ids: str, now: float = 100.0) -> Chronicle:

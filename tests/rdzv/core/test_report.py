@@ -29,7 +29,7 @@ def test_every_fact_is_a_field() -> None:
     status = RunStatus(
         run_id="job",
         round=7,
-        phase=Phase.COMPLETE,
+        phase=Phase.TRAINING,
         reason="round 7 stands with 2 nodes",
         members=(Participant(node_id="a", rank=0, address="10.0.0.1", payload=b"\xff", attributes={"rack": "r1"}),),
         waiting=("c", "d"),
@@ -120,4 +120,4 @@ async def test_a_run_is_reported_in_each_of_its_phases() -> None:
         assert (missing["node_id"], missing["kind"]) == ("second", "left")
         await first.set_closed("enough")
         assert (await look())["closed"] == "enough"
-    assert seen == ["gathering", "gathering", "last call", "complete", "complete", "closed"]
+    assert seen == ["gathering", "gathering", "last call", "training", "training", "closed"]

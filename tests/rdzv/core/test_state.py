@@ -90,7 +90,7 @@ def test_progress_is_told_with_the_round_that_takes_in_all_who_are_there() -> No
     """Each node was told twice: of the round, and then that it stands."""
     waiting = Progress(phase=Phase.GATHERING, joined=4, needed=4, capacity=4, last_arrival=9)
     then = waiting.once_committed(7, size=4)
-    assert then == Progress(phase=Phase.COMPLETE, round=7, needed=4, capacity=4, live=4)
+    assert then == Progress(phase=Phase.TRAINING, round=7, needed=4, capacity=4, live=4)
     assert waiting.replace(joined=5).once_committed(7, size=4) is None, "somebody is left over"
     missing = Absent(missing=(Missing(node_id="e", how="never seen"),), count=1)
     assert waiting.replace(absent=missing).once_committed(7, size=4) is None, "somebody is missed"

@@ -245,7 +245,7 @@ def test_who_is_missing_at_a_take_over_was_lost_unless_it_had_said_that_it_leave
 
 def test_what_was_said_of_another_round_is_not_inherited() -> None:
     run = round_of("a", "b")
-    run.succeed(Progress(phase=Phase.COMPLETE, round=-1, lost=1, lost_ids=("a",), last_call_left=3.0))
+    run.succeed(Progress(phase=Phase.TRAINING, round=-1, lost=1, lost_ids=("a",), last_call_left=3.0))
     assert run.view.lost_count == 0
 
 

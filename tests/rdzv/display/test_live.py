@@ -14,7 +14,7 @@ def status_of(members: int, *, missing: int = 0, waiting: tuple[str, ...] = ()) 
     return RunStatus(
         run_id="job",
         round=7,
-        phase=Phase.COMPLETE,
+        phase=Phase.TRAINING,
         reason=f"round 7 stands with {members} nodes",
         members=tuple(
             Participant(node_id=f"gpu-{rank:05}", rank=rank, address=f"10.0.{rank // 256}.{rank % 256}")
@@ -39,7 +39,7 @@ def texts(frame: Frame, *, height: int = 24) -> list[str]:
 def test_who_is_missing_comes_before_the_members() -> None:
     shown = texts(Frame(status=status_of(3, missing=1, waiting=("new",)), answers_in=0.0012, read_ago=4.0))
     assert shown[0] == "the store answers in 1.2 ms; q quits"
-    assert shown[1] == "run job: complete: round 7 stands with 3 nodes"
+    assert shown[1] == "run job: training: round 7 stands with 3 nodes"
     assert "3 members, 1 waiting, 1 missing" in shown[3]
     at = shown.index("    missing  bad-000: lost 7 s ago: its process ended")
     assert shown[at + 1] == "    waiting  new"

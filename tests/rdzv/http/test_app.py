@@ -70,7 +70,7 @@ rdzv_build_info{python=·
 process_resident_memory_bytes ·
 process_open_fds ·
 rdzv_run_members{run="job"} 1.0
-rdzv_run_phase{phase="complete",run="job"} 1.0
+rdzv_run_phase{phase="training",run="job"} 1.0
 rdzv_run_seconds_total{run="job",spent="training"} ·
 rdzv_run_last_meeting_seconds{run="job"} ·
 rdzv_run_step{node="NODE",run="job"} 1204.0
@@ -99,7 +99,7 @@ async def test_health_metrics_and_runs_are_answered() -> None:
                 assert any(each.startswith(line.rstrip("·")) for each in shown), line
             assert [line for line in shown if line.endswith("of rdzv stats.")] == [], "each figure says what it is"
             (run,) = json.loads(await answered(session, "/api/runs"))["runs"]
-            assert (run["run_id"], run["phase"], run["members"], run["missing"]) == ("job", "complete", 1, 0)
+            assert (run["run_id"], run["phase"], run["members"], run["missing"]) == ("job", "training", 1, 0)
             told = json.loads(await answered(session, "/api/runs/job"))
             jsonschema.validate(told, SCHEMA)
             assert told["members"][0]["node_id"] == HOSTILE
@@ -378,7 +378,7 @@ async def test_the_page_in_a_browser_names_who_is_missing_and_runs_nothing_of_a_
         assert re.fullmatch(rf"{re.escape(HOSTILE)} \(127.0.0.1\): left .* ago.*, at \d\d:\d\d:\d\dZ", missing)
         # The runs were counted at another moment than the chosen one was read, and say so with the next event.
         assert await page.evaluate(until_it_has("runs", "1 missing"))
-        assert await page.evaluate("document.title") == "job: complete"
+        assert await page.evaluate("document.title") == "job: training"
         assert await page.evaluate("document.images.length") == 0
         assert await page.evaluate(UNTIL_DRAWN) == "timeline of job: 2 nodes"
         assert await page.evaluate("document.documentElement.scrollWidth") <= 375
@@ -440,7 +440,7 @@ async def redraw_a_thousand_nodes(page: Page, run: dict[str, Any]) -> None:
     assert "step 10" in await page.evaluate("at('members').lastElementChild.textContent")
     assert min(seconds) < 0.2, seconds
     assert await page.evaluate("document.documentElement.scrollWidth") <= 375
-    assert await page.evaluate("document.title") == "job: complete"
+    assert await page.evaluate("document.title") == "job: training"
 
 
 ODD = [
@@ -476,7 +476,7 @@ async def show_odd_names(page: Page, run: dict[str, Any]) -> None:
         "draining": [{"node_id": name, "seconds_left": 30.0, "reason": name} for name in names],
         "history": names,
     }
-    runs = [{"run_id": name, "phase": "complete", "members": 3, "world_size": 3, "missing": 0} for name in names]
+    runs = [{"run_id": name, "phase": "training", "members": 3, "world_size": 3, "missing": 0} for name in names]
     shown = {"store": names[5], "runs": runs, "chosen": ODD[3], "run": run}
     await page.evaluate("redraw = async () => {}")  # the store has no such run to draw a timeline of
     for width in (320, 768, 1440):
@@ -490,7 +490,7 @@ async def show_odd_names(page: Page, run: dict[str, Any]) -> None:
         assert await page.evaluate("document.documentElement.scrollWidth") <= width
         assert await page.evaluate(OVER_THE_EDGE) == [], width
         assert await page.evaluate("[document.images.length, document.querySelectorAll('b, script').length]") == [0, 1]
-        assert await page.evaluate("document.title") == f"{ODD[3]}: complete"
+        assert await page.evaluate("document.title") == f"{ODD[3]}: training"
 
 
 async def show_timelines(page: Page, folder: Path) -> None:

@@ -23,7 +23,7 @@ def test_who_leaves_after_an_agreement_ends_the_round_only_if_it_does_so_before_
     Life(cast("Any", node), membership, ended.append).start()
     membership.gate.passes(4)
     membership.gate.decide(6, why="1 node waiting to come in")
-    left = Progress(phase=Phase.COMPLETE, round=7, departed=1, departed_ids=("b",))
+    left = Progress(phase=Phase.TRAINING, round=7, departed=1, departed_ids=("b",))
     node.head = Head(round=ROUND, progress=left)
     node.listeners.changed()
     assert not ended, "who waits for it in a later step has skipped a check, and that is an error of its own"

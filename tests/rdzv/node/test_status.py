@@ -46,7 +46,7 @@ async def test_a_round_that_was_just_committed_stands_though_its_progress_is_sti
         await b.next_rendezvous()
         status = await b.status()
         held.set()
-        assert (status.phase, status.reason) == (Phase.COMPLETE, "round 0 stands with 2 nodes")
+        assert (status.phase, status.reason) == (Phase.TRAINING, "round 0 stands with 2 nodes")
         await first
 
 
@@ -71,6 +71,6 @@ async def test_who_was_in_the_round_before_and_is_not_here_is_missing_also_once_
         await heard.until(NodesLost)
         await run.meet(b, c)
         status = await run.handler("observer", min_nodes=None, max_nodes=None).status()
-        assert (status.phase, status.world_size) == (Phase.COMPLETE, 2)
+        assert (status.phase, status.world_size) == (Phase.TRAINING, 2)
         assert [(one.node_id, one.how) for one in status.absent] == [("a", "lost")]
         assert status.absent_count == 1

@@ -30,6 +30,22 @@ async def test_it_is_said_after_three_seconds_and_then_ever_more_rarely(caplog: 
 
 
 @pytest.mark.virtual_time
+async def test_of_many_who_wait_for_one_store_one_speaks_and_another_once_that_has_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A process with 359 nodes said it 359 times."""
+
+    async def wait(seconds: float) -> None:
+        with anyio.move_on_after(seconds), absence_told("tcp://head:1", str, within=600, ended_by="join_timeout"):
+            await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as tasks:
+        for seconds in (12, *[40] * 20):
+            tasks.start_soon(wait, seconds)
+    assert [message.split(" after ")[1].split(":")[0] for message in caplog.messages] == ["3 s", "10 s", "30 s"]
+
+
+@pytest.mark.virtual_time
 async def test_nothing_is_said_once_the_wait_is_over_however_it_ended(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ValueError, match="as it was"), absence_told("x", str, within=9, ended_by="y"):
         raise ValueError("as it was")
