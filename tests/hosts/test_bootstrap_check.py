@@ -11,7 +11,7 @@ require_hosts()
 
 
 async def test_a_round_whose_rank_0_is_not_reached_is_given_up_and_another_node_is_rank_0() -> None:
-    """Round after round named the same rank 0, whom one member could not reach, and status said that it stood for ever."""
+    """Round after round named the same rank 0, whom one member could not reach, and status said that it stood."""
     async with Lab(4, style="cloud") as lab:
         head, first, second, third = lab.hosts
         url = url_of(head.address, "min_nodes=3&rank_order=name&bootstrap_check=1&master_port=29500-29599")
