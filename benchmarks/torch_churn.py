@@ -316,7 +316,7 @@ async def _close(url: str) -> None:
 async def _drain(url: str, name: str) -> None:
     async with rdzv.connect(url) as handler:
         assert isinstance(handler, Handler)
-        await handler.drain_node(name, within=PATIENCE, reason="its turn")
+        await handler.drain(within=PATIENCE, reason="its turn", node_id=name)
 
 
 async def _members(url: str) -> set[str]:

@@ -125,7 +125,7 @@ class Watcher:
 async def drain(url: str, name: str) -> None:
     """What `rdzv drain URL NAME --reason maintenance` does."""
     async with rdzv.connect(url) as handler:
-        await handler.drain_node(name, within=60, reason="maintenance")
+        await handler.drain(within=60, reason="maintenance", node_id=name)
 
 
 async def close(url: str) -> None:

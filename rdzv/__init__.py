@@ -3,8 +3,7 @@
     async with rdzv.connect("tcp://head:29400/job-7?min_nodes=2&max_nodes=4") as handler:
         store, rank, world_size = await handler.next_rendezvous()
 
-`rdzv.sync` is the same for blocking callers. What scripts need of the key-value store is here, too, so that they need
-not import a package with so common a name as `store`.
+`rdzv.sync` is the same for blocking callers. The key-value store is the package `store`.
 """
 
 from typing import TYPE_CHECKING
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
     from rdzv.node.front.queries import Changes
     from rdzv.node.handler import Handler, RendezvousInfo
     from rdzv.shared_store.store import SharedStore
-    from store import StoreError, serve
 else:
     __getattr__, __dir__ = _import_guard.lazy_names(
         __name__,
@@ -96,7 +94,6 @@ else:
             "rdzv.node.front.queries": "Changes",
             "rdzv.node.handler": "Handler RendezvousInfo",
             "rdzv.shared_store.store": "SharedStore",
-            "store": "StoreError serve",
         },
     )
 
@@ -152,12 +149,10 @@ __all__ = [
     "SharedStore",
     "SharedStoreTimeoutError",
     "StepOf",
-    "StoreError",
     "connect",
     "register",
     "rendezvous_handler_registry",
     "rounds",
-    "serve",
     "sync",
     "testing",
 ]

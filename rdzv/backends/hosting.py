@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     OpenClient = Callable[[], contextlib.AbstractAsyncContextManager[Store]]
 
-__all__ = ["Host", "Hosting", "NotResolvedError", "PortTakenError", "host_if_called_for"]
+__all__ = ["HostedStore", "Hosting", "NotResolvedError", "PortTakenError", "host_if_called_for"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
@@ -61,7 +61,7 @@ CALL_TIMEOUT: Final = 30.0  # seconds for one request; a wait for nodes is not a
 MEETS_WITHIN: Final = 2.0  # seconds for a store on this machine to say whether it is ending
 
 
-class Host:
+class HostedStore:
     """An embedded store that this process serves, for a node of one run.
 
     Args:
@@ -187,7 +187,7 @@ class Hosting:
         self._settings, self._credentials = settings, credentials
         self._ending = Keys(settings.prefix, settings.run_id).ending
         self._open_client = open_client
-        self._task: asyncio.Task[Host | None] | None = None
+        self._task: asyncio.Task[HostedStore | None] | None = None
         self._asked = asyncio.Event()  # once, at least
         self._settled = asyncio.Event()
 
@@ -222,7 +222,7 @@ class Hosting:
         self._settled.set()
 
     @property
-    def _host(self) -> Host | None:
+    def _host(self) -> HostedStore | None:
         task = self._task
         if task is None or not task.done() or task.cancelled() or task.exception() is not None:
             return None
@@ -241,7 +241,7 @@ class Hosting:
             if self._host is not None:
                 await self._host.aclose(lambda: self._open_client(MEETS_WITHIN))
 
-    async def _start(self) -> Host | None:
+    async def _start(self) -> HostedStore | None:
         while True:
             try:
                 host = await in_thread(lambda: host_if_called_for(self._settings, self._credentials))
@@ -294,7 +294,7 @@ class Hosting:
         return False
 
 
-def host_if_called_for(settings: Settings, credentials: Credentials) -> Host | None:
+def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedStore | None:
     """Start the embedded store if the settings ask for it, or if it is this machine's to start and nobody has.
 
     Raises:
@@ -344,7 +344,7 @@ def host_if_called_for(settings: Settings, credentials: Credentials) -> Host | N
     log.info("this node hosts the store of run %s at %s", settings.run_id, server.url)
     if settings.http_port is not None:
         serving.enter_context(serve_page(store_serving, server, address, settings, token=token, tls=tls))
-    return Host(server, serving, settings)
+    return HostedStore(server, serving, settings)
 
 
 def _address_to_listen_on(host: str, port: int, *, may_be_open: bool) -> str:

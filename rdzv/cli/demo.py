@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 import rdzv
+import store
 from rdzv.cli.command import DONE, FAILED, command
 from store.net.threads import loop_factory
 
@@ -186,7 +187,7 @@ class _Director:
 
 async def _play(director: _Director) -> None:
     everyone = set(NODES)
-    async with rdzv.serve("127.0.0.1", 0) as server:
+    async with store.serve("127.0.0.1", 0) as server:
         url = f"{server.url}/demo?{SETTINGS}"
         director.narrate(f"a store listens at {server.url}")
         for name in NODES:

@@ -133,7 +133,7 @@ async def _unban(options: argparse.Namespace) -> int:
 )
 async def _drain(options: argparse.Namespace) -> int:
     async with open_run(options) as handler:
-        await handler.drain_node(options.node, within=options.within, reason=options.reason)
+        await handler.drain(options.within, options.reason, node_id=options.node)
     say(f"node {options.node} is to leave run {handler.run_id} within {options.within:g} s")
     return DONE
 

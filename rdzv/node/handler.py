@@ -295,7 +295,6 @@ class Handler(RendezvousHandler):
     set_closed = awaited(verbs.set_closed)
     give_up = awaited(verbs.give_up)
     drain = awaited(verbs.drain)
-    drain_node = awaited(verbs.drain_node)
     resize = awaited(verbs.resize)
     keep = awaited(verbs.keep)
     restore = awaited(verbs.restore)

@@ -82,18 +82,16 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
-    """One item of a queue, claimed by whoever has it.
+class Item(Held):
+    """One item of a queue, held by whoever has claimed it.
 
     Attributes:
         number: Its number; items are numbered from 0 as they were put.
         value: What was put.
-        claim: The claim on it; `claim.fence` is for the writes that the item causes.
     """
 
     number: int
     value: bytes
-    claim: Held
 
 
 class _Asking:
@@ -408,8 +406,8 @@ class Queue:
         async with self._store.kept_lease(ttl) as lease:
             item = await self._claim_item(self._asking(timeout), lease)
             yield item
-            then = (Delete(self._item(item.number)), Delete(item.claim.key))
-            if not (await self._asking()(Transact(when=(item.claim.fence,), then=then))).succeeded:
+            then = (Delete(self._item(item.number)), Delete(item.key))
+            if not (await self._asking()(Transact(when=(item.fence,), then=then))).succeeded:
                 raise LeaseNotFound(
                     f"the claim on item {item.number} of {self._name!r} has lapsed before it was done; another may "
                     "have it now"
@@ -427,8 +425,9 @@ class Queue:
             then = (Put(claim, b"", lease=lease.id), Get(claim), Get(self._item(number)))
             result = await ask(Transact(when=free, then=then))
             if result.succeeded:
-                value = cast("Entry", result.results[2]).value
-                return Item(number=number, value=value, claim=_held(result.results[1], lease))
+                place, item = (cast("Entry", entry) for entry in result.results[1:])
+                token, value = place.create_revision, item.value
+                return Item(key=claim, token=token, lease=lease.id, number=number, value=value)
 
     async def _next_item(self, ask: _Asking) -> tuple[int, tuple[Condition, ...]]:
         """Wait for the first item that nobody has claimed; its number, and the conditions that this is so."""

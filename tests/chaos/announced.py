@@ -75,7 +75,7 @@ class _Announced(Chaos):
         child = seat.life.child
         async with asyncio.timeout(LEAVES_WITHIN):
             while child.returncode is None:
-                await self.announce("drain", lambda: observer.drain_node(seat.node, within=LEAVES_WITHIN))
+                await self.announce("drain", lambda: observer.drain(within=LEAVES_WITHIN, node_id=seat.node))
                 self.say(f"drain {seat.node}")
                 # It may have been announced of an earlier process of its name, whose lease the store has kept.
                 with contextlib.suppress(ChildError):

@@ -53,7 +53,7 @@ def test_neither_server_nor_journal_is_loaded_before_it_is_used() -> None:
         rdzv.connect, store.connect, store.Client
         servers = ("store.server", "store.disk", "store.engine", "sqlite3")
         print(sorted(name for name in sys.modules if name.startswith(servers)))
-        assert rdzv.serve is store.serve
+        assert callable(store.serve)
         assert "store.server.server" in sys.modules
         assert "store.server.journal" not in sys.modules
     """)

@@ -243,7 +243,6 @@ class Handler(RendezvousHandler):
     set_closed = blocking(verbs.set_closed)
     give_up = blocking(verbs.give_up)
     drain = blocking(verbs.drain)
-    drain_node = blocking(verbs.drain_node)
     resize = blocking(verbs.resize)
     keep = blocking(verbs.keep)
     restore = blocking(verbs.restore)

@@ -139,25 +139,19 @@ async def roster(node: Node, membership: Membership) -> list[Participant]:
 
 
 @goes_on
-async def drain(node: Node, within: float = 120.0, reason: str = "") -> None:
-    """Announce that this node is to leave: the members of its round hear of it, and stop together before it does.
+async def drain(node: Node, within: float = 120.0, reason: str = "", *, node_id: str | None = None) -> None:
+    """Announce that this node is to leave, or another one: the members of its round stop together before it does.
 
     Whoever goes by `rounds()` leaves at a `check`, the same for all; else `changes()` says `Draining`. After
     `within` seconds the node leaves its round in any case, which then is a departure like any other.
-    """
-    await drain_node(node, node.node_id, within=within, reason=reason)
-
-
-@goes_on
-async def drain_node(node: Node, node_id: str, *, within: float = 120.0, reason: str = "") -> None:
-    """Announce that some node is to leave; see `drain`.
 
     Raises:
         RendezvousStateError: No such node is in the run.
     """
-    check_node_id(node_id)
+    who = node.node_id if node_id is None else node_id
+    check_node_id(who)
     drain = Drain(within=WITHIN.read(within), reason=reason)
-    await node.ask_the_store(lambda store: put_drain(store, node.keys, node_id, drain))
+    await node.ask_the_store(lambda store: put_drain(store, node.keys, who, drain))
 
 
 @goes_on

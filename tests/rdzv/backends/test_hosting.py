@@ -15,7 +15,7 @@ import pytest
 import rdzv
 import store
 from rdzv.backends.credentials import Credentials
-from rdzv.backends.hosting import CALL_TIMEOUT, Host, NotResolvedError, PortTakenError, host_if_called_for
+from rdzv.backends.hosting import CALL_TIMEOUT, HostedStore, NotResolvedError, PortTakenError, host_if_called_for
 from rdzv.config.settings import parse
 from rdzv.core.state import Dropped
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, RendezvousTimeoutError, RoundSupersededError
@@ -37,7 +37,7 @@ asyncio.run(main())
 """
 
 
-def host_of(url: str, **overrides: Any) -> Host | None:
+def host_of(url: str, **overrides: Any) -> HostedStore | None:
     """The store as this process hosts it, if it does; None if somebody listens there already, too."""
     settings = parse(url, overrides, {})
     try:
@@ -48,7 +48,7 @@ def host_of(url: str, **overrides: Any) -> Host | None:
         return None
 
 
-async def end(host: Host | None) -> None:
+async def end(host: HostedStore | None) -> None:
     assert host is not None
     await host.aclose(lambda: store.connect(host.server.url))
 
@@ -201,7 +201,7 @@ async def test_a_node_cancelled_while_it_starts_the_store_leaves_none_behind(mon
     inner = host_if_called_for
     started = threading.Event()
 
-    def slowly(*arguments: Any, **named: Any) -> Host | None:
+    def slowly(*arguments: Any, **named: Any) -> HostedStore | None:
         time.sleep(0.3)  # as a slow DNS would
         try:
             return inner(*arguments, **named)

@@ -23,7 +23,6 @@ CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
     "next_rendezvous": lambda handler: handler.next_rendezvous(),
     "leave": lambda handler: handler.leave(),
     "drain": lambda handler: handler.drain(within=3600),
-    "drain_node": lambda handler: handler.drain_node("b", within=3600),
     "resize": lambda handler: handler.resize(max_nodes=3),
     "keep": lambda handler: handler.keep("key", b"kept"),
     "restore": lambda handler: handler.restore("key"),
@@ -51,7 +50,6 @@ CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
 
 SEEN_TO_THEIR_END = {
     "drain": "head/draining/a",
-    "drain_node": "head/draining/b",
     "resize": "head/resized",
     "keep": "kept/key",
     "ban": "head/banned/z",
@@ -113,7 +111,7 @@ async def test_a_call_that_is_cancelled_twice_is_seen_to_its_end_and_harms_nobod
             heard = await listen(run, b)
             await heard.until(Closed)
             return
-        if call in ("drain", "drain_node"):
+        if call == "drain":
             with pytest.raises(RendezvousGracefulExitError, match="is to leave"):
                 await (a if call == "drain" else b).next_rendezvous()
             return

@@ -100,7 +100,7 @@ def test_all_stop_before_one_step_and_no_step_is_lost_to_what_was_announced(faul
 def drain_by_another(made: Cluster, name: str) -> None:
     """Announce that a node is to leave, by the last one's handler."""
     other = made.nodes[-1].handlers[-1].node
-    told = other.loop.start(verbs.drain_node(other, name, within=60))
+    told = other.loop.start(verbs.drain(other, within=60, node_id=name))
     made.advance(0.5)
     assert told.over.is_set()
     told.result()

@@ -167,7 +167,7 @@ def test_a_member_that_is_to_leave_does_and_the_others_meet_again_without_it(age
 
         def drained(name: str = name, inner: Node = inner) -> bool:
             try:
-                inner.loop.start(verbs.drain_node(inner, name, within=600, reason="maintenance")).wait(10)
+                inner.loop.start(verbs.drain(inner, within=600, reason="maintenance", node_id=name)).wait(10)
             except rdzv.RendezvousStateError:
                 return False  # it has not come yet
             return True

@@ -38,7 +38,7 @@ async def test_a_killed_node_costs_no_restart_and_a_newcomer_gets_the_state(url:
         await program.line('"number": 2,', timeout=60)
         async with rdzv.connect(run) as handler:
             assert isinstance(handler, Handler)
-            await handler.drain_node("c", within=600, reason="its turn")
+            await handler.drain(within=600, reason="its turn", node_id="c")
         await program.line('"number": 3,', timeout=60)
         os.kill(pids["e"], signal.SIGUSR1)
         await program.wait(timeout=90)

@@ -359,7 +359,7 @@ async def test_who_waits_gets_the_item_whose_claim_has_lapsed(client: store.Clie
         with pytest.raises(LeaseNotFound, match="another may have it now"):
             async with queue.take() as item:
                 waiting = asyncio.ensure_future(queue.get())
-                await client.delete(item.claim.key)
+                await client.delete(item.key)
                 assert await waiting == b"work"
 
 

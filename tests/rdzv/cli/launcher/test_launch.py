@@ -558,7 +558,7 @@ async def test_a_run_that_is_made_smaller_keeps_as_many_nodes_and_the_others_wai
         assert places(again) == [("1", "0", "1")]
         async with rdzv.connect(f"{server}/job") as observer:
             assert isinstance(observer, Handler)
-            await observer.drain_node("b" if goes is b else "a")
+            await observer.drain(node_id="b" if goes is b else "a")
         assert await goes.wait(timeout=30) == 0, "it is a spare, and is to leave"
         tell(again, SUCCEED)
         assert await stays.wait(timeout=30) == 0
