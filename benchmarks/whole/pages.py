@@ -326,7 +326,7 @@ BLOCKS: dict[str, dict[str, Callable[[Results], str]]] = {
         "detection": _detection,
         "detection-figures": _figures("detection"),
     },
-    "docs/scaling.md": {"machine": _machine, "constants": _constants, "on-paper": _on_paper},
+    "docs/scaling.md": {"constants": _constants, "on-paper": _on_paper},
 }
 """By page, what makes each block."""
 
