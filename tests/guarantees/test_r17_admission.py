@@ -63,8 +63,7 @@ async def test_r17_what_no_node_can_be_called_is_neither_banned_nor_unbanned() -
 
 async def test_r17_a_ban_for_a_time_ends_by_itself_and_the_status_shows_what_is_left_of_it() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
+        a, b = await run.met("ab")
         await a.ban("b", "slow disk", lasts=600)
         with pytest.raises(rdzv.RendezvousRefusedError, match="slow disk"):
             await b.next_rendezvous()
@@ -84,8 +83,7 @@ async def test_r17_a_ban_for_a_time_ends_by_itself_and_the_status_shows_what_is_
 
 async def test_r17_a_ban_for_a_time_and_one_for_good_replace_each_other_and_either_is_lifted() -> None:
     async with VirtualRun(min_nodes=1) as run:
-        a = run.handler("a")
-        await run.meet(a)
+        (a,) = await run.met("a")
         await a.ban("b", lasts=60)
         await a.ban("b")
         await asyncio.sleep(120)

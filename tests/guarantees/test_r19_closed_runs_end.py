@@ -69,8 +69,7 @@ async def test_r19_a_closed_run_ends_also_on_a_server_that_restarted_meanwhile()
 async def test_r19_a_run_that_everybody_has_left_without_closing_it_ends_as_well() -> None:
     """R19: "a server does not grow with the runs it has seen"."""
     async with VirtualRun(min_nodes=2, closed_ttl=600) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
+        await run.met("ab")
         run.crash("a")
         run.crash("b")
         await asyncio.sleep(700)

@@ -119,8 +119,7 @@ async def test_r22_after_a_loss_what_is_there_is_still_given_and_what_is_not_end
 @virtual_time
 async def test_r22_a_round_after_the_loss_waits_for_its_own_members() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=3, last_call_timeout=1, ttl=10) as run:
-        a, b, c = (run.handler(name) for name in "abc")
-        await run.meet(a, b, c)
+        a, b, _ = await run.met("abc")
         heard = await listen(run, a)
         run.crash("c")
         await heard.until(NodesLost)

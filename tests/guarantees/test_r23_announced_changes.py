@@ -58,8 +58,7 @@ async def test_r23_a_node_that_drains_leaves_at_a_step_that_all_agree_on() -> No
 
 async def test_r23_members_are_told_before_it_happens_and_who_stays_is_put_out_when_the_time_is_over() -> None:
     async with a_run() as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
+        a, b = await run.met("ab")
         heard, itself = await listen(run, a), await listen(run, b)
         began = asyncio.get_running_loop().time()
         await b.drain(within=20, reason="spot instance")
@@ -149,8 +148,7 @@ async def test_r23_a_run_that_is_made_larger_takes_in_who_waits_at_a_step() -> N
 
 async def test_r23_a_larger_minimum_lets_the_round_go_on_until_there_are_enough_nodes() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
+        a, b = await run.met("ab")
         heard = await listen(run, a)
         await b.resize(3, 4)
         await heard.until(Resized)
@@ -168,8 +166,7 @@ async def test_r23_a_larger_minimum_lets_the_round_go_on_until_there_are_enough_
 
 async def test_r23_a_resize_holds_for_whoever_coordinates_next_and_for_who_comes_when_all_have_gone() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=4, last_call_timeout=1) as run:
-        a, b, c = (run.handler(name) for name in "abc")
-        await run.meet(a, b, c)
+        a, b, c = await run.met("abc")
         coordinator = (await a.status()).coordinator
         survivors = [handler for handler in (a, b, c) if handler.node_id != coordinator]
         await a.resize(max_nodes=1)

@@ -26,8 +26,7 @@ async def counted_by(handler: rdzv.RendezvousHandler) -> int:
 async def test_r2_no_more_are_counted_than_there_is_room_for() -> None:
     """ "spares (...) count 0"."""
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
+        a, _ = await run.met("ab")
         for name in ("x", "y"):
             await run.join(run.handler(name))
             assert await counted_by(a) == 1
@@ -36,8 +35,7 @@ async def test_r2_no_more_are_counted_than_there_is_room_for() -> None:
 async def test_r2_a_failed_member_that_rejoins_is_noticed() -> None:
     """ "members that already left (...) included (else a failed member that rejoins is noticed by nobody)"."""
     async with VirtualRun(min_nodes=2) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
+        a, _ = await run.met("ab")
         run.crash("b")
         assert await counted_by(a) == 0
         run.network.accept("b")
@@ -48,8 +46,7 @@ async def test_r2_a_failed_member_that_rejoins_is_noticed() -> None:
 async def test_r2_an_incomplete_unit_is_not_counted() -> None:
     """ "incomplete units count 0"."""
     async with VirtualRun(min_nodes=2, max_nodes=4, node_unit=2, last_call_timeout=0) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
+        a, _ = await run.met("ab")
         for name, count in (("half", 0), ("the other half", 2)):
             await run.join(run.handler(name))
             assert await counted_by(a) == count

@@ -121,8 +121,7 @@ async def test_r5_who_leaves_takes_its_record_back_however_slowly_the_store_answ
     back, and the others learned by that.
     """
     async with VirtualRun(latency=1.5, min_nodes=2, max_nodes=3) as run:
-        one, other = run.handler("a"), run.handler("b")
-        await run.meet(one, other)
+        one, other = await run.met("ab")
         lease = one.node.part.arrival.lease
         async with other.changes() as changes:
             await one.leave()

@@ -14,8 +14,7 @@ pytestmark = pytest.mark.virtual_time
 
 async def test_r6_closing_reaches_parked_joiners_and_spares_leave_gracefully() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
+        a, b = await run.met("ab")
         spare = await run.join(run.handler("spare"))
         await asyncio.sleep(1200)
         assert not spare.done(), "a spare's join timeout stands still"
@@ -33,8 +32,7 @@ async def test_r6_closing_reaches_parked_joiners_and_spares_leave_gracefully() -
 @pytest.mark.parametrize("way", ["leave", "aclose", "crash"])
 async def test_r6_leaving_does_not_close_the_run(way: str) -> None:
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=0.5) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
+        a, b = await run.met("ab")
         await (a.leave() if way == "leave" else a.aclose() if way == "aclose" else asyncio.sleep(0))
         if way == "crash":
             run.crash("a")
@@ -46,8 +44,7 @@ async def test_r6_leaving_does_not_close_the_run(way: str) -> None:
 
 async def test_r6_a_newcomer_to_a_closed_run_is_refused_with_the_first_reason() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=0.5) as run:
-        a = run.handler("a")
-        await run.meet(a)
+        (a,) = await run.met("a")
         await a.set_closed("trained")
         await a.aclose()
         newcomer = run.handler("b")
@@ -66,8 +63,7 @@ async def test_r6_a_run_may_be_closed_by_one_that_takes_no_part_and_before_anybo
 
 async def test_r6_who_was_cut_off_when_the_run_was_closed_is_told_once_it_is_back() -> None:
     async with VirtualRun(min_nodes=2, ttl=6) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
+        a, b = await run.met("ab")
         heard = await listen(run, a)
         run.network.partition("a")
         await b.set_closed("over")

@@ -43,8 +43,7 @@ def commits(request: Request[Any]) -> bool:
 async def test_r9_who_is_cut_off_knows_before_the_others_go_on_without_it(seed: int) -> None:
     """Its TTL counts from the *sending* of what was acknowledged, so it ends before the store's does."""
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=0.5, ttl=6, seed=seed) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
+        a, b = await run.met("ab")
         await asyncio.sleep(run._rng.uniform(0, 6))
         at_a, at_b = await listen(run, a), await listen(run, b)
         cut_at = now()
@@ -220,8 +219,7 @@ async def test_r9_who_goes_on_to_the_next_round_is_not_dropped_by_it() -> None:
             await asyncio.sleep(0.5)
 
     async with VirtualRun(min_nodes=2) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
+        a, b = await run.met("ab")
         heard = [await listen(run, node) for node in (a, b)]
         run.clients["b"].hook = answers_come_late
         assert_one_round(await run.meet(a, b))

@@ -113,8 +113,7 @@ async def test_r11_the_last_call_starts_anew_after_falling_below_the_minimum() -
 @pytest.mark.parametrize(("early", "takes"), [(True, 0), (False, 10)])
 async def test_r11_in_a_re_rendezvous_it_ends_once_nobody_else_is_known_to_be_coming(early: bool, takes: float) -> None:
     async with VirtualRun(min_nodes=2, max_nodes=5, last_call_timeout=10, early_last_call=early) as run:
-        a, b, c = (run.handler(name) for name in "abc")
-        await run.meet(a, b, c)
+        a, b, _ = await run.met("abc")
         heard = await listen(run, a)
         run.crash("c")
         await heard.until(NodesLost)

@@ -47,6 +47,19 @@ def blocking_taken(watch: BlockingWatch, count: int) -> list[Event]:
     return events
 
 
+@contextlib.asynccontextmanager
+async def serving(
+    network: MemoryNetwork, limits: Limits | None = None
+) -> AsyncIterator[tuple[store.Server, store.Client, store.Client]]:
+    """A server, one who writes, and one who watches."""
+    async with (
+        serve_in_memory(network, limits=limits) as server,
+        connect_in_memory(network, source="writer") as writer,
+        connect_in_memory(network, source="watcher") as watcher,
+    ):
+        yield server, writer, watcher
+
+
 # ------------------------------------------------------------------------------------------------ across cuts
 
 
@@ -56,12 +69,7 @@ def blocking_taken(watch: BlockingWatch, count: int) -> list[Event]:
 async def test_s4_a_watch_across_cuts_sees_every_revision_once_and_in_order(seed: int, snapshot: bool) -> None:
     rng = random.Random(seed)
     network = MemoryNetwork(latency=(0.001, 0.05), rng=rng, shred=True)
-    async with (
-        serve_in_memory(network),
-        connect_in_memory(network, source="writer") as writer,
-        connect_in_memory(network, source="watcher") as watcher,
-        watcher.watch("watched/", snapshot=snapshot) as watch,
-    ):
+    async with serving(network) as (_, writer, watcher), watcher.watch("watched/", snapshot=snapshot) as watch:
         written: list[int] = []
 
         async def write() -> None:
@@ -86,11 +94,7 @@ async def test_s4_a_watch_across_cuts_sees_every_revision_once_and_in_order(seed
 async def test_s4_a_watch_from_a_revision_on_is_told_the_past_and_goes_on_across_cuts() -> None:
     """ "resumable: ... every later change, no gap": also between the past and what comes next."""
     network = MemoryNetwork(latency=(0.001, 0.05), rng=random.Random(1), shred=True)
-    async with (
-        serve_in_memory(network),
-        connect_in_memory(network, source="writer") as writer,
-        connect_in_memory(network, source="watcher") as watcher,
-    ):
+    async with serving(network) as (_, writer, watcher):
         revisions = [await writer.put(f"watched/{number % 3}", b"") for number in range(20)]
         async with watcher.watch("watched/", start_revision=revisions[5]) as watch:
             for number in range(20):
@@ -105,9 +109,7 @@ async def test_s4_an_idle_watch_is_not_reset_for_what_happened_elsewhere() -> No
     """ "resumable": an answer to anything at all tells how far a watch has come that saw nothing."""
     network = MemoryNetwork()
     async with (
-        serve_in_memory(network, limits=Limits(history_bytes_max=5000)),
-        connect_in_memory(network, source="writer") as writer,
-        connect_in_memory(network, source="watcher") as watcher,
+        serving(network, limits=Limits(history_bytes_max=5000)) as (_, writer, watcher),
         watcher.watch("a/", snapshot=True) as watch,
     ):
         assert [event.kind for event in await taken(watch, 1)] == ["synced"]
@@ -122,12 +124,7 @@ async def test_s4_an_idle_watch_is_not_reset_for_what_happened_elsewhere() -> No
 @virtual_time
 async def test_s4_what_changed_in_one_revision_comes_in_one_batch_also_after_a_cut() -> None:
     network = MemoryNetwork(shred=True, rng=random.Random(1))
-    async with (
-        serve_in_memory(network),
-        connect_in_memory(network, source="writer") as writer,
-        connect_in_memory(network, source="watcher") as watcher,
-        watcher.watch("") as watch,
-    ):
+    async with serving(network) as (_, writer, watcher), watcher.watch("") as watch:
         batches = watch.batches()
         for number in range(20):
             if number % 3 == 0:
@@ -145,9 +142,7 @@ async def test_s4_what_changed_in_one_revision_comes_in_one_batch_also_after_a_c
 async def test_s4_a_client_too_slow_for_its_outbox_misses_nothing(caplog: pytest.LogCaptureFixture) -> None:
     network = MemoryNetwork()
     async with (
-        serve_in_memory(network, limits=Limits(outbox_bytes_max=300_000)) as server,
-        connect_in_memory(network, source="writer") as writer,
-        connect_in_memory(network, source="watcher") as watcher,
+        serving(network, limits=Limits(outbox_bytes_max=300_000)) as (server, writer, watcher),
         watcher.watch("", snapshot=True) as watch,
     ):
         for _ in range(3):
@@ -180,11 +175,7 @@ async def history_gone(network: MemoryNetwork, watcher: store.Client, writer: st
 @virtual_time
 async def test_s4_with_a_snapshot_lost_history_is_a_reset_and_a_new_snapshot() -> None:
     network = MemoryNetwork()
-    async with (
-        serve_in_memory(network, limits=Limits(history_bytes_max=5000)),
-        connect_in_memory(network, source="writer") as writer,
-        connect_in_memory(network, source="watcher") as watcher,
-    ):
+    async with serving(network, limits=Limits(history_bytes_max=5000)) as (_, writer, watcher):
         await writer.put("a", b"1")
         async with watcher.watch("", snapshot=True) as watch:
             assert [event.kind for event in await taken(watch, 2)] == ["put", "synced"]
@@ -205,11 +196,7 @@ async def test_s4_with_a_snapshot_lost_history_is_a_reset_and_a_new_snapshot() -
 @virtual_time
 async def test_s4_without_a_snapshot_lost_history_ends_the_watch_with_an_error() -> None:
     network = MemoryNetwork()
-    async with (
-        serve_in_memory(network, limits=Limits(history_bytes_max=5000)),
-        connect_in_memory(network, source="writer") as writer,
-        connect_in_memory(network, source="watcher") as watcher,
-    ):
+    async with serving(network, limits=Limits(history_bytes_max=5000)) as (_, writer, watcher):
         async with watcher.watch("") as watch:
             await writer.put("a", b"1")
             async with history_gone(network, watcher, writer):

@@ -35,7 +35,7 @@ from store.messages import KeepAlive, Ping, Request, Response
 from tests.support.journals import OnTheLoopsClock
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
     from types import TracebackType
 
     from rdzv import Change, RendezvousInfo
@@ -226,6 +226,12 @@ class VirtualRun:
     async def meet(self, *handlers: Handler) -> list[RendezvousInfo]:
         """All of them join; what each got."""
         return list(await asyncio.gather(*(handler.next_rendezvous() for handler in handlers)))
+
+    async def met(self, names: Iterable[str]) -> list[Handler]:
+        """Nodes of these names, once they have met."""
+        handlers = [self.handler(name) for name in names]
+        await self.meet(*handlers)
+        return handlers
 
     def crash(self, name: str) -> None:
         """End a node as `kill -9` does."""

@@ -323,8 +323,7 @@ async def test_whoever_needs_a_store_that_died_is_told_within_a_bounded_time_wha
 async def test_a_network_that_is_cut_is_not_taken_for_the_end_of_the_stores_host() -> None:
     """Whoever was cut off read that a node may have taken the store with it, and looked at the wrong machine."""
     async with VirtualRun(min_nodes=1, join_timeout=TOLD_WITHIN / 2) as run:
-        a = run.handler("a")
-        await run.meet(a)
+        (a,) = await run.met("a")
         run.network.partition()
         with pytest.raises(RendezvousConnectionError) as caught:
             await run.start(a.status())

@@ -166,8 +166,7 @@ async def test_a_newcomer_to_an_ending_store_says_what_it_waits_for_and_its_join
 @pytest.mark.virtual_time
 async def test_a_member_comes_again_to_a_store_that_lingers_for_it() -> None:
     async with VirtualRun(min_nodes=2, max_nodes=2) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
+        a, b = await run.met("ab")
         await a.node.ask_the_store(lambda client: client.put(ENDING, b""))
         assert_one_round(await run.meet(a, b))
         await b.leave()

@@ -202,8 +202,7 @@ def test_where_nobody_measured_how_long_a_round_was_the_hours_tell() -> None:
 @pytest.mark.virtual_time
 async def test_a_runs_history_survives_its_coordinators() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=2) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
+        a, b = await run.met("ab")
         await asyncio.sleep(20)
         coordinator = (await a.status()).coordinator
         dies, stays = ("a", b) if coordinator == "a" else ("b", a)

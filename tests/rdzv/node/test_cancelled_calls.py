@@ -124,8 +124,7 @@ async def test_a_coordinator_that_gives_up_as_its_round_comes_about_has_left_it_
     was_in_it = 0
     for step in range(0, 50, 2):  # the steps of a round are further apart: two and a half in each latency
         async with VirtualRun(latency=0.05, min_nodes=1, max_nodes=2) as run:
-            a, b = run.handler("a"), run.handler("b")
-            await run.meet(a, b)
+            a, b = await run.met("ab")
             if (await a.status()).coordinator != "a":
                 a, b = b, a
             heard = await listen(run, b)

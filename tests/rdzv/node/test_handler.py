@@ -90,8 +90,7 @@ async def test_without_min_nodes_one_may_look_and_close_but_not_join() -> None:
 
 async def test_a_closed_handler_can_do_nothing_and_be_closed_again() -> None:
     async with VirtualRun(min_nodes=1) as run:
-        a = run.handler("a")
-        await run.meet(a)
+        (a,) = await run.met("a")
         await a.aclose()
         await a.aclose()
         for call in (a.next_rendezvous, a.status, a.is_closed, a.num_nodes_waiting, a.leave):
@@ -214,8 +213,7 @@ async def test_a_lease_lost_before_the_arrival_is_sent_makes_the_node_take_anoth
 ) -> None:
     """The arrival went out on the lost lease. A store that had stood still took it, and nobody kept or watched it."""
     async with VirtualRun(min_nodes=2, join_timeout=60) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
+        a, b = await run.met("ab")
         b_joining = await run.join(b)
         make, lost = room_of_record.new_record, False
 
@@ -271,8 +269,7 @@ async def test_who_asks_often_is_told_at_once_whether_to_meet_again() -> None:
 
 async def test_closing_takes_no_longer_than_its_timeout_however_the_store_was_lost() -> None:
     async with VirtualRun(min_nodes=1, close_timeout=3) as run:
-        a = run.handler("a")
-        await run.meet(a)
+        (a,) = await run.met("a")
         await run.end_store()
         run.found_store()  # another one, so that the handler has to connect anew
         await asyncio.sleep(10)
@@ -297,8 +294,7 @@ async def test_changes_of_a_closed_handler_end_with_an_error() -> None:
 async def test_what_was_not_told_of_a_round_is_no_news_in_the_next() -> None:
     """Who broke off at the first of several changes, and met the others again, was told the rest of the old round's."""
     async with VirtualRun(min_nodes=1, max_nodes=3, last_call_timeout=1) as run:
-        a, b, c = (run.handler(name) for name in "abc")
-        await run.meet(a, b, c)
+        a, b, _ = await run.met("abc")
         run.crash("c")
         await asyncio.sleep(2)
         joining = await run.join(b)
@@ -385,8 +381,7 @@ async def test_closing_the_handler_ends_a_call_at_once(while_it: str) -> None:
 async def test_closing_that_is_cancelled_lets_go_of_everything_all_the_same() -> None:
     """A native cancel pierces a shield, and left the lease kept and the tasks running."""
     async with VirtualRun(min_nodes=1) as run:
-        a = run.handler("a")
-        await run.meet(a)
+        (a,) = await run.met("a")
         closing = run.start(a.aclose())
         await asyncio.sleep(0.0001)
         closing.cancel()
@@ -416,8 +411,7 @@ async def test_leaving_lets_one_come_again_and_ends_what_one_had() -> None:
 async def test_leaving_that_does_not_get_through_lets_the_record_lapse(given_up_after: float) -> None:
     """Its lease was kept on, so that a node that had left stood in the round for as long as its process lived."""
     async with VirtualRun(min_nodes=2, max_nodes=2, join_timeout=60) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
+        a, b = await run.met("ab")
         run.network.partition("a")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(a.leave(), given_up_after)

@@ -39,8 +39,7 @@ async def test_a_memory_store_whose_process_is_gone_is_given_up_and_another_one_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with VirtualRun(min_nodes=2) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
+        a, b = await run.met("ab")
         heard = await listen(run, a)
         waiting = run.start(b.next_rendezvous())
         await asyncio.sleep(1)

@@ -19,8 +19,7 @@ pytestmark = pytest.mark.virtual_time
 
 async def test_a_member_that_has_gone_on_waits_and_one_that_died_is_in_neither_list() -> None:
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
-        a, b, c = (run.handler(name) for name in "abc")
-        await run.meet(a, b, c)
+        _, b, c = await run.met("abc")
         heard = await listen(run, c)
         run.crash("a")
         await heard.until(NodesLost)
@@ -64,8 +63,7 @@ async def test_a_closed_run_says_who_closed_it_and_why(given: str, reason: str) 
 async def test_who_was_in_the_round_before_and_is_not_here_is_missing_also_once_a_round_stands_without_it() -> None:
     """At three in the morning the others have met again long ago, and somebody asks which node to look at."""
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
-        a, b, c = (run.handler(name) for name in "abc")
-        await run.meet(a, b, c)
+        _, b, c = await run.met("abc")
         heard = await listen(run, c)
         run.crash("a")
         await heard.until(NodesLost)

@@ -26,8 +26,7 @@ async def test_when_all_have_come_all_go_on() -> None:
 @pytest.mark.parametrize("way", ["dies", "leaves"])
 async def test_when_one_goes_first_all_meet_again_and_can(way: str) -> None:
     async with VirtualRun(min_nodes=1, max_nodes=3) as run:
-        a, b, c = (run.handler(name) for name in "abc")
-        await run.meet(a, b, c)
+        a, b, c = await run.met("abc")
         waiting = [run.start(handler.all_here(timeout=60)) for handler in (a, b)]
         await asyncio.sleep(0.5)
         began = asyncio.get_running_loop().time()
@@ -44,8 +43,7 @@ async def test_when_one_goes_first_all_meet_again_and_can(way: str) -> None:
 async def test_who_goes_after_all_have_come_changes_no_answer() -> None:
     """Else one would go on, and wait for another that meets again."""
     async with VirtualRun(min_nodes=2) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
+        a, b = await run.met("ab")
         late = run.start(a.all_here(timeout=60))
         assert await b.all_here(timeout=60)
         await b.leave()
@@ -54,8 +52,7 @@ async def test_who_goes_after_all_have_come_changes_no_answer() -> None:
 
 async def test_who_comes_after_one_has_gone_hears_the_same() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=3) as run:
-        a, b, c = (run.handler(name) for name in "abc")
-        await run.meet(a, b, c)
+        a, b, c = await run.met("abc")
         await c.leave()
         assert not await a.all_here(timeout=60)
         assert not await b.all_here(timeout=60)
@@ -63,8 +60,7 @@ async def test_who_comes_after_one_has_gone_hears_the_same() -> None:
 
 async def test_a_member_that_was_dropped_itself_meets_again() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=3, ttl=4) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
+        a, _ = await run.met("ab")
         waiting = run.start(a.all_here(timeout=60))
         run.network.partition("a")
         await asyncio.sleep(8)
@@ -74,8 +70,7 @@ async def test_a_member_that_was_dropped_itself_meets_again() -> None:
 
 async def test_who_lives_and_does_not_come_is_waited_for_no_longer_than_the_timeout() -> None:
     async with VirtualRun(min_nodes=2) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
+        a, _ = await run.met("ab")
         began = asyncio.get_running_loop().time()
         assert await a.all_here(timeout=60)
         assert 60 <= asyncio.get_running_loop().time() - began < 62
@@ -83,8 +78,7 @@ async def test_who_lives_and_does_not_come_is_waited_for_no_longer_than_the_time
 
 async def test_a_store_that_is_out_of_reach_is_an_error_by_itself() -> None:
     async with VirtualRun(min_nodes=2) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
+        a, _ = await run.met("ab")
         await run.end_store()
         with pytest.raises(RendezvousConnectionError):
             await a.all_here(timeout=5)
