@@ -14,7 +14,7 @@ NAMES = sorted(
     name
     for name, verb in vars(verbs).items()
     if inspect.isfunction(verb) and verb.__module__ == verbs.__name__
-    if "node" in inspect.signature(verb).parameters and name != "roster"
+    if "node" in inspect.signature(verb).parameters and name != "roster" and not name.startswith("_")
 )
 
 
