@@ -76,3 +76,14 @@ def test_no_picture_loads_anything_from_elsewhere() -> None:
         text = picture.read_text(encoding="utf-8")
         assert "@font-face" not in text
         assert not re.search(r"""(?:url\(|href=)\s*["']?(?:https?:)?//""", text), picture.name
+
+
+def test_contributing_names_tests_that_there_are_with_the_variables_that_they_read() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^(?:(RDZV_\w+)=\S+ )?python -m pytest .*?(tests/\S+)", text, re.MULTILINE)
+    assert len(commands) > 10
+    for variable, path in commands:
+        assert (ROOT / path).exists(), path
+        files = [*([ROOT / path] if path.endswith(".py") else (ROOT / path).rglob("*.py"))]
+        files += [ROOT / "tests" / "conftest.py", *(ROOT / "tests" / "support").glob("*.py")]
+        assert any(variable in file.read_text(encoding="utf-8") for file in files), (variable, path)

@@ -1,0 +1,47 @@
+"""How often runs are looked at for whoever asks over HTTP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from rdzv.http.looking import Runs
+
+if TYPE_CHECKING:
+    from store import Client
+
+
+class Clock:
+    """All that is asked of a client here."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def time(self) -> float:
+        return self.now
+
+
+class Slow(Runs):
+    """A thousand runs, say, that it takes so long to read."""
+
+    def __init__(self, clock: Clock, takes: float) -> None:
+        super().__init__(cast("Client", clock), prefix="/rdzv")
+        self.clock, self.takes, self.looks = clock, takes, 0
+
+    async def _look(self) -> list[dict[str, Any]]:
+        self.looks += 1
+        self.clock.now += self.takes
+        return []
+
+
+@pytest.mark.parametrize(("takes", "share"), [(0.01, 0.02), (2.0, 0.2)])
+async def test_looking_takes_the_store_a_fifth_of_its_time_at_most_however_many_ask(takes: float, share: float) -> None:
+    """A page asks each second: where a look took as long, the store did nothing else."""
+    clock = Clock()
+    runs, began = Slow(clock, takes), clock.now
+    for _ in range(1000):
+        await runs.live()
+        clock.now += 0.1
+    assert runs.looks * takes <= 1.05 * share * (clock.now - began)
+    assert runs.looks > 5
