@@ -74,62 +74,59 @@ class Settings:
 
     # When a round is complete.
     min_nodes: int | None = parameter(None, whole_number(1), aliases=("min_workers",), default_text="an observer")
-    """The fewest nodes a round may have; needed to join."""
+    """The fewest nodes of a round; needed to join."""
     max_nodes: int | None = parameter(
         None, whole_number(1), aliases=("max_workers",), default_text="`min_nodes`", derive=lambda it: it.min_nodes
     )
-    """The most nodes a round may have; more stay as spares."""
+    """The most nodes of a round; more are spares."""
     node_unit: int = parameter(1, whole_number(1))
     """The world size is a multiple of this."""
     unit_within: str | None = parameter(None, kinds.TEXT)
-    """An attribute whose value a unit of `node_unit` nodes never straddles; ranks of a unit are adjacent, and who does
-    not fill one waits as a spare."""
+    """An attribute that all nodes of a unit share; their ranks are adjacent, and who fills no unit is a spare."""
     join_timeout: float = parameter(600.0, duration(), aliases=("timeout",))
-    """Seconds for the whole of `next_rendezvous`; they stand still during a last call, and for spares."""
+    """Limits `next_rendezvous`; stands still during a last call, and for spares."""
     last_call_timeout: float = parameter(30.0, duration())
-    """Seconds to wait for more nodes once `min_nodes` are in."""
+    """How long to wait for more nodes once `min_nodes` are in."""
     early_last_call: bool = parameter(True, kinds.FLAG)
     """End the last call once nobody else is known to be coming."""
     expected: tuple[str, ...] = parameter(None, kinds.NAMES, derive=lambda _: ())
-    """Names of nodes that are missed by name until they have come; give them to every node."""
+    """Nodes that are missed by name until they have come; the same for every node."""
     expected_file: str | None = parameter(None, kinds.PATH)
-    """A file with more of them, one a line; what follows a # is a comment."""
+    """A file with more of them, one a line; # begins a comment."""
     waits_end_on_loss: bool = parameter(True, kinds.FLAG)
-    """Whether what waits in the round's store ends with `MembersLostError` when a member is lost, or waits on, as
-    PyTorch does."""
+    """Waits in the round's store end with `MembersLostError` when a member is lost; PyTorch's wait on."""
 
     # When a node or a run is over.
     close_timeout: float = parameter(30.0, duration())
-    """Seconds that leaving and closing may take, and for which a store lingers for the others."""
+    """Limits leaving and closing, and how long a store lingers for the others."""
     store_gone_timeout: float = parameter(5.0, duration())
-    """Seconds to wait for another store where nobody listens any more, if the one that was there was in memory only."""
+    """How long to wait for another store once nobody listens where one in memory was."""
     closed_ttl: float = parameter(86400.0, duration(1.0, because=", long enough for every node to see it"))
-    """Seconds for which a closed run is remembered."""
+    """How long a closed run is remembered."""
     ttl: float = parameter(
         10.0, duration(TTL_MIN, because=", below which a short pause would pass for a death", example="10")
     )
-    """Seconds for which a silent node counts as alive; also `keep_alive_interval` x `keep_alive_max_attempt`."""
+    """How long a silent node counts as alive; also `keep_alive_interval` x `keep_alive_max_attempt`."""
     disconnect_ttl: float = parameter(
         None,
         duration(GONE_TTL_MIN, because=", which a connection that was cut needs to come back", example="1"),
         default_text=f"{DISCONNECT_TTL:g} s, or `ttl` if that is less",
         derive=lambda it: min(DISCONNECT_TTL, it.ttl),
     )
-    """Seconds for which a node counts as alive whose connection has closed; at most `ttl`."""
+    """The same once its connection has closed; at most `ttl`."""
     gone_ttl: float = parameter(
         GONE_TTL, duration(GONE_TTL_MIN, because=", which a living process needs to come back", example=f"{GONE_TTL:g}")
     )
-    """Seconds for which a process counts as alive whose connections have all closed without a goodbye; at least three
-    round trips."""
+    """The same once all connections of its process have closed without a goodbye; at least three round trips."""
     stall_timeout: float | None = parameter(
         None, duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take", example="5m"), default_text="off"
     )
-    """So long without a step while others get on, a member is lost though it is alive; the same for all nodes of a run
+    """A member that lives is lost after so long without a step while others get on; the same for all nodes
     ([failures.md](failures.md#alive-but-stuck))."""
     first_step_timeout: float | None = parameter(
         None, duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take", example="5m"), default_text="off"
     )
-    """The same for the first step of a round, which compiles and loads; without it, that takes as long as it likes."""
+    """The same for the first step of a round, which compiles and loads."""
 
     # Where the store is kept, and who may use it.
     prefix: str = parameter(
@@ -139,30 +136,28 @@ class Settings:
         default_text=f"{SCHEMES['tcp'].prefix} (etcd: {SCHEMES['etcd'].prefix})",
         derive=lambda it: it.endpoint.info.prefix,
     )
-    """Where in the store the keys of runs lie."""
+    """Where in the store runs lie."""
     is_host: bool | None = parameter(None, kinds.FLAG_OR_AUTO, default_text="auto")
-    """Whether to start the store here; auto: if the host is this machine and nobody listens."""
+    """Start the store here; auto: if the host is this machine and nobody listens."""
     data_dir: str | None = parameter(None, kinds.PATH, family="tcp")
-    """Where the store started here keeps its data; in memory only without."""
+    """Where the store started here keeps its data; else in memory."""
     insecure: bool = parameter(False, kinds.FLAG)
-    """Let the store started here be open to all who can reach it."""
+    """The store started here is open to all who reach it."""
     limits: Limits | None = parameter(None, kinds.LIMITS, default_text="those of `rdzv serve`", family="tcp")
-    """What clients may ask of the store started here, as a `store.Limits`, or as
-    `keys_max:5000,memory_bytes_max:1000000000` ([limits.md](limits.md))."""
+    """Of the store started here: a `store.Limits`, or `keys_max:5000,leases_max:900` ([limits.md](limits.md))."""
     http_port: int | None = parameter(None, kinds.HTTP_PORT, family="tcp")
-    """Where the store started here also serves its [page, JSON and
-    metrics](operating.md#http-health-metrics-and-a-page); needs the extra `http`."""
+    """Where the store started here serves [HTTP](operating.md#http-health-metrics-and-a-page); needs the extra
+    `http`."""
     metrics_port: int | None = parameter(None, kinds.HTTP_PORT)
-    """Where this node's own process serves [its metrics](operating.md#http-health-metrics-and-a-page), whatever the
-    store is; needs the extra `http`."""
+    """Where this node serves its [metrics](operating.md#http-health-metrics-and-a-page); needs the extra `http`."""
     token: str | bytes | None = parameter(None, kinds.SECRET, sources=_NOT_IN_A_URL, family="tcp", is_secret=True)
-    """The shared secret itself; never in a URL."""
+    """The shared secret; never in a URL."""
     token_file: str | None = parameter(None, kinds.PATH, family="tcp")
     """A file with the shared secret."""
     tls: Any = parameter(None, kinds.TLS, sources=_KEYWORD_ONLY)
-    """An ssl.SSLContext, instead of ca, cert and key; turns TLS on."""
+    """An ssl.SSLContext instead of ca, cert and key."""
     ca: str | None = parameter(None, kinds.PATH, encrypted_only=True)
-    """A file with the certificates to trust."""
+    """A file of certificates to trust."""
     cert: str | None = parameter(None, kinds.PATH, encrypted_only=True)
     """A file with our certificate."""
     key: str | None = parameter(None, kinds.PATH, encrypted_only=True)
@@ -174,31 +169,28 @@ class Settings:
 
     # What this node is, and brings.
     node_id: str | None = parameter(None, kinds.NAME, default_text="made up")
-    """What this node is called; no two alive may share it."""
+    """This node's name; no two alive may share it."""
     address: str | None = parameter(None, kinds.ADDRESS, default_text="what the store sees")
     """Where the others reach this node."""
     master_port: str | None = parameter(None, kinds.PORTS, default_text="any free one")
-    """The port at which the members meet at rank 0, or the range it is taken from
-    ([networking.md](networking.md#ports))."""
+    """The port at rank 0 where members meet, or a range ([networking.md](networking.md#ports))."""
     bootstrap_check: bool | None = parameter(
         None, kinds.FLAG, default_text="true under torchrun and `rdzv run`, else false"
     )
-    """Give a round up if not all its members reach rank 0 within 5 s; leave those out of the next that do not, or let
-    another node be rank 0."""
+    """Give a round up if a member does not reach rank 0 within 5 s; leave it out of the next, or change rank 0."""
     payload: Any = parameter(None, kinds.PAYLOAD)
-    """Anything small that every member may read."""
+    """Anything small, for all members to read."""
     attributes: Mapping[str, str] = parameter(None, kinds.ATTRIBUTES, derive=lambda _: MappingProxyType({}))
-    """What an order by topology goes by."""
+    """Names and values, as rack:r1, by which nodes are ordered or banned."""
     rank_order: str | Callable[..., Any] = parameter("survivors", kinds.RANK_ORDER)
-    """Who gets which rank; or `survivors_then_name` (the default under torchrun), `in_place`, `arrival`, `name`,
-    `requested`, `topology:ATTRIBUTE`."""
+    """Or `survivors_then_name` (torchrun's default), `in_place`, `arrival`, `name`, `requested`,
+    `topology:ATTRIBUTE`."""
     requested_rank: int | None = parameter(None, whole_number(0))
     """The rank to ask for, with `rank_order=requested`."""
     torch_store: str = parameter("rdzv", kinds.TORCH_STORE)
-    """Which store PyTorch gets with a round: ours, or `tcp`, a TCPStore that rank 0 hosts
-    ([pytorch.md](pytorch.md))."""
+    """The store that PyTorch gets: ours, or `tcp`, a TCPStore at rank 0 ([pytorch.md](pytorch.md))."""
     health_check: Callable[..., Any] | None = parameter(None, kinds.FUNCTION, sources=_KEYWORD_ONLY)
-    """A function, called before joining; raising or returning a reason keeps the node out."""
+    """A function; raising, or returning a reason, keeps the node out."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "run_id", RUN_ID.read(self.run_id))
