@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from datetime import timedelta
 from typing import Any, Final
@@ -73,6 +74,7 @@ class RoundGroup:
         self._sockets = GlooSockets()
         self._making = threading.Lock()
         self._aborted = threading.Event()
+        self._excepthooks: tuple[Any, Any] | None = None  # before PyTorch's last making of this group, and after it
 
     def make(self) -> None:
         """Make the default process group.
@@ -119,10 +121,12 @@ class RoundGroup:
         bottom = underlying_store(store)
         if isinstance(bottom, TorchStore):
             bottom.overheard_by = self._sockets.heed
+        before = sys.excepthook
         with self._making:
             dist.init_process_group(
                 self._backend, store=store, rank=self._rank, world_size=self._world_size, timeout=timeout
             )
+        self._excepthooks = before, sys.excepthook
         if self._aborted.is_set():
             self._sockets.shut_down()
 
@@ -171,6 +175,10 @@ class RoundGroup:
             self._aborting.join()  # at its end it has destroyed them
         if dist.is_initialized():
             destroy_process_groups()
+        # PyTorch wraps the hook that prints an uncaught error, to put the rank before its lines, and leaves it so: each
+        # line would come with the ranks of all rounds before it, and after a thousand rounds the hook would fail.
+        if self._excepthooks is not None and sys.excepthook is self._excepthooks[1]:
+            sys.excepthook = self._excepthooks[0]
 
 
 def _abort_all() -> None:

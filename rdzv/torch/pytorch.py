@@ -162,8 +162,8 @@ PRIVATE: Final = (
     Private(
         module=_C10D,
         name="_set_pg_timeout",
-        used_for="a group that connects quickly, and whose collectives may take long; else one timeout is for both; "
-        "later releases document it, as set_timeout",
+        used_for="a group that connects quickly, and whose collectives may take long; else, and before 2.9, one "
+        "timeout is for both; later releases document it, as set_timeout",
     ),
     Private(
         module=_C10D,
@@ -208,8 +208,10 @@ abort_process_group: Final[Any] = getattr(dist.distributed_c10d, "_abort_process
 world_of_groups: Final[Any] = getattr(dist.distributed_c10d, "_world", None)
 """All that PyTorch knows of this process's groups."""
 
-set_group_timeout: Final[Any] = getattr(dist, "set_timeout", getattr(dist.distributed_c10d, "_set_pg_timeout", None))
-"""Changes the timeout of a group's collectives, once it has been made."""
+set_group_timeout: Final[Any] = (
+    getattr(dist, "set_timeout", getattr(dist.distributed_c10d, "_set_pg_timeout", None)) if RELEASE >= (2, 9) else None
+)
+"""Changes the timeout of a group's collectives, once it has been made. Before 2.9 gloo does not heed it."""
 
 reconfigure_handle: Final[Any] = getattr(dist, "_get_reconfigure_handle", None)
 """What other members of a group need to reach this one when it is given other members; None before 2.14."""

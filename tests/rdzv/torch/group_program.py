@@ -56,7 +56,9 @@ def making_fails(store: rdzv.torch.TorchStore) -> None:
     brief = store.clone()
     brief.set_timeout(timedelta(seconds=0.05))
     try:
-        dist.init_process_group("gloo", store=dist.PrefixStore("alone", brief), rank=0, world_size=2)
+        dist.init_process_group(
+            "gloo", store=dist.PrefixStore("alone", brief), rank=0, world_size=2, timeout=timedelta(seconds=0.05)
+        )
     except RuntimeError:
         return
     raise AssertionError("nobody else was there")
@@ -105,6 +107,8 @@ def play(url: str, rank: int) -> None:
     store = rdzv.torch.TorchStore(url, timedelta(seconds=30))
     group = group_of(store, "first", rank, SIZE)
     group.make()
+    if rank == 1:
+        time.sleep(0.5)  # longer than what each attempt to connect is given
     assert total_of_all() == SIZE
     everybody = dist.new_group()  # as a library makes it, which knows nothing of the round
     if rank == SIZE - 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -19,6 +20,28 @@ async def test_a_blocked_collective_ends_when_it_is_aborted_and_the_rest_make_a_
         assert await program.wait(timeout=60) == 0, program.written()
         assert sum("from abort to error" in line for line in program.stdout) == 3
         assert sum("nothing is left of" in line for line in program.stdout) == 3
+
+
+def test_uncaught_errors_are_printed_as_before_once_a_group_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch wraps the hook of the process in each making: each line came with the ranks of all rounds."""
+    import torch.distributed as dist
+
+    from rdzv.torch.group import RoundGroup
+
+    def make() -> RoundGroup:
+        group = RoundGroup(dist.HashStore(), rank=0, world_size=1, backend="gloo", timeout=timedelta(minutes=1))
+        group.make()
+        return group
+
+    before = sys.excepthook
+    group = make()
+    assert sys.excepthook is not before
+    group.close()
+    assert sys.excepthook is before
+    group = make()
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # the user's own
+    group.close()
+    assert sys.excepthook is sys.__excepthook__
 
 
 @pytest.mark.parametrize(("missing", "needed"), [("ASYNC_ERROR_HANDLING", "0 before"), ("BLOCKING_WAIT", "1 before")])

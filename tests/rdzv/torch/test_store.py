@@ -211,7 +211,7 @@ def test_a_forked_child_reads_the_store_with_a_client_of_its_own(url: str, run_i
     assert in_a_fork(lambda: prefixed.get("a") == b"1" and ours.clone().add("n", 1) == 1)
     assert (prefixed.get("a"), ours.add("n", 1)) == (b"1", 2)
     with rdzv.sync.connect(f"{url}/{run_id}?min_nodes=1") as handler:
-        of_round = TorchStore(handler.next_rendezvous().store, SHORT)
+        of_round = TorchStore(handler.next_rendezvous().store)
         of_round.set("a", "1")
         assert in_a_fork(lambda: of_round.get("a") == b"1")
         assert of_round.get("a") == b"1"

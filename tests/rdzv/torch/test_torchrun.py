@@ -209,7 +209,8 @@ async def test_an_agent_can_host_the_store_and_all_end_well(tmp_path: Path) -> N
             assert (await job.first_step(agent))["size"] == 2
             # LOGLEVEL=INFO is obeyed as PyTorch obeys it: the lines of all our rooms are there, with its prefix.
             line = await agent.says("has rank ")
-            assert re.search(r"I\d{4} [\d:.]+ \d+ rdzv\] run job, round 0: node \S+ has rank [01] of 2$", line), line
+            prefix = r"(I\d{4} [\d:.]+ \d+ rdzv\] |INFO:[a-z.]+:)"  # the latter is that of 2.4
+            assert re.search(rf"{prefix}run job, round 0: node \S+ has rank [01] of 2$", line), line
         job.stop()
         for agent in pair:
             assert await agent.wait(timeout=60) == 0, agent.written()
@@ -254,7 +255,7 @@ async def test_others_are_told_of_a_killed_worker_before_its_agent_looks(tmp_pat
         began = [await job.first_step(agent) for agent in pair]
         os.kill(began[0]["pid"], signal.SIGKILL)
         line = await pair[1].says("was killed")
-        assert re.search(r"rdzv\] run job: \S+: worker 0 was killed by signal 9; meeting again$", line), line
+        assert re.search(r"run job: \S+: worker 0 was killed by signal 9; meeting again$", line), line
 
 
 BEATING = """

@@ -95,6 +95,7 @@ def test_what_the_agent_does_to_its_workers_is_not_told(sleeper: subprocess.Pope
         def __init__(self) -> None:
             self._tail_logs: list[object] = []
             self.filtered_stdout = self.filtered_stderr = None
+            self._stdout_tail = self._stderr_tail = None  # of releases before there was a list of them
 
         def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:  # noqa: ARG002
             sleeper.send_signal(death_sig)
