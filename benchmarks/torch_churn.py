@@ -26,17 +26,17 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import rdzv
 from benchmarks import support
 from rdzv.node.handler import Handler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.context import ForkServerProcess
 
@@ -101,7 +101,7 @@ class Away(BaseException):
     """Gets a member out of a round in the middle of a step, without a word."""
 
 
-def member(pipe: Connection, url: str, name: str, moment: Moment | None, flaps: bool) -> None:
+def member(pipe: Connection, url: str, name: str, moment: Moment | None = None, *, flaps: bool = False) -> None:
     """Take part until the run is closed, or until it is drained; with `flaps`, leave and come again all the time."""
     import torch
 
@@ -206,6 +206,11 @@ class Held:
     memory: int  # KiB
 
 
+def _of_all(choose: Callable[[Iterable[int]], int], held: Sequence[Held]) -> Held:
+    """The most or the least of each, of some moments."""
+    return Held(*(choose(column) for column in zip(*map(astuple, held), strict=True)))
+
+
 def _held() -> Held:
     status = Path("/proc/self/status").read_text()
     memory = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
@@ -227,12 +232,15 @@ class Crowd:
     killed: dict[str, float] = field(default_factory=dict)  # and when
     aborted: int = 0
     numbers: Any = field(default_factory=itertools.count)
+    target: ClassVar[Callable[..., None]] = staticmethod(member)
 
-    def start(self, moment: Moment | None = None, *, flaps: bool = False) -> str:
+    def start(self, *arguments: Any, **keywords: Any) -> str:
         """Start one more member; its name."""
         name = f"member-{next(self.numbers)}"
         ours, theirs = support.CONTEXT.Pipe()
-        process = support.CONTEXT.Process(target=member, args=(theirs, self.url, name, moment, flaps))
+        process = support.CONTEXT.Process(
+            target=self.target, args=(theirs, self.url, name, *arguments), kwargs=keywords
+        )
         process.start()
         theirs.close()
         self.processes[name], self.pipes[name], self.steps[name] = process, ours, Steps()
@@ -250,6 +258,7 @@ class Crowd:
                         self._take(pipe.recv())
                     except (EOFError, ConnectionResetError):
                         del self.pipes[name]
+                        self._ended(name)
 
     def _take(self, said: Any) -> None:
         match said:
@@ -260,6 +269,9 @@ class Crowd:
                 self.killed[name] = at
             case ("aborted", _):
                 self.aborted += 1
+
+    def _ended(self, name: str) -> None:
+        """A member has, well or badly: `end` looks at how."""
 
     @property
     def alive(self) -> list[str]:
@@ -313,7 +325,8 @@ async def _close(url: str) -> None:
         await handler.set_closed("enough")
 
 
-async def _drain(url: str, name: str) -> None:
+async def drain(url: str, name: str) -> None:
+    """Tell a member to leave."""
     async with rdzv.connect(url) as handler:
         assert isinstance(handler, Handler)
         await handler.drain(within=PATIENCE, reason="its turn", node_id=name)
@@ -337,7 +350,7 @@ def drains(crowd: Crowd, changes: int) -> str:
         crowd.start()
         crowd.read_until("an arrival", crowd.together(STANDING + 1))
         oldest = crowd.alive[0]
-        asyncio.run(_drain(crowd.url, oldest))
+        asyncio.run(drain(crowd.url, oldest))
         crowd.read_until("a drain", crowd.gone(oldest))
         crowd.read_until("the others", crowd.together(STANDING))
     assert crowd.aborted == 0, f"{crowd.aborted} groups were aborted"
@@ -355,7 +368,8 @@ def rounds(crowd: Crowd, number: int) -> str:
     said = []
     for name in (stays, awaits):
         held = [it for size, it in crowd.held[name] if size == STANDING]
-        first, last = held[min(SETTLED_AFTER, len(held) // 2)], held[-1]
+        # The threads of a group end beside the next round: what is still held of it is no growth.
+        first, last = _of_all(max, held[: min(SETTLED_AFTER, len(held) // 2) + 1]), _of_all(min, held[-3:])
         assert last.threads <= first.threads, (first, last)
         assert last.descriptors <= first.descriptors + DESCRIPTORS_NOISE, (first, last)
         assert last.memory <= first.memory + MEMORY_NOISE + OF_PYTORCH * number, (first, last)

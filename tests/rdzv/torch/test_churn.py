@@ -18,3 +18,11 @@ async def test_groups_outlive_drains_arrivals_and_kills() -> None:
         assert "drains: 2 arrivals and 2 drains, no collective aborted" in churn.output
         said = [line.partition(":")[0] for line in churn.output]  # gloo may tell between them of a peer that was killed
         assert [word for word in said if word in ("drains", "rounds", "kills")] == ["drains", "rounds", "kills"]
+
+
+@pytest.mark.timeout(300)
+async def test_a_job_outlives_its_members_and_the_restart_of_its_host() -> None:
+    """`python -m benchmarks.torch_faults` plays twelve kinds of faults for 20 minutes."""
+    only = ("--only", "a member killed", "the host killed", "resized")
+    async with start_python("-m", "benchmarks.torch_faults", "--seconds=1", "--busy=0", *only) as churn:
+        assert await churn.wait(timeout=240) == 0, churn.written()
