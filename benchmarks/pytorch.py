@@ -9,7 +9,9 @@ interface (3.4 or 3.5 with `--enable-v2`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
+import inspect
 import pickle
 import random
 import shutil
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 KINDS = ("c10d", "etcd-v2")
+CAS_BACKOFF = (
+    1.0  # seconds: up to so long a node waits, at random, that has lost a race to write; PyTorch's default is 0
+)
 LOOKS = 1.0  # seconds between two questions of an agent, whether anybody waits
 SETTLE = (0.5, 1.5)  # seconds between the last but one arrival and the last; at random, since nodes look each second
 
@@ -97,15 +102,16 @@ def nodes(pipe: Connection, kind: str, address: Any, run_id: str, count: int, si
     """Carry some nodes: connect; at "arrive" let them call, and tell the results; at "watch" ask as agents do."""
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
+    from_backend: Any = DynamicRendezvousHandler.from_backend
+    if "cas_backoff_max_seconds" in inspect.signature(from_backend).parameters:  # from 2.14 on
+        from_backend = functools.partial(from_backend, cas_backoff_max_seconds=CAS_BACKOFF)
     results: list[Result] = []
     handlers = []
     backends = []
     for _ in range(count):
         backend, shared = backend_of(kind, address, run_id)
         backends.append(Counted(backend))
-        handlers.append(
-            DynamicRendezvousHandler.from_backend(run_id, shared, backends[-1], size, size, "127.0.0.1")  # type: ignore[arg-type,unused-ignore]
-        )
+        handlers.append(from_backend(run_id, shared, backends[-1], size, size, "127.0.0.1"))
 
     def node(handler: Any) -> None:
         try:

@@ -6,18 +6,22 @@ import pytest
 
 from tests.support.processes import require, start_python
 
-require("torch")
+require("torch")  # what follows cannot be imported without
+
+from rdzv.torch.pytorch import RELEASE  # noqa: E402
 
 
 @pytest.mark.timeout(300)  # it forks a process for each member: slow where others work, too
 async def test_groups_outlive_drains_arrivals_and_kills() -> None:
     """`python -m benchmarks.torch_churn` plays 50 arrivals, 50 drains, 200 rounds and 80 kills."""
-    counts = ("--changes=2", "--rounds=4", "--kills=4")
+    # Before 2.9 who makes a group with one that is killed meanwhile may wait for five times the group's timeout.
+    played = ["drains", "rounds", *(["kills"] if RELEASE >= (2, 9) else [])]
+    counts = ("--changes=2", "--rounds=4", "--kills=4", "--only", *played)
     async with start_python("-m", "benchmarks.torch_churn", *counts) as churn:
         assert await churn.wait(timeout=240) == 0, churn.written()
         assert "drains: 2 arrivals and 2 drains, no collective aborted" in churn.output
         said = [line.partition(":")[0] for line in churn.output]  # gloo may tell between them of a peer that was killed
-        assert [word for word in said if word in ("drains", "rounds", "kills")] == ["drains", "rounds", "kills"]
+        assert [word for word in said if word in ("drains", "rounds", "kills")] == played
 
 
 @pytest.mark.timeout(300)

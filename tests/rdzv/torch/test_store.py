@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 SHORT = timedelta(milliseconds=60)
 
 
+def brief_store(url: str) -> TorchStore:
+    """One whose waits are short, once it is connected."""
+    store = TorchStore(url)
+    store.set_timeout(SHORT)
+    return store
+
+
 def outcome(step: Callable[[], Any]) -> Any:
     """What a step returns, or which class of error it raises and how that begins."""
     try:
@@ -105,7 +112,7 @@ like_tcp_store = pytest.mark.skipif(RELEASE < (2, 8), reason="TCPStore was anoth
 
 @like_tcp_store
 def test_store_answers_as_tcpstore_does_call_by_call(url: str, run_id: str) -> None:
-    ours = TorchStore(f"{url}/{run_id}", SHORT)
+    ours = brief_store(f"{url}/{run_id}")
     theirs = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, timeout=SHORT)
     for number, (our_call, their_call) in enumerate(zip(calls(ours), calls(theirs), strict=True)):
         our_outcome, their_outcome = outcome(our_call), outcome(their_call)
@@ -114,7 +121,7 @@ def test_store_answers_as_tcpstore_does_call_by_call(url: str, run_id: str) -> N
 
 
 def test_a_wait_that_runs_out_names_the_missing_keys_and_not_the_others(url: str, run_id: str) -> None:
-    ours = TorchStore(f"{url}/{run_id}", SHORT)
+    ours = brief_store(f"{url}/{run_id}")
     ours.set("there", "1")
     with pytest.raises(dist.DistStoreError, match=r"^wait timeout after 60ms, keys: /nope, /neither$"):
         ours.wait(["nope", "there", "neither"])
@@ -122,7 +129,7 @@ def test_a_wait_that_runs_out_names_the_missing_keys_and_not_the_others(url: str
 
 @like_tcp_store
 def test_store_works_under_a_prefix_store_through_c_plus_plus(url: str, run_id: str) -> None:
-    ours = dist.PrefixStore("outer", dist.PrefixStore("inner", TorchStore(f"{url}/{run_id}", SHORT)))
+    ours = dist.PrefixStore("outer", dist.PrefixStore("inner", brief_store(f"{url}/{run_id}")))
     theirs = dist.PrefixStore("outer", dist.PrefixStore("inner", dist.TCPStore("127.0.0.1", 0, 1, is_master=True)))
     theirs.set_timeout(SHORT)
     for number, (our_call, their_call) in enumerate(zip(calls(ours), calls(theirs), strict=True)):
@@ -254,7 +261,7 @@ def test_segments_behind_the_run_set_keys_apart(url: str, run_id: str) -> None:
 
 @like_tcp_store
 def test_a_prefix_store_has_queues_and_lists_keys_over_ours_and_over_theirs(url: str, run_id: str) -> None:
-    below = TorchStore(f"{url}/{run_id}", SHORT)
+    below = brief_store(f"{url}/{run_id}")
     below.set("beside", "1")
     theirs = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, timeout=SHORT)
     for bottom in (below, theirs):

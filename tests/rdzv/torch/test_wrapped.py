@@ -14,14 +14,19 @@ require("torch")  # what follows cannot be imported without
 from rdzv.torch.pytorch import RELEASE  # noqa: E402
 
 KINDS = ("ddp", "fully_shard", "compile", "mesh", "workers", "async_save", "monitored_barrier")
+OF_OTHERS = {"fabric": "lightning_fabric", "accelerate": "accelerate"}  # and the modules that are needed
 
 
 @pytest.mark.skipif(RELEASE < (2, 8), reason="fully_shard has its public name from 2.6 on; tried from 2.8 on")
 @pytest.mark.timeout(600)
-async def test_what_is_wrapped_anew_in_each_round_goes_through_a_loss(url: str) -> None:
-    async with start_python("-m", "tests.rdzv.torch.wrapped_program", url, *KINDS) as program:
+@pytest.mark.parametrize("kinds", [KINDS, ("fabric",), ("accelerate",)], ids=["torch", "fabric", "accelerate"])
+async def test_what_is_wrapped_anew_in_each_round_goes_through_a_loss(url: str, kinds: tuple[str, ...]) -> None:
+    for kind in kinds:
+        if kind in OF_OTHERS:
+            require(OF_OTHERS[kind])
+    async with start_python("-m", "tests.rdzv.torch.wrapped_program", url, *kinds) as program:
         assert await program.wait(timeout=500) == 0, program.written()
-        assert sum("ends with the others, 2 of 3, after 10 steps" in line for line in program.stdout) == 2 * len(KINDS)
+        assert sum("ends with the others, 2 of 3, after 10 steps" in line for line in program.stdout) == 2 * len(kinds)
 
 
 @pytest.mark.timeout(300)

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import rdzv.torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 LAST: Final = 10
 DIES_AT: Final = 5
@@ -38,10 +38,10 @@ def new_model() -> Any:
     return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
 
 
-def trained(model: Any, optimizer: Any, batch: Any) -> None:
+def trained(model: Any, optimizer: Any, batch: Any, backward: Callable[[Any], None] = torch.Tensor.backward) -> None:
     """One step."""
     optimizer.zero_grad()
-    model(batch).pow(2).mean().backward()
+    backward(model(batch).pow(2).mean())
     optimizer.step()
 
 
@@ -70,6 +70,10 @@ class Replicated:
         self.saves = round.new_group() if self.kind == "async_save" else None
         return self.step
 
+    def train_one(self) -> None:
+        """One step of the model as it is wrapped."""
+        trained(self.wrapped, self.optimizer, next(self.batches))
+
     def endless_batches(self) -> Iterator[Any]:
         """By a worker process, where that is the kind."""
         data = TensorDataset(torch.ones(64, 8))
@@ -79,7 +83,7 @@ class Replicated:
 
     def train(self, step: int) -> None:
         """One step, and what runs beside it."""
-        trained(self.wrapped, self.optimizer, next(self.batches))
+        self.train_one()
         self.step = step + 1
         if self.kind == "monitored_barrier":
             dist.monitored_barrier(timeout=timedelta(minutes=2))
@@ -100,8 +104,53 @@ class Replicated:
         return self.model.state_dict()
 
 
+class ByFabric(Replicated):
+    """Lightning Fabric is told the member's rank and how many there are, and finds the round's group."""
+
+    def begin(self, round: rdzv.torch.TorchRound) -> int:
+        """As ever; then what Fabric wraps, anew."""
+        from lightning_fabric import Fabric
+
+        super().begin(round)
+        os.environ["NODE_RANK"] = str(round.rank)
+        self.fabric = Fabric(accelerator="cpu", devices=1, num_nodes=round.world_size, strategy="ddp")
+        self.fabric.launch()
+        assert (self.fabric.global_rank, self.fabric.world_size) == (round.rank, round.world_size)
+        self.wrapped, self.prepared = self.fabric.setup(self.model, self.optimizer)
+        return self.step
+
+    def train_one(self) -> None:
+        """One step, Fabric's way."""
+        trained(self.wrapped, self.prepared, next(self.batches), self.fabric.backward)
+
+
+class ByAccelerate(Replicated):
+    """accelerate keeps what it knows of the group in the process: it is told anew in each round."""
+
+    def begin(self, round: rdzv.torch.TorchRound) -> int:
+        """As ever; then what accelerate wraps, anew."""
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
+
+        super().begin(round)
+        os.environ.update(RANK=str(round.rank), WORLD_SIZE=str(round.world_size), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+        os.environ.update(MASTER_ADDR="unused", MASTER_PORT="1")  # the group is there; it only wants them set
+        AcceleratorState._reset_state(reset_partial_state=True)
+        self.accelerator = Accelerator(cpu=True)
+        assert (self.accelerator.process_index, self.accelerator.num_processes) == (round.rank, round.world_size)
+        self.wrapped, self.prepared = self.accelerator.prepare(self.model, self.optimizer)
+        return self.step
+
+    def train_one(self) -> None:
+        """One step, accelerate's way."""
+        trained(self.wrapped, self.prepared, next(self.batches), self.accelerator.backward)
+
+
 class Sharded:
     """A model of which each member has a part (FSDP2): it is made anew in each round, of what the run keeps."""
+
+    def __init__(self, _: str) -> None:
+        """All of it begins with a round."""
 
     def begin(self, round: rdzv.torch.TorchRound) -> int:
         """Read the newest state, and shard it over the members of this round."""
@@ -133,9 +182,16 @@ class Sharded:
         )
 
 
+OF_KIND: Final[dict[str, Callable[[str], Any]]] = {
+    "fully_shard": Sharded,
+    "fabric": ByFabric,
+    "accelerate": ByAccelerate,
+}
+
+
 def member(url: str, kind: str, name: str) -> None:
     """Train until the last step, through a loss; all members that are left end with the same state."""
-    training = Sharded() if kind == "fully_shard" else Replicated(kind)
+    training: Any = OF_KIND.get(kind, Replicated)(kind)
     for round in rdzv.torch.rounds(url, node_id=name):
         with round:
             step = training.begin(round)
