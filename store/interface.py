@@ -70,7 +70,11 @@ class Watch(ABC):
 
 
 class Store(Calls):
-    """A key-value store, awaited.
+    """A key-value store, for async callers.
+
+    Every call takes `timeout`, in seconds; then it raises `StoreTimeoutError`. It raises `ConnectionLost` if
+    the answer did not come, `StoreReplaced` if another store answers, and `LimitExceeded` past a limit; with `when=`
+    also `ConditionFailed`, with `lease=` also `LeaseNotFound`.
 
     Attributes:
         tells_causes: Whether the `delete` of a key says how its lease ended (`Event.cause`); etcd does not.

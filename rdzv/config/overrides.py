@@ -21,7 +21,7 @@ File: TypeAlias = str | PurePath | None
 
 
 class Overrides(TypedDict, total=False):
-    """See the module."""
+    """The keywords of `connect` and `rounds`: each parameter of docs/parameters.md, by its name or an older one."""
 
     min_nodes: Count
     min_workers: Count

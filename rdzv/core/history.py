@@ -69,7 +69,7 @@ class Incident(Record, kw_only=True):
 
 
 class Chapter(Record, kw_only=True):
-    """One round.
+    """One round in the history of a run.
 
     Attributes:
         number: Counted from 0.

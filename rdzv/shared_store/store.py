@@ -244,7 +244,11 @@ class ClientAtFirstUse:
 
 
 class SharedStore(_Twin[Caller], Operations):
-    """One round's store, awaited; its arguments are those of its base."""
+    """One round's store, for async callers; its arguments are those of its base.
+
+    Every call raises `RoundSupersededError` once this node is no longer in the round. A call that waits raises
+    `MembersLostError` when a member is lost, and `SharedStoreTimeoutError` when its time is over.
+    """
 
     def blocking(self, client: BlockingStore) -> BlockingSharedStore:
         """Return the blocking twin, for the same keys under the same fence, on a client of its own."""
@@ -290,7 +294,7 @@ class SharedStore(_Twin[Caller], Operations):
 
 
 class BlockingSharedStore(_Twin["BlockingStore"]):
-    """The blocking twin of `SharedStore`, with the same arguments; safe to use from several threads.
+    """The blocking twin of `SharedStore`, with the same arguments and errors; safe to use from several threads.
 
     A call under way is ended from another thread by `client.interrupt(...)`; if `superseded` then gives a reason, the
     call ends with `RoundSupersededError`. What waits is ended by `client.end_waits`, if `lost` names somebody.

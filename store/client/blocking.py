@@ -46,6 +46,8 @@ R = TypeVar("R", bound=Response)
 class Client(interface.BlockingStore):
     """The blocking client of a store; safe to use from several threads, and reconnecting by itself.
 
+    What its calls raise: see `store.Store`.
+
     Args:
         address: Where the store is.
         token: What is proven to the server, and asked of it.
@@ -169,7 +171,7 @@ class Client(interface.BlockingStore):
 
 
 class Watch(interface.BlockingWatch):
-    """A watch with a connection of its own; see `interface.BlockingWatch`."""
+    """A watch with a connection of its own; see `store.BlockingWatch`."""
 
     def __init__(self, client: Client, cursor: WatchCursor) -> None:
         self._client, self._shared = client, client.shared

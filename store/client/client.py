@@ -205,6 +205,8 @@ class Watch(interface.Watch):
 class Client(Reconnecting, interface.Store):
     """A connection to a store that comes back by itself; use it as `async with store.connect(url) as client`.
 
+    What its calls raise: see `Store`.
+
     Args:
         dial: How to connect.
         name: The address, for error messages.

@@ -62,7 +62,7 @@ SPEAKS_TLS = Sorry("protocol", "this port speaks TLS, and the client does not: u
 
 
 class Server:
-    """A store that is being served.
+    """A store that is being served; made by `store.serve`.
 
     Attributes:
         host: The address it listens on.

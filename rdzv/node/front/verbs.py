@@ -438,7 +438,7 @@ async def status_and_history(node: Node) -> tuple[RunStatus, History]:
 
 
 async def history(node: Node) -> list[Chapter]:
-    """Return what is remembered of the run: its rounds, the oldest first; see `rdzv.core.history`."""
+    """Return what is remembered of the run: its rounds, the oldest first."""
     return list((await whole_history(node)).chapters)
 
 
