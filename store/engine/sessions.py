@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,8 @@ class Session:
         self.id: bytes = id
         self.number: int = number
         self.peer: int | None = None
-        self._replies: deque[tuple[int, Response, int]] = deque()  # the request, its reply, its cost; oldest first
+        # The request, its reply, its cost; oldest first. A list: an empty deque takes 760 bytes.
+        self._replies: list[tuple[int, Response, int]] = []
         self._tally = tally
         self.held_bytes: int = 0
         self.highest: int = 0
@@ -107,11 +108,15 @@ class Session:
 
     def acknowledge(self, up_to: float) -> None:
         """The client has the replies to all its mutations up to this request."""
-        replies = self._replies
-        while replies and replies[0][0] <= up_to:
-            cost = replies.popleft()[2]
-            self.held_bytes -= cost
-            self._tally.bytes -= cost
+        count = freed = 0
+        for request_id, _, cost in self._replies:
+            if request_id > up_to:
+                break
+            count += 1
+            freed += cost
+        del self._replies[:count]
+        self.held_bytes -= freed
+        self._tally.bytes -= freed
 
 
 class Sessions:

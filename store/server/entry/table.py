@@ -137,8 +137,10 @@ class Table:
     def proved(self, who: Stranger) -> None:
         """It has said hello, and proven what is wanted."""
         row, now = self._strangers.get(who), self.clock()
-        if row is not None and (now - row.since >= self._slowest or now - self._slowest_at > LATELY):
-            self._slowest, self._slowest_at = now - row.since, now
+        if row is not None:
+            row.give_up = None  # nothing is expected of it any more
+            if now - row.since >= self._slowest or now - self._slowest_at > LATELY:
+                self._slowest, self._slowest_at = now - row.since, now
         self.is_served(who)
 
     def is_served(self, who: Stranger) -> None:

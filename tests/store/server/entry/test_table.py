@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -66,6 +67,19 @@ def test_who_proves_himself_makes_room_and_all_are_counted_until_they_go() -> No
         scene.table.went(first)
     scene.table.went(second)
     assert (scene.table.strangers, scene.table.connections, scene.table.bytes) == (0, 0, 0)
+
+
+async def test_nothing_is_kept_of_what_would_have_been_done_with_who_proves_nothing() -> None:
+    """Each connection kept what would have hung up on it, and the words for that, for as long as it lasted."""
+    scene = Scene()
+    who, hangs_up = scene.comes(), Somebody()
+    kept = weakref.ref(hangs_up)
+    scene.table.expect(who, WITHIN, hangs_up.abort)
+    del hangs_up
+    assert kept() is not None
+    scene.table.proved(who)
+    assert kept() is None
+    scene.table.went(who)
 
 
 def test_the_longest_silent_of_the_address_that_has_most_makes_way_and_nobody_before_his_time() -> None:
