@@ -42,7 +42,10 @@ ANSWERS_KEPT = 3  # of which the quickest tells how far away the store is: the o
 IF_HOSTED = "if a node hosted this store, it ended with that node's process, as one of `rdzv serve` does not"
 SAY_AWAY_AFTER = 2.9  # seconds for which the store is away before that is said, and then ever more rarely (R22)
 ASK_EVERY = 1.0  # seconds, while somebody waits: whether the store is still there must be known for that ...
-ASK_EVERY_PER_NODE = 0.01  # ... but it answers no more than 100 such questions a second, however many nodes there are
+ASK_EVERY_PER_NODE = 0.01  # ... but it answers some 100 such questions a second, however many nodes there are ...
+# ... each of which asks a little more or less often than that: all have last heard the same, at the same moment, and
+# would all ask together when that is so long ago. A thousand would keep the store, and the last one to come, waiting.
+ASK_SPREAD = (0.75, 1.25)
 ASK_EARLY = 0.01  # seconds: so many are not worth another timer, which must not come at once for ever
 RUN_RENEWALS_PER_TTL = 3  # of the run's lease, by each node
 LOOK_WHETHER_GONE_EVERY = 0.2  # seconds, while the store is away; its client tries about as often
@@ -86,6 +89,7 @@ class Link:
         self._answered_in: deque[float] = deque(maxlen=ANSWERS_KEPT)
         self._reach_changed = asyncio.Event()
         self._who_waits: Callable[[], str] = str
+        self._asks_share = rng.uniform(*ASK_SPREAD)
         self._asking: asyncio.TimerHandle | None = None
         self._telling: asyncio.Task[None] | None = None  # while the store is away
         self._give_up_if_gone: Callable[[], Coroutine[Any, Any, None]] | None = None
@@ -161,7 +165,7 @@ class Link:
     def _asks_every(self) -> float:
         progress = self.follower.head.progress
         nodes = progress.live + progress.joined + progress.spares if progress is not None else 0
-        return max(ASK_EVERY, ASK_EVERY_PER_NODE * nodes)
+        return max(ASK_EVERY, ASK_EVERY_PER_NODE * nodes) * self._asks_share
 
     def _ask_in(self, seconds: float) -> None:
         self._asking = asyncio.get_running_loop().call_later(seconds, self._ask)

@@ -23,6 +23,22 @@ def test_one_answer_that_was_held_up_does_not_make_the_store_slow() -> None:
     assert link.round_trip == 5.0  # it is slow by now
 
 
+@pytest.mark.virtual_time
+async def test_those_who_wait_ask_at_moments_of_their_own_whether_the_store_is_there() -> None:
+    """All had last heard the same push, and asked together when that was so long ago: a thousand in one moment."""
+    asked: list[float] = []
+    async with VirtualRun(min_nodes=9) as run:
+        for number in range(8):
+            await run.join(run.handler(f"n{number}"))
+        await asyncio.sleep(0.5)
+        assert run.server is not None
+        now = asyncio.get_running_loop().time
+        run.server.conversations.on_request = lambda kind, *_: asked.append(now()) if kind == "KeepAlive" else None
+        await asyncio.sleep(2)
+        assert len(asked) >= 8, "each asks about once a second"
+        assert max(sum(at <= other < at + 0.02 for other in asked) for at in asked) <= 4, "and not all together"
+
+
 # ------------------------------------------------------------------------------------------ a store that is gone
 
 
