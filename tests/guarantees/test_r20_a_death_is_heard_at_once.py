@@ -18,7 +18,7 @@ from store import Grant, Put
 from tests.support.processes import start_python
 from tests.support.runs import VirtualRun, listen
 from tests.support.spoken import Granted
-from tests.support.stores import MemoryNetwork, connect_in_memory, introduce, process_id_of, serve_in_memory
+from tests.support.stores import MemoryNetwork, Peer, connect_in_memory, introduce, process_id_of, serve_in_memory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -56,6 +56,24 @@ async def member(network: MemoryNetwork, name: str) -> AsyncIterator[asyncio.Tas
     await asyncio.wait([living])
 
 
+@contextlib.asynccontextmanager
+async def serving(network: MemoryNetwork) -> AsyncIterator[tuple[store.Server, Watch]]:
+    """A server, and somebody who watches its members."""
+    async with (
+        serve_in_memory(network) as server,
+        connect_in_memory(network, source="watcher") as watcher,
+        watcher.watch("members/") as watch,
+    ):
+        yield server, watch
+
+
+async def join(peer: Peer, name: str, *, gone_ttl: float | None = GONE_TTL) -> None:
+    """Have a key of this name, on a lease of one's own."""
+    granted = await peer.answer(*peer.ask(Grant(ttl=10.0, disconnect_ttl=DISCONNECT_TTL, gone_ttl=gone_ttl)))
+    assert isinstance(granted, Granted)
+    await peer.answer(*peer.ask(Put(f"members/{name}", b"", lease=granted.lease)))
+
+
 async def deaths(watch: Watch, count: int) -> list[float]:
     """When each of the next members goes."""
     times: list[float] = []
@@ -85,9 +103,7 @@ def kill(network: MemoryNetwork, *names: str) -> None:
 async def test_r20_a_killed_process_is_heard_of_after_gone_ttl_once_all_of_its_connections_are_closed() -> None:
     network = MemoryNetwork(latency=0.001)
     async with (
-        serve_in_memory(network),
-        connect_in_memory(network, source="watcher") as watcher,
-        watcher.watch("members/") as watch,
+        serving(network) as (_, watch),
         member(network, "a"),
         member(network, "b"),
         member(network, "c"),
@@ -104,17 +120,10 @@ async def test_r20_a_killed_process_is_heard_of_after_gone_ttl_once_all_of_its_c
 @virtual_time
 async def test_r20_one_of_two_connections_closed_is_no_death() -> None:
     network = MemoryNetwork(latency=0.001)
-    async with (
-        serve_in_memory(network) as server,
-        connect_in_memory(network, source="watcher") as watcher,
-        watcher.watch("members/") as watch,
-    ):
+    async with serving(network) as (server, watch):
         both = process_id_of("a")
         keeping, other = [await introduce(network, source="a", process=both) for _ in range(2)]
-        grant = Grant(ttl=10.0, disconnect_ttl=DISCONNECT_TTL, gone_ttl=GONE_TTL)
-        granted = await keeping.answer(*keeping.ask(grant))
-        assert isinstance(granted, Granted)
-        await keeping.answer(*keeping.ask(Put("members/a", b"", lease=granted.lease)))
+        await join(keeping, "a")
         closed_at = now()
         keeping.transport.close()
         (gone_at,) = await deaths(watch, 1)
@@ -186,15 +195,9 @@ async def test_r20_a_proxy_that_is_back_in_half_a_second_costs_nobody_his_place(
 async def test_r20_what_the_server_closes_itself_is_no_death() -> None:
     """A member it hangs up on, for what it has sent, has `disconnect_ttl` to come back."""
     network = MemoryNetwork(latency=0.001)
-    async with (
-        serve_in_memory(network),
-        connect_in_memory(network, source="watcher") as watcher,
-        watcher.watch("members/") as watch,
-    ):
+    async with serving(network) as (_, watch):
         peer = await introduce(network, source="a", process=process_id_of("a"))
-        granted = await peer.answer(*peer.ask(Grant(ttl=10.0, disconnect_ttl=DISCONNECT_TTL, gone_ttl=GONE_TTL)))
-        assert isinstance(granted, Granted)
-        await peer.answer(*peer.ask(Put("members/a", b"", lease=granted.lease)))
+        await join(peer, "a")
         hung_up_at = now()
         peer.transport.write(b"\xff" * 64)
         (gone_at,) = await deaths(watch, 1)
@@ -204,16 +207,10 @@ async def test_r20_what_the_server_closes_itself_is_no_death() -> None:
 @virtual_time
 async def test_r20_a_lease_without_gone_ttl_and_a_client_of_before_are_judged_by_disconnect_ttl() -> None:
     network = MemoryNetwork(latency=0.001)
-    async with (
-        serve_in_memory(network),
-        connect_in_memory(network, source="watcher") as watcher,
-        watcher.watch("members/") as watch,
-    ):
+    async with serving(network) as (_, watch):
         for name, process, gone_ttl in (("a", process_id_of("a"), None), ("b", b"", GONE_TTL)):
             peer = await introduce(network, source=name, process=process)
-            granted = await peer.answer(*peer.ask(Grant(ttl=10.0, disconnect_ttl=DISCONNECT_TTL, gone_ttl=gone_ttl)))
-            assert isinstance(granted, Granted)
-            await peer.answer(*peer.ask(Put(f"members/{name}", b"", lease=granted.lease)))
+            await join(peer, name, gone_ttl=gone_ttl)
             closed_at = now()
             peer.transport.close()
             (gone_at,) = await deaths(watch, 1)

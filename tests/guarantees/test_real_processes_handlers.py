@@ -91,24 +91,8 @@ async def test_r9_a_process_that_is_paused_beyond_its_ttl_is_dropped_fenced_and_
         assert await child.wait() == 0
 
 
-async def test_r5_a_process_that_is_killed_is_missed_within_moments_by_every_survivor() -> None:
-    async with store.serve() as server, AsyncExitStack() as stack:
-        url = f"{server.url}/job?min_nodes=3&ttl=120"
-        nodes = [await stack.enter_async_context(rdzv.connect(url, node_id=name, is_host=False)) for name in ("a", "b")]
-        joining = [asyncio.create_task(node.next_rendezvous()) for node in nodes]
-        child = await stack.enter_async_context(start_python("-c", PAUSED, url))
-        await told(child, "in")
-        await asyncio.gather(*joining)
-        child.kill()
-        began = asyncio.get_running_loop().time()
-        for node in nodes:
-            async with node.changes() as changes:
-                assert await anext(aiter(changes)) == NodesLost(1, ("paused",))
-        assert asyncio.get_running_loop().time() - began < 60, "and not after its ttl"
-
-
-async def test_r3_two_hundred_and_fifty_six_handlers_in_four_processes_agree() -> None:
-    nodes, processes = 256, 4
+async def test_r3_a_hundred_handlers_in_four_processes_agree() -> None:
+    nodes, processes = 100, 4
     async with store.serve() as server, AsyncExitStack() as stack:
         url = f"{server.url}/job?min_nodes={nodes}"
         children = [

@@ -50,26 +50,6 @@ async def test_closing_releases_everything_that_is_held() -> None:
 
 
 @virtual_time
-async def test_a_new_connection_claims_the_lease_before_its_disconnect_ttl() -> None:
-    network = MemoryNetwork(latency=0.01)
-    async with (
-        serve_in_memory(network),
-        connect_in_memory(network, source="keeper") as client,
-        connect_in_memory(network, source="other") as other,
-    ):
-        lapses = Lapses()
-        keeper = Keeping(client)
-        lease = await keeper.hold(60.0, 0.5, GONE_TTL, lapses)
-        await other.put("mine", b"", lease=lease.id)
-        for _ in range(50):
-            network.reset("keeper")
-            await asyncio.sleep(3.0)
-        assert await other.get("mine") is not None
-        assert lapses.reasons == []
-        await keeper.release_all()
-
-
-@virtual_time
 async def test_a_lease_that_cannot_be_renewed_is_given_up_before_the_server_lets_it_lapse() -> None:
     network = MemoryNetwork(latency=0.01)
     async with (

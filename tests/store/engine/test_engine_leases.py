@@ -19,7 +19,6 @@ from store.messages import (
     Create,
     Delete,
     DeletePrefix,
-    Event,
     Failed,
     FailureKind,
     Get,
@@ -32,31 +31,14 @@ from store.messages import (
     TimeToLive,
     Transact,
     TransactionResult,
-    Watch,
 )
-from tests.support.by_hand import LOOK_EVERY, Desk, entry, grant
+from tests.support.by_hand import LOOK_EVERY, Desk, entry
 from tests.support.stores import process_id_of
 
 USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN, *_ = FailureKind
 
 
 # ----------------------------------------------------------------------------------------------------------- leases
-
-
-def test_keys_on_a_lease_go_when_it_lapses_all_at_one_revision() -> None:
-    desk = Desk()
-    lease = grant(desk, 1.0)
-    for key in ("b", "a"):
-        desk.ask(Put(key, b"", lease=lease))
-    desk.ask(Put("c", b""))
-    desk.ask(Watch(prefix=""), request_id=10)
-    desk.pass_time(0.99)
-    assert desk.keys() == ["b", "a", "c"]
-    desk.pass_time(0.02)
-    assert desk.keys() == ["c"]
-    deleted = tuple(Event(kind="delete", revision=4, key=key, cause="silent") for key in ("a", "b"))
-    assert desk.told[1, 10] == [deleted]
-    assert desk.ask(Stats()).figures["leases_lapsed"] == 1
 
 
 @pytest.mark.parametrize("request_", [Delete("a"), Put("a", b""), Put("a", b"", ttl=50.0), DeletePrefix(prefix="")])

@@ -25,8 +25,6 @@ from store.messages import (
     Guarded,
     KeepAlive,
     List,
-    Listing,
-    ListingPart,
     Ping,
     Revoke,
     Transact,
@@ -63,29 +61,6 @@ def steps_of(desk: Desk, request: Any) -> Iterator[Any]:
         if applied.work is None:
             return
         applied = desk.engine.go_on(applied.work)
-
-
-@pytest.mark.parametrize("keys_only", [False, True])
-def test_a_long_listing_comes_in_parts_that_are_all_of_one_revision(keys_only: bool) -> None:
-    """ "what costs more is paged": and it is still one moment's listing, whatever others write meanwhile (S1)."""
-    desk = filled(3 * STEP_KEYS // K * K + K)
-    before = list(desk.engine._keys.entries.values())
-    revision = desk.engine.revision
-    entries: list[Any] = []
-    for number, part in enumerate(steps_of(desk, List(prefix="k/", keys_only=keys_only))):
-        entries += part.entries
-        assert isinstance(part, Listing if len(entries) == len(before) else ListingPart)
-        assert len(part.entries) <= STEP_KEYS
-        desk.ask(Put("k/000000", b"behind it"), peer=2)
-        desk.ask(Put("k/006999", b"ahead of it: %d" % number), peer=2)
-        desk.ask(Put(f"k/{number:06}x", b"new"), peer=2)
-        desk.ask(Put("k/006998x", b"new, and ahead"), peer=2)
-        desk.ask(DeletePrefix(prefix=f"k/00{6 - number}5"), peer=2)
-    assert part.revision == revision
-    assert [each.key for each in entries] == sorted(each.key for each in before)
-    if not keys_only:
-        assert sorted(entries, key=lambda each: each.key) == sorted(before, key=lambda each: each.key)
-    assert desk.engine.unread_bytes == 0, "and nothing is kept for it any more"
 
 
 def test_unread_listings_do_not_slow_who_writes_down() -> None:
@@ -193,24 +168,6 @@ def test_a_lease_with_more_keys_than_go_at_once_ends_in_steps(ending: str) -> No
     assert desk.keys() == ["k/33"]
     figures = desk.engine.figures()
     assert (figures["leases"], figures["leases_lapsed"]) == (0, int(ending == "lapses"))
-
-
-def test_prefixes_longer_than_a_key_cost_it_nothing() -> None:
-    """Two thousand watches on prefixes of distinct lengths made every put 12 times as slow."""
-    desk = Desk()
-    for length in range(1, 2000):
-        desk.ask(Watch(prefix="x" * length), peer=length % 7)
-    asked = 0
-
-    class Asked(dict[str, Any]):
-        def __contains__(self, prefix: object) -> bool:
-            nonlocal asked
-            asked += 1
-            return super().__contains__(prefix)
-
-    desk.engine._watches.by_prefix = Asked(desk.engine._watches.by_prefix)
-    desk.ask(Put("short", b""), peer=9)
-    assert asked == len("short")
 
 
 def test_a_request_changes_no_more_keys_than_their_watchers_can_be_found_for_in_time() -> None:

@@ -26,7 +26,6 @@ from store.messages import (
     Wait,
     Watch,
 )
-from store.protocol.wire import FrameReader
 from tests.support.by_hand import Desk
 
 K = 1000
@@ -293,14 +292,3 @@ def test_no_client_passes_any_limit_whatever_it_asks(requests: list[Request[Any]
         assert all(len(each.value) <= 300 for each in desk.engine._keys.entries.values())
         assert desk.engine._waits.bytes_of(1) <= 1500
         assert all(session.replies <= 20 for session in desk.engine._sessions._sessions.values())
-
-
-def test_what_waits_for_the_rest_of_a_frame_is_no_more_than_the_frame() -> None:
-    """ "Frames (...): each has a limit"."""
-    reader = FrameReader(K)
-    reader.feed(K.to_bytes(4, "big"))
-    for _ in range(K - 1):
-        reader.feed(b"x")
-        assert len(reader._held) <= K + 4
-    reader.feed(b"x")
-    assert len(reader._held) == 0

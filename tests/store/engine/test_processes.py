@@ -27,12 +27,6 @@ def dead(processes: Processes, peer: int, how: Closing = Closing.DROPPED, *, now
     return [] if process is None else [process.id]
 
 
-def test_a_process_is_dead_once_the_last_of_its_connections_was_closed_from_its_side() -> None:
-    processes = several(B, C, D)
-    holding(processes, A, 10, 11, 12)
-    assert [dead(processes, peer) for peer in (11, 10, 12)] == [[], [], [A]]
-
-
 def test_one_that_says_goodbye_last_or_whose_connection_was_cut_is_not() -> None:
     processes = several(A, B, C, D)
     assert dead(processes, 1, Closing.GOODBYE) == []
@@ -113,15 +107,3 @@ def test_nothing_stays_of_a_process_without_connections_and_leases() -> None:
     processes.closed(2, Closing.DROPPED, now=0.0)
     assert len(processes) == 0
     processes.closed(2, Closing.DROPPED, now=0.0)
-
-
-def test_one_that_comes_back_is_not_taken_for_dead_any_more() -> None:
-    processes = several(B)
-    holding(processes, A, 10)
-    processes.connected(11, A, previous=None)
-    assert dead(processes, 10) == []
-    died = processes.closed(11, Closing.DROPPED, now=1.0)
-    assert died is not None
-    assert died.died_at == 1.0
-    processes.connected(12, A, previous=None)
-    assert died.died_at is None

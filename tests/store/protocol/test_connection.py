@@ -134,15 +134,6 @@ def test_a_refusal_says_why_at_any_time(kind: str, error: type[StoreError]) -> N
             list(connection.receive(sorry))
 
 
-def test_without_the_token_neither_side_goes_on() -> None:
-    """What else the proof is bound to is in `guarantees/test_s8_closed_to_strangers.py`."""
-    greeting = Greeting(VERSION, VERSION, "store-1", b"n" * 16, token_wanted=True)
-    with pytest.raises(AuthenticationError, match="pass token="):
-        list(client().receive(wire.encode_opening(greeting)))
-    with pytest.raises(AuthenticationError, match="asks for no token"):
-        list(client(token=b"secret").receive(server().greeting()))
-
-
 # --------------------------------------------------------------------------------------------- the server's side, alone
 
 
