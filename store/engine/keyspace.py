@@ -19,11 +19,9 @@ from store.messages import Entry, Event, key_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from store.limits import Limits
 
 __all__ = [
     "ENTRY_OVERHEAD",
-    "NEARLY",
     "Change",
     "Chunk",
     "Group",
@@ -37,7 +35,6 @@ __all__ = [
 
 ENTRY_OVERHEAD = 300  # bytes of bookkeeping per key: the entry, two dictionaries, the index
 GROUP_PARTS = 2  # of a key, between slashes, name the group that it belongs to: those of one run
-NEARLY = 0.8  # of a limit: from there on the operator is warned
 CHUNK_MAX = 1024  # keys of one short list: where splitting and searching cost about the same
 COMPARED_MOST = 50_000  # groups that `largest` compares: about 3 ms. With more of them, none holds much
 
@@ -84,17 +81,13 @@ class Groups:
 
     Attributes:
         now: The reading of the server's clock at the last request.
-        nearly_full: The names of the groups that have used up most of one of their limits.
     """
 
-    __slots__ = ("_bytes_nearly", "_groups", "_index", "_keys_nearly", "nearly_full", "now")
+    __slots__ = ("_groups", "_index", "now")
 
-    def __init__(self, limits: Limits) -> None:
-        self._keys_nearly = NEARLY * limits.group_keys_max
-        self._bytes_nearly = NEARLY * limits.group_bytes_max
+    def __init__(self) -> None:
         self._groups: dict[str, Group] = {}
         self._index = SortedKeys()
-        self.nearly_full: dict[str, None] = {}
         self.now: float = 0.0
 
     def __len__(self) -> int:
@@ -124,10 +117,6 @@ class Groups:
             self._index.add(name)
         group.keys += keys
         group.bytes += size
-        if group.keys > self._keys_nearly or group.bytes > self._bytes_nearly:
-            self.nearly_full[name] = None
-        elif self.nearly_full:
-            self.nearly_full.pop(name, None)
         if not group.keys:
             del self._groups[name]
             self._index.remove(name)
@@ -156,11 +145,11 @@ class Keyspace:
 
     __slots__ = ("answer_bytes_max", "bytes", "entries", "get", "groups", "index", "revision")
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self) -> None:
         self.revision: int = 0
         self.entries: dict[str, Entry] = {}
         self.get: Callable[[str], Entry | None] = self.entries.get  # bound once: every request asks
-        self.groups: Groups = Groups(limits)
+        self.groups: Groups = Groups()
         self.index: SortedKeys = SortedKeys()
         self.bytes: int = 0
         self.answer_bytes_max: int = answer_bytes(None)

@@ -80,7 +80,7 @@ class State:
 
     def __init__(self, limits: Limits) -> None:
         self.limits: Limits = limits
-        self.keys: Keyspace = Keyspace(limits)
+        self.keys: Keyspace = Keyspace()
         self.leases: Leases = Leases()
         self.watches: Watches = Watches(self.keys.groups.name_of)
         self.waits: Waits = Waits()

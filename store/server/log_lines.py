@@ -11,21 +11,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from store.engine.keyspace import NEARLY
 from store.limits import Limits
 
 if TYPE_CHECKING:
     import logging
     from collections.abc import Callable, Mapping
 
-    from store.engine.keyspace import Group, Groups
+    from store.engine.keyspace import Groups
 
 __all__ = ["LimitWarnings", "RationedLog"]
 
 AT_ONCE = 1000  # lines; a job of so many nodes that all have the wrong token is told of in full
 PER_SECOND = 10.0  # lines after that: about 100 MB a day
+NEARLY = 0.8  # of a limit: from there on it is told of
 BELOW = 0.7  # of a limit: there it is no longer near
-GROUPS_NAMED_MOST = 8  # in one look; the others are counted
 
 
 class RationedLog:
@@ -59,7 +58,7 @@ class RationedLog:
 
 
 class LimitWarnings:
-    """The limits that have been told of, and the groups of keys that are near their own."""
+    """The limits that have been told of."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
@@ -79,16 +78,7 @@ class LimitWarnings:
             for limit, used in Limits.used_by().items()
             if limit in near - self._told
         ]
-        full = [name for name in groups.nearly_full if name not in self._told]
-        lines += [
-            f"{_holds(group)}: near group_keys_max ({figures['group_keys_max']}) or "
-            f"group_bytes_max ({figures['group_bytes_max']})"
-            for name in full[:GROUPS_NAMED_MOST]
-            if (group := groups.get(name)) is not None
-        ]
-        if len(full) > GROUPS_NAMED_MOST:
-            lines.append(f"so do {len(full) - GROUPS_NAMED_MOST} more groups of keys")
-        self._told = {limit for limit in self._told if shares.get(limit, 0.0) >= BELOW} | near | set(groups.nearly_full)
+        self._told = {limit for limit in self._told if shares[limit] >= BELOW} | near
         return lines
 
 
@@ -101,9 +91,7 @@ def _who(limit: str, groups: Groups) -> str:
     """Name the group that holds most, where a limit is one on keys."""
     if limit not in ("keys_max", "stored_bytes_max"):
         return ""
-    largest = groups.largest(by_keys=limit == "keys_max")
-    return "" if largest is None else f"; of all groups of keys, {_holds(largest)}, which is most"
-
-
-def _holds(group: Group) -> str:
-    return f"{group.name[:200]!r} holds {group.keys} keys and {group.bytes} bytes"
+    most = groups.largest(by_keys=limit == "keys_max")
+    if most is None:
+        return ""
+    return f"; of all groups of keys, {most.name[:200]!r} holds {most.keys} keys and {most.bytes} bytes, which is most"

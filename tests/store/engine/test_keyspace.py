@@ -8,7 +8,6 @@ import pytest
 
 from store.engine.keyspace import ENTRY_OVERHEAD, Groups, Keyspace, answer_bytes
 from store.engine.requests import GROUPS_AT_ONCE
-from store.limits import Limits
 from store.messages import (
     Append,
     Delete,
@@ -35,7 +34,7 @@ from tests.support.by_hand import Desk
     ],
 )
 def test_the_first_parts_of_a_key_name_its_group(key: str, group: str | None) -> None:
-    assert Groups(Limits()).name_of(key) == group
+    assert Groups().name_of(key) == group
 
 
 def test_the_account_of_each_group_is_that_of_its_keys() -> None:
@@ -80,23 +79,8 @@ def test_groups_come_in_pages_and_have_an_age() -> None:
     assert not rest.more
 
 
-def test_a_group_is_nearly_full_from_80_percent_on() -> None:
-    groups = Groups(Limits(group_keys_max=10, group_bytes_max=1000))
-    groups.count("a/b/c", 8, 100)
-    assert not groups.nearly_full
-    groups.count("a/b/c", 1, 100)
-    assert list(groups.nearly_full) == ["a/b/"]
-    groups.count("a/b/c", -1, -100)
-    assert not groups.nearly_full
-    groups.count("d/e/f", 1, 801)
-    assert list(groups.nearly_full) == ["d/e/"]
-    groups.count("d/e/f", -1, -801)
-    assert not groups.nearly_full
-    assert groups.get("d/e/") is None
-
-
 def test_the_largest_group_is_known() -> None:
-    groups = Groups(Limits())
+    groups = Groups()
     assert groups.largest() is None
     groups.count("a/many/c", 50, 100)
     groups.count("a/heavy/c", 1, 1000)
@@ -108,7 +92,7 @@ def test_the_largest_group_is_known() -> None:
 
 def test_no_entry_takes_more_in_an_answer_than_the_keyspace_says() -> None:
     rng = random.Random(7)
-    keys = Keyspace(Limits())
+    keys = Keyspace()
     for revision in range(1, 300):
         key = rng.choice(["short", "a/longer/key", "\N{SNOWMAN}" * 30])
         before = keys.get(key)
