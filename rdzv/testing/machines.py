@@ -60,10 +60,18 @@ class World:
         seed: Of the order of turns, and of all latencies.
         latency: Seconds from one end of a connection to the other, between these bounds.
         shred: Deliver the streams in pieces of random size.
+        timeline: The one that whoever asks lives on; without it, one of its own.
     """
 
-    def __init__(self, seed: int, *, latency: tuple[float, float], shred: bool = False) -> None:
-        self.timeline: Timeline = Timeline(seed)
+    def __init__(
+        self,
+        seed: int,
+        *,
+        latency: float | tuple[float, float],
+        shred: bool = False,
+        timeline: Timeline | None = None,
+    ) -> None:
+        self.timeline: Timeline = timeline or Timeline(seed)
         self.network_host: Host = self.timeline.host("the network")
         self.network: MemoryNetwork = MemoryNetwork(
             latency=latency, rng=random.Random(f"network {seed}"), shred=shred, loop=self.network_host

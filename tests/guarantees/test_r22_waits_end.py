@@ -211,7 +211,9 @@ async def test_r22_the_host_of_a_memory_store_is_killed_and_member_and_spare_end
 async def test_r22_who_waits_for_a_round_names_who_is_missing_and_since_when() -> None:
     async with VirtualRun(min_nodes=3, ttl=10, join_timeout=60, expected="a,b,c,gpu-023") as run:
         a, b, c = (run.handler(name, address=f"10.0.0.{at}") for at, name in enumerate("abc"))
-        await run.meet(a, b, c)
+        coordinates = await run.join(a)
+        await run.meet(b, c)
+        await coordinates
         heard = await listen(run, a)
         run.crash("c")
         await heard.until(NodesLost)

@@ -22,9 +22,9 @@ def now() -> float:
 
 async def replace(run: VirtualRun) -> None:
     """The store dies, and another one, which is empty, stands in its place."""
-    await run.end_store()
+    run.kill_store()
     await asyncio.sleep(0.5)
-    run.found_store()
+    run.restart_store()
 
 
 async def test_s10_members_of_a_store_that_was_replaced_are_told_and_rejoin_above_the_highest_round_they_know() -> None:

@@ -1,4 +1,4 @@
-"""Journals that write when a test says so: at its word, or after a while on the loop's own clock.
+"""A journal that writes when a test says so.
 
 journal.begun.acquire()         the writer has a group in hand
 journal.may_commit.release()    now it may write it
@@ -16,15 +16,14 @@ from store.server.journal import Journal
 from tests.support.stores import Peer
 
 if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     import pytest
 
     from store.engine.changeset import Facts
 
-__all__ = ["HeldBack", "OnTheLoopsClock", "a_peer", "held_back", "taken"]
+__all__ = ["HeldBack", "a_peer", "held_back", "taken"]
 
 PATIENCE = 20.0  # seconds after which a test that forgot to let go fails instead of hanging
 
@@ -80,43 +79,3 @@ async def a_peer(server: store.Server, journal: HeldBack) -> Peer:
     await peer.until(lambda: peer.connection.welcomed)
     peer.said.clear()
     return peer
-
-
-class OnTheLoopsClock(Journal):
-    """A journal without a thread, for virtual time: a group is written, really, a moment after its first facts.
-
-    What has not been written when the process is killed is lost, as it would be: nobody has been told of it.
-    """
-
-    WRITES_IN = 0.002  # seconds, of the order of an fsync
-
-    def start(self, *, on_durable: Callable[[int], None], on_failure: Callable[[str], None]) -> None:  # noqa: ARG002
-        """Write from now on."""
-        self._on_durable = on_durable
-        self._timer: asyncio.TimerHandle | None = None
-
-    def append(self, facts: Facts) -> int:
-        """Have these facts written soon."""
-        number = super().append(facts)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self.WRITES_IN, self._write_pending)
-        return number
-
-    def kill(self) -> None:
-        """Die: what is pending is never written, and the directory is free for the next one."""
-        if self._timer is not None:
-            self._timer.cancel()
-        assert self._database is not None
-        self._database.close()
-        self._lock_file.close()
-
-    def _write_pending(self) -> None:
-        self._timer = None
-        group, self._pending = self._pending, []
-        self._commit(group)
-        self._on_durable(self.appended)
-
-    def _open_to_write(self) -> sqlite3.Connection:
-        database = super()._open_to_write()
-        database.execute("PRAGMA synchronous=OFF")  # the process dies in these tests, and not the machine
-        return database

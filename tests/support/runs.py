@@ -8,7 +8,8 @@ A node's links carry its name, so `run.network.partition("a")` cuts it off. `run
 does: its connection closes, and nothing it does afterwards reaches anybody. When the block is left every handler is
 closed, and a task that is still running then is an error: nobody awaits it.
 
-`VirtualRun(durable=True)` keeps its store on a real disk, in virtual time: `run.kill_store()`, `run.restart_store()`.
+The store is a process of its own on the test's timeline (`rdzv.testing.machines`): `run.kill_store()`,
+`run.restart_store()`. With `VirtualRun(durable=True)` it has a disk, and comes back with what that has.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import secrets
-import tempfile
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import store
@@ -27,12 +26,10 @@ from rdzv.loop.rounds import rounds_of
 from rdzv.node.handler import Handler
 from rdzv.node.loops import NodeLoop
 from rdzv.node.node import Node
-from rdzv.testing.machines import process_id_of
-from rdzv.testing.network import MemoryNetwork
-from store import Client, Server
-from store.engine.engine import Engine
+from rdzv.testing.machines import StoreMachine, World, process_id_of
+from store import Client
 from store.messages import KeepAlive, Ping, Request, Response
-from tests.support.journals import OnTheLoopsClock
+from tests.support.virtual_time import VirtualTimeLoop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -40,6 +37,8 @@ if TYPE_CHECKING:
 
     from rdzv import Change, RendezvousInfo
     from rdzv.node.link import Link
+    from store import Server
+    from store.engine.engine import Engine
 
 __all__ = [
     "VirtualRun",
@@ -93,7 +92,7 @@ class VirtualRun:
         **parameters: Any,
     ) -> None:
         self._latency = latency
-        self._directory = tempfile.TemporaryDirectory() if durable else None
+        self._durable = durable
         self._run_id = run_id
         self._limits = limits
         self._parameters = parameters
@@ -102,7 +101,6 @@ class VirtualRun:
         self._tasks: list[asyncio.Task[Any]] = []
         self._joins: list[tuple[Handler, asyncio.Task[Any]]] = []
         self._burials: list[asyncio.Task[None]] = []
-        self._looks = 0
         self.clients: dict[str, HookedClient] = {}  # of the nodes
         self.shared_clients: dict[str, HookedClient] = {}  # of the shared stores, once they are used
 
@@ -110,50 +108,35 @@ class VirtualRun:
         self._before = asyncio.all_tasks()
         self._limit = asyncio.timeout(PATIENCE)
         await self._limit.__aenter__()
-        self.network = MemoryNetwork(latency=self._latency, rng=self._rng)
-        self.found_store()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop), "mark the test with `virtual_time`"
+        self._world = World(self._rng.getrandbits(32), latency=self._latency, timeline=loop.timeline)
+        self.network = self._world.network
+        self.machine = StoreMachine(
+            self._world, rng=random.Random(self._rng.random()), durable=self._durable, limits=self._limits
+        )
+        self.restart_store()
+        await asyncio.sleep(0.001)
         return self
 
-    def found_store(self) -> None:
-        """A new and empty store, in place of the one there was."""
-        if self._directory is not None:
-            self.restart_store()
-            return
-        self.journal: OnTheLoopsClock | None = None
-        self._serve(Engine(store_id=f"{self._rng.getrandbits(32):08x}", limits=self._limits))
-
     def restart_store(self) -> None:
-        """The store comes back, as its disk has it."""
-        assert self._directory is not None, "a store that is memory only has nothing to come back with"
-        self.journal = OnTheLoopsClock(self._directory.name, new_id=secrets.token_hex(8))
-        self._serve(Engine.restore(self.journal.load(), limits=self._limits, now=self._clock()))
-
-    def _serve(self, engine: Engine) -> None:
-        self.engine = engine
-        self.server = Server(self.engine, clock=self._clock, journal=self.journal)
-        self.server.durability.start()
-        self._listener = self.network.listen("store", self.server.protocol)
-        self._time = asyncio.create_task(self.server.keep_time(), name="keep time")
-
-    def _clock(self) -> float:
-        # Like a real clock it never stands still: a lease that is due in less than a float can add must get there, too.
-        self._looks += 1
-        return asyncio.get_running_loop().time() + self._looks * 1e-9
-
-    async def end_store(self) -> None:
-        """The store dies, and with it everything in it."""
-        self.kill_store()
-        await asyncio.wait([self._time])
+        """The store comes back, as its disk has it; without a disk, as another one, that is empty."""
+        self.machine.start()
 
     def kill_store(self) -> None:
         """The store dies between two steps of anybody's; of a durable one, what was acknowledged is on disk."""
-        self._listener.close()
-        if self.journal is not None:
-            self.journal.kill()
-            self.server.durability.journal = None  # the dead write nothing, not even that their connections have gone
-            self.journal = None
-        self.network.reset("store")
-        self._time.cancel()
+        self.machine.die()
+
+    @property
+    def server(self) -> Server:
+        """The server that there is."""
+        assert self.machine.server is not None
+        return self.machine.server
+
+    @property
+    def engine(self) -> Engine:
+        """Its engine."""
+        return self.server.engine
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -166,11 +149,8 @@ class VirtualRun:
         await asyncio.gather(*self._burials)
         for handler in list(self._handlers.values()):
             await handler.aclose()
-        if self.journal is None:  # else it would wait for a thread, and time would run on
-            await self.server.leave()
-        await self.end_store()
-        if self._directory is not None:
-            self._directory.cleanup()
+        self.kill_store()
+        self.machine.close()
         if error is None:
             await asyncio.sleep(1)
             left = asyncio.all_tasks() - self._before

@@ -306,7 +306,7 @@ async def test_whoever_needs_a_store_that_died_is_told_within_a_bounded_time_wha
         heard = await listen(run, a)
         spare = await run.join(run.handler("spare"))
         reading = run.start(infos[0].store.get("never"))
-        await run.end_store()
+        run.kill_store()
         died_at = asyncio.get_running_loop().time()
         calls = [run.start(b.next_rendezvous()), run.start(a.status()), run.start(a.ban("b")), spare]
         await asyncio.wait([*calls, reading])
@@ -339,7 +339,7 @@ async def test_a_network_that_is_cut_is_not_taken_for_the_end_of_the_stores_host
 async def test_a_last_call_does_not_run_for_ever_when_the_store_has_died() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=4, durable=True) as run:
         parked = await run.join(run.handler("a", last_call_timeout=9999, join_timeout=TOLD_WITHIN / 2))
-        await run.end_store()
+        run.kill_store()
         died_at = asyncio.get_running_loop().time()
         with pytest.raises(RendezvousTimeoutError, match=HOSTED):
             await parked

@@ -296,7 +296,7 @@ async def test_that_the_store_has_gone_is_said_within_two_seconds(how: str, mome
         await asyncio.sleep(3 + moment)
         gone_at = asyncio.get_running_loop().time()
         if how == "died":
-            await run.end_store()
+            run.kill_store()
         else:
             run.network.partition()
         await screen.silent.wait()
@@ -305,7 +305,7 @@ async def test_that_the_store_has_gone_is_said_within_two_seconds(how: str, mome
         task.cancel()
         run.network.heal()
         if how == "died":
-            run.found_store()
+            run.restart_store()
 
 
 async def test_a_run_is_read_once_for_its_status_and_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,7 @@ async def test_a_run_is_reported_in_each_of_its_phases() -> None:
             joining.start_soon(second.next_rendezvous)
             await anyio.sleep(1)
             await look()
+        await anyio.sleep(0.1)  # who looks is told a moment after the members
         await look()
         await second.leave()
         await anyio.sleep(1)

@@ -262,7 +262,7 @@ async def test_who_asks_often_is_told_at_once_whether_to_meet_again() -> None:
         await asyncio.sleep(1)
         assert (a.num_nodes_changed(), a.num_nodes_changed(on_loss=False)) == (2, 1)
         assert b.num_nodes_changed() == 0  # it left on its own account
-        await run.end_store()
+        run.kill_store()
         await asyncio.sleep(60)
         assert (a.num_nodes_changed(), a.num_nodes_changed(on_loss=False)) == (1, 0), "it was dropped"
 
@@ -270,10 +270,10 @@ async def test_who_asks_often_is_told_at_once_whether_to_meet_again() -> None:
 async def test_closing_takes_no_longer_than_its_timeout_however_the_store_was_lost() -> None:
     async with VirtualRun(min_nodes=1, close_timeout=3) as run:
         (a,) = await run.met("a")
-        await run.end_store()
-        run.found_store()  # another one, so that the handler has to connect anew
+        run.kill_store()
+        run.restart_store()  # another one, so that the handler has to connect anew
         await asyncio.sleep(10)
-        await run.end_store()
+        run.kill_store()
         started = now()
         with pytest.raises(RendezvousConnectionError):
             await a.set_closed("too late")

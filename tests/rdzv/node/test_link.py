@@ -60,7 +60,7 @@ async def test_a_memory_store_whose_process_is_gone_is_given_up_and_another_one_
         waiting = run.start(b.next_rendezvous())
         await asyncio.sleep(1)
         began = asyncio.get_running_loop().time()
-        await run.end_store()
+        run.kill_store()
         await asyncio.sleep(1)
         where = "tcp://store:29400, where the store was, in memory only"
         assert set(warnings(caplog)) == {f"run job: nobody listens at {where}; waiting 5 s for another one"}
@@ -74,7 +74,7 @@ async def test_a_memory_store_whose_process_is_gone_is_given_up_and_another_one_
                 await call
             assert asyncio.get_running_loop().time() - asked <= 1
         assert len(warnings(caplog)) == 2, "each node has said it, once"
-        run.found_store()
+        run.restart_store()
         assert {info.round for info in await run.meet(a, b)} == {1}
 
 
@@ -104,7 +104,7 @@ async def test_a_store_that_may_come_back_is_waited_for(
         if what == "it is cut off":
             run.network.partition()
         else:
-            await run.end_store()
+            run.kill_store()
             if "out of reach" in what:
                 await asyncio.sleep(3)
                 run.network.partition()
@@ -113,5 +113,5 @@ async def test_a_store_that_may_come_back_is_waited_for(
         run.network.heal()
         if what != "it is cut off":
             await asyncio.sleep(2)
-            run.found_store()
+            run.restart_store()
         assert {(await b.next_rendezvous()).world_size, (await joining).world_size} == {2}

@@ -35,8 +35,10 @@ class SlowServer:
         self.waiting: deque[tuple[asyncio.BufferedProtocol, bytes]] = deque()
         self.longest = 0
         self._come = asyncio.Event()
-        make = run._listener.protocol_factory
-        run._listener.protocol_factory = lambda: _Queued(self, make())  # type: ignore[arg-type]
+        listener = run.machine._listener
+        assert listener is not None
+        make = listener.protocol_factory
+        listener.protocol_factory = lambda: _Queued(self, make())  # type: ignore[arg-type]
 
     def take(self, peer: asyncio.BufferedProtocol, data: bytes) -> None:
         """Something has come."""

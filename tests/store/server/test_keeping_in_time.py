@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
 import store
+from rdzv.testing.disk import Disk, SimulatedJournal
 from rdzv.testing.network import MemoryNetwork
 from store import Grant, Put, Server
 from store.engine.engine import Engine
 from store.messages import Count, Granted, KeepAlive, List, Listing
-from tests.support.journals import OnTheLoopsClock
 from tests.support.limits import limits_with
 from tests.support.stores import Peer, introduce, serve_in_memory
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.virtual_time import VirtualTimeLoop
 
 virtual_time = pytest.mark.virtual_time
@@ -51,9 +50,10 @@ async def test_a_keep_alive_that_has_arrived_is_read_before_its_lease_lapses() -
 
 
 @virtual_time
-async def test_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts(tmp_path: Path) -> None:
+async def test_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts() -> None:
     """Who writes is not read while the disk takes nothing; what it sends then has arrived all the same."""
-    journal = OnTheLoopsClock(tmp_path, new_id="id")
+    disk = Disk(random.Random(0), store_id="id", on_commit=lambda _: None)
+    journal = disk.open(asyncio.get_running_loop(), kind=SimulatedJournal, now=now)
     engine = Engine.restore(journal.load(), limits=limits_with(journal_bytes_max=1000), now=now())
     server = Server(engine, clock=now, journal=journal)
     server.durability.start()
@@ -64,13 +64,12 @@ async def test_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts(tmp
         granted = await peer.answer(*peer.ask(Grant(ttl=2.0)))
         assert isinstance(granted, Granted)
         await peer.answer(*peer.ask(store.Put("held", b"", lease=granted.lease)))
-        journal.WRITES_IN = 10.0
+        disk.stalled_until = now() + 7.0
         peer.ask(store.Put("large", bytes(2000)))
         await asyncio.sleep(1.5)
         (renewal,) = peer.ask(KeepAlive(lease=granted.lease))
         await asyncio.sleep(5.0)
         assert server.figures()["leases_lapsed"] == 0, "and nothing goes meanwhile"
-        journal.WRITES_IN = 0.002
         assert isinstance(await peer.answer(renewal), Granted)
         renewed_at = now()
         while server.figures()["leases_lapsed"] == 0:  # noqa: ASYNC110 - it tells nobody
@@ -80,7 +79,8 @@ async def test_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts(tmp
         await asyncio.sleep(0.1)
     time_keeping.cancel()
     await asyncio.wait([time_keeping])
-    journal.kill()
+    disk.lose_power()
+    disk.close()
 
 
 class Slow:

@@ -79,6 +79,6 @@ async def test_who_lives_and_does_not_come_is_waited_for_no_longer_than_the_time
 async def test_a_store_that_is_out_of_reach_is_an_error_by_itself() -> None:
     async with VirtualRun(min_nodes=2) as run:
         a, _ = await run.met("ab")
-        await run.end_store()
+        run.kill_store()
         with pytest.raises(RendezvousConnectionError):
             await a.all_here(timeout=5)
