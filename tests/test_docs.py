@@ -6,6 +6,7 @@ import ast
 import asyncio
 import importlib.util
 import itertools
+import json
 import re
 import shlex
 import sys
@@ -309,7 +310,8 @@ async def test_the_async_sample_hears_of_a_node_that_is_killed() -> None:
             again = await survivor.stdout.readline()
             assert b"of 2 meet at" in again
             assert not again.endswith(b" None\n"), "it knows who was lost"
-            await meeting
+            state = json.loads(await (await meeting).store.get("state"))
+            assert state.keys() == {"step", "weight"}, "a newcomer is given the state of who has done the most"
 
 
 def test_the_readme_on_an_index_has_no_link_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
