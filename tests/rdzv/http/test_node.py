@@ -65,6 +65,23 @@ async def test_a_node_tells_its_own_metrics_from_its_first_arrival_until_it_is_c
                 await session.get(f"{gone}/healthz")
 
 
+async def test_who_is_put_out_counts_that_and_the_other_counts_a_loss() -> None:
+    url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1&max_nodes=2&last_call_timeout=1"
+    ports = {name: free_port() for name in "ab"}
+    async with (
+        asyncio.timeout(LIMIT),
+        aiohttp.ClientSession() as session,
+        rdzv.connect(url, node_id="a", metrics_port=ports["a"]) as a,
+        rdzv.connect(url, node_id="b", metrics_port=ports["b"]) as b,
+    ):
+        await asyncio.gather(a.next_rendezvous(), b.next_rendezvous())
+        await a.ban("b", "its memory fails", now=True)
+        for name, counted in (("b", "dropped"), ("a", "members_lost")):
+            lines: list[str] = []
+            while f'rdzv_node_{counted}_total{{node="{name}",run="job"}} 1.0' not in lines:
+                lines = await lines_of(session, f"http://127.0.0.1:{ports[name]}/metrics")
+
+
 async def test_the_page_of_a_hosted_store_stays_for_as_long_as_the_store_does() -> None:
     """It went as soon as the host's node was done, while the others were still in the run."""
     page = f"http://127.0.0.1:{(http_port := free_port())}"
