@@ -511,7 +511,8 @@ def mutates(request: Request[Any]) -> bool:
 
 def only_takes_away(request: Request[Any]) -> bool:
     """Return whether a mutation can only make the store smaller."""
-    request = _unguarded(request)
+    if type(request) is Guarded:
+        request = request.request
     if type(request) is Transact:
         return all(type(operation) in {Get, Delete} for operation in (*request.then, *request.otherwise))
     return type(request) in {Delete, DeletePrefix, Revoke}
@@ -519,9 +520,4 @@ def only_takes_away(request: Request[Any]) -> bool:
 
 def waits(request: Request[Any]) -> bool:
     """Return whether a request is answered only when something happens."""
-    kind = type(request)
-    return kind is Wait or (kind is Guarded and type(_unguarded(request)) is Wait)
-
-
-def _unguarded(request: Request[Any]) -> Request[Any]:
-    return request.request if type(request) is Guarded else request
+    return type(request) is Wait or (type(request) is Guarded and type(request.request) is Wait)

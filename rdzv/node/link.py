@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -86,7 +85,7 @@ class Link:
         self._rng = rng
         self._keeping_run: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._answered_in: deque[float] = deque(maxlen=ANSWERS_KEPT)
+        self._answered_in: list[float] = []
         self._reach_changed = asyncio.Event()
         self._who_waits: Callable[[], str] = str
         self._asks_share = rng.uniform(*ASK_SPREAD)
@@ -244,7 +243,7 @@ class Link:
 
     def answered_in(self, seconds: float) -> None:
         """Note that the store has answered a request after so long."""
-        self._answered_in.append(seconds)
+        self._answered_in = [*self._answered_in, seconds][-ANSWERS_KEPT:]
 
     @property
     def reconnects_in(self) -> float:

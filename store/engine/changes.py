@@ -71,7 +71,7 @@ class Changes:
                 lease = self.grant(Grant(ttl=asked.ttl), anonymous=True).id
         elif before is not None:
             lease = before.lease  # an `Add` or an `Append` leaves it where it is
-        if self._snapshots or self._postponed:
+        if self._snapshots.unread or self._postponed.heaps:
             self._changing(key, before)
         if before is None:
             created = revision
@@ -93,7 +93,7 @@ class Changes:
         entry = self._keys.get(key)
         if entry is None:
             return False
-        if self._snapshots or self._postponed:
+        if self._snapshots.unread or self._postponed.heaps:
             self._changing(key, entry)
         self._keys.pop(key)
         if entry.lease is not None:
@@ -103,9 +103,9 @@ class Changes:
 
     def _changing(self, key: str, before: Entry | None) -> None:
         """Keep what a key holds for those who are to find it as it was."""
-        if self._snapshots:
+        if self._snapshots.unread:
             self._snapshots.changing(key, before)
-        if self._postponed:
+        if self._postponed.heaps:
             self._postponed.note(key, before, self._keys.revision + 1)
 
     def _detach(self, key: str, lease_id: int | None) -> None:

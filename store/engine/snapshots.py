@@ -97,40 +97,41 @@ class Snapshot:
 
 
 class Snapshots:
-    """All that are being read, and what is kept for them alone."""
+    """All that are being read, and what is kept for them alone.
+
+    Attributes:
+        unread: Those that are not read to their end, the oldest first.
+    """
 
     def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
-        self._read: dict[Snapshot, None] = {}  # the oldest first
+        self.unread: dict[Snapshot, None] = {}
         self._newest = -1  # the revision of the last of them
         self._counted = 0  # bytes of all that was ever kept for a snapshot alone
-
-    def __bool__(self) -> bool:
-        return bool(self._read)
 
     @property
     def held_bytes(self) -> int:
         """What they hold that is not the store's own any more, at most: all that went since the oldest has begun."""
-        oldest = next(iter(self._read), None)
+        oldest = next(iter(self.unread), None)
         return 0 if oldest is None else self._counted - oldest.counted_from
 
     @property
     def oldest_reader(self) -> int | None:
         """Who reads the one that has been there for longest, and so makes for most of it."""
-        oldest = next(iter(self._read), None)
+        oldest = next(iter(self.unread), None)
         return None if oldest is None else oldest.reader
 
     def begin(self, snapshot: Snapshot, *, reader: int) -> None:
         """Keep what this one has not read, until its end."""
-        if snapshot not in self._read:
-            self._read[snapshot] = None
+        if snapshot not in self.unread:
+            self.unread[snapshot] = None
             self._newest = snapshot.revision
             snapshot.reader, snapshot.counted_from = reader, self._counted
 
     def end(self, snapshot: Snapshot) -> None:
         """This one has read all, or is read no further."""
-        if self._read.pop(snapshot, self) is None:
-            newest = next(reversed(self._read), None)  # they begin in the order of their revisions
+        if self.unread.pop(snapshot, self) is None:
+            newest = next(reversed(self.unread), None)  # they begin in the order of their revisions
             self._newest = -1 if newest is None else newest.revision
 
     def changing(self, key: str, before: Entry | None) -> None:

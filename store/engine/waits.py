@@ -164,22 +164,25 @@ class Postponed:
 
     Args:
         entries: The keys as they are.
+
+    Attributes:
+        heaps: Where those stood that each revision bears on, the first revision first.
     """
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         self._entries = entries
-        self._heaps: deque[tuple[int, list[dict[Watcher, None]]]] = deque()  # by revision, where they stood
+        self.heaps: deque[tuple[int, list[dict[Watcher, None]]]] = deque()
         self._before: dict[str, list[tuple[int, Entry | None]]] = {}  # what each key held before a revision, in order
 
     def __len__(self) -> int:
-        return len(self._heaps)
+        return len(self.heaps)
 
     def __contains__(self, watcher: Watcher) -> bool:
-        return any(watcher in place for _, places in self._heaps for place in places)
+        return any(watcher in place for _, places in self.heaps for place in places)
 
     def add(self, places: list[dict[Watcher, None]], revision: int) -> None:
         """Look at these later, which a revision bears on."""
-        self._heaps.append((revision, places))
+        self.heaps.append((revision, places))
 
     def note(self, key: str, before: Entry | None, revision: int) -> None:
         """A key is about to be changed at a revision; `before` is what it holds."""
@@ -187,17 +190,17 @@ class Postponed:
 
     def next(self) -> tuple[Watcher, int]:
         """The next wait to be looked at, and since which revision, for the caller to do before it asks for another."""
-        revision, places = self._heaps[0]
+        revision, places = self.heaps[0]
         watcher, _ = places[-1].popitem()
         if not places[-1]:
             places.pop()
             if not places:
-                self._heaps.popleft()
+                self.heaps.popleft()
         return watcher, revision
 
     def tidy(self) -> None:
         """Forget what nobody is to find any more."""
-        if not self._heaps:
+        if not self.heaps:
             self._before.clear()
 
     def states(self, names: set[str], since: int) -> Iterator[tuple[int, Mapping[str, Entry]]]:

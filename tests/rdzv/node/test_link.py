@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,7 @@ from tests.support.runs import VirtualRun, listen
 
 def test_one_answer_that_was_held_up_does_not_make_the_store_slow() -> None:
     link = Link.__new__(Link)
-    link._answered_in = deque(maxlen=ANSWERS_KEPT)
+    link._answered_in = []
     link.follower = SimpleNamespace(opened_in=0.01)  # type: ignore[assignment]
     for count in range(ANSWERS_KEPT):
         assert link.round_trip == 0.01, count

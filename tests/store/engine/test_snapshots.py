@@ -72,7 +72,7 @@ def test_what_is_read_in_parts_is_of_one_revision(steps: list[Any]) -> None:
             while number % 3 and reading.work is not None:
                 reading.go_on()
         assert desk.engine.unread_bytes == 0
-        assert not desk.engine._snapshots
+        assert not desk.engine._snapshots.unread
 
 
 def test_what_is_kept_for_an_unread_listing_alone_is_counted_until_it_is_read_or_given_up() -> None:
