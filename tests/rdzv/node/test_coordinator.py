@@ -127,6 +127,28 @@ async def test_the_roster_of_large_payloads_is_written_in_several_transactions()
     assert max(sizes) <= 1024 * 1024
 
 
+async def test_what_a_dead_coordinator_left_is_cleared_away_by_the_next() -> None:
+    """What one transaction does not take is written before the commit, under the term of who dies before that."""
+    settings: dict[str, Any] = {"min_nodes": 60, "max_nodes": 61, "last_call_timeout": 2}
+    async with VirtualRun(**settings, limits=limits_with(writes_max=8)) as run:
+        first, *others = [run.handler(f"n{number}") for number in range(61)]
+        await run.join(first)
+        left: list[str] = []
+
+        async def hook(request: Request[Any], when: str) -> None:
+            if commits_in(request) and when == "before" and not left:
+                left.extend(run.keys("rounds/"))
+                run.crash("n0")
+                await asyncio.Event().wait()
+
+        run.clients["n0"].hook = hook
+        infos = await run.meet(*others)
+        assert len({(info.round, info.world_size, info.bootstrap_address) for info in infos}) == 1
+        await asyncio.sleep(1)
+        assert left
+        assert not {*left} & {*run.keys("rounds/")}
+
+
 async def test_a_successor_reports_what_has_changed_since_its_predecessor_spoke() -> None:
     async with VirtualRun(min_nodes=2, max_nodes=5, last_call_timeout=1) as run:
         nodes = [run.handler(name) for name in "abc"]
