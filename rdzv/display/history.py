@@ -23,7 +23,6 @@ __all__ = [
     "account",
     "as_json",
     "describe",
-    "losses_by_reason",
     "timeline",
 ]
 
@@ -45,7 +44,7 @@ class Account:
         seconds: From its beginning until it was closed, or until now.
         spent: What they went by with.
         rounds: How many rounds have completed.
-        losses: How many members were lost.
+        reasons: How many members were lost, by why; "other" counts the rare reasons of rounds that are forgotten.
         lost: How often each was, the most often first, as far as it is remembered by name.
     """
 
@@ -53,8 +52,13 @@ class Account:
     seconds: float
     spent: Spent
     rounds: int
-    losses: int
+    reasons: Mapping[str, int]
     lost: Mapping[str, int]
+
+    @property
+    def losses(self) -> int:
+        """How many members were lost."""
+        return sum(self.reasons.values())
 
     def __str__(self) -> str:
         """The closing line of a run."""
@@ -96,7 +100,9 @@ def account(run_id: str, history: History, *, now: float | None = None, waited: 
         now: The hour, in seconds since 1970, for a run that goes on; None to count to what is known.
         waited: For how long it has been waiting for nodes, if it is.
     """
-    total, lost, losses = history.past.spent, Counter(history.past.lost), history.past.losses
+    total, lost, reasons = history.past.spent, Counter(history.past.lost), Counter(history.past.reasons)
+    if other := history.past.losses - reasons.total():
+        reasons["other"] = other
     lengths = _lengths(history.chapters, now)
     for chapter, length in zip(history.chapters, lengths, strict=True):
         if chapter is history.chapters[-1] and waited is not None and _closing(chapter) is None:
@@ -104,28 +110,16 @@ def account(run_id: str, history: History, *, now: float | None = None, waited: 
         total += spent(chapter, length)
         for one in chapter.incidents:
             if one.kind == "lost":
-                losses += one.count
+                reasons[one.reason] += one.count
                 lost.update(one.node_ids)
     return Account(
         run_id=run_id,
         seconds=total.trained + total.regrouped + total.waited,
         spent=total,
         rounds=history.past.rounds + len(history.chapters),
-        losses=losses,
+        reasons=dict(reasons),
         lost=dict(lost.most_common()),
     )
-
-
-def losses_by_reason(history: History) -> dict[str, int]:
-    """Return how many members were lost, by why; "other" counts the rare reasons of rounds that are forgotten."""
-    counts = Counter(history.past.reasons)
-    if other := history.past.losses - counts.total():
-        counts["other"] = other
-    for chapter in history.chapters:
-        for one in chapter.incidents:
-            if one.kind == "lost":
-                counts[one.reason] += one.count
-    return dict(counts)
 
 
 def _closing(chapter: Chapter) -> Incident | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rdzv.core.keys import Keys
 from rdzv.core.report import report
-from rdzv.display.history import account, describe, losses_by_reason, timeline
+from rdzv.display.history import account, describe, timeline
 from rdzv.node.follower import Follower
 from rdzv.node.status import count_keys, read_account, read_history, read_run
 from store import Client
@@ -167,7 +167,7 @@ class Runs:
     async def _summary(self, run_id: str) -> tuple[dict[str, Any], bool]:
         """How a run stands, in numbers, and whether anybody is in it."""
         full, history = await self._read(run_id)
-        cost = account(run_id, history, now=time.time(), waited=full["waited"]).plain()
+        cost = account(run_id, history, now=time.time(), waited=full["waited"])
         told = {
             **{name: full[name] for name in ("run_id", "phase", "reason", "round", "world_size", "closed")},
             **{name: len(full[name]) for name in ("members", "waiting", "spares", "banned")},
@@ -177,8 +177,8 @@ class Runs:
                 if one["step"] is not None
             },
             "missing": full["missing_count"],
-            "lost": losses_by_reason(history),
-            "spent": {name: cost[name] for name in ("training", "regrouping", "waiting")},
+            "lost": cost.reasons,
+            "spent": {"training": cost.spent.trained, "regrouping": cost.spent.regrouped, "waiting": cost.spent.waited},
             "met": history.chapters[-1].met if history.chapters else None,
         }
         return told, bool(full["members"] or full["waiting"] or full["spares"])

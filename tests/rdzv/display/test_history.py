@@ -17,7 +17,7 @@ from rdzv.core.history import (
     Spent,
     pack_history,
 )
-from rdzv.display.history import account, as_json, describe, long_duration, losses_by_reason, timeline
+from rdzv.display.history import account, as_json, describe, long_duration, timeline
 from rdzv.display.pages import timeline_page
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "history.schema.json").read_text(encoding="utf-8"))
@@ -100,9 +100,9 @@ def test_what_is_counted_by_reason_never_falls_as_rounds_are_forgotten() -> None
     whole = tuple(chapter(number, ("its process ended", "silent")[number % 2]) for number in range(2 * CHAPTERS_MOST))
     kept = History.unpack(pack_history(History(chapters=whole)))
     assert len(kept.chapters) < len(whole)
-    assert losses_by_reason(kept) == losses_by_reason(History(chapters=whole))
+    assert account("job", kept).reasons == account("job", History(chapters=whole)).reasons
     of_an_older_release = History(chapters=kept.chapters, past=Past(losses=CHAPTERS_MOST))
-    assert losses_by_reason(of_an_older_release)["other"] == CHAPTERS_MOST
+    assert account("job", of_an_older_release).reasons["other"] == CHAPTERS_MOST
 
 
 def test_a_run_that_goes_on_is_counted_until_now_and_what_it_waits_for_is_no_training() -> None:
