@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NODE_THREAD",
     "STORE",
+    "NoPort",
     "Process",
     "StoreMachine",
     "World",
@@ -160,7 +161,7 @@ class Process:
             thread.resume()
 
 
-class _NoPort(HeldPort):
+class NoPort(HeldPort):
     """A port that is not taken from this machine."""
 
     def hold(self) -> int:
@@ -179,7 +180,7 @@ def handler_of(
     """The real handler of a node that lives in this process's node thread, not yet connected."""
     rng = random.Random(process.rng.random())
     loop = NodeLoop(process.node_thread)
-    node = Node(settings, loop=loop, open_store=open_store, rng=rng, port=_NoPort())
+    node = Node(settings, loop=loop, open_store=open_store, rng=rng, port=NoPort())
     return kind(node, open_store=open_shared_store)
 
 

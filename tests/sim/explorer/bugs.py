@@ -11,6 +11,7 @@ from unittest.mock import patch
 from rdzv.node import coordinator
 from store.messages import Guarded, Transact
 from tests.sim.explorer.scenarios import AGAIN, COMMIT_AND_CUT, COMMIT_AND_DEATH, DEATH, WRITE_AND_CUT
+from tests.sim.explorer.world import as_it_is
 from tests.sim.full_bugs import CredulousView, ForgetfulView, SilentView, StaleView
 from tests.sim.full_node import commits
 
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
     from tests.sim.explorer.world import Scenario
 
 __all__ = ["BUGS", "Bug"]
-
-
-def _as_it_is(request: Request[Any]) -> Request[Any]:
-    return request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +38,7 @@ class Bug:
 
     scenario: Scenario
     says: str
-    mend: Callable[[Request[Any]], Request[Any]] = _as_it_is
+    mend: Callable[[Request[Any]], Request[Any]] = as_it_is
     plant: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from unittest.mock import patch
 
 from tests.sim.checker import Violation
-from tests.sim.explorer.world import World, spell
+from tests.sim.explorer.world import World, as_it_is, spell
 from tests.sim.machines import quiet_logs
 
 if TYPE_CHECKING:
@@ -96,15 +96,11 @@ class _Table:
         return self._words[what]
 
 
-def _as_it_is(request: Request[Any]) -> Request[Any]:
-    return request
-
-
 def explore(
     scenario: Scenario,
     *,
     seconds: float = float("inf"),
-    mend: Callable[[Request[Any]], Request[Any]] = _as_it_is,
+    mend: Callable[[Request[Any]], Request[Any]] = as_it_is,
     plant: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Explored:
     """Explore all that may come of a scenario.
@@ -132,7 +128,7 @@ def walk(
     scenario: Scenario,
     *,
     ways: int,
-    mend: Callable[[Request[Any]], Request[Any]] = _as_it_is,
+    mend: Callable[[Request[Any]], Request[Any]] = as_it_is,
     plant: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> str:
     """Go so many ways at random, each to its end; the first promise that was found broken, if any was."""
@@ -149,9 +145,7 @@ def walk(
     return ""
 
 
-def retell(
-    scenario: Scenario, steps: str, *, mend: Callable[[Request[Any]], Request[Any]] = _as_it_is
-) -> Iterator[str]:
+def retell(scenario: Scenario, steps: str, *, mend: Callable[[Request[Any]], Request[Any]] = as_it_is) -> Iterator[str]:
     """Go by the steps of a way that was told, and tell what happens."""
     with _still(), quiet_logs():
         world = World(scenario, mend=mend)

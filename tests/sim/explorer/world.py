@@ -44,7 +44,7 @@ from rdzv.node.admission import Agreed
 from rdzv.node.handler import Handler
 from rdzv.node.loops import NodeLoop
 from rdzv.node.node import Node
-from rdzv.node.part.ports import HeldPort
+from rdzv.testing.machines import NoPort
 from rdzv.testing.timeline import START, Host, Timeline
 from store import interface, messages
 from store.engine.engine import Answer, Delivery, Engine
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from rdzv.membership import RendezvousInfo
     from store.messages import Request
 
-__all__ = ["Scenario", "Step", "World", "spell"]
+__all__ = ["Scenario", "Step", "World", "as_it_is", "spell"]
 
 Step = tuple[str, int]
 """What happens, and to which node; -1 for none."""
@@ -107,6 +107,11 @@ class Scenario:
     standing: bool = False
 
 
+def as_it_is(request: Request[Any]) -> Request[Any]:
+    """Change nothing of a request."""
+    return request
+
+
 class _NoLuck(random.Random):
     """Draws the longest of all pauses; ids are different all the same."""
 
@@ -120,13 +125,6 @@ class _NoLuck(random.Random):
     def getrandbits(self, _: int) -> int:
         self._next += 1
         return self._next
-
-
-class _NoPort(HeldPort):
-    """A port that is not taken from this machine."""
-
-    def hold(self) -> int:
-        return 40_000
 
 
 class _Connection(interface.Store):
@@ -245,7 +243,7 @@ class _Member:
         self.connection = _Connection(world, index, self.host)
         settings = parse(URL, {"node_id": self.name, "address": f"at-{self.name}"}, {})
         rng = _NoLuck(index)
-        node = Node(settings, loop=NodeLoop(self.host), open_store=self._open, rng=rng, port=_NoPort())
+        node = Node(settings, loop=NodeLoop(self.host), open_store=self._open, rng=rng, port=NoPort())
         self.node = node
         self.handler = Handler(node, open_store=self._open)
         self.alive, self.cut = True, False
@@ -334,7 +332,7 @@ class World:
 
     disturbed_until = float("inf")  # no round is overdue: messages take as long as it pleases the explorer
 
-    def __init__(self, scenario: Scenario, *, mend: Callable[[Request[Any]], Request[Any]] = lambda one: one) -> None:
+    def __init__(self, scenario: Scenario, *, mend: Callable[[Request[Any]], Request[Any]] = as_it_is) -> None:
         self.scenario = scenario
         self.mend = mend
         self.path: list[Step] = []
