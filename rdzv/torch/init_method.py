@@ -13,7 +13,7 @@ from rdzv import sync
 from rdzv.config.endpoint import split_url
 from rdzv.config.settings import PARAMETERS
 from rdzv.torch.pytorch import dist
-from rdzv.torch.store import DEFAULT_TIMEOUT, TorchStore, split_off_segments, unconnected_handler
+from rdzv.torch.store import DEFAULT_TIMEOUT, TorchStore, raise_as_torch, split_off_segments, unconnected_handler
 from rdzv.torch.tcp_store import open_tcp_store
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ class _Joined:
         self._stack = contextlib.ExitStack()
         try:
             self._handler = self._stack.enter_context(sync.connect(url, **overrides))
-        except ours.RendezvousConnectionError as error:
-            raise dist.DistNetworkError(str(error)) from error
+        except ours.RendezvousError as error:
+            raise_as_torch(error)
         threading.Thread(target=self._leave_with_main_thread, name="leave with main thread").start()
 
     def next_round(
@@ -134,12 +134,8 @@ class _Joined:
             if self._settings.torch_store == "tcp":
                 return info, open_tcp_store(info, timeout, port=info.bootstrap_address[1])
             return info, TorchStore.of_round(info.store, timeout, self._settings)
-        except ours.RendezvousConnectionError as error:
-            raise dist.DistNetworkError(str(error)) from error
-        except ours.RendezvousSettingsError:
-            raise  # a ValueError, which it is to PyTorch's users, too
         except ours.RendezvousError as error:
-            raise dist.DistStoreError(str(error)) from error
+            raise_as_torch(error)
 
     def _leave_with_main_thread(self) -> None:
         threading.main_thread().join()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from store import BlockingStore
     from store.messages import Condition
 
-__all__ = ["DEFAULT_TIMEOUT", "TorchStore", "open_store"]
+__all__ = ["DEFAULT_TIMEOUT", "TorchStore", "open_store", "raise_as_torch"]
 
 GLOO_EXTENDED_API: Final = "GLOO_ENABLE_STORE_V2_API"
 """The environment variable by which gloo reads its peers' addresses with one `multi_get` for each group.
@@ -100,7 +100,7 @@ class Origin:
         return cls(f"{settings.endpoint.url}/{quote(settings.run_id, safe='')}", overrides)
 
 
-def _raise_as_torch(error: Exception) -> NoReturn:
+def raise_as_torch(error: Exception) -> NoReturn:
     """Raise what TCPStore raises in such a case, with our words."""
     message = str(error)
     match error:
@@ -113,6 +113,8 @@ def _raise_as_torch(error: Exception) -> NoReturn:
             raise dist.DistNetworkError(message) from error
         case StoreUsageError():
             raise ValueError(message) from error
+        case ours.RendezvousSettingsError():
+            raise error  # a ValueError, which it is to PyTorch's users, too
         case _:
             raise dist.DistStoreError(message) from error
 
@@ -127,7 +129,7 @@ def _with_torch_errors(
         try:
             return method(self, *arguments, **keywords)
         except (ours.RendezvousError, StoreError) as error:
-            _raise_as_torch(error)
+            raise_as_torch(error)
 
     return call
 

@@ -85,11 +85,9 @@ def _listener(host: str, port: int) -> socket.socket:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    with contextlib.suppress(ValueError):  # a name: on all interfaces, as it may stand for any of them
-        address = ipaddress.ip_address(host)
-        if address.is_loopback:
-            family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-            return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
-    return socket.create_server(("", port), backlog=BACKLOG)
+    here = ""  # on all interfaces: a name, and an address behind which another one stands, may be any of them
+    with contextlib.suppress(ValueError):
+        here = host if ipaddress.ip_address(host).is_loopback else ""
+    both = not here and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in here else socket.AF_INET
+    return socket.create_server((here, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
