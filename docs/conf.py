@@ -78,7 +78,7 @@ OF_THE_INSIDE = {
     *("begin", "check_entered", "has_got_on", "gate", "life", "lags"),  # of a round
     *("all_here", "answer", "call", "change_tally", "check_usable", "leaves_because", "node", "node_here"),
     *("note_failure", "num_nodes_changed", "open_blocking_store", "questions", "roster", "status_and_history"),
-    *("store_health", "suspect", "whole_history", "blocking", "end_waits", "listening", "reopened", "supersede"),
+    *("store_health", "whole_history", "blocking", "end_waits", "listening", "reopened", "supersede"),
     *("waiting_through_losses", "Lent.lease", "Lent.fence", "prefix", "of_round", "TorchStore.end"),
     *("abandon", "ask", "ask_ping", "awaits_answer", "bound_pauses", "cancel", "ends", "fail", "fail_over", "failure"),
     *("interrupt", "last_problem", "may_write", "met", "on_connection", "received", "seek_successor", "seen_as"),

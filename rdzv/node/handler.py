@@ -300,7 +300,6 @@ class Handler(RendezvousHandler):
     restore = awaited(verbs.restore)
     accuse = awaited(verbs.accuse)
     all_here = awaited(verbs.all_here)
-    suspect = awaited(verbs.suspect)
     change_tally = awaited(verbs.change_tally)
     ban = awaited(verbs.ban)
     ban_where = awaited(verbs.ban_where)

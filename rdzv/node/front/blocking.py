@@ -248,7 +248,6 @@ class Handler(RendezvousHandler):
     restore = blocking(verbs.restore)
     accuse = blocking(verbs.accuse)
     all_here = blocking(verbs.all_here)
-    suspect = blocking(verbs.suspect)
     change_tally = blocking(verbs.change_tally)
     ban = blocking(verbs.ban)
     ban_where = blocking(verbs.ban_where)

@@ -272,7 +272,6 @@ async def all_here(node: Node, *, timeout: float) -> bool:
     return answer == GO_ON
 
 
-@goes_on
 async def suspect(node: Node, why: str) -> None:
     """Say that something in the round has failed as it does when a member has died, by whomever it was.
 

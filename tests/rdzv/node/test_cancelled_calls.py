@@ -28,7 +28,6 @@ CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
     "restore": lambda handler: handler.restore("key"),
     "accuse": lambda handler: handler.accuse(1, "does not answer"),
     "all_here": lambda handler: handler.all_here(timeout=60),
-    "suspect": lambda handler: handler.suspect("it has hung up"),
     "ban": lambda handler: handler.ban("z", "slow"),
     "unban": lambda handler: handler.unban("z"),
     "ban_where": lambda handler: handler.ban_where("rack", "17"),
