@@ -67,3 +67,15 @@ def test_the_rest_of_a_frame_that_has_begun_is_kept_so_that_a_farewell_is_unders
     outbox.queue(b"sorry")
     assert taken(outbox) == bytes(9) + b"sorry"
     assert outbox.bytes == 0
+
+
+def test_several_frames_are_taken_together_up_to_about_one_piece() -> None:
+    outbox = Outbox(Budget())
+    for _ in range(10):
+        outbox.queue(bytes(PIECE_BYTES // 4))
+    sizes = []
+    while outbox.ready:
+        sizes.append(len(outbox.take()))
+    assert sum(sizes) == 10 * (PIECE_BYTES // 4)
+    assert max(sizes) <= PIECE_BYTES
+    assert len(sizes) < 10
