@@ -182,10 +182,9 @@ def test_threads_are_refused_in_words_for_whose_code_asks_for_them(in_thread: Ca
     timeline = Timeline()
     working = timeline.host("a").start(in_thread(int))
     with pytest.raises(RuntimeError, match=r"no threads.*rdzv\.testing\.processes"):
-        while True:
+        while not working.done():
             timeline.run(timeline.now + 1.0)
-            if working.done():
-                working.result()
+        working.result()
     timeline.end()
 
 
