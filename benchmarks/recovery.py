@@ -116,12 +116,12 @@ model = torch.nn.Linear(256, 256)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 step, last = 0, None
 if sys.argv[2:] == ["untold"]:
-    from rdzv.node.front import verbs
+    from rdzv.loop import life
 
     async def say_nothing(node, why):
         pass
 
-    verbs.suspect = say_nothing
+    life.suspect = say_nothing
 for round in rdzv.torch.rounds(sys.argv[1]):
     with round:
         step, first = round.sync_state(model, optimizer, step), True

@@ -25,8 +25,10 @@ import anyio
 from rdzv.core.absent import named
 from rdzv.core.round_life import ASK_WITHIN, Act, Ending, EndKind, Fact, RoundLife, State, news_within
 from rdzv.core.state import Closed, Dropped, NodesLeft, NodesLost
+from rdzv.core.stuck.accusing import SOMEBODY
 from rdzv.errors import GiveUp, RendezvousError, RoundSupersededError
 from rdzv.membership import changes_since
+from rdzv.node.accusing import put_accusation
 from rdzv.node.front import verbs
 from rdzv.node.front.sharing import shared_store
 from store import StoreError
@@ -247,7 +249,7 @@ class Life(RoundLife):
                 if self._membership.round.size == 1:
                     return Fact.WAS_ALONE
                 with contextlib.suppress(RendezvousError):  # it may hasten the news, and nothing else
-                    await verbs.suspect(self._node, how or repr(failure))
+                    await suspect(self._node, how or repr(failure))
                 return Fact.WAS_FIRST
 
     async def _count(self, more: int) -> bool:
@@ -297,3 +299,15 @@ def names_of(gone: NodesLost | NodesLeft) -> str:
     names = ", ".join(named(one, gone.addresses.get(one)) + why.get(one, "") for one in gone.node_ids)
     more = gone.count - len(gone.node_ids)
     return f"{names} and {more} more" if more > 0 else names
+
+
+async def suspect(node: Node, why: str) -> None:
+    """Say that something in the round has failed as it does when a member has died, by whomever it was.
+
+    If the store sees that a member's process has hung up, that member is lost at once, without `gone_ttl`. Where it
+    cannot be said, the end of a lease says the same.
+    """
+    link, membership = await node.connect(), node.membership
+    if membership is not None and membership.over is None:
+        with contextlib.suppress(StoreError):
+            await put_accusation(link.store, node.keys, membership, by=node.node_id, accused=SOMEBODY, why=why)

@@ -113,12 +113,12 @@ class Term:
         round = Round.unpack(round_entry.value, revision=round_entry.mod_revision) if round_entry else None
         begin = self._office.begin
         tasks = [
-            begin(look_for_stalls(self._office, self._settings), "look for who is stuck"),
-            begin(self._accusations.run(), "look into accusations"),
-            begin(self._watch_nodes(), "watch the nodes"),
-            begin(self._agreement.gather(), "gather at which step to stop"),
-            begin(_clear_away(self._office, round), "clear away what is left"),
-            begin(self._shared.keep(round), "keep what is shared"),
+            begin("look for who is stuck", look_for_stalls, self._office, self._settings),
+            begin("look into accusations", self._accusations.run),
+            begin("watch the nodes", self._watch_nodes),
+            begin("gather at which step to stop", self._agreement.gather),
+            begin("clear away what is left", _clear_away, self._office, round),
+            begin("keep what is shared", self._shared.keep, round),
         ]
         try:
             with self._follower.listeners.listening(self._wakeup):

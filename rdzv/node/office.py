@@ -12,7 +12,7 @@ from rdzv.node.wakeup import Wakeup
 from store import ConditionFailed, Lease, LeaseNotFound, Put, StoreError, when
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable
     from typing import Any
 
     from rdzv.core.keys import Keys
@@ -75,12 +75,12 @@ class Office:
         self.expelled[node_id] = why
         self.wakeup.changed()
 
-    def begin(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
+    def begin(self, what: str, work: Callable[..., Coroutine[Any, Any, None]], *about: object) -> asyncio.Task[None]:
         """Do something beside the deciding task, which is told of an error: it must not wait for what never comes."""
 
         async def beside() -> None:
             try:
-                await work
+                await work(*about)
             except Exception as error:  # noqa: BLE001  it ends the term, which says so
                 self.failed = error
                 self.wakeup.changed()

@@ -128,7 +128,7 @@ class Engine:
         return self._snapshots.oldest_reader
 
     def count_elsewhere(self, held: Callable[[], int]) -> None:
-        """The server tells by `held` what it holds for its connections and its disk: that is part of the total."""
+        """The server tells by `held` what it holds for its connections and its disk, whatever is asked of the store."""
         self._state.held_elsewhere = held
 
     @property

@@ -75,7 +75,7 @@ class State:
     """The parts of a store, each of which knows itself alone; its limits, and how far it is from each of them.
 
     Attributes:
-        held_elsewhere: Tells how many bytes the server holds for its connections and its disk.
+        held_elsewhere: Tells how many bytes the server holds for its connections and its disk, whatever is asked.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -108,7 +108,9 @@ class State:
     def check_memory(self, more: int) -> None:
         """Refuse what would take more memory than all of it together may."""
         held = self.memory_bytes + max(self.held_elsewhere(), self.limits.memory_kept_back)
-        self.at_most("memory_bytes_max", held + more)
+        # The reader of a listing loses what is kept for it sooner than others lose their writes.
+        given_up = max(self.snapshots.held_bytes - self.limits.outbox_bytes_max, 0)
+        self.at_most("memory_bytes_max", held - given_up + more)
 
     # -------------------------------------------------------------------------------------- writes
 

@@ -65,6 +65,16 @@ class Peers:
         return self.outboxes.bytes + self.inboxes.bytes + self.table.bytes + self.durability.unwritten.bytes
 
     @property
+    def lasting_bytes(self) -> int:
+        """The same, without what is given up as soon as a request needs the room: more than is kept back for them.
+
+        Else a few who read nothing would fill the store, and every write of others would be refused for it.
+        """
+        outboxes = min(self.outboxes.bytes, self.outboxes_kept_back)
+        inboxes = min(self.inboxes.bytes, self._limits.frame_bytes_max)
+        return outboxes + inboxes + self.table.bytes + self.durability.unwritten.bytes
+
+    @property
     def outboxes_hold_too_much(self) -> bool:
         """Whether somebody must be hung up on, unless what can be sent makes room."""
         return self._is_too_much(self.outboxes.bytes, self.outboxes_kept_back)

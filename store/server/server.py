@@ -185,7 +185,7 @@ class Server:
 
     def restored(self, engine: Engine) -> None:
         """This store is served from now on: it is what is on disk."""
-        engine.count_elsewhere(lambda: self._peers.held_bytes)
+        engine.count_elsewhere(lambda: self._peers.lasting_bytes)
 
     # ------------------------------------------------------------------------------------------ time
 
@@ -198,6 +198,7 @@ class Server:
             now = self._clock()
             if self.engine.look(now=now):
                 await self._let_lapse()
+            self._peers.make_room_in_outboxes()  # others' writes may have taken what was free
             self._peers.make_room_in_listings()
             if now >= drop_at:
                 drop_at = now + self._limits.frame_timeout / 2

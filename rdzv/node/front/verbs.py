@@ -21,7 +21,6 @@ from rdzv.config.value_types import duration
 from rdzv.core.asking import ANSWER_TTL, pack_answer
 from rdzv.core.state import Ban, Closed, NodesLeft, NodesLost, ban_name
 from rdzv.core.stopping import Drain
-from rdzv.core.stuck.accusing import SOMEBODY
 from rdzv.errors import (
     RendezvousError,
     RendezvousSettingsError,
@@ -270,18 +269,6 @@ async def all_here(node: Node, *, timeout: float) -> bool:
     if failure is not None:
         raise failure
     return answer == GO_ON
-
-
-async def suspect(node: Node, why: str) -> None:
-    """Say that something in the round has failed as it does when a member has died, by whomever it was.
-
-    If the store sees that a member's process has hung up, that member is lost at once, without `gone_ttl`. Where it
-    cannot be said, the end of a lease says the same.
-    """
-    link, membership = await node.connect(), node.membership
-    if membership is not None and membership.over is None:
-        with contextlib.suppress(StoreError):
-            await put_accusation(link.store, node.keys, membership, by=node.node_id, accused=SOMEBODY, why=why)
 
 
 @goes_on

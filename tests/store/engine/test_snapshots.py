@@ -101,3 +101,24 @@ def test_what_is_kept_for_an_unread_listing_alone_is_counted_until_it_is_read_or
     while work is not None:
         work = desk.engine.go_on(work).work
     assert desk.engine.unread_bytes == 0
+
+
+def test_what_is_kept_for_an_unread_listing_is_no_reason_to_refuse_a_write() -> None:
+    """Who leaves it unread loses it; else a few such readers would end all writing."""
+    mib = 2**20
+    desk = Desk(
+        value_bytes_max=mib // 2,
+        frame_bytes_max=mib,
+        outbox_bytes_max=mib,
+        history_bytes_max=mib // 10,
+        memory_bytes_max=8 * mib,
+    )
+    for number in range(3000):
+        desk.ask(Put(f"k/{number:04}", bytes(1000)))
+    desk.connect(2)
+    work = desk.engine.apply(List(prefix="k/"), peer=2, request_id=1, acknowledged=0, now=desk.now).work
+    assert work is not None
+    for number in range(3000):
+        desk.ask(Put(f"k/{number:04}", bytes(1000)))
+    assert desk.engine.unread_bytes > 3 * mib
+    desk.ask(Put("one more", bytes(1000)))
