@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from store.engine import keyspace, requests, snapshots
 from store.limits import Limits
-from store.messages import Delete, GetMany, List, ListingPart, Put
+from store.messages import Delete, GetMany, List, ListingPart, Put, Written
 from tests.support.by_hand import Desk
 
 KEYS = st.sampled_from([f"{first}/{second}" for first in "ab" for second in range(8)])
@@ -121,4 +121,4 @@ def test_what_is_kept_for_an_unread_listing_is_no_reason_to_refuse_a_write() -> 
     for number in range(3000):
         desk.ask(Put(f"k/{number:04}", bytes(1000)))
     assert desk.engine.unread_bytes > 3 * mib
-    desk.ask(Put("one more", bytes(1000)))
+    assert isinstance(desk.ask(Put("one more", bytes(1000))), Written)
