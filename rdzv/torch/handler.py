@@ -166,8 +166,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     **Runs without a name.** `--rdzv-id` is "none" by default, and always with `accelerate`. Such a run ends with its
     last node: a newcomer that finds it closed waits for the nodes of the former job to go, and begins anew.
 
-    **torch_store=tcp** makes the store that agents get a TCPStore at the round's bootstrap address; the workers' is
-    hosted at another port of the same host.
+    **torch_store=tcp** makes the store that agents get a TCPStore at any port of rank 0's host; the workers' is hosted
+    at the round's bootstrap address.
 
     Args:
         params: PyTorch's `RendezvousParameters`.

@@ -35,8 +35,7 @@ from __future__ import annotations
 
 import functools
 import struct
-import sys
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 import msgpack
 
@@ -103,20 +102,24 @@ RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client trusts the server it chose, 
 
 O = TypeVar("O", bound=Record)  # noqa: E741 - what opens a conversation
 
+_idle_packers: list[msgpack.Packer] = []
 
-def _packer() -> Callable[[object], bytes]:
-    """What makes bytes of an array, from any thread.
 
-    One packer for all is quickest, and is safe where it packs in one step: written in C, under the interpreter lock.
-    Elsewhere (PyPy, no wheel, a free-threaded Python) each frame has one of its own.
+def _pack(fields: object) -> bytes:
+    """Make bytes of an array, from any thread.
+
+    A packer is kept for the next: a new one takes longer to make than a message. No two share one: to pack a record, an
+    iterator is made, and Python may look for garbage then, run what that leaves to do, and go on with another thread.
     """
-    in_one_step = "fallback" not in msgpack.Packer.__module__ and getattr(sys, "_is_gil_enabled", lambda: True)()
-    if in_one_step:
-        return cast("Callable[[object], bytes]", msgpack.Packer().pack)
-    return cast("Callable[[object], bytes]", msgpack.packb)
+    try:
+        packer = _idle_packers.pop()
+    except IndexError:
+        packer = msgpack.Packer()
+    packed: bytes = packer.pack(fields)
+    _idle_packers.append(packer)  # not after an error: part of an array may be left in it
+    return packed
 
 
-_pack = _packer()
 _asked: AnyOf = AnyOf(REQUESTS.values())
 
 

@@ -481,5 +481,5 @@ def test_every_line_of_torchrun_in_the_docs_is_one_that_torchrun_and_we_take(lin
     assert handler.get_run_id() == "job-7"
 
 
-def test_the_docs_have_lines_of_torchrun() -> None:
-    assert len(LINES_OF_TORCHRUN) >= 2
+def test_the_readme_has_a_line_of_torchrun() -> None:
+    assert LINES_OF_TORCHRUN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import types
 from enum import IntEnum
@@ -424,3 +425,25 @@ def test_conditions_that_python_takes_for_equal_are_not() -> None:
             arrived = wire.decode_request(wire.encode_request(1, 0, request)[4:])
             assert arrived == (1, 0, request)
             assert type(cast("Any", arrived)[2].when[0].expected) is type(condition.expected)
+
+
+def test_what_python_does_in_the_middle_of_a_frame_leaves_it_whole() -> None:
+    """Garbage is looked for as a record is packed; what that leaves to do may pack, or let another thread do so."""
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            wire.encode_bye("in the middle")
+
+    hello = wire.Hello(1, bytes(30), bytes(16), b"", bytes(8))
+    whole = wire.encode_opening(hello)
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for _ in range(500):
+            Garbage()
+            assert wire.encode_opening(hello) == whole
+    finally:
+        gc.set_threshold(*before)
