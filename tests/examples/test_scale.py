@@ -84,11 +84,11 @@ async def test_a_run_is_resized_when_its_job_is_scaled(tmp_path: Path) -> None:
             for parallelism in (3, 6, 5):
                 await kubernetes.scale(parallelism)
                 await script.says(f"resized to at most {parallelism} nodes", timeout=30)
-                while (  # noqa: ASYNC110  the node hears of it at about the same moment
-                    resized := (await handler.status()).resized
-                ) is None or resized.max_nodes != parallelism:
-                    await asyncio.sleep(0.01)
-                assert resized.min_nodes == 1
+                async with handler.changes() as changes:
+                    async for change in changes:
+                        if isinstance(change, rdzv.Resized) and change.max_nodes == parallelism:
+                            assert change.min_nodes == 1
+                            break
             script.kill()
     path, query = kubernetes.asked[0]
     assert path == "/apis/batch/v1/namespaces/jobs-of-ours/jobs"
