@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import socket
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 STDOUT, STDERR = 1, 2
 PATIENCE = 60.0  # seconds; an interpreter takes 10 to start where the machine is busy enough, and no test is about that
+_named_ports: set[int] = set()  # by free_port
 
 
 class ChildError(AssertionError):
@@ -231,10 +233,17 @@ def start_python(
 
 
 def free_port() -> int:
-    """A port that was free a moment ago; only for what cannot be told to listen on port 0."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+    """A port on which nobody listens; only for what cannot be told to listen on port 0.
+
+    No port is named twice in a process. All lie below those that Linux and macOS choose themselves, for port 0 and for
+    connections going out: nobody else gets one of them between this call and the use.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 29_000)  # a test may have seeded the other
+        if port not in _named_ports:
+            _named_ports.add(port)
+            with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+                return port
 
 
 def require(name: str) -> str:
