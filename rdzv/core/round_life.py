@@ -15,8 +15,9 @@ several that fail, the first is to blame, and the others meet again. A member th
 the first one waits until a death would have been announced; once a loss is known, the error is taken to have come of
 it.
 
-How a round ends for a member is an `Ending`; the first one counts. It may come at any time, from another thread, and is
-looked at when the member has come out of its work.
+How a round ends for a member is an `Ending`; the first one counts, but for one thing: who has not come out yet since
+all have agreed to leave may be waiting for somebody who goes meanwhile, and must hear of that. It may come at any time,
+from another thread, and is looked at when the member has come out of its work.
 """
 
 from __future__ import annotations
@@ -149,11 +150,11 @@ class RoundLife:
         self.all_have_finished: bool = False  # it was the last to come to its end
 
     def ends(self, ending: Ending) -> bool:
-        """The round has ended; False if it had before. From any thread, but from one at a time."""
-        is_first = self.ending is None
-        if is_first:
+        """The round has ended; False if that is no news. From any thread."""
+        is_news = self.ending is None or (ending.others_have_gone and not self.ending.others_have_gone)
+        if is_news:
             self.ending = ending
-        return is_first
+        return is_news
 
     def happens(self, fact: Fact, *, failure: BaseException | str | None = None) -> Act:
         """Go on by one fact; what to do next.

@@ -18,6 +18,7 @@ itself, or hang in a collective.
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -32,6 +33,7 @@ from rdzv.node.accusing import put_accusation
 from rdzv.node.front import verbs
 from rdzv.node.front.sharing import shared_store
 from store import StoreError
+from store.printable import escaping
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from rdzv.shared_store.store import SharedStore
 
 __all__ = ["BLAME", "DONE", "FINISHED", "Life", "names_of"]
+
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 FINISHED: Final = "every member has come to the end of its body"  # why a run is closed that has done what it was for
 
@@ -62,7 +66,8 @@ class Life(RoundLife):
     Args:
         node: Who is a member of it.
         membership: Of which round.
-        on_end: Called once, with why it has ended, in the node's thread; or where it is noticed, if it has by now.
+        on_end: Called with why it has ended, in the node's thread; or where it is noticed, if it has by now. Called
+            again if it had ended by an agreement, and somebody goes before this member has come out.
         lets_newcomers_wait: Work that begins no step is not interrupted by nodes that wait to come in.
         finished: Why the run is closed once all members have come to the end of their work.
     """
@@ -102,13 +107,14 @@ class Life(RoundLife):
 
     def changed(self) -> None:
         """Look whether it has ended; from any thread."""
-        if self.ending is None and (ending := self._look()) is not None:
+        ending = None if self.others_have_gone else self._look()
+        if ending is not None:
             self.end(ending)
-        elif self.state is State.AWAITING_NEWS and self._others_live():
+        if self.state is State.AWAITING_NEWS and self._others_live():
             self._wake()
 
     def end(self, ending: Ending) -> None:
-        """It has ended; the first reason counts."""
+        """It has ended; which reason counts is said in `round_life`."""
         if self.ends(ending):
             self._on_end(ending)
             if self.state is not State.AT_WORK:  # it is the node's thread then, where something may be awaited
@@ -138,10 +144,10 @@ class Life(RoundLife):
             # All leave at once, since nobody has begun a step; or since the run is closed, and not all have: then who
             # has begun its first may wait in it for somebody who has gone.
             return Ending(kind=EndKind.AGREED if gate.begun is None else EndKind.CLOSED, reason=gate.why)
-        if self._is_at_end and gate.decided and self._others_stop():
-            # It does not come to that step any more: either all come to their ends, and the run is closed, or the
-            # others stop there, and it goes on with them.
-            return Ending(kind=EndKind.AGREED, reason=gate.why)
+        if self._is_at_end and self._others_stop():
+            # It comes to no step any more where all stop: either all come to their ends, and the run is closed, or the
+            # others stop, and it goes on with them. Those who begin no steps (`rdzv run`) stop without agreeing on one.
+            return Ending(kind=EndKind.AGREED, reason=gate.why or "others, who were not done, meet again")
         return None
 
     @property
@@ -151,7 +157,7 @@ class Life(RoundLife):
         return progress if progress is not None and progress.round == self._membership.round.number else None
 
     def _others_stop(self) -> bool:
-        """Whether a member has come to where all have agreed to stop: it waits for the next round, or has gone."""
+        """Whether a member has stopped, as all are to: it waits for the next round, or has gone as was agreed."""
         progress = self._progress
         return progress is not None and progress.live < self._membership.round.size
 
@@ -205,10 +211,22 @@ class Life(RoundLife):
 
     async def _follow(self, act: Act, failure: BaseException | str | None) -> Act:
         while self.state is not State.OVER and act is not Act.AWAIT_NEWS:
-            act = self.happens(await self._do(act, failure), failure=failure)
+            try:
+                fact = await self._do(act, failure)
+            except (RendezvousError, StoreError) as error:
+                # Only who is at its end needs the store. It goes on with the others, who cannot know that all is done.
+                self._say(f"this member has come to its end, and cannot say so: {error}")
+                fact = Fact.ENDED
+            act = self.happens(fact, failure=failure)
         if isinstance(failure, GiveUp):
-            await self._node.loop.start(verbs.give_up(self._node, failure.reason, status=failure.status))
+            try:
+                await self._node.loop.start(verbs.give_up(self._node, failure.reason, status=failure.status))
+            except RendezvousError as error:  # the verdict stands here all the same
+                self._say(f"the others are not told that the run is given up: {error}")
         return act
+
+    def _say(self, what: str) -> None:
+        log.warning("run %s, round %d: %s", self._node.run_id, self._membership.round.number, what)
 
     async def _await_news(self) -> Act:
         """Wait until a loss would be known; what to do then."""
@@ -216,7 +234,7 @@ class Life(RoundLife):
         within = news_within(disconnect_ttl=settings.disconnect_ttl, ttl=settings.ttl, back_for=self._node.back_for)
         with anyio.move_on_after(within) as self._awaits:
             self.changed()
-            if self.ending is None:
+            if not self.others_have_gone:
                 await anyio.sleep_forever()
         return self.happens(self.news)
 
@@ -277,7 +295,10 @@ class Life(RoundLife):
 
     async def hear(self) -> None:
         """Listen until a member has ended the round; if it has failed, the round has ended here, too."""
-        listening = (await self._store()).listening()
+        try:
+            listening = (await self._store()).listening()
+        except RendezvousError:
+            return  # that store is lost, and the round with it
         self._membership.call_when_over(listening.supersede)
         while True:
             try:

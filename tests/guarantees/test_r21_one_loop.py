@@ -567,3 +567,52 @@ async def test_r21_who_fails_after_the_store_has_come_back_waits_until_a_death_w
         with pytest.raises(GiveUp):
             await surviving
         assert sizes[-1] == 1
+
+
+async def test_r21_a_death_counts_also_after_all_have_agreed_to_leave() -> None:
+    """Also R22. Who was in a collective still was not told of a loss any more, and ended with the dead peer's error."""
+    async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
+        hung_up = {name: asyncio.Event() for name in "ab"}
+        rounds: dict[str, Round] = {}
+
+        async def train(name: str) -> None:
+            async for round in rounds_of(run.handler(name)):
+                rounds[name] = round
+                async with round:
+                    if round.number:
+                        raise GiveUp("that will do")
+                    with anyio.CancelScope(shield=True):  # nothing but its peers gets it out
+                        await hung_up[name].wait()
+                        raise ConnectionError("connection closed by peer")
+
+        surviving, _ = run.start(train("a")), run.start(train("b"))
+        await until(lambda: len(rounds) == 2)
+        run.start(run.handler("late").next_rendezvous())
+        await until(lambda: rounds["a"].ending is not None)
+        assert rounds["a"].ending is not None
+        assert rounds["a"].ending.kind.value == "agreed"
+        run.crash("b")
+        hung_up["a"].set()
+        with pytest.raises(GiveUp):
+            await surviving
+
+
+async def test_r21_a_store_that_is_away_while_the_run_is_to_be_closed_costs_delay_and_nothing_else() -> None:
+    """Also R8. Who had come to its end last ended with an error, since it could not say so."""
+    async with VirtualRun(min_nodes=2, durable=True, close_timeout=2) as run:
+        trainers = [begin(run, name, total=5) for name in "ab"]
+        loops = run._tasks[-2:]
+        away: list[str] = []
+
+        async def lose_the_store(request: object, when: str) -> None:
+            if when == "before" and getattr(request, "key", "").endswith("/head/closed") and not away:
+                away.append(when)
+                run.kill_store()
+                asyncio.get_running_loop().call_later(5, run.restart_store)
+
+        await until(lambda: all(trainer.step == 3 for trainer in trainers))
+        for client in run.clients.values():
+            client.hook = lose_the_store
+        await asyncio.gather(*loops)
+        assert away
+        assert await run.handler("operator").is_closed()

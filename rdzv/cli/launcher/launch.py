@@ -49,7 +49,6 @@ from rdzv.core.round_life import Act, EndKind
 from rdzv.core.stuck.tally import Tally
 from rdzv.errors import (
     RendezvousClosedError,
-    RendezvousConnectionError,
     RendezvousError,
     RendezvousGracefulExitError,
     RendezvousSettingsError,
@@ -265,11 +264,6 @@ class _Launcher:
                 if self._signal is None:
                     self._asked_to_stop(act)
                 await anyio.sleep_forever()  # which the line before has cancelled
-        except RendezvousConnectionError as error:
-            if not current.life.all_have_finished:
-                raise
-            act = Act.MEET_AGAIN
-            log.warning("run %s: %s, but the run cannot be closed: %s", info.run_id, SUCCEEDED, error)
         finally:
             current.life.stop()
             with anyio.CancelScope(shield=True):
@@ -301,9 +295,9 @@ class _Launcher:
         if life.ending is not None and life.ending.kind is EndKind.CLOSED:
             return None  # who meets again is told by whom, why, and whether that was a verdict
         is_ours, leaves = act is Act.RAISE, act is not Act.RAISE and handler.node.is_draining
-        if not is_ours:
+        if life.ending is not None and not is_ours:
             then = "this node leaves, and does not come again" if leaves else "meeting again"
-            why = f"{how} because others have gone" if life.ending is None or how else life.ending.reason
+            why = f"{how} because others have gone" if how else life.ending.reason
             log.warning("%s: %s; %s", where, why, then)  # first: the store may be what has gone
         failed = is_ours or life.has_failed
         await self._count(handler, lambda was: was.after(info.round, restart=is_ours, failed=failed, achieved=achieved))

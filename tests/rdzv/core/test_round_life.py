@@ -57,12 +57,15 @@ def test_a_way_through_a_round(facts: tuple[Fact, ...], act: Act, has_failed: bo
     assert (last, life.state, life.has_failed) == (act, State.OVER, has_failed)
 
 
-def test_the_first_ending_counts_and_after_an_agreement_nobody_has_gone() -> None:
+def test_the_first_ending_counts_but_after_an_agreement_that_somebody_goes_counts_more() -> None:
     life = RoundLife()
     assert not life.others_have_gone
     assert life.ends(AGREED)
-    assert not life.ends(LOST)
+    assert not life.ends(Ending(kind=EndKind.AGREED, reason="b to leave"))
     assert (life.ending, life.others_have_gone, life.news) == (AGREED, False, Fact.NO_NEWS)
+    assert life.ends(LOST)
+    assert not life.ends(Ending(kind=EndKind.CLOSED, reason="enough"))
+    assert (life.ending, life.others_have_gone, life.news) == (LOST, True, Fact.ENDED)
 
 
 def test_every_state_is_come_to_and_every_act_is_told() -> None:

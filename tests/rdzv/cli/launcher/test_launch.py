@@ -163,6 +163,21 @@ async def test_a_node_that_was_paused_and_dropped_stops_its_processes_and_comes_
         assert (together["RANK"], together["WORLD_SIZE"], together["RDZV_RESTARTS"]) == ("1", "2", "0")
 
 
+async def test_a_node_that_is_done_meets_again_when_the_others_take_in_a_newcomer(server: str) -> None:
+    """Its launcher heard of nobody's wishes any more: who had stopped for them waited for it until time was over."""
+    url = f"{server}/job?{TWO_OR_THREE}&rank_order=name"
+    async with node(url, "a") as a, node(url, "b") as b:
+        tell(await started(a), SUCCEED)
+        await started(b)
+        await written(server, "rdzv/done")
+        async with node(url, "c") as c:
+            again = [await started(one) for one in (a, b, c)]
+            assert [process["WORLD_SIZE"] for process in again] == ["3", "3", "3"]
+            for process in again:
+                tell(process, SUCCEED)
+            assert [await one.wait() for one in (a, b, c)] == [0, 0, 0]
+
+
 async def test_if_the_last_to_succeed_dies_before_closing_whoever_is_told_of_it_closes(server: str) -> None:
     url = f"{server}/job?{TWO}"
     async with node(url, "a") as a:
