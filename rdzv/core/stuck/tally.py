@@ -27,8 +27,8 @@ class Tally(Stored, kw_only=True):
 
     @classmethod
     def of(cls, value: bytes) -> Tally:
-        """Unpack what the key holds; empty bytes if there is none."""
-        return cls.unpack(value) if value else cls()
+        """Unpack what the key holds; empty bytes if there is none. What nobody can read is counted anew."""
+        return (cls.unpack_at("tally", value) if value else None) or cls()
 
     def after(self, round: int, *, restart: bool = False, failed: bool = False, achieved: bool = False) -> Tally:
         """Return the tally after one node's part in a round is over.

@@ -28,5 +28,7 @@ def test_an_announced_change_counts_as_neither() -> None:
     assert Tally(restarts=2, fruitless=1, round=4).after(5) == Tally(restarts=2, fruitless=1, round=4)
 
 
-def test_before_there_is_one_nothing_was_counted() -> None:
-    assert Tally.of(b"") == Tally()
+@pytest.mark.parametrize("there", [b"", b"\xc1 not ours"])
+def test_before_there_is_one_that_can_be_read_nothing_was_counted(there: bytes) -> None:
+    """One that nobody could read ended every member that counts its rounds."""
+    assert Tally.of(there) == Tally()
