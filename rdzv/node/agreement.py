@@ -129,14 +129,14 @@ class Steps:
         self._part = part
         self._answered: Membership | None = None
 
-    async def heed(self, link: Link, membership: Membership) -> float | None:
-        """Answer the question, or take the decision; when this node is to leave, if it is.
+    async def heed(self, link: Link, membership: Membership) -> None:
+        """Answer the question, or take the decision.
 
         Raises:
             StoreError: The answer could not be given yet.
         """
-        part, head, gate = self._part, link.follower.head, membership.gate
-        stop, lease = head.stop, part.arrival.lease
+        part, stop, gate = self._part, link.follower.head.stop, membership.gate
+        lease = part.arrival.lease
         if membership.round.in_steps and stop is not None and stop.round == membership.round.number:
             if stop.decided and (not gate.decided or (gate.for_newcomers and not stop.for_newcomers)):
                 gate.decide(stop.step, why=stop.why, for_newcomers=stop.for_newcomers)
@@ -149,5 +149,3 @@ class Steps:
                     then=(Put(part.keys.begun_by(part.node_id), begun.pack(), lease=lease.id),),
                 )
                 self._answered = membership
-        leaving = part.drained(head)
-        return None if leaving is None else leaving.until

@@ -84,9 +84,9 @@ class Noticing:
             if part.membership is not None and part.membership.over is None:
                 await self._notice_own_loss(link, part.membership)
                 self._notice_as_member(link, part.membership)
-                again = await self._steps.heed(link, part.membership)
-                again = earlier(again, part.own_beats.attend(link, part.membership))
-                await self._notice_end_of_drain(link, part.membership)
+                await self._steps.heed(link, part.membership)
+                again = part.own_beats.attend(link, part.membership)
+                again = earlier(again, await self._notice_end_of_drain(link, part.membership))
         except Exception as error:  # noqa: BLE001  whatever it is, it is looked at once more
             level = logging.DEBUG if isinstance(error, StoreError) else logging.ERROR
             log.log(level, "what befalls node %s is not known: %r", part.node_id, error)
@@ -128,23 +128,28 @@ class Noticing:
             part.lapsed_in = -1
         await link.step_down()
 
-    async def _notice_end_of_drain(self, link: Link, membership: Membership) -> None:
+    async def _notice_end_of_drain(self, link: Link, membership: Membership) -> float | None:
         """This node was to leave by now, and is still a member: it is lost to the others, who may wait for it.
 
         It may be in the middle of a step. Did it say that it leaves, as it would at a step that all have agreed on,
         they would not take that for a reason to stop waiting.
+
+        Returns:
+            When it is to leave, if that is later.
         """
         part = self._part
         leaving, record = part.drained(link.follower.head), part.arrival.record
-        late = leaving is not None and leaving.until <= link.store.time()
-        if leaving is None or not late or record is None or part.arrival.state is not State.TAKEN_IN:
-            return
+        if leaving is not None and leaving.until > link.store.time():
+            return leaving.until
+        if leaving is None or record is None or part.arrival.state is not State.TAKEN_IN:
+            return None  # what it has sent comes first, and wakes this task
         key = part.keys.node(part.node_id)
         with contextlib.suppress(ConditionFailed):  # it has changed meanwhile: it is not in this round any more
             await link.store.delete(key, when=(when.mod_revision(key) == record.arrival,))
             if membership.over is None and part.arrival.stands(record.arrival):
                 reason = f": {leaving.reason}" if leaving.reason else ""
                 await self._put_out(link, f"it was to leave, and its time is over{reason}")
+        return None
 
     async def _notice_ban(self, link: Link, ban: Ban) -> None:
         """This node was banned since it arrived, and may have been unbanned since: its record may have been deleted."""

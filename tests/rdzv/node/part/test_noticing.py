@@ -15,12 +15,15 @@ from rdzv.core.keys import Keys
 from rdzv.core.round import Round
 from rdzv.core.state import Head
 from rdzv.core.stopping import Begun, Stop
+from rdzv.errors import RendezvousGracefulExitError
 from rdzv.node.loops import NodeLoop
 from rdzv.node.part.arrival import State
 from rdzv.node.part.noticing import Noticing
 from rdzv.node.part.state import Part
 from rdzv.node.wakeup import Listeners
+from store.messages import Request, Transact
 from store.net.tasks import cancel_and_wait
+from tests.support.runs import VirtualRun, connected
 
 pytestmark = pytest.mark.virtual_time
 
@@ -69,3 +72,36 @@ async def test_a_question_that_came_before_the_node_knew_itself_a_member_is_answ
         part.port.release()
     assert answers == [Begun(round=7, step=None)]
     assert not membership.gate.passes(0), "and it begins no step before the members have agreed"
+
+
+async def test_a_node_whose_time_to_leave_is_over_while_its_arrival_is_under_way_waits_for_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It looked again and again, and kept the thread of all nodes of its process busy until the store was back."""
+    looks = 0
+    look = Noticing._look
+
+    async def counted(self: Noticing) -> float | None:
+        nonlocal looks
+        looks += 1
+        assert looks < 1000, "it spins"
+        return await look(self)
+
+    async with VirtualRun(min_nodes=2) as run:
+        a, _ = await run.met("ab")
+        operator = run.handler("operator")
+        await connected(operator)
+
+        async def be_slow(request: Request[Any], when: str) -> None:
+            if isinstance(request, Transact) and when == "before":
+                await asyncio.sleep(20)
+
+        run.clients["a"].hook = be_slow
+        coming = run.start(a.next_rendezvous())
+        await asyncio.sleep(1)
+        assert a.node.part.arrival.state is State.SENT
+        monkeypatch.setattr(Noticing, "_look", counted)
+        await operator.drain(within=5, node_id="a")
+        with pytest.raises(RendezvousGracefulExitError):
+            await coming
+        assert looks < 20
