@@ -240,8 +240,9 @@ class Node:
 
     @property
     def in_reach(self) -> bool:
-        """Whether the store is in reach, as far as is known."""
-        return self._link is not None and self._link.in_reach
+        """Whether the store is in reach, as far as is known; from any thread."""
+        link = self._link
+        return link is not None and link.in_reach
 
     @property
     def store_gone(self) -> StoreError | None:
@@ -388,7 +389,8 @@ class Node:
     @property
     def has_lost_store(self) -> bool:
         """Whether the store that it was in a round at will not come back; from any thread."""
-        return self._link is not None and self._link.follower.error is not None
+        link = self._link
+        return link is not None and link.follower.error is not None
 
     @property
     def is_draining(self) -> bool:

@@ -11,6 +11,7 @@ and closing. `Node` has those.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -43,6 +44,7 @@ from rdzv.node.front.queries import Changes
 from rdzv.node.front.sharing import shared_store
 from rdzv.node.status import read_history, read_roster, read_run
 from store import ConnectionLost, Put, StoreError, when
+from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -243,32 +245,26 @@ async def all_here(node: Node, *, timeout: float) -> bool:
     membership.call_when_over(shared.supersede)
     store = shared.waiting_through_losses()  # whoever is lost, an answer comes
     store.set_timeout(timeout)
-    answer, failure = GO_ON, None
 
     async def answer_if_one_goes() -> None:
-        with contextlib.suppress(RendezvousError):  # of which the wait below hears, too
+        with contextlib.suppress(RendezvousError, StoreError):  # of which the wait below hears, too
             async with Changes(node, node.connect) as changes:
                 async for change in changes:
                     if isinstance(change, NodesLost | NodesLeft):
                         break
             await store.compare_set(ANSWER, "", MEET_AGAIN)
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(answer_if_one_goes)
-        try:
-            if await store.add(CAME, 1) >= membership.round.size:
-                await store.compare_set(ANSWER, "", GO_ON)
-            answer = await store.get(ANSWER)
-        except SharedStoreTimeoutError:
-            pass
-        except RoundSupersededError:
-            answer = MEET_AGAIN  # it is this member that was dropped
-        except RendezvousError as error:
-            failure = error  # raised below, by itself and not in a group
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-    return answer == GO_ON
+    answering = asyncio.create_task(answer_if_one_goes(), name=f"notice who goes before all of {node.run_id} have come")
+    try:
+        if await store.add(CAME, 1) >= membership.round.size:
+            await store.compare_set(ANSWER, "", GO_ON)
+        return await store.get(ANSWER) == GO_ON
+    except SharedStoreTimeoutError:
+        return True
+    except RoundSupersededError:
+        return False  # it is this member that was dropped
+    finally:
+        await cancel_and_wait(answering)
 
 
 @goes_on
