@@ -82,7 +82,7 @@ class Changes:
         entry = Entry(key=key, value=value, create_revision=created, mod_revision=revision, lease=lease)
         self._keys.put(entry, before)
         if lease is not None:
-            record = self._leases.get(lease)
+            record = self._leases.with_keys(lease)  # an `Add` may meet a key of a lease that is ending
             assert record is not None, "a put on a lease that is gone was refused"
             record.keys[key] = None
         self.made.append(entry)

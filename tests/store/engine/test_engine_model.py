@@ -499,6 +499,24 @@ def test_a_key_that_is_made_by_adding_or_appending_may_be_put_on_a_lease(make: A
     assert desk.keys() == ["a"]
 
 
+@pytest.mark.parametrize("request_", [Add("k/24", 1), Append("k/24", b"0")])
+def test_what_is_added_to_a_key_whose_lease_is_ending_counts_once_and_goes_with_it(request_: Request[Any]) -> None:
+    """It was half done when the server failed at it: nobody was told, and each time it was asked again it was added."""
+    desk = Desk(writes_max=10)
+    lease = desk.ask(Grant(ttl=60.0)).lease
+    for number in range(25):
+        desk.ask(Put(f"k/{number:02}", b"1", lease=lease))
+    desk.ask(Watch(prefix="k/24"), request_id=100)
+    desk.ask(Revoke(lease=lease))
+    assert desk.ask(request_) == Added(value=2, revision=27)
+    assert desk.ask(Get("k/24")).entry.mod_revision == 27
+    desk.look()
+    desk.look()
+    assert desk.keys() == []
+    ((changed,), (gone,)) = desk.told[1, 100]
+    assert (changed.revision, gone.kind, gone.revision) == (27, "delete", 29)
+
+
 def test_a_lease_that_was_ending_when_its_server_died_goes_on_ending() -> None:
     """Its holder was told that it had lapsed, and half of its keys were gone: it must not be kept again."""
     limits = limits_with(writes_max=10)
