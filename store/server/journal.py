@@ -152,6 +152,8 @@ class Journal:
         Raises:
             StoreUsageError: It is damaged.
         """
+        with self._wake:
+            self._pending.clear()  # it rests upon what was not written, and its server goes back to what was
         with reporting(self._path):
             with contextlib.closing(self._open_to_read()) as database:
                 saved = rows.load(database)
@@ -197,13 +199,8 @@ class Journal:
         return True
 
     def try_again(self) -> bool:
-        """After a failure: whether anything can be written again; `only_deletes` says whether that is all.
-
-        What was pending has been given up by its server.
-        """
+        """After a failure: whether anything can be written again; `only_deletes` says whether that is all."""
         assert self._database is not None, "it has been written to before"
-        with self._wake:
-            self._pending.clear()
         with self._probing:
             if self._closed:
                 return False
