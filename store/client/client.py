@@ -349,6 +349,7 @@ class Client(Reconnecting, interface.Store):
 
     async def _ask_in_turn(self, request: Request[R], timeout: float | None) -> tuple[InFlight, asyncio.Future[R]]:
         """Ask once there is room, and whoever came before has asked."""
+        came_at = self.time()
         with anyio.move_on_after(timeout):
             async with self._turns:
                 while not self._has_room:
@@ -356,18 +357,23 @@ class Client(Reconnecting, interface.Store):
                     await self._eased.wait()
                 self.check_usable()
                 # No await from here to the end of the turn, or a caller who gives up just then would leave the request.
-                return self.ask(request, timeout)
+                return self.ask(request, timeout, waited=self.time() - came_at)
         crowd = f"{len(self._connection.in_flight)} requests to {self.name} are in flight"
         raise StoreTimeoutError(f"{crowd}, and there was no room for another within {timeout:g} s")
 
-    def ask(self, request: Request[R], timeout: float | None) -> tuple[InFlight, asyncio.Future[R]]:
-        """Send a request now, or as soon as there is a connection; its answer, or its error, is the future's."""
+    def ask(
+        self, request: Request[R], timeout: float | None, *, waited: float = 0.0
+    ) -> tuple[InFlight, asyncio.Future[R]]:
+        """Send a request now, or as soon as there is a connection; its answer, or its error, is the future's.
+
+        Of its caller's `timeout` so much is over already.
+        """
         answer: asyncio.Future[R] = self._loop.create_future()
         item = self._connection.ask(request, answer)
         if waits(request):
             self._parked.add(item.request_id)
         if timeout is not None:
-            item.timer = self._loop.call_later(timeout, self._time_out, item, timeout)
+            item.timer = self._loop.call_later(timeout - waited, self._time_out, item, timeout)
         if self._ready:
             self._send(item)
         return item, answer

@@ -362,6 +362,24 @@ async def test_callers_that_find_no_room_wait_no_longer_than_they_said(monkeypat
 
 
 @virtual_time
+async def test_a_caller_that_finds_room_late_has_what_is_left_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had all of it once more: a call of 3 s took 5.9."""
+    monkeypatch.setattr(client_room, "IN_FLIGHT_MAX", 1)
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        network.partition("client")
+        first, second = [asyncio.create_task(client.add("count", 1, timeout=timeout)) for timeout in (60.0, 3.0)]
+        started = now()
+        await asyncio.sleep(2.9)
+        network.heal("client")
+        await first
+        network.partition("client")
+        with pytest.raises(StoreTimeoutError, match="within 3 s"):
+            await second
+        assert now() - started == pytest.approx(3.0, abs=0.01)
+
+
+@virtual_time
 async def test_the_turn_of_a_caller_that_left_goes_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_room, "IN_FLIGHT_MAX", 1)
     network = MemoryNetwork(latency=0.1)
