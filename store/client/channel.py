@@ -459,6 +459,8 @@ class Channel:
 
     def interrupt(self) -> None:
         """From another thread: whoever reads here gets out."""
-        if self.sock is not None:
+        sock = self.sock  # which its own thread may take away just now
+        if sock is not None:
             with contextlib.suppress(OSError):
-                self.sock.shutdown(socket.SHUT_RDWR)
+                # Not by a TLS socket's own `shutdown`: what is read on that afterwards comes as it is, encrypted.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import socket
+import ssl
 import threading
 import time
 from typing import TYPE_CHECKING, Any, cast
@@ -29,6 +30,7 @@ from store.messages import Watch
 from store.net.address import Address
 from store.net.racing import Addresses, connected
 from tests.support.limits import limits_with
+from tests.support.processes import require
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -458,6 +460,31 @@ def test_a_wait_that_begins_after_waits_were_ended_does_not_begin() -> None:
         with pytest.raises(WaitEnded):
             client.wait(["missing"], timeout=20.0)
         assert client.get("missing") is None
+
+
+def test_what_is_read_after_an_interruption_is_decrypted_as_before() -> None:
+    """A wait that was ended just as its answer came took what was encrypted for the protocol: the client had failed."""
+    require("trustme")
+    import trustme
+
+    authority, serving = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(serving)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    ours, theirs = socket.socketpair()
+
+    def answer() -> None:
+        with serving.wrap_socket(theirs, server_side=True) as server:
+            server.sendall(b"an answer")
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    channel = rooms.Channel(sync.Client(Address(host="nowhere", port=1)).shared)
+    with trusting.wrap_socket(ours, server_hostname="127.0.0.1") as channel.sock:
+        answering.join()
+        channel.interrupt()
+        assert channel.sock.recv(100) == b"an answer"
+    channel.interrupt()  # it is closed
 
 
 def test_a_call_with_no_time_left_waits_a_moment_and_not_for_ever() -> None:
