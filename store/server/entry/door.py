@@ -164,16 +164,9 @@ class WayOut:
     def wait_until_alone(self, within: float) -> bool:
         """From another thread: take nobody in any more once no client is connected; whether that is so in time."""
         assert self._loop is not None, "only what is served can be left"
-        begun = Flag()
-
-        def begin() -> None:
-            self._wanted = True
-            self.note()
-            begun.set()
-
-        self._loop.call_soon_threadsafe(begin)
-        begun.wait()
-        return self.taken or self._left.wait(within)
+        self._wanted = True
+        self._loop.call_soon_threadsafe(self.note)
+        return self._left.wait(within)
 
     def stop_waiting(self) -> None:
         """From any thread: whoever waits to be alone need wait no longer."""

@@ -7,6 +7,7 @@ import errno
 import logging
 import resource
 import socket
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,7 @@ import store
 import store.sync
 from store.limits import Limits
 from store.net.sockets import open_files
-from store.server.entry.door import Door
+from store.server.entry.door import Door, WayOut
 from store.server.entry.table import Table
 from tests.support.limits import limits_with
 
@@ -134,6 +135,17 @@ async def test_nobody_slips_in_between_being_alone_and_the_end() -> None:
         with pytest.raises(store.StoreError, match="the server is leaving"):
             async with store.connect(server.url, timeout=0.5):
                 pass
+
+
+def test_who_waits_to_be_alone_in_a_loop_that_stands_still_waits_no_longer_than_it_said() -> None:
+    loop = asyncio.new_event_loop()
+    way_out = WayOut(lambda: True)
+    way_out.open(loop)
+    waiting = threading.Thread(target=way_out.wait_until_alone, args=(0.01,), daemon=True)
+    waiting.start()
+    waiting.join(10.0)
+    assert not waiting.is_alive()
+    loop.close()
 
 
 async def test_whoever_is_accepted_is_prepared_also_where_the_listening_socket_passes_it_on() -> None:
