@@ -131,7 +131,8 @@ class Addresses:
     def worked(self, address: Any) -> None:
         """A connection to this address was made."""
         self._has_worked = True
-        self._standing = {one: standing for one, standing in self._standing.items() if standing != WORKED}
+        tried = self._standing.copy()  # at once: other threads may be at it, too
+        self._standing = {one: standing for one, standing in tried.items() if standing != WORKED}
         self._standing[address] = WORKED
 
     def did_not_work(self, addresses: Iterable[Any]) -> None:

@@ -136,6 +136,25 @@ def test_the_address_that_worked_comes_first_and_those_that_were_silent_last(nam
     assert order(addresses) == [a, b, c], "all are alike again"
 
 
+def test_an_address_that_fails_another_thread_in_the_same_moment_disturbs_nobody(
+    names: Callable[..., Addresses],
+) -> None:
+    class Meanwhile(int):
+        """A standing that another thread is compared with just then."""
+
+        def __ne__(self, other: object) -> bool:
+            addresses.did_not_work([b])
+            return super().__ne__(other)
+
+        __hash__ = int.__hash__
+
+    a, b = ("10.0.0.1", 1), ("10.0.0.2", 1)
+    addresses = names(a, b)
+    addresses._standing[a] = Meanwhile(racing.SILENT)
+    addresses.worked(a)
+    assert order(addresses) == [a, b]
+
+
 def test_a_name_without_addresses_says_so(names: Callable[..., Addresses]) -> None:
     with pytest.raises(OSError, match="has no address"):
         names().resolve()
