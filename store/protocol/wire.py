@@ -102,6 +102,7 @@ RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client trusts the server it chose, 
 
 O = TypeVar("O", bound=Record)  # noqa: E741 - what opens a conversation
 
+PACKER_BYTES = 256 * 1024  # that a packer has room for from its beginning
 _idle_packers: list[msgpack.Packer] = []
 
 
@@ -116,7 +117,8 @@ def _pack(fields: object) -> bytes:
     except IndexError:
         packer = msgpack.Packer()
     packed: bytes = packer.pack(fields)
-    _idle_packers.append(packer)  # not after an error: part of an array may be left in it
+    if len(packed) <= PACKER_BYTES:  # else it has taken more, and would keep it
+        _idle_packers.append(packer)  # not after an error: part of an array may be left in it
     return packed
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import tracemalloc
 import types
 from enum import IntEnum
 from functools import partial
@@ -19,7 +20,9 @@ from store.errors import LimitExceeded, ProtocolError, StoreUsageError
 from store.messages import (
     Add,
     Condition,
+    Entry,
     Event,
+    Found,
     Get,
     GetMany,
     Guarded,
@@ -447,3 +450,14 @@ def test_what_python_does_in_the_middle_of_a_frame_leaves_it_whole() -> None:
             assert wire.encode_opening(hello) == whole
     finally:
         gc.set_threshold(*before)
+
+
+def test_a_large_message_leaves_nothing_behind() -> None:
+    """Whoever had put 32 MiB once kept 64 for good: a packer keeps the room for the largest that it has packed."""
+    wire.encode_bye("a packer is there")
+    tracemalloc.start()
+    try:
+        wire.encode_response(1, Found(Entry(key="k", value=bytes(4 << 20), create_revision=1, mod_revision=1)))
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
