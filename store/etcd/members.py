@@ -187,8 +187,19 @@ class Members:
         async def attempt(connection: Connection, token: str | None, limit: float) -> Any:
             floor = self.identity.revision if method.startswith("KV/") else 0
             asked = fields if isinstance(fields, dict) else fields()
-            async with room:
-                reply = await self._send(connection, method, asked, token, limit)
+            left = deadline - self._time()
+            with anyio.move_on_after(None if left == math.inf else left) as in_line:
+                await room.acquire()
+            if in_line.cancelled_caught:
+                raise Failure("the requests before it are not answered", FailureKind.UNDONE, silent=True)
+            try:
+                reply = await self._send(connection, method, asked, token, min(limit, deadline - self._time()))
+            except asyncio.CancelledError:  # it may have been sent, and its caller may be told that the client failed
+                if doubt is not None:
+                    doubt.any = True
+                raise
+            finally:
+                room.release()
             self._met(reply.header, floor=floor)
             return reply
 

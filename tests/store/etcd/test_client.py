@@ -345,6 +345,28 @@ async def test_a_request_that_is_never_answered_says_whether_it_may_have_been_do
     assert caught.value.maybe_applied
 
 
+async def test_s2_a_write_that_was_under_way_when_its_client_was_closed_may_have_been_done(etcd: Etcd, at: str) -> None:
+    """It was said not to have been, and was."""
+    done = asyncio.Event()
+    async with client_of(etcd.url) as client:
+        await client.put(at + "a", b"0")  # so that it has a receipt
+        send = client.members._send
+
+        async def send_and_never_hear(connection: Connection, method: str, *rest: Any) -> Any:
+            reply = await send(connection, method, *rest)
+            if method == "KV/Txn":
+                done.set()
+                await asyncio.Event().wait()
+            return reply
+
+        client.members._send = send_and_never_hear  # type: ignore[assignment, method-assign]
+        writing = asyncio.create_task(client.put(at + "a", b"1"))
+        await done.wait()
+    with pytest.raises(ConnectionLost, match="is closed") as caught:
+        await writing
+    assert caught.value.maybe_applied
+
+
 # ------------------------------------------------------------------------------------------ watches
 
 

@@ -228,6 +228,22 @@ async def test_a_member_that_says_nothing_has_a_time_limit_of_its_own(monkeypatc
     assert (len(silent.asked), len(good.asked)) == (2, 1)
 
 
+async def test_who_stands_in_line_behind_requests_that_are_not_answered_waits_no_longer_than_it_may() -> None:
+    """It waited for as long as those took, 2 s or 8, and was sent after its time."""
+    member = Member(says(), says_nothing)
+    async with members_of(member) as members, asyncio.timeout(30):
+        await ask(members)  # it is connected now
+        members._room = asyncio.Semaphore(1)
+        first = asyncio.create_task(ask(members, deadline=soon(600)))
+        while len(member.asked) < 2:  # noqa: ASYNC110  it tells nobody
+            await asyncio.sleep(0.01)
+        doubt = RetryState()
+        with pytest.raises(ConnectionLost):
+            await ask(members, deadline=soon(0.1), doubt=doubt)
+        assert not doubt.any, "it was never sent"
+        first.cancel()
+
+
 async def test_an_attempt_to_renew_a_lease_takes_at_most_half_of_what_is_left() -> None:
     limits = []
     async with members_of(Member(says())) as members:
