@@ -248,18 +248,13 @@ class Hosting:
                 if host is not None and self._settings.data_dir is not None:
                     await self._begin_life_anew()
                 return host
-            except NotResolvedError as error:
-                log.debug("%s; looking it up again in %g s", error, TRY_AGAIN_AFTER)
-            except PortTakenError as error:
-                # Who is to host in any case waits for a store that is ending, and for none else.
-                if self._settings.is_host is True and not await self._is_ending() and await self._is_taken():
-                    raise
-                log.debug("%s; looking again in %g s", error, TRY_AGAIN_AFTER)
             except RendezvousError as error:
-                if not self._asked.is_set():
-                    raise
-                log.error("%s", error)  # noqa: TRY400  whoever waits for the store waits on, and reads here why
-                return None
+                if not await self._may_go_by(error):
+                    if not self._asked.is_set():
+                        raise
+                    log.error("%s", error)  # noqa: TRY400  whoever waits for the store waits on, and reads here why
+                    return None
+                log.debug("%s; looking again in %g s", error, TRY_AGAIN_AFTER)
             finally:
                 # No await between this and the end of the task, if it ends: `begin` is to find it done.
                 asyncio.get_running_loop().call_soon(self._asked.set)
@@ -275,6 +270,15 @@ class Hosting:
                 await client.delete(self._ending)
         except StoreError as error:
             log.warning("newcomers could not be told whether the store takes them in: %s", error)
+
+    async def _may_go_by(self, error: RendezvousError) -> bool:
+        """Whether what keeps the store from being started here may be otherwise in a moment.
+
+        Who is to host in any case waits for a store that is ending, and for none else.
+        """
+        if isinstance(error, PortTakenError) and self._settings.is_host is True:
+            return await self._is_ending() or not await self._is_taken()
+        return isinstance(error, NotResolvedError | PortTakenError)
 
     async def _is_ending(self) -> bool:
         """Whether who listens there is a store whose host is done."""
@@ -335,12 +339,11 @@ def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedSt
     except NotResolvedError:  # which is an OSError, too
         raise
     except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        if not insist and not taken:
+        if not insist and error.errno == errno.EADDRNOTAVAIL:
             return None  # it is another machine's
         what = "is_host is set, but the store" if insist else "the store"
         why = f"{what} cannot be started on {host}:{port}: {error.strerror or str(error)}"
-        raise (PortTakenError if taken else RendezvousConnectionError)(why) from error
+        raise (PortTakenError if error.errno == errno.EADDRINUSE else RendezvousConnectionError)(why) from error
     log.info("this node hosts the store of run %s at %s", settings.run_id, server.url)
     if settings.http_port is not None:
         serving.enter_context(serve_page(store_serving, server, address, settings, token=token, tls=tls))

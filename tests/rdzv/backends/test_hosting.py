@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import threading
 import time
@@ -15,10 +16,19 @@ import pytest
 import rdzv
 import store
 from rdzv.backends.credentials import Credentials
-from rdzv.backends.hosting import CALL_TIMEOUT, HostedStore, NotResolvedError, PortTakenError, host_if_called_for
+from rdzv.backends.hosting import (
+    CALL_TIMEOUT,
+    HostedStore,
+    Hosting,
+    NotResolvedError,
+    PortTakenError,
+    host_if_called_for,
+)
 from rdzv.config.settings import parse
 from rdzv.core.state import Dropped
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, RendezvousTimeoutError, RoundSupersededError
+from store.net.address import Address
+from store.net.dialing import TcpDial
 from tests.support.processes import free_port, start_python
 from tests.support.runs import VirtualRun, listen
 
@@ -90,6 +100,17 @@ def test_it_is_not_started_elsewhere(url: str, where_it_is_a_must: type[Exceptio
             host_of(url)
     else:
         assert host_of(url) is None
+
+
+def test_what_keeps_its_own_machine_from_starting_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that it may not listen on was taken for another machine's: all waited ten minutes for nobody."""
+
+    def forbidden(*_: object, **__: object) -> str:
+        raise PermissionError(errno.EACCES, "cannot listen on 127.0.0.1 port 80: permission denied")
+
+    monkeypatch.setattr("rdzv.backends.hosting._address_to_listen_on", forbidden)
+    with pytest.raises(RendezvousConnectionError, match="port 80: permission denied"):
+        host_of("tcp://127.0.0.1:80/job")
 
 
 async def test_it_is_not_opened_to_strangers_unless_told_so() -> None:
@@ -228,6 +249,26 @@ async def test_a_head_whose_name_has_its_address_a_second_late_hosts_all_the_sam
     asyncio.get_running_loop().call_later(1.0, names.update, {"head.test": ["127.0.0.1"]})
     async with rdzv.connect(url) as handler:
         assert (await handler.next_rendezvous()).world_size == 1
+
+
+async def test_who_is_to_host_and_finds_the_port_taken_later_says_so(
+    names: dict[str, list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody was told."""
+    async with store.serve() as server, asyncio.timeout(30):
+        address = Address(host="127.0.0.1", port=server.port)
+        settings = parse(f"tcp://head.test:{server.port}/job?is_host=1", {}, {})
+        hosting = Hosting(
+            settings,
+            Credentials(settings),
+            lambda within: store.Client(TcpDial(address, None), name="it", timeout=within),
+        )
+        await hosting.begin()
+        names["head.test"] = ["127.0.0.1"]
+        while "is_host is set, but" not in caplog.text:  # noqa: ASYNC110  it tells nobody else
+            await asyncio.sleep(0.01)
+        await hosting.aclose()
+        assert not hosting.hosts
 
 
 async def test_a_node_that_has_found_the_store_elsewhere_starts_none_later(
