@@ -32,6 +32,7 @@ from rdzv.membership import changes_since
 from rdzv.node.accusing import put_accusation
 from rdzv.node.front import verbs
 from rdzv.node.front.sharing import shared_store
+from rdzv.node.part.stopwatch import STOOD_STILL
 from store import StoreError
 from store.printable import escaping
 
@@ -58,6 +59,7 @@ BLAME: Final = "rdzv/ended_by"
 
 LISTENS_FOR: Final = 1e9  # seconds: for as long as the round lasts
 LISTENS_AGAIN: Final = 1.0  # seconds after the store was out of reach
+LOOKS_FOR_NEWS_EVERY: Final = 0.1  # seconds: that this process stood still is known to that part
 
 
 class Life(RoundLife):
@@ -148,6 +150,8 @@ class Life(RoundLife):
             # It comes to no step any more where all stop: either all come to their ends, and the run is closed, or the
             # others stop, and it goes on with them. Those who begin no steps (`rdzv run`) stop without agreeing on one.
             return Ending(kind=EndKind.AGREED, reason=gate.why or "others, who were not done, meet again")
+        if self.state is State.AT_WORK and self._somebody_went_on():
+            return Ending(kind=EndKind.LEFT, reason="left: a member meets again, and all had not agreed to")
         return None
 
     @property
@@ -160,6 +164,17 @@ class Life(RoundLife):
         """Whether a member has stopped, as all are to: it waits for the next round, or has gone as was agreed."""
         progress = self._progress
         return progress is not None and progress.live < self._membership.round.size
+
+    def _somebody_went_on(self) -> bool:
+        """Whether a member came for the next round from the middle of a step, in which the others wait for it.
+
+        It has failed, and could not ask who was first.
+        """
+        head, progress, round = self._node.head, self._progress, self._membership.round
+        agreed = head.stop is not None and head.stop.decided and head.stop.round == round.number
+        if progress is None or agreed or not round.in_steps:
+            return False
+        return progress.live + progress.lost + progress.departed < round.size
 
     def _others_live(self) -> bool:
         """Whether all other members have come for the next round: then none of them has died."""
@@ -231,11 +246,15 @@ class Life(RoundLife):
     async def _await_news(self) -> Act:
         """Wait until a loss would be known; what to do then."""
         settings = self._node.settings
-        within = news_within(disconnect_ttl=settings.disconnect_ttl, ttl=settings.ttl, back_for=self._node.back_for)
-        with anyio.move_on_after(within) as self._awaits:
+        left = news_within(disconnect_ttl=settings.disconnect_ttl, ttl=settings.ttl, back_for=self._node.back_for)
+        with anyio.CancelScope() as self._awaits:
             self.changed()
-            if not self.others_have_gone:
-                await anyio.sleep_forever()
+            while left > 0 and not self.others_have_gone:
+                began = anyio.current_time()
+                await anyio.sleep(LOOKS_FOR_NEWS_EVERY)
+                took = anyio.current_time() - began
+                # Without the time for which this process stood still: what came meanwhile it is about to read.
+                left -= took if took < LOOKS_FOR_NEWS_EVERY + STOOD_STILL else 0.0
         return self.happens(self.news)
 
     async def _do(self, act: Act, failure: BaseException | str | None) -> Fact:

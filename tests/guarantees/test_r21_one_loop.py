@@ -616,3 +616,32 @@ async def test_r21_a_store_that_is_away_while_the_run_is_to_be_closed_costs_dela
         await asyncio.gather(*loops)
         assert away
         assert await run.handler("operator").is_closed()
+
+
+async def test_r21_who_meets_again_from_the_middle_of_its_step_is_waited_for_by_nobody() -> None:
+    """It had failed while the store did not answer, and could not ask who was first; the others were told nothing."""
+    async with a_run(disconnect_ttl=8) as run:
+        handlers = {name: run.handler(name) for name in "ab"}
+        rounds: dict[str, Round] = {}
+
+        async def train(name: str) -> None:
+            async for round in rounds_of(handlers[name]):
+                rounds[name] = round
+                async with round:
+                    await round.check(0)
+                    if name == "b" and round.world_size == 2:
+                        await asyncio.sleep(2)
+                        raise ZeroDivisionError
+                    await round.store.wait(["b has come out of step 0"])
+
+        run.start(train("a"))
+        run.start(train("b"))
+        await until(lambda: {round.world_size for round in rounds.values()} == {2})
+        in_step, first = rounds["a"], rounds["b"]
+        await asyncio.sleep(1)
+        run.network.partition("b")
+        await until(lambda: first.ending is not None)
+        run.network.heal("b")
+        await until(lambda: rounds["a"] is not in_step, within=10)
+        assert in_step.ending is not None
+        assert in_step.ending.kind.value == "left"

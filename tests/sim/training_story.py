@@ -168,6 +168,8 @@ class TrainingStory(FullStory):
         if event.kind == "put":
             record = NodeRecord.unpack(event.value, node_id=name, arrival=event.revision)
             early = record.left and not record.stopped
+            if record.left:
+                self.gone.add(name)  # a new process of its name may come before the record goes
             node = self.nodes[name]
             self.truth.require(
                 not (record.stopped and isinstance(node, Trainer) and node.failed_in == number),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
-__all__ = ["Stopwatch"]
+__all__ = ["STOOD_STILL", "Stopwatch"]
 
 STOOD_STILL = 1.0  # seconds; a look that comes so late was held up by this process; less is what busy machines cost
 LOOKS_EVERY = 0.1  # seconds: standing still is known to that part
