@@ -109,16 +109,18 @@ async def _no_such_node(options: argparse.Namespace, name: str) -> str:
     *RUN,
     NODE_OR_WHERE,
     option(WHERE, _attribute, "instead of NODE: what has banned all nodes with this attribute"),
+    argument("--reason", default="", help="why; the history says it"),
 )
 async def _unban(options: argparse.Namespace) -> int:
     await _check_who_is_meant(options)
     async with open_run(options) as handler:
         if options.where is None:
-            await handler.unban(options.node)
+            await handler.unban(options.node, options.reason)
             who = f"node {options.node}"
         else:
-            await handler.unban_where(*options.where)
-            who = f"nodes with {'='.join(options.where)}"
+            name, value = options.where
+            await handler.unban_where(name, value, options.reason)
+            who = f"nodes with {name}={value}"
     say(f"{who} may come again to run {handler.run_id}")
     return DONE
 

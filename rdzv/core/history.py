@@ -27,7 +27,7 @@ from store.records import Record
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
-    from rdzv.core.state import Closed, Progress
+    from rdzv.core.state import Closed, Progress, Unban
 
 __all__ = [
     "BYTES_MOST",
@@ -59,11 +59,12 @@ GIVEN_UP: Final = "given up"
 class Incident(Record, kw_only=True):
     """Something that happened while a round stood."""
 
-    kind: str  # "lost", "left", "closed" or "given up"
+    kind: str  # "lost", "left", "closed", "given up" or "unbanned"
     after: float | None  # seconds since the round completed; None if nobody knows
     count: int = 0  # how many nodes
     node_ids: tuple[str, ...] = ()  # the first of them, by name
-    # Why it was closed, and by whom; why it was given up; or why these nodes were lost or left, if that is known.
+    # Why it was closed, and by whom; why it was given up; who was unbanned, by whom and why; or why these nodes were
+    # lost or left, if that is known.
     reason: str = ""
     at: float | None = None  # the hour, in seconds since 1970 by the coordinator's clock; None if it was not noted
 
@@ -325,6 +326,7 @@ class Chronicle:
         now: float,
         at: float | None = None,
         why: Mapping[str, str] = MappingProxyType({}),
+        unbans: Iterable[Unban] = (),
     ) -> History | None:
         """Return the history with this progress's news of the current round; None if it has none.
 
@@ -334,6 +336,7 @@ class Chronicle:
             now: When, on this coordinator's clock.
             at: The same, as the hour.
             why: Why members have gone, as far as that is known.
+            unbans: Which bans were lifted.
         """
         chapter = self._history.chapters[-1] if self._history.chapters else None
         if chapter is None or chapter.number != progress.round or len(chapter.incidents) >= INCIDENTS_MOST:
@@ -363,6 +366,7 @@ class Chronicle:
             news.append(Incident(kind="closed", after=after, reason=reason, at=at))
         if progress.given_up and not any(one.kind == GIVEN_UP for one in told):
             news.append(Incident(kind=GIVEN_UP, after=after, reason=progress.given_up.partition(": ")[2], at=at))
+        news.extend(Incident(kind="unbanned", after=after, reason=str(unban), at=at) for unban in unbans)
         if not news:
             return None
         current = self._last(now).replace(incidents=(*told, *news)[:INCIDENTS_MOST])

@@ -54,6 +54,7 @@ class Keys:
     begun: ClassVar[_Name] = _Name("begun/")  # which step a member has begun, when all are to stop
     drains: ClassVar[_Name] = _Name("head/draining/")  # that a node is to leave
     bans: ClassVar[_Name] = _Name("head/banned/")  # that a node may not join; see `ban_names`
+    unbans: ClassVar[_Name] = _Name("head/unbanned/")  # that a ban of this name was lifted, until the history says so
     unfits: ClassVar[_Name] = _Name("unfit/")  # why a node that wanted to join failed its health check
     # ... and of others.
     questions: ClassVar[_Name] = _Name("head/asked/")  # what an operator asks of nodes

@@ -182,6 +182,28 @@ class Ban(Stored, kw_only=True):
         return f"banned{by}{span}{f': {self.reason}' if self.reason else ''}"
 
 
+class Unban(Stored, kw_only=True):
+    """A ban was lifted.
+
+    Attributes:
+        who: Who may come again.
+        reason: As given by whoever lifted it, perhaps empty.
+        by: Who did.
+        revision: At which it was.
+    """
+
+    called = "the lifting of a ban"
+    outside: ClassVar[tuple[str, ...]] = ("revision",)
+
+    who: str
+    reason: str = ""
+    by: str = ""
+    revision: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.who}{f' by {self.by}' if self.by else ''}{f': {self.reason}' if self.reason else ''}"
+
+
 class Progress(Stored, kw_only=True):
     """How far the next round is, as the coordinator sees it."""
 
@@ -252,6 +274,7 @@ class Head:
     progress_at: float = 0.0
     progress_found: bool = False
     bans: Mapping[str, Ban] = field(default_factory=lambda: MappingProxyType({}))
+    unbans: Mapping[str, Unban] = field(default_factory=lambda: MappingProxyType({}))
     stop: Stop | None = None
     drains: Mapping[str, Leaving] = field(default_factory=lambda: MappingProxyType({}))
     resized: Resized | None = None

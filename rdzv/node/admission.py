@@ -24,7 +24,7 @@ from rdzv.config.value_types import ATTRIBUTES_BYTES_MAX, DURATION_MAX, NAME, TE
 from rdzv.core.decision import Rules
 from rdzv.core.ranks import order_named
 from rdzv.core.round import Round
-from rdzv.core.state import Ban, Closed, ban_name, pack_settings, unpack_settings
+from rdzv.core.state import Ban, Closed, Unban, ban_name, pack_settings, unpack_settings
 from rdzv.core.stopping import Resized
 from rdzv.errors import (
     RendezvousClosedError,
@@ -444,6 +444,13 @@ async def put_ban_where(store: Store, keys: Keys, ban: Ban, *, keep: float) -> t
     return tuple(sorted(before | here))
 
 
-async def lift_ban(store: Store, keys: Keys, node_id: str) -> None:
-    """Let a banned node come again, whoever has banned it."""
-    await store.delete(keys.banned(node_id))
+async def lift_ban(store: Store, keys: Keys, name: str, unban: Unban) -> None:
+    """Let who is banned come again, whoever has banned them; the coordinator writes into the history that, and why."""
+    note = unban.pack()
+    while (ban := await store.get(keys.banned(name))) is not None:
+        done = await store.transact(
+            when=(when.mod_revision(ban.key) == ban.mod_revision,),
+            then=(Delete(ban.key), Put(keys.unbans + name, note, lease=ban.lease)),
+        )
+        if done.succeeded:
+            return

@@ -38,7 +38,7 @@ from rdzv.core.decision import (
 from rdzv.core.history import Chronicle, History, pack_history
 from rdzv.core.ranks import newest_of
 from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, bucket_of, name_arrivals
-from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
+from rdzv.core.state import NodeRecord, Phase, Progress, Unban, unpack_settings
 from rdzv.core.view import View
 from rdzv.node.accusing import AccusationWatch
 from rdzv.node.admission import OverruledError, take_settings
@@ -65,6 +65,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 ORDER_WITHIN = 1.0  # seconds; an order that takes longer is named as what a round waits for
 MARKERS = 1  # operations of a commit that only some need
+UNBANS_AT_ONCE = 16  # liftings of bans that go into the history with one write
 SHARED_TTL_LEAST = 30.0  # seconds that what a round shares outlives the last coordinator ...
 SHARED_TTL_FACTOR = 3  # ... and at least so many TTLs of a member: by then no member is left to read it
 REFUSED_PAUSE = 0.2  # seconds; a refused commit is decided anew at the next event, or after this
@@ -95,6 +96,7 @@ class Term:
         self._office = Office(self._store, self._keys, self._view, term=role.term, run_lease=run_lease)
         self._wakeup = self._office.wakeup
         self._resized_at = 0  # the revision of the last resize that was heeded
+        self._unbanned_at = 0  # and of the last lifting of a ban that was noted
         self._events: deque[Event] = deque()
         self._reported: Progress | None = None
         self._reported_at = 0.0
@@ -274,19 +276,31 @@ class Term:
         now = self._store.time()
         nodes = progress.joined + progress.live
         due = report_due(self._reported, self._reported_at, progress, nodes=nodes, now=now)
-        if due is None or due > now:
+        unbans = self._unbans_to_note()
+        if not unbans and (due is None or due > now):
             return due
         self._say(explain(progress))
-        writes = [self._put_progress(progress)]
+        writes: list[Put | Delete] = [self._put_progress(progress)]
+        writes.extend(Delete(self._keys.unbans + name) for name in unbans)
         closed = self._follower.head.closed
-        history = self._chronicle.continued(progress, closed, now=now, at=time.time(), why=self._view.why)
+        history = self._chronicle.continued(
+            progress, closed, now=now, at=time.time(), why=self._view.why, unbans=unbans.values()
+        )
         if history is not None:
             writes.append(self._office.put(self._keys.history, pack_history(history)))
         await self._office.write(*writes)
         if history is not None:
             self._chronicle.written(history, now=now)
+        self._unbanned_at = max([self._unbanned_at, *(unban.revision for unban in unbans.values())])
         self._reported, self._reported_at = progress, now
         return report_due(progress, now, progress, nodes=nodes, now=now)
+
+    def _unbans_to_note(self) -> dict[str, Unban]:
+        """Which bans were lifted and are not in the history yet, by the names of their keys; the first of them."""
+        if self._view.round is None:
+            return {}  # there is no history yet
+        new = [it for it in self._follower.head.unbans.items() if it[1].revision > self._unbanned_at]
+        return dict(sorted(new, key=lambda it: it[1].revision)[:UNBANS_AT_ONCE])
 
     def _put_progress(self, progress: Progress) -> Put:
         """A write of the progress, as said at this hour."""

@@ -15,7 +15,7 @@ import anyio
 
 from rdzv.core.asking import Question
 from rdzv.core.round import Round
-from rdzv.core.state import Ban, Closed, Coordinator, Head, LastCoordinator, Leaving, Progress, ban_names
+from rdzv.core.state import Ban, Closed, Coordinator, Head, LastCoordinator, Leaving, Progress, Unban, ban_names
 from rdzv.core.stopping import Drain, Resized, Stop
 from rdzv.core.stored import pass_over
 from rdzv.errors import RendezvousStateError
@@ -217,6 +217,8 @@ class Follower:
             if put and key in self._own_ban_keys:
                 self.own_ban = OwnBan(revision, Ban.unpack(value))
             return of_many("bans", keys.bans, lambda: Ban.unpack(value))
+        if key.startswith(keys.unbans):
+            return of_many("unbans", keys.unbans, lambda: Unban.unpack(value, revision=revision))
         if key.startswith(keys.questions):
             return of_many("questions", keys.questions, lambda: Question.unpack(value))
         return {}

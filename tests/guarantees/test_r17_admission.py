@@ -125,6 +125,28 @@ async def test_r17_a_banned_node_finishes_its_round_and_is_kept_out_of_the_next_
         assert (await again).world_size == 2
 
 
+async def test_r17_the_history_says_who_lifted_a_ban_and_why_each_once_however_many_come_together() -> None:
+    """R17: "banned, for a time or until it is unbanned, with a reason for all to read"."""
+    names = [f"n{number}" for number in range(40)]
+    async with VirtualRun(min_nodes=1, max_nodes=2) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await a.ban("early")
+        await b.unban("early", "before anybody had met")
+        await run.meet(a, b)
+        for name in names:
+            await a.ban(name, "slow disk")
+        await a.ban_where("rack", "17", lasts=600)
+        await a.unban("never-banned", "a slip")
+        await asyncio.gather(*(b.unban(name, "new disk") for name in names), b.unban_where("rack", "17"))
+        await asyncio.sleep(1)
+        (chapter,) = await a.history()
+        assert {one.kind for one in chapter.incidents} == {"unbanned"}
+        said = sorted(one.reason for one in chapter.incidents)
+        others = "early by b: before anybody had met", "nodes with rack=17 by b"
+        assert said == sorted([*others, *(f"{name} by b: new disk" for name in names)])
+        assert run.keys("head/banned/") == run.keys("head/unbanned/") == []
+
+
 async def test_r17_a_ban_with_now_takes_the_node_out_of_its_round_at_once() -> None:
     """R17: "a node can be banned", and R2: a member leaves a round also "by a ban"."""
     async with VirtualRun(min_nodes=1, max_nodes=2) as run:

@@ -20,7 +20,7 @@ import anyio
 from rdzv.config.parameters import Parameter
 from rdzv.config.value_types import duration
 from rdzv.core.asking import ANSWER_TTL, pack_answer
-from rdzv.core.state import Ban, Closed, NodesLeft, NodesLost, ban_name
+from rdzv.core.state import WITH, Ban, Closed, NodesLeft, NodesLost, Unban, ban_name
 from rdzv.core.stopping import Drain
 from rdzv.errors import (
     RendezvousError,
@@ -386,17 +386,19 @@ async def ban_where(
 
 
 @goes_on
-async def unban(node: Node, node_id: str) -> None:
-    """Let a banned node come again."""
+async def unban(node: Node, node_id: str, reason: str = "") -> None:
+    """Let a banned node come again; the history says why."""
     check_node_id(node_id)
-    await node.ask_the_store(lambda store: lift_ban(store, node.keys, node_id))
+    unban = Unban(who=node_id, reason=reason, by=node.node_id)
+    await node.ask_the_store(lambda store: lift_ban(store, node.keys, node_id, unban))
 
 
 @goes_on
-async def unban_where(node: Node, attribute: str, value: str) -> None:
+async def unban_where(node: Node, attribute: str, value: str, reason: str = "") -> None:
     """Let the nodes with this attribute come again, as far as they are not banned by their names."""
-    name = ban_name(attribute_ban(attribute, value))
-    await node.ask_the_store(lambda store: lift_ban(store, node.keys, name))
+    where = attribute_ban(attribute, value)
+    unban = Unban(who=f"{WITH}{where}", reason=reason, by=node.node_id)
+    await node.ask_the_store(lambda store: lift_ban(store, node.keys, ban_name(where), unban))
 
 
 @goes_on

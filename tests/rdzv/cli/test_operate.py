@@ -10,6 +10,7 @@ import pytest
 import rdzv
 import store
 from rdzv.cli import main as command
+from rdzv.core.state import Unban
 
 if TYPE_CHECKING:
     from store.server.server import Server
@@ -44,6 +45,17 @@ async def test_all_nodes_with_an_attribute_are_banned_also_those_that_come_later
         finally:
             for handler in (*handlers, late):
                 await handler.aclose()
+
+
+async def test_the_command_says_to_whoever_writes_the_history_why_a_ban_was_lifted() -> None:
+    async with store.serve() as server, store.connect(server.url) as client:
+        async with rdzv.connect(f"{server.url}/job?min_nodes=1&is_host=false") as handler:  # it never coordinates
+            await handler.ban("b")
+            await handler.ban_where("rack", "17")
+        for who in (["b"], ["--where", "rack=17"]):
+            assert await said(server, *who, "--reason", "repaired", what="unban") == 0
+        notes = [Unban.unpack(entry.value) for entry in await client.list("/rdzv/job/head/unbanned/")]
+        assert [(note.who, note.reason) for note in notes] == [("b", "repaired"), ("nodes with rack=17", "repaired")]
 
 
 @pytest.mark.parametrize("arguments", [("status",), ("close",), ("ban", "a"), ("unban", "a"), ("forget",)])

@@ -15,7 +15,7 @@ from rdzv.core.absent import Absent, Missing
 from rdzv.core.asking import Question
 from rdzv.core.history import Chapter, History, Incident, Past, Spent
 from rdzv.core.round import Member, Participant, Round
-from rdzv.core.state import Ban, Closed, NodeRecord, Phase, Progress, pack_settings, unpack_settings
+from rdzv.core.state import Ban, Closed, NodeRecord, Phase, Progress, Unban, pack_settings, unpack_settings
 from rdzv.core.stopping import Begun, Drain, Resized, Stop
 from rdzv.core.stored import Stored
 from rdzv.core.stuck.accusing import Accusation
@@ -43,6 +43,7 @@ NOUNS: tuple[type[Stored], ...] = (
     Round,
     Stop,
     Tally,
+    Unban,
     Verdict,
 )
 

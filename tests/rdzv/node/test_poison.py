@@ -41,6 +41,7 @@ CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
     "accuse(1.0)": lambda it: it.accuse(1.0, "x"),  # type: ignore[arg-type]
     "accuse(why=None)": lambda it: it.accuse(1, None),  # type: ignore[arg-type]
     "accuse(why=bytes)": lambda it: it.accuse(1, b"x"),  # type: ignore[arg-type]
+    "unban(reason=None)": lambda it: it.unban("z", None),  # type: ignore[arg-type]
     "ban_where(reason=7)": lambda it: it.ban_where("rack", "r1", 7),  # type: ignore[arg-type]
 }
 
@@ -87,6 +88,7 @@ UNREADABLE = (
     "head/draining/a",
     "head/banned/z",
     "head/banned/with/rack=r1",
+    "head/unbanned/z",
     "head/asked/q",
     "head/unknown",
     "nodes/stranger",
