@@ -37,8 +37,11 @@ if TYPE_CHECKING:
     from rdzv.interface import RendezvousHandler
     from store import Store
 
+    ClientToEnter = contextlib.AbstractAsyncContextManager[Store]
+
 __all__ = [
     "Connection",
+    "client_of",
     "connect",
     "create_etcd",
     "create_handler",
@@ -142,6 +145,36 @@ def tcp_handler(settings: Settings) -> Handler:
     return Handler(way.node, open_store=way.client, open_blocking_store=way.blocking_client)
 
 
+def client_of(settings: Settings, credentials: Credentials, **options: Any) -> ClientToEnter:
+    """A client of the store that settings name, which is not connected yet; the options are those of its kind."""
+    if settings.endpoint.info.family == "tcp":
+        address = _address(settings)
+        dial = TcpDial(address, credentials.client_tls())
+        return Client(dial, name=str(address), token=credentials.token, **options)
+    from store.etcd import client as etcd
+
+    return etcd.Client(**_cluster(settings, credentials), **options)
+
+
+def _address(settings: Settings) -> Address:
+    ((host, port),) = settings.endpoint.hosts
+    return Address(host=host, port=port, secure=settings.uses_tls)
+
+
+def _cluster(settings: Settings, credentials: Credentials) -> dict[str, Any]:
+    """Where an etcd cluster is, and as whom it is asked: what all clients of it are told."""
+    from store.etcd.codec import Cluster
+
+    return {
+        "cluster": Cluster(hosts=settings.endpoint.hosts, secure=settings.uses_tls),
+        "tls": credentials.client_tls(),
+        "user": settings.user,
+        "password": credentials.read_password,
+        # No run has an empty name, so this is nobody's; and a user who may write runs may write there.
+        "receipts": f"{settings.prefix}//receipts/",
+    }
+
+
 class _WayToTcp:
     """How a node and its callers reach the TCP store of their run, which this process hosts if that is called for.
 
@@ -151,49 +184,41 @@ class _WayToTcp:
         node: Whose way it is.
     """
 
-    __slots__ = ("_address", "_begin_metrics", "_credentials", "_hosting", "_of_node", "_rng", "_settings", "node")
+    __slots__ = ("_begin_metrics", "_credentials", "_hosting", "_of_node", "_rng", "_settings", "node")
 
     def __init__(self, settings: Settings) -> None:
-        ((host, port),) = settings.endpoint.hosts
-        self._address = Address(host=host, port=port, secure=settings.uses_tls)
         self._settings = settings
         self._credentials = Credentials(settings)
         self._rng = random.Random(secrets.randbits(64))  # by itself it would read 2.5 kB to begin with
         self.node: Node = Node(settings, loop=NodeThread(), open_store=lambda: self, rng=self._rng)
         self._begin_metrics = metrics_server(self.node, settings, self._credentials)
         self._hosting: Hosting | None = None
-        self._of_node: Client | None = None
+        self._of_node: ClientToEnter | None = None
 
-    def client(self, connect_timeout: float = CALL_TIMEOUT, **options: Any) -> Client:
+    def client(self, connect_timeout: float = CALL_TIMEOUT, **options: Any) -> ClientToEnter:
         """A client that is not connected yet."""
-        return Client(
-            TcpDial(self._address, self._credentials.client_tls()),
-            name=str(self._address),
-            token=self._credentials.token,
-            timeout=CALL_TIMEOUT,
-            connect_timeout=connect_timeout,
-            timeout_name="join_timeout",
-            **options,
-        )
+        how = {"timeout": CALL_TIMEOUT, "connect_timeout": connect_timeout, "timeout_name": "join_timeout"}
+        return client_of(self._settings, self._credentials, **how, **options)
 
     def blocking_client(self) -> store.sync.Client:
         """A client for those who block."""
         credentials = self._credentials
         return store.sync.Client(
-            self._address, token=credentials.token, tls=credentials.client_tls(), timeout=CALL_TIMEOUT
+            _address(self._settings), token=credentials.token, tls=credentials.client_tls(), timeout=CALL_TIMEOUT
         )
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> Store:
         self._begin_metrics()
         if self._settings.is_host is not False:  # else there is nothing to find out, by a thread for each node
             await self._host_if_called_for()
         client = self.client(self._settings.join_timeout, rng=self._rng)
         # Not before: the others may wait for the store that this node hosts.
         async with self.node.loop.turn():
-            self._of_node = await client.__aenter__()
+            connected = await client.__aenter__()
+        self._of_node = client
         if self._hosting is not None:
             self._hosting.settle()
-        return client
+        return connected
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -219,8 +244,6 @@ def create_etcd(parameters: RendezvousParameters) -> Handler:
     settings = with_expected_nodes(parse(parameters.url, parameters.overrides, os.environ))
     try:
         from store.etcd import blocking as etcd_sync
-        from store.etcd import client as etcd
-        from store.etcd.codec import Cluster
     except ImportError as error:
         raise RendezvousSettingsError(f"{settings.endpoint.scheme} cannot be used: {error}") from error
     if settings.ttl < ETCD_TTL_LEAST:
@@ -231,23 +254,14 @@ def create_etcd(parameters: RendezvousParameters) -> Handler:
             ETCD_TTL_LEAST,
         )
     credentials = Credentials(settings)
-    cluster = Cluster(hosts=settings.endpoint.hosts, secure=settings.uses_tls)
-    options: dict[str, Any] = {
-        "tls": credentials.client_tls(),
-        "user": settings.user,
-        "password": credentials.read_password,
-        "timeout": CALL_TIMEOUT,
-        # No run has an empty name, so this is nobody's; and a user who may write runs may write there.
-        "receipts": f"{settings.prefix}//receipts/",
-    }
-
+    cluster = _cluster(settings, credentials)  # with what is wrong with its files said at once
     who = (settings.user, settings.password_file, settings.tls, settings.ca, settings.cert, settings.key)
-    shared_as = (cluster, settings.prefix, *who)
+    shared_as = (cluster["cluster"], settings.prefix, *who)
 
-    def open_store(**more: Any) -> contextlib.AbstractAsyncContextManager[Store]:
-        return etcd.Client(cluster, shared_as=shared_as, **options, **more)
+    def open_store(**more: Any) -> ClientToEnter:
+        return client_of(settings, credentials, shared_as=shared_as, timeout=CALL_TIMEOUT, **more)
 
-    def open_for_node() -> contextlib.AbstractAsyncContextManager[Store]:
+    def open_for_node() -> ClientToEnter:
         begin_metrics()
         return open_store(connect_timeout=settings.join_timeout, timeout_name="join_timeout")
 
@@ -256,7 +270,7 @@ def create_etcd(parameters: RendezvousParameters) -> Handler:
     return Handler(
         node,
         open_store=open_store,
-        open_blocking_store=lambda: etcd_sync.Client(cluster, **options),
+        open_blocking_store=lambda: etcd_sync.Client(timeout=CALL_TIMEOUT, **cluster),
     )
 
 

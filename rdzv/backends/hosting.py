@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from rdzv.backends.credentials import Credentials
     from rdzv.config.settings import Settings
-    from store import Client, Server, Store
+    from store import Server, Store
 
     OpenClient = Callable[[], contextlib.AbstractAsyncContextManager[Store]]
 
@@ -183,7 +183,12 @@ class Hosting:
         open_client: Makes a client of the store at the URL.
     """
 
-    def __init__(self, settings: Settings, credentials: Credentials, open_client: Callable[[float], Client]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        credentials: Credentials,
+        open_client: Callable[[float], contextlib.AbstractAsyncContextManager[Store]],
+    ) -> None:
         self._settings, self._credentials = settings, credentials
         self._ending = Keys(settings.prefix, settings.run_id).ending
         self._open_client = open_client

@@ -214,7 +214,10 @@ def gloo_check(own_name: str, own: Sequence[str], leads_there: str, *, chosen: s
 def _refused(error: store.StoreError) -> Check:
     match error:
         case store.AuthenticationError():
-            remedy = "give the store's own token (token_file=), and certificates that it trusts (ca=, cert=, key=)"
+            remedy = (
+                "give the store's own token (token_file=), or the user that etcd knows (user=, password_file=), and "
+                "certificates that it trusts (ca=, cert=, key=)"
+            )
         case store.ProtocolError():
             remedy = "is it the port of a store, is tcps:// meant, are both of releases that work together?"
         case _:

@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-import store
+from rdzv.backends.builtin import client_of
 from rdzv.backends.credentials import Credentials
 from rdzv.config.endpoint import split_url
 from rdzv.config.settings import parse
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from rdzv.config.settings import Settings
     from rdzv.node.handler import Handler
+    from store import Store
 
 __all__ = ["check_exists", "no_such_run", "open_run", "open_store", "settings_of"]
 
@@ -38,19 +39,10 @@ def settings_of(url: str, **given: Any) -> Settings:
 
 
 @contextlib.asynccontextmanager
-async def open_store(url: str, *, timeout: float) -> AsyncIterator[tuple[store.Store, Keys]]:
+async def open_store(url: str, *, timeout: float) -> AsyncIterator[tuple[Store, Keys]]:
     """Connect to the store of a URL; give it with the keys of the run."""
     settings = settings_of(url)
-    credentials = Credentials(settings)
-    connecting = store.connect(
-        settings.endpoint.url,
-        token=credentials.token,
-        tls=credentials.client_tls(),
-        user=settings.user,
-        password=credentials.password,
-        timeout=timeout,
-    )
-    async with connecting as client:
+    async with client_of(settings, Credentials(settings), timeout=timeout) as client:
         yield client, Keys(settings.prefix, settings.run_id)
 
 
@@ -78,7 +70,7 @@ async def check_exists(options: argparse.Namespace) -> None:
             raise await no_such_run(client, keys)
 
 
-async def no_such_run(client: store.Store, keys: Keys) -> RendezvousStateError:
+async def no_such_run(client: Store, keys: Keys) -> RendezvousStateError:
     """Return the error, which names the runs that there are."""
     runs = await run_ids(client, keys.prefix)
     there = f"it has {first_of(runs, RUNS_NAMED_MOST)}" if runs else f"it has none under {keys.prefix}"

@@ -34,6 +34,7 @@ from store.etcd.client import Client, Watch
 from store.etcd.codec import Cluster, Failure, FailureKind
 from store.messages import CHOSEN_LEASE_LEAST, Create, Event, Grant, Guarded, Revoke, TransactionResult
 from store.net.certificates import client_context
+from tests.rdzv.cli.test_main import run
 from tests.store.etcd.test_members import time_is_over
 from tests.support.etcd import Etcd, encoded, serve_etcd
 from tests.support.proxy import Proxy
@@ -529,6 +530,9 @@ async def test_s8_certificates_users_and_passwords(tmp_path: Path) -> None:
             info = await handler.next_rendezvous()
             await info.store.set("key", "value")
             assert await info.store.get("key") == b"value"
+            for command in ("status", "runs", "doctor"):  # which asked for another place, and were refused
+                done, output = await run(command, url + who + "/password")
+                assert done == 0, output
         for wrong, sentence in (
             (url + who + "/wrong", "refused the user or the password"),
             (url, "does not permit this user"),  # whom etcd takes from the certificate: its common name
