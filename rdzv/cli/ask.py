@@ -126,7 +126,7 @@ async def _chaos(options: argparse.Namespace) -> int:
                 node_id, answer = rng.choice(there), "no answer: only a launcher gives one, rdzv run"
                 with anyio.move_on_after(ANSWER_WITHIN):
                     answer = await _ask(client, keys, KILL, node_id)
+                    obeyed += not answer.startswith(REFUSED)
                 say(f"{node_id}: {answer}")
                 asked += 1
-                obeyed += not answer.startswith(REFUSED)
     return DONE if obeyed or not asked else FAILED

@@ -197,15 +197,20 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            return runner.run(_run(command, options))
-    except BrokenPipeError:  # whoever read our output has enough of it, and of what is still to be flushed
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
+            status = runner.run(_run(command, options))
+        print(end="", flush=True)
+    except BrokenPipeError:  # whoever read our output has enough of it
+        status = DONE
     except (RendezvousError, store.StoreError, OSError, ValueError, ImportError) as error:
         if options.debug:
             traceback.print_exc()
         sys.stderr.write(f"rdzv {command.name}: {printable(in_a_line(error), most=ERROR_LETTERS_MOST)}\n")
-        return command.ends_with(options, command.first_status + _status_of(error))
+        status = command.ends_with(options, command.first_status + _status_of(error))
+    try:
+        print(end="", flush=True)
+    except OSError:  # what cannot be written: Python would try once more at its end, and end with 120
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return status
 
 
 async def _run(command: Command, options: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ import importlib
 import os
 import signal
 import sys
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from rdzv._version import __version__
@@ -103,9 +104,12 @@ def _without_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def _with_url(command: Command, words: list[str]) -> list[str]:
     """Add the URL from the environment if a subcommand needs one and is given none."""
     url = os.environ.get(DEFAULT_URL)
-    if not command.takes_url or not url or any(map(command.means_url, words)):
+    if not command.takes_url or not url:
         return words
-    return [url, *words]
+    # What follows an option with a value is that value: a reason may hold a URL, too.
+    valued = {name for each in command.arguments if "action" not in each.settings for name in each.names}
+    is_given = any(command.means_url(word) for before, word in pairwise(["", *words]) if before not in valued)
+    return words if is_given else [url, *words]
 
 
 class _Parser(argparse.ArgumentParser):

@@ -115,12 +115,16 @@ async def _unban(options: argparse.Namespace) -> int:
     await _check_who_is_meant(options)
     async with open_run(options) as handler:
         if options.where is None:
-            await handler.unban(options.node, options.reason)
             who = f"node {options.node}"
+            was_banned = await handler.unban(options.node, options.reason)
         else:
             name, value = options.where
-            await handler.unban_where(name, value, options.reason)
             who = f"nodes with {name}={value}"
+            was_banned = await handler.unban_where(name, value, options.reason)
+    if not was_banned:
+        raise RendezvousStateError(
+            f"there is no ban of {who} in run {handler.run_id}; rdzv status shows those there are"
+        )
     say(f"{who} may come again to run {handler.run_id}")
     return DONE
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 import store
-from rdzv.cli.command import DONE, FAILED, JSON, RUN, STORE, command, flag, option, say, whole_number
+from rdzv.cli.command import DONE, JSON, RUN, STORE, command, flag, option, say, whole_number
 from rdzv.cli.reach import no_such_run, open_run, open_store, settings_of
 from rdzv.config.settings import parse
 from rdzv.core.round import Round
@@ -119,8 +119,9 @@ async def _forget(options: argparse.Namespace) -> int:
         nodes = await _nodes(client, keys)
         if nodes and not options.force:
             named = first_of(nodes, NODES_NAMED_MOST)
-            say(f"run {keys.run_id} has {len(nodes)} nodes: {named}; close it first, or forget it with --force")
-            return FAILED
+            raise RendezvousStateError(
+                f"run {keys.run_id} has {len(nodes)} nodes: {named}; close it first, or forget it with --force"
+            )
         if nodes:
             await _close(options, client, keys)
         forgotten = await _delete(client, keys)

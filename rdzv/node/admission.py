@@ -444,8 +444,12 @@ async def put_ban_where(store: Store, keys: Keys, ban: Ban, *, keep: float) -> t
     return tuple(sorted(before | here))
 
 
-async def lift_ban(store: Store, keys: Keys, name: str, unban: Unban) -> None:
-    """Let who is banned come again, whoever has banned them; the coordinator writes into the history that, and why."""
+async def lift_ban(store: Store, keys: Keys, name: str, unban: Unban) -> bool:
+    """Let who is banned come again, whoever has banned them; the coordinator writes into the history that, and why.
+
+    Returns:
+        Whether there was a ban.
+    """
     note = unban.pack()
     while (ban := await store.get(keys.banned(name))) is not None:
         done = await store.transact(
@@ -453,4 +457,5 @@ async def lift_ban(store: Store, keys: Keys, name: str, unban: Unban) -> None:
             then=(Delete(ban.key), Put(keys.unbans + name, note, lease=ban.lease)),
         )
         if done.succeeded:
-            return
+            return True
+    return False

@@ -386,19 +386,19 @@ async def ban_where(
 
 
 @goes_on
-async def unban(node: Node, node_id: str, reason: str = "") -> None:
-    """Let a banned node come again; the history says why."""
+async def unban(node: Node, node_id: str, reason: str = "") -> bool:
+    """Let a banned node come again; the history says why. Return whether it was banned."""
     check_node_id(node_id)
     unban = Unban(who=node_id, reason=reason, by=node.node_id)
-    await node.ask_the_store(lambda store: lift_ban(store, node.keys, node_id, unban))
+    return await node.ask_the_store(lambda store: lift_ban(store, node.keys, node_id, unban))
 
 
 @goes_on
-async def unban_where(node: Node, attribute: str, value: str, reason: str = "") -> None:
+async def unban_where(node: Node, attribute: str, value: str, reason: str = "") -> bool:
     """Let the nodes with this attribute come again, as far as they are not banned by their names."""
     where = attribute_ban(attribute, value)
     unban = Unban(who=f"{WITH}{where}", reason=reason, by=node.node_id)
-    await node.ask_the_store(lambda store: lift_ban(store, node.keys, ban_name(where), unban))
+    return await node.ask_the_store(lambda store: lift_ban(store, node.keys, ban_name(where), unban))
 
 
 @goes_on

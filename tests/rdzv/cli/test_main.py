@@ -219,6 +219,7 @@ async def test_the_url_may_come_from_the_environment_and_a_given_one_beats_it() 
             (("history", f"{server.url}/other"), "run other: no round"),
             (("ban", "--now", "gpu-1", "--reason", "slow"), "node gpu-1 is banned from run job"),
             (("ban", "gpu-2", "--for", "10m"), "node gpu-2 is banned from run job for 10 min"),
+            (("ban", "gpu-3", "--reason", "see https://tickets/7"), "node gpu-3 is banned from run job"),
             (("ping", "--count", "1"), "answers in"),
         ):
             status, output = await run(*arguments, RDZV_URL=url)
@@ -251,6 +252,19 @@ def test_an_interrupt_while_a_command_is_imported_is_no_traceback(monkeypatch: p
 
     monkeypatch.setattr(cli, "_room", interrupted)
     assert cli.main(["ping", "tcp://127.0.0.1"]) == 130
+
+
+@pytest.mark.parametrize(("reader", "status", "says"), [("nobody", 0, ""), ("full", 1, "No space left on device\n")])
+def test_output_that_cannot_be_written_ends_with_a_status_of_ours(reader: str, status: int, says: str) -> None:
+    """Python wrote once more at its end, said so in two lines, and ended with 120."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    reading, writing = os.pipe() if reader == "nobody" else (None, os.open("/dev/full", os.O_WRONLY))
+    if reading is not None:
+        os.close(reading)
+    command = [sys.executable, "-m", "rdzv", "token"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (status, says and f"rdzv token: {says}")
 
 
 def test_what_the_system_says_is_said_without_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

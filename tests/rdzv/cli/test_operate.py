@@ -36,6 +36,9 @@ async def test_all_nodes_with_an_attribute_are_banned_also_those_that_come_later
             assert capsys.readouterr().out == there
             assert await said(server, "--where", "rack=99", what="unban") == 0
             assert capsys.readouterr().out == "nodes with rack=99 may come again to run job\n"
+            for who in (("--where", "rack=99"), ("b",)):  # a slip of the keyboard let nobody come again, and was done
+                assert await said(server, *who, what="unban") == 1
+            assert "there is no ban of node b in run job" in capsys.readouterr().err
             assert await said(server, "a", "--where", "rack=17") == await said(server) == 2
             assert await said(server, "--where", "rack=17", "--reason", "its switch", "--for", "1h") == 0
             assert "nodes with rack=17 are banned from run job for 1 h: now a, c\n" in capsys.readouterr().out
@@ -71,6 +74,14 @@ async def test_a_run_that_never_was_is_named_with_those_that_are_and_nothing_is_
         await client.put("/rdzv/jbo/settings", b"")
         assert await said(server, *rest, what=what) == 1
         assert "has no run job; it has jbo" in capsys.readouterr().err
+
+
+async def test_a_rehearsal_in_which_nobody_answers_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run without launchers lost nobody, and the exit status said that all was done."""
+    monkeypatch.setattr("rdzv.cli.ask.ANSWER_WITHIN", 0.1)
+    async with store.serve() as server, rdzv.connect(f"{server.url}/job?min_nodes=1&is_host=false") as node:
+        await node.next_rendezvous()
+        assert await said(server, "--kill", "100/1s", "--for", "1", "--seed", "1", "--yes", what="chaos") == 1
 
 
 async def test_a_run_may_be_closed_before_anybody_has_come() -> None:
