@@ -42,7 +42,12 @@ class Credentials:
     def read_password(self) -> str | None:
         """Return the password as it is in its file now: it may have been changed since the start."""
         path = self._settings.password_file
-        return None if path is None else _read_secret(f"password_file={path!r}", path, "the password").decode()
+        if path is None:
+            return None
+        try:
+            return _read_secret(f"password_file={path!r}", path, "the password").decode()
+        except UnicodeDecodeError:
+            raise RendezvousSettingsError(f"password_file={path!r} is not in UTF-8, as passwords of etcd are") from None
 
     def client_tls(self) -> ssl.SSLContext | None:
         """How to reach the store over TLS; None: as the system does, or without."""

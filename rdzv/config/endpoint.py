@@ -116,7 +116,7 @@ def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
         host = host[1:-1]
         is_host = _is_ipv6(host)
     else:
-        is_host = re.fullmatch(r"[\w.-]+", host) is not None
+        is_host = re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", host) is not None  # as names are looked up
     if not match or not is_host:
         refuse(
             f"{shown(text)} in the URL must be a host name or an IP address, and perhaps a port; "

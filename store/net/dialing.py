@@ -119,4 +119,4 @@ def describe(error: BaseException) -> str:
         return "it closed the connection"
     if isinstance(error, TimeoutError):
         return "it does not answer"
-    return str(error) or type(error).__name__
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__

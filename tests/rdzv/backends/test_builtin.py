@@ -74,6 +74,13 @@ def test_a_token_file_of_no_use_is_named(tmp_path: Path, content: str | None, me
         Credentials(parse("tcp://head/job", {"token_file": str(path)}, {}))
 
 
+def test_a_password_that_etcd_cannot_take_is_told_by_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    path.write_bytes("straße".encode("latin-1"))
+    with pytest.raises(RendezvousSettingsError, match=r"password_file=.*password' is not in UTF-8"):
+        Credentials(parse("etcd://head/job", {"user": "me", "password_file": str(path)}, {}))
+
+
 @pytest.mark.parametrize("given", [{"ca": "{}"}, {"cert": "{}", "key": "{}"}])
 def test_certificates_of_no_use_are_named(tmp_path: Path, given: dict[str, str]) -> None:
     path = tmp_path / "pem"

@@ -77,6 +77,8 @@ def test_every_scheme_has_a_port_and_a_prefix() -> None:
         ("tcp://[::1/r", ("[::1", "brackets")),
         ("tcp://[1.2]/r", ("[1.2]", "brackets")),
         ("tcp://he$d/r", ("he$d", "host name")),
+        ("etcd://a,head..example/r", ("head..example", "host name")),
+        (f"etcd://{'a' * 64}.example/r", ("host name",)),
         ("tcp://a,b/r", ("tcp", "exactly one", "2", "etcd")),
         ("tcp://a/%ff", ("run_id", "UTF-8", "%C3%A4")),
         (TCP + "?ttl", ("ttl", "write ttl=VALUE")),

@@ -29,3 +29,4 @@ def test_what_fails_is_said_as_a_person_would_say_it(error: OSError, words: str)
     said = describe(error)
     assert words in said
     assert "\n" not in said
+    assert "Errno" not in said
