@@ -6,6 +6,7 @@ the fields. `VERSION` steps when one of them goes or changes its meaning; new on
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -175,6 +176,8 @@ def _member(member: Participant, steps: StepOf | None) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Return a value of the user's as JSON knows it: bytes as text, and what else there is as Python shows it."""
     match value:
+        case float() if not math.isfinite(value):  # a page reads none of them
+            return repr(value)
         case None | bool() | int() | float() | str():
             return value
         case bytes():

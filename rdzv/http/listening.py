@@ -161,7 +161,8 @@ async def listening(
         OSError: The address cannot be bound.
     """
     visitors = _Visitors(table)
-    application = web.Application(middlewares=[visitors.serve_one, _guarded(door)], client_max_size=BODY_BYTES_MOST)
+    # The door first: whoever guesses at the token remains a stranger.
+    application = web.Application(middlewares=[_guarded(door), visitors.serve_one], client_max_size=BODY_BYTES_MOST)
     application.add_routes(routes)
     runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()

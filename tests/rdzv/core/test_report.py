@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,11 @@ def test_every_fact_is_a_field() -> None:
         round=7,
         phase=Phase.TRAINING,
         reason="round 7 stands with 2 nodes",
-        members=(Participant(node_id="a", rank=0, address="10.0.0.1", payload=b"\xff", attributes={"rack": "r1"}),),
+        members=(
+            Participant(
+                node_id="a", rank=0, address="10.0.0.1", payload=[b"\xff", math.nan], attributes={"rack": "r1"}
+            ),
+        ),
         waiting=("c", "d"),
         spares=("d",),
         coordinator="a",
@@ -54,7 +59,7 @@ def test_every_fact_is_a_field() -> None:
             "node_id": "a",
             "rank": 0,
             "address": "10.0.0.1",
-            "payload": "\\xff",
+            "payload": ["\\xff", "nan"],
             "attributes": {"rack": "r1"},
             "step": 1204,
             "step_age": 2.5,

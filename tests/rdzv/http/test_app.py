@@ -175,6 +175,24 @@ async def test_silent_connections_are_counted_bounded_and_do_not_shut_the_stores
             assert answer.status == 200, "in its turn"
 
 
+async def test_who_guesses_at_the_token_remains_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a wrong guess was made to wait, it was no stranger: there could be as many of them as there are files."""
+    monkeypatch.setattr(listening, "WRONG_GUESS_COSTS", 600.0)
+    limits = limits_with(handshakes_max=20)
+    async with (
+        served(TOKEN, limits=limits) as (server, url),
+        asyncio.timeout(LIMIT),
+        contextlib.AsyncExitStack() as stack,
+    ):
+        before = server.figures()["connections"]
+        for _ in range(20):
+            writer = await stack.enter_async_context(silent(int(url.rpartition(":")[2])))
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer guess\r\n\r\n")
+        while not server.figures()["connections_refused"]:
+            assert server.figures()["connections"] <= before + limits.handshakes_max // BESIDE_SHARE
+            await asyncio.sleep(0.01)
+
+
 @contextlib.asynccontextmanager
 async def silent(port: int) -> AsyncIterator[asyncio.StreamWriter]:
     """A connection on which nobody reads."""
