@@ -21,7 +21,7 @@ from rdzv.node.coordinator import Term
 from rdzv.node.part.role import ELECTION_MOST, Role, election_pause
 from rdzv.node.part.stopwatch import Stopwatch
 from rdzv.node.wakeup import Wakeup
-from store import ConditionFailed, ConnectionLost, Get, LeaseNotFound, Put, StoreTimeoutError, when
+from store import ConditionFailed, ConnectionLost, Get, Lease, LeaseNotFound, Put, StoreTimeoutError, when
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping
 
@@ -163,6 +163,10 @@ class Candidacy:
         def lapsed(reason: str) -> None:
             log.info("run %s: node %s coordinates no more: %s", self._keys.run_id, self._node_id, reason)
             self._lost_terms += 1
+            # That is so by our clock. A store that stood still meanwhile holds the role for its whole TTL yet, in which
+            # nobody would coordinate.
+            revoking = Lease(self._store, id=role.lease.id, ttl=role.lease.ttl).revoke()
+            self._link.start(revoking, f"give the role of coordinator of {self._keys.run_id} back")
             lost.cancel()
 
         role.lease.keep(sent_at=role.sent_at, on_lapse=lapsed)

@@ -1,4 +1,4 @@
-"""How a run stands and what it has cost, once it has met again after an outage that was longer than its leases."""
+"""What becomes of a run after an outage that was longer than leases: who coordinates, how it stands, what it cost."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import pytest
 import rdzv
 from rdzv.core.history import History
 from rdzv.display.history import Account, account
-from rdzv.testing import cluster
+from rdzv.testing import ClusterNode, cluster
 
 if TYPE_CHECKING:
     from rdzv.core.report import RunStatus
-    from rdzv.testing import ClusterNode
 
 TTL, TRAINED, AWAY, AFTERWARDS = 10.0, 40.0, 30.0, 20.0  # seconds
 APART = 1.0  # seconds between one node and the next that come back
@@ -60,3 +59,26 @@ def test_who_is_back_is_not_missing_and_what_was_no_training_is_none(stays_in_re
     # Until the second round: a member trains until its lease is over by its own clock, or it hears of the others.
     assert told.cost.spent.trained == pytest.approx(TRAINED + TTL, abs=TTL / 2), told.cost
     assert told.cost.seconds == pytest.approx(TRAINED + AWAY + len(cut_off) * APART, abs=2), told.cost
+
+
+def test_once_a_store_goes_on_that_stood_still_for_longer_than_a_term_somebody_coordinates_at_once() -> None:
+    """Nobody did for three seconds: the store does not count that time, and its coordinator, which does, had resigned.
+
+    Who failed because of a peer that had died meanwhile waited for the news of that in vain, and ended with its error.
+    """
+
+    async def train(node: ClusterNode) -> None:
+        async for round in rdzv.rounds(node.url):
+            async with round:
+                await anyio.sleep_forever()
+
+    with cluster(3, seed=1, min_nodes=2) as town:
+        town.run(train)
+        town.advance(5)
+        town.pause_store(4)
+        town.advance(3.9)
+        (coordinator,) = {node.handlers[-1].node.head.coordinator for node in town.nodes}
+        assert coordinator is not None
+        town.kill(next(node for node in town.nodes if node.name != coordinator.node_id))
+        town.advance(1)
+        assert [one.world_size for one in town.rounds] == [3, 2]
