@@ -88,6 +88,7 @@ class Link:
         self._answered_in: list[float] = []
         self._reach_changed = asyncio.Event()
         self._who_waits: Callable[[], str] = str
+        self._is_counted: Callable[[], bool] = bool
         self._asks_share = rng.uniform(*ASK_SPREAD)
         self._asking: asyncio.TimerHandle | None = None
         self._telling: asyncio.Task[None] | None = None  # while the store is away
@@ -152,12 +153,14 @@ class Link:
                 await self._reach_changed.wait()
         return not limit.cancelled_caught
 
-    def say_when_away(self, who_waits: Callable[[], str]) -> None:
+    def say_when_away(self, who_waits: Callable[[], str], is_counted: Callable[[], bool]) -> None:
         """Warn from now on when the store has been out of reach, or silent, for a while, and say when it is back.
 
-        `who_waits` says in words who waits now, and must hear of it soon; it is empty if nobody does.
+        `who_waits` says in words who waits now, and must hear of it soon; it is empty if nobody does. `is_counted`:
+        whether the coordinator has counted this node. Until then it does not know among how many it waits, and leaves
+        the question to its keep-alives.
         """
-        self._who_waits = who_waits
+        self._who_waits, self._is_counted = who_waits, is_counted
         self._ask_in(self._asks_every)
 
     @property
@@ -175,7 +178,7 @@ class Link:
         if silent_for < every - ASK_EARLY:
             self._ask_in(every - silent_for)
             return
-        if self._who_waits():
+        if self._is_counted() and self._who_waits():
             self.keeping.renew_now()
         self._ask_in(every)
 

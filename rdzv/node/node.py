@@ -188,7 +188,7 @@ class Node:
                 link.start(link.follower.run(), f"follow run {self.run_id}")
                 link.follower.listeners.add(self.listeners)
                 link.start(Noticing(self.part, link).run(), f"notice what befalls node {self.node_id}")
-                link.say_when_away(self._who_waits)
+                link.say_when_away(self._who_waits, self._is_counted)
                 if not self.hosts_store():
                     link.give_up_when_gone(self.settings.endpoint.url, within=self.settings.store_gone_timeout)
                 with anyio.CancelScope(deadline=client.time() + self.settings.join_timeout):
@@ -207,6 +207,11 @@ class Node:
         what = f"a round, for {self.settings.join_timeout:g} s" if self.joining else "the others in its round"
         waits = self.joining or (self.membership is not None and self.membership.beats.waits)
         return f"; node {self.node_id} waits for it, and for {what}" if waits else ""
+
+    def _is_counted(self) -> bool:
+        """Whether the coordinator's progress counts this node: as a member, or among those that have arrived."""
+        progress = self._link.follower.head.progress if self._link is not None else None
+        return progress is not None and (not self.joining or progress.last_arrival >= self.part.arrival.revision > 0)
 
     async def _disconnect(self, error: Exception | None = None) -> None:
         """End the link; the membership with it, if the store was lost."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
+import anyio
 import pytest
 
 from rdzv import Dropped, RendezvousConnectionError
@@ -36,6 +37,25 @@ async def test_those_who_wait_ask_at_moments_of_their_own_whether_the_store_is_t
         await asyncio.sleep(2)
         assert len(asked) >= 8, "each asks about once a second"
         assert max(sum(at <= other < at + 0.02 for other in asked) for at in asked) <= 4, "and not all together"
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("nodes", [400, 800])
+async def test_a_crowd_asks_no_more_often_than_a_few_nodes(nodes: int) -> None:
+    """How many have come is told seldom where they are many: who knew of few asked each second, and so did all."""
+    asked: list[float] = []
+    async with VirtualRun(min_nodes=nodes + 1, join_timeout=600) as run:
+        await run.join(run.handler("first"))
+        assert run.server is not None
+        now = asyncio.get_running_loop().time
+        run.server.conversations.on_request = lambda kind, *_: asked.append(now()) if kind == "KeepAlive" else None
+        async with anyio.create_task_group() as group:
+            for number in range(nodes - 1):
+                group.start_soon(run.handler(f"n{number}").next_rendezvous)
+            begun = now()
+            await asyncio.sleep(3)
+            group.cancel_scope.cancel()
+        assert len([at for at in asked if at < begun + 3]) <= 300, "some hundred a second"
 
 
 # ------------------------------------------------------------------------------------------ a store that is gone
