@@ -39,7 +39,8 @@ log: logging.Logger = logging.getLogger(__name__)
 STAGGER = 0.25  # seconds that one address has for itself, as RFC 8305 recommends
 
 CHECK_EVERY = 0.5  # seconds; how late who blocks may notice that he is to end
-LOOKED_UP_WITHIN = 1.0  # seconds, where it is known what the name stood for last time
+LOOKED_UP_WITHIN = 1.0  # seconds; then holds what the name stood for last time, if that is known
+HOLDS_FOR = 3.0  # seconds; longer than the longest pause before another attempt
 TOLD_MOST = 4  # addresses of a name in one sentence
 WORKED, SILENT = -1, 1  # the standings of the address that worked last, and of those that were tried since in vain
 SMALL_SEGMENT = 1024  # bytes; with all headers such a packet passes wherever IPv6 does, and through most tunnels
@@ -66,6 +67,8 @@ class Addresses:
         self._resolved: list[Resolved] = []
         self._small_packets = self._said = self._has_worked = False
         self._looking: threading.Thread | None = None
+        self._holds_until = -math.inf  # what was found, on `time.monotonic()`
+        self._problem: Exception = OSError(f"{host} was not looked up")  # of the last time that nothing was found
         with contextlib.suppress(OSError):
             self._look_up(socket.AI_NUMERICHOST)
         self.literal: bool = bool(self._resolved)
@@ -95,29 +98,40 @@ class Addresses:
         more = f" and {len(found) - TOLD_MOST} more" if len(found) > TOLD_MOST else ""
         return f" ({self.host} is {', '.join(found[:TOLD_MOST])}{more} here)"
 
-    def resolve(self) -> list[Resolved]:
-        """Look the addresses up, and give them in the order in which they are to be tried. This may take seconds.
+    def resolve(self, within: float = math.inf) -> list[Resolved] | None:
+        """Look the addresses up, and give them in the order in which they are to be tried.
+
+        None if that is not known within a second, or so many: ask again. A name server may take longer than an attempt
+        to connect: what it says then is for the next one.
 
         Raises:
             OSError: There are none.
         """
-        if not self.literal and not self._has_worked:
-            self._look_up()
-        elif not self.literal and (
-            self._looking is None or not self._looking.is_alive()
-        ):  # never two: it may take minutes
-            self._looking = threading.Thread(target=self._look_up_later, name=f"look up {self.host}", daemon=True)
-            self._looking.start()
-            self._looking.join(LOOKED_UP_WITHIN)
+        if not self.literal and time.monotonic() >= self._holds_until:
+            looking, wait = self._looking, not self._has_worked
+            if looking is None or not looking.is_alive():  # never two: it may take minutes
+                looking = threading.Thread(target=self._look_up_aside, name=f"look up {self.host}", daemon=True)
+                wait = True
+                looking.start()
+                self._looking = looking
+            if wait:
+                looking.join(min(within, LOOKED_UP_WITHIN))
+            is_over = not looking.is_alive()  # first: what it finds after this counts
+            if not self._has_worked and time.monotonic() >= self._holds_until:
+                if is_over:
+                    raise self._problem
+                return None
         families: dict[int, list[Resolved]] = {}
         for one in self._resolved:
             families.setdefault(one[0], []).append(one)
         turns = [one for turn in itertools.zip_longest(*families.values()) for one in turn if one is not None]
         return sorted(turns, key=lambda one: self._standing.get(one[4], 0))
 
-    def _look_up_later(self) -> None:
-        with contextlib.suppress(OSError):
+    def _look_up_aside(self) -> None:
+        try:
             self._look_up()  # if it comes too late, the next attempt has it
+        except (OSError, UnicodeError) as error:
+            self._problem = error
 
     def _look_up(self, flags: int = 0) -> None:
         # As bytes, where they are the same: for text Python loads its tables of international names, which takes longer
@@ -127,6 +141,7 @@ class Addresses:
         if not found:
             raise OSError(f"{self.host} has no address")
         self._resolved = list(found)
+        self._holds_until = time.monotonic() + HOLDS_FOR
 
     def worked(self, address: Any) -> None:
         """A connection to this address was made."""
@@ -241,7 +256,11 @@ def connected(addresses: Addresses, until: float, check: Callable[[], None]) -> 
     Raises:
         OSError: None of them can be reached. A `TimeoutError`: it was not in time.
     """
-    with contextlib.closing(Race(addresses, addresses.resolve())) as race:
+    while (order := addresses.resolve(until - time.monotonic())) is None:
+        check()
+        if time.monotonic() >= until:
+            raise TimeoutError
+    with contextlib.closing(Race(addresses, order)) as race:
         next_at = time.monotonic()
         while True:
             check()
@@ -270,11 +289,9 @@ async def connected_socket(addresses: Addresses) -> socket.socket:
     """
     # Neither the loop's getaddrinfo nor its sock_connect: uvloop asks threads of libuv's, which a forked child has not,
     # and libuv looks for them when the child ends.
-    order = (
-        addresses.resolve()
-        if addresses.literal
-        else await anyio.to_thread.run_sync(addresses.resolve, abandon_on_cancel=True)
-    )
+    order = addresses.resolve() if addresses.literal else None
+    while order is None:
+        order = await anyio.to_thread.run_sync(addresses.resolve, abandon_on_cancel=True)
     loop = asyncio.get_running_loop()
     race = Race(addresses, order)
     writable: list[socket.socket] = []

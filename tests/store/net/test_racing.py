@@ -7,11 +7,13 @@ import contextlib
 import importlib
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import store
+import store.sync
 from store.net import racing
 from store.net.racing import Addresses, Race, Resolved, connected_socket
 from tests.support.processes import require
@@ -111,7 +113,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def order(addresses: Addresses) -> list[Any]:
-    return [one[4] for one in addresses.resolve()]
+    return [one[4] for one in addresses.resolve() or ()]
 
 
 # ------------------------------------------------------------------------------------------------ the order
@@ -278,6 +280,7 @@ async def test_a_name_server_that_fails_later_keeps_nobody_from_the_address_that
     over = threading.Event()
     addresses = names(live.getsockname())
     (await connected_socket(addresses)).close()
+    addresses._holds_until = 0.0
 
     def lookup(*_: Any, **__: Any) -> list[Resolved]:
         if how == "is slow":
@@ -295,4 +298,51 @@ async def test_a_name_server_that_fails_later_keeps_nobody_from_the_address_that
         over.set()
         for one in looking:
             one.join()
-        assert [one[4] for one in addresses.resolve()] == [("127.0.0.9", 1)], "what came late holds from then on"
+        assert order(addresses) == [("127.0.0.9", 1)], "what came late holds from then on"
+
+
+def have_slow_names(monkeypatch: pytest.MonkeyPatch, over: threading.Event, takes: float) -> None:
+    """Each look at what a name stands for takes so many seconds, or until this is set."""
+    really = socket.getaddrinfo
+
+    def look_up(host: bytes, port: int, *, type: int, flags: int = 0) -> Any:
+        if host != b"head.test":
+            return really(host, port, type=type, flags=flags)
+        if flags:
+            raise socket.gaierror(socket.EAI_NONAME, "it is a name")
+        over.wait(takes)
+        return really("127.0.0.1", port, type=type)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+
+
+@pytest.mark.parametrize("how", ["awaiting", "blocking"])
+async def test_a_name_server_that_takes_longer_than_an_attempt_is_heard_out(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two, the first of which is dead, the other is asked after 5 s: no client ever connected."""
+    have_slow_names(monkeypatch, threading.Event(), takes=0.3)
+    monkeypatch.setattr("store.client.patience.FIRST_ATTEMPT", 0.2)
+
+    def count_blocking() -> int:
+        with store.sync.connect(url, timeout=5.0) as client:
+            return client.count("")
+
+    async with store.serve() as server:
+        url = f"tcp://head.test:{server.port}"
+        if how == "awaiting":
+            async with store.connect(url, timeout=5.0) as client:
+                assert await client.count("") == 0
+        else:
+            assert await asyncio.to_thread(count_blocking) == 0
+
+
+def test_a_name_server_that_says_nothing_costs_a_blocking_caller_its_time_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over, started = threading.Event(), time.monotonic()
+    have_slow_names(monkeypatch, over, takes=20.0)
+    with pytest.raises(store.ConnectionLost), store.sync.connect("tcp://head.test", timeout=0.3):
+        raise AssertionError("there is none")
+    assert time.monotonic() - started < 10.0
+    over.set()
