@@ -30,14 +30,13 @@ from store.errors import (
     ProtocolError,
     StoreError,
     StoreReplaced,
-    UsedAfterFork,
     WaitEnded,
     unsent,
 )
 from store.messages import Cancel, Failed, Ping, Pong, Request, Response, waits
 from store.net import dialing
 from store.net.callers import check_blocking_caller
-from store.net.process import process_id
+from store.net.process import check_made_here, process_id
 from store.net.racing import Addresses, connected
 from store.net.sockets import let_go_in_children, outstanding, prepare
 from store.protocol import wire
@@ -92,7 +91,7 @@ class Shared:
         self.channels: list[Channel] = []
         self._seen_revision = 0  # by channels that are gone
         self._dropping = threading.Lock()
-        self._process = process_id()
+        self._made_in = process_id()
 
     def seen_revision(self) -> int:
         """The latest revision that the store has shown on any channel: it must not go back behind it."""
@@ -114,8 +113,7 @@ class Shared:
 
     def check_usable(self) -> None:
         """Raise what the client failed of, or that it was inherited over `fork()`."""
-        if self._process is not process_id():
-            raise UsedAfterFork(f"this client of {self.name} was made before fork(); make a new one in the child")
+        check_made_here(self._made_in, self.name)
         if self.failed is not None:
             raise unsent(self.failed)
 

@@ -26,13 +26,12 @@ from store.errors import (
     StoreError,
     StoreTimeoutError,
     StoreUsageError,
-    UsedAfterFork,
     WatchCompacted,
     unsent,
 )
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Cancel, Event, Ping, Pong, Request, Response, Watching, key_bytes, waits
-from store.net.process import process_id
+from store.net.process import check_made_here, process_id
 from store.net.tasks import cancel_and_wait
 from store.protocol import wire
 from store.protocol.connection import InFlight, error_of
@@ -380,8 +379,7 @@ class Client(Reconnecting, interface.Store):
 
     def check_usable(self) -> None:
         """Raise what this client failed of, or that it was inherited over `fork()`."""
-        if self._made_in is not process_id():
-            raise UsedAfterFork(f"this client of {self.name} was made before fork(); make a new one in the child")
+        check_made_here(self._made_in, self.name)
         if self._failed is not None:
             raise unsent(self._failed)
 

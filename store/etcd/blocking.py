@@ -9,7 +9,6 @@ to the end of the process, which ends all such threads.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from asyncio import CancelledError
@@ -17,10 +16,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from store import interface
-from store.errors import ConnectionLost, StoreError, UsedAfterFork, WaitEnded, unsent
+from store.errors import ConnectionLost, StoreError, WaitEnded, unsent
 from store.etcd import client as etcd
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Request, Response, waits
+from store.net.process import check_made_here, process_id
 from store.net.threads import LoopThread
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Client(interface.BlockingStore):
         self._failed: StoreError | None = None
         self._waiting: set[Call[Any]] = set()  # adding, discarding and copying are atomic, so threads need no lock
         self._waits_ended = False
-        self._pid = os.getpid()
+        self._made_in = process_id()
 
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """Make one request and give its response; see `BlockingStore.call`."""
@@ -94,7 +94,7 @@ class Client(interface.BlockingStore):
         self.interrupt(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
         with self._starting:
             thread, self._thread = self._thread, None
-        if thread is not None and self._pid == os.getpid():
+        if thread is not None and self._made_in is process_id():
             thread.stop(within=CLOSE_WITHIN)
 
     def __copy__(self) -> Client:
@@ -104,7 +104,7 @@ class Client(interface.BlockingStore):
     def interrupt(self, error: StoreError) -> None:
         """Make this client useless: every call under way, and every later one, raises `error`. From any thread."""
         failed = self._failed = self._failed or error
-        if self._thread is not None and self._pid == os.getpid():
+        if self._thread is not None and self._made_in is process_id():
             self._thread.soon(lambda: self._client.fail(failed))
 
     def end_waits(self) -> None:
@@ -118,8 +118,7 @@ class Client(interface.BlockingStore):
 
     def _begun(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Call[T]:
         """Begin something in the client's thread, which is started if need be."""
-        if self._pid != os.getpid():
-            raise UsedAfterFork(f"this client of {self.name} was made before fork(); make a new one in the child")
+        check_made_here(self._made_in, self.name)
         with self._starting:
             if self._failed is not None:
                 raise unsent(self._failed)

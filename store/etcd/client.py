@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import itertools
 import math
-import os
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -29,7 +28,6 @@ from store.errors import (
     StoreTimeoutError,
     StoreUsageError,
     Unsupported,
-    UsedAfterFork,
     unsent,
 )
 from store.etcd import leases
@@ -49,6 +47,7 @@ from store.etcd.watch import Watch
 from store.etcd.writes import Writing
 from store.interface import DEFAULT_TIMEOUT
 from store.net.absence import absence_told
+from store.net.process import check_made_here, process_id
 from store.net.ways import Way, chosen_way
 from store.watch_cursor import WatchCursor
 
@@ -138,7 +137,7 @@ class Client(interface.Store):
         self._scopes: set[anyio.CancelScope] = set()  # of everything under way
         self._on_connection: list[Callable[[bool], None]] = []
         self._way: Way | None = None
-        self._pid = os.getpid()
+        self._made_in = process_id()
 
     # ------------------------------------------------------------------------------------------ life
 
@@ -171,7 +170,7 @@ class Client(interface.Store):
 
     async def aclose(self) -> None:
         """Hang up for good; everything that still waits gets `ConnectionLost`."""
-        if self._pid != os.getpid():
+        if self._made_in is not process_id():
             return  # it is the parent's
         useful = not isinstance(self._failed, StoreReplaced)
         self.fail(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
@@ -237,8 +236,7 @@ class Client(interface.Store):
 
     def _check_usable(self) -> None:
         """Raise what this client failed of, or that it was inherited over `fork()`."""
-        if self._pid != os.getpid():
-            raise UsedAfterFork(f"this client of {self.name} was made before fork(); make a new one in the child")
+        check_made_here(self._made_in, self.name)
         if self._failed is not None:
             raise unsent(self._failed)
 

@@ -1,6 +1,6 @@
 """Shell: who this process is to others: its random identity, and whose loopback it shares.
 
-By the identity a server knows which connections are of one process (R20).
+By the identity a server knows which connections are of one process (R20), and a client that it was inherited.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import os
 import socket
 from pathlib import Path
 
-__all__ = ["loopback_id", "process_id"]
+from store.errors import UsedAfterFork
+
+__all__ = ["check_made_here", "loopback_id", "process_id"]
 
 _id = os.urandom(16)
 
@@ -19,6 +21,16 @@ _id = os.urandom(16)
 def process_id() -> bytes:
     """16 random bytes, the same for as long as this process lives; a child that it forks has others."""
     return _id
+
+
+def check_made_here(made_in: bytes, name: str) -> None:
+    """Refuse to use the client of a store of this name in a process that was forked from the one that it was made in.
+
+    Raises:
+        UsedAfterFork: So it is.
+    """
+    if made_in is not _id:
+        raise UsedAfterFork(f"this client of {name} was made before fork(); make a new one in the child")
 
 
 @functools.cache
