@@ -18,24 +18,14 @@ import store
 from store import Limits, WatchCompacted
 from tests.support.proxy import Proxy
 from tests.support.seeds import FRESH
-from tests.support.stores import MemoryNetwork, connect_blocking, connect_in_memory, serve_in_memory
+from tests.support.stores import MemoryNetwork, connect_blocking, connect_in_memory, serve_in_memory, taken
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from store import BlockingWatch, Event, Watch
+    from store import BlockingWatch, Event
 
 virtual_time = pytest.mark.virtual_time
-
-
-async def taken(watch: Watch, count: int) -> list[Event]:
-    """The next events."""
-    events: list[Event] = []
-    batches = watch.batches()
-    while len(events) < count:
-        events += await anext(batches)
-    assert len(events) == count
-    return events
 
 
 def blocking_taken(watch: BlockingWatch, count: int) -> list[Event]:

@@ -25,7 +25,7 @@ from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from store import Limits
+    from store import Event, Limits, Watch
     from store.messages import Request, Response
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "introduce",
     "process_id_of",
     "serve_in_memory",
+    "taken",
 ]
 
 Said = Welcome | Reply | Events | Lagged | Bye
@@ -94,6 +95,16 @@ async def connect_blocking(url: str) -> AsyncIterator[store.sync.Client]:
     with contextlib.ExitStack() as stack:
         yield await asyncio.to_thread(stack.enter_context, store.sync.connect(url))
         await asyncio.to_thread(stack.close)
+
+
+async def taken(watch: Watch, count: int) -> list[Event]:
+    """The next events."""
+    events: list[Event] = []
+    batches = watch.batches()
+    while len(events) < count:
+        events += await anext(batches)
+    assert len(events) == count
+    return events
 
 
 class Peer(asyncio.Protocol):

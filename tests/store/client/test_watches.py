@@ -11,23 +11,13 @@ from store.client import client as watch_room
 from store.errors import (
     ConnectionLost,
 )
-from tests.support.stores import MemoryNetwork, connect_in_memory, serve_in_memory
+from tests.support.stores import MemoryNetwork, connect_in_memory, serve_in_memory, taken
 
 if TYPE_CHECKING:
-    from store import Event, Watch
+    from store import Event
 
 
 virtual_time = pytest.mark.virtual_time
-
-
-async def taken(watch: Watch, count: int) -> list[Event]:
-    """The next events."""
-    events: list[Event] = []
-    batches = watch.batches()
-    while len(events) < count:
-        events += await anext(batches)
-    assert len(events) == count
-    return events
 
 
 @virtual_time

@@ -4,7 +4,7 @@ connections alone, whose bytes are carried by hand.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +14,9 @@ from store import Add, Append, ConnectionLost, Get, StoreReplaced
 from store.engine.engine import Engine
 from store.messages import Added, Guarded, Ping, Request, Watch
 from tests.support.by_hand import Post, Town
+
+if TYPE_CHECKING:
+    from store.protocol.connection import InFlight
 
 
 class World:
@@ -91,6 +94,14 @@ def test_nothing_is_applied_twice_and_what_is_uncertain_is_said_to_be(
     assert all(not session.replies for session in world.town.engine._sessions._sessions.values()), "all is acknowledged"
 
 
+def check_applied_once_and_in_doubt(town: Town, post: Post, item: InFlight) -> None:
+    """What was appended is there once, and its caller was told that nobody knows."""
+    outcome = post.outcomes[item.request_id]
+    assert isinstance(outcome, ConnectionLost)
+    assert outcome.maybe_applied
+    assert town.ask(Get("log"), peer=999).entry.value == b"x"
+
+
 def test_a_forgotten_session_is_known_as_such_even_if_its_first_welcome_was_lost() -> None:
     """ "A request resent after a dropped connection is applied once."
 
@@ -109,10 +120,7 @@ def test_a_forgotten_session_is_known_as_such_even_if_its_first_welcome_was_lost
         link.carry_to_server()  # the hello; the welcome is lost
         post.cut()
     post.meet(town)
-    outcome = post.outcomes[item.request_id]
-    assert isinstance(outcome, ConnectionLost)
-    assert outcome.maybe_applied
-    assert town.ask(Get("log"), peer=999).entry.value == b"x"
+    check_applied_once_and_in_doubt(town, post, item)
 
 
 def test_a_reply_that_was_given_up_on_and_forgotten_is_no_guess() -> None:
@@ -125,10 +133,7 @@ def test_a_reply_that_was_given_up_on_and_forgotten_is_no_guess() -> None:
     session.acknowledge(item.request_id)  # the reply is no longer kept, for whatever reason
     post.cut()
     post.meet(town)
-    outcome = post.outcomes[item.request_id]
-    assert isinstance(outcome, ConnectionLost)
-    assert outcome.maybe_applied
-    assert town.ask(Get("log"), peer=999).entry.value == b"x"
+    check_applied_once_and_in_doubt(town, post, item)
 
 
 def test_a_hello_that_comes_late_from_an_older_connection_costs_a_reconnect_and_nothing_else() -> None:
