@@ -83,8 +83,7 @@ OF_THE_INSIDE = {
     *("abandon", "ask", "ask_ping", "awaits_answer", "bound_pauses", "cancel", "ends", "fail", "fail_over", "failure"),
     *("interrupt", "last_problem", "may_write", "met", "on_connection", "received", "seek_successor", "seen_as"),
     *("server", "tells_causes", "watch_kind", "used_by", "memory_kept_back"),
-    *("Server.abort", "Server.leave", "check_timers", "engine", "figures", "keep_time", "protocol", "protocol_over"),
-    *("restored", "timer_ended", "way_out", "durability", "table"),
+    *("Server.leave", "figures", "protocol", "on_request", "way_out", "table"),
     *("HeldLease.keep", "HeldLease.release", "renew_now", "kept", "ours_until", "task"),
     *("Cluster.end", "joined", "say", "has_let_go", "sources", "ClusterNode.start"),
 }

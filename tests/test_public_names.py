@@ -22,7 +22,7 @@ PAGES = (ROOT / "docs" / "api.rst").read_text(encoding="utf-8").split()
 MODULES = ("rdzv", "rdzv.sync", "rdzv.testing", "rdzv.torch", "store", "store.recipes", "store.sync", "store.when")
 OF_THE_INSIDE = {
     *("Calls", "Request", "Node", "_Term"),  # what public classes are made of, which callers never name
-    *("Engine", "Peer", "TlsLayer", "WayOut"),  # of a `Server`, for what is in its own process
+    *("Engine", "Peer", "WayOut"),  # of a `Server`, for what is in its own process
     *("ClientContext", "Serving"),  # an `ssl.SSLContext`; the context of a server in a thread
     *("Done", "Keys", "LeaseLike"),  # names of types that are plain
 }

@@ -95,7 +95,7 @@ class _Site:
         self._runs = runs
         self.metrics = Metrics()
         self.leaving = asyncio.Event()
-        server.conversations.on_request = self.metrics.request
+        server.on_request(self.metrics.request)
         self._listeners = 0
         page = resources.files("rdzv.http").joinpath("page.html").read_text(encoding="utf-8")
         self._page = page.replace("/*TIMELINE*/", timeline_script())

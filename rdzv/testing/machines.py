@@ -285,8 +285,7 @@ class StoreMachine:
         self.server = server = self.new_server(engine, journal, host)
         server.on_failure(lambda: self.failed(server))
         self._listener = self._world.network.listen(STORE, server.protocol, loop=host)
-        server.durability.start()
-        host.start(server.keep_time()).add_done_callback(server.timer_ended)
+        server.begin()
 
     def die(self, *, silently: bool = False) -> None:
         """The process is killed; or, silently, its machine loses its power."""

@@ -67,9 +67,9 @@ class Server:
     Attributes:
         host: The address it listens on.
         port: The port it listens on.
-        durability: The store; its journal, if it has one, and what waits for that.
-        table: All connections, those included that are no conversations yet, and those over HTTP.
         store_id: The store's random identity.
+        table: For what is served beside it: all connections, those included that are no conversations yet.
+        way_out: For who serves it in another thread: how it ends once nobody needs it any more.
     """
 
     def __init__(
@@ -91,21 +91,22 @@ class Server:
         self._limit_warnings = LimitWarnings()
         self._failure: BaseException | None = None
         self._on_failure: list[Callable[[], None]] = []
+        self._timer: asyncio.Task[None] | None = None
         self.table: Table = Table(engine.limits, clock)
         # On virtual time there are no threads, and its clock stands still while requests are carried out.
-        self.durability: Durability = Durability(
+        self._durability = Durability(
             engine,
             journal,
             clock=clock,
             in_thread=in_thread,
-            on_durable=self._became_durable,
-            on_restored=self.restored,
-            cut=self.abort,
-            ended=self.timer_ended,
+            on_durable=lambda number: self._conversations.became_durable(number),  # noqa: PLW0108 - made below
+            on_restored=self._restored,
+            cut=self._abort,
+            ended=self._timer_ended,
         )
-        self._peers = Peers(engine.limits, self.durability, self.table)
+        self._peers = Peers(engine.limits, self._durability, self.table)
         self._reception = Reception(self._peers, token=token, clock=clock)
-        self.conversations: Conversations = Conversations(
+        self._conversations = Conversations(
             self._peers,
             reception=self._reception,
             clock=clock,
@@ -115,17 +116,13 @@ class Server:
         self.host: str = ""
         self.port: int = 0
         self.store_id: str = engine.store_id
-        self.restored(engine)
+        self.way_out: WayOut = self._reception.way_out
+        self._restored(engine)
 
     @property
-    def engine(self) -> Engine:
+    def _engine(self) -> Engine:
         """The store; another one, once it has been read from its disk again."""
-        return self.durability.engine
-
-    @property
-    def way_out(self) -> WayOut:
-        """How it ends once nobody needs it any more."""
-        return self._reception.way_out
+        return self._durability.engine
 
     @property
     def url(self) -> str:
@@ -147,56 +144,64 @@ class Server:
         """
         self._last_peer += 1
         return Peer(
-            self.conversations,
+            self._conversations,
             self._last_peer,
             outboxes=self._peers.outboxes,
             inboxes=self._peers.inboxes,
             is_of_ours=is_of_ours,
         )
 
-    def protocol_over(self, tls: ssl.SSLContext) -> TlsLayer:
+    def _protocol_over(self, tls: ssl.SSLContext) -> TlsLayer:
         """The same, for a connection that speaks TLS."""
         return TlsLayer(self.protocol(), tls, self.table, farewell=wire.encode_sorry(SPEAKS_TLS))
 
     def figures(self) -> dict[str, Any]:
         """The counters that `stats()` shows."""
-        journal = self.durability.journal
+        journal = self._durability.journal
         return {
-            **self.engine.figures(),
+            **self._engine.figures(),
             **dataclasses.asdict(self._limits),
             "connections_max": self.table.connections_max,
             "uptime": self._clock() - self._began,
             "connections": len(self._peers.by_id),
             "strangers": self.table.strangers,
             "connections_refused": self.table.refused,
-            "bytes_in": self.conversations.bytes_in,
+            "bytes_in": self._conversations.bytes_in,
             "bytes_out": self._reception.bytes_out + sum(peer.bytes_out for peer in self._peers.by_id.values()),
             "outbox_bytes": self._peers.outboxes.bytes,
             "inbox_bytes": self._peers.inboxes.bytes,
-            "journal_bytes": self.durability.unwritten.bytes,
+            "journal_bytes": self._durability.unwritten.bytes,
             "connection_bytes": self.table.bytes,
-            "memory_bytes": self.engine.memory_bytes + self._peers.held_bytes,
+            "memory_bytes": self._engine.memory_bytes + self._peers.held_bytes,
             "commits": 0 if journal is None else journal.commits,
             "commit_seconds": 0.0 if journal is None else journal.commit_seconds,
         }
 
-    def _became_durable(self, number: int) -> None:
-        self.conversations.became_durable(number)
-
-    def restored(self, engine: Engine) -> None:
+    def _restored(self, engine: Engine) -> None:
         """This store is served from now on: it is what is on disk."""
         engine.count_elsewhere(lambda: self._peers.lasting_bytes)
 
+    def on_request(self, callback: Callable[[str, str, float], None]) -> None:
+        """Call back with each request that was begun: its kind, "ok" or how it failed, and how long that took."""
+        self._conversations.on_request = callback
+
     # ------------------------------------------------------------------------------------------ time
 
-    async def keep_time(self) -> None:
+    def begin(self) -> None:
+        """Have the journal write from now on, and leases lapse, until `leave`."""
+        self.way_out.open(asyncio.get_running_loop())
+        self._durability.start()
+        self._timer = asyncio.create_task(self._keep_time(), name=f"timer of store {self.store_id}")
+        self._timer.add_done_callback(self._timer_ended)
+
+    async def _keep_time(self) -> None:
         """Do what is to be done from time to time, for as long as the server runs: let leases lapse, above all."""
         warn_at = drop_at = self._clock()
         while True:
-            due_in = self.engine.next_tick_in() if self._may_lapse() else None
+            due_in = self._engine.next_tick_in() if self._may_lapse() else None
             await anyio.sleep(LOOK_EVERY if due_in is None else min(max(due_in, LOOK_LEAST), LOOK_EVERY))
             now = self._clock()
-            if self.engine.look(now=now):
+            if self._engine.look(now=now):
                 await self._let_lapse()
             self._peers.make_room_in_outboxes()  # others' writes may have taken what was free
             self._peers.make_room_in_listings()
@@ -210,27 +215,27 @@ class Server:
     async def _let_lapse(self) -> None:
         """Let leases lapse that are due, but for those that may have been renewed by what was not carried out yet."""
         # They are not read now; who is among them only later will have been.
-        unheard = self.conversations.unheard(self._clock())
+        unheard = self._conversations.unheard(self._clock())
         # Two turns of the loop, the second of which comes after every other socket has been read once more.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
         # What was read then may wait for its turn. If it renews the leases of another connection, as that of a client
         # which has just come back does, nobody knows that before.
-        await self.conversations.hear_newcomers()
+        await self._conversations.hear_newcomers()
         if not self._may_lapse():
             return
         now = self._clock()
-        deliveries = self.engine.tick(now=now, unheard=unheard | self.conversations.unheard(now))
-        self.durability.record()
-        self.conversations.telling.deliver(deliveries)
-        self.conversations.telling.flush()
+        deliveries = self._engine.tick(now=now, unheard=unheard | self._conversations.unheard(now))
+        self._durability.record()
+        self._conversations.telling.deliver(deliveries)
+        self._conversations.telling.flush()
 
     def _may_lapse(self) -> bool:
         """Whether a lapse could be written down: on a full disk, and when leaving, leases stay until it can.
 
         On a disk that is far behind, too: keep-alives may have come on connections that are not read for its sake.
         """
-        return self.engine.read_only is None and not self._reception.leaving and not self.durability.behind
+        return self._engine.read_only is None and not self._reception.leaving and not self._durability.behind
 
     def _drop_the_silent(self, now: float) -> None:
         """Disconnect peers that stopped in the middle of a frame."""
@@ -242,7 +247,7 @@ class Server:
 
     def _warn_of_limits(self) -> None:
         """Log which limits are nearly reached, and by whom."""
-        for line in self._limit_warnings.look(self.figures(), self.engine.groups):
+        for line in self._limit_warnings.look(self.figures(), self._engine.groups):
             log.warning("store %s: %s", self.store_id, line)
 
     # ------------------------------------------------------------------------------------------ leaving
@@ -250,40 +255,39 @@ class Server:
     async def leave(self) -> None:
         """Tell everyone, let the last frames through, and close every connection, within `LEAVE_WITHIN` seconds."""
         self._reception.leaving = True
-        with anyio.CancelScope(shield=True):
-            await self.durability.stop()
-        for peer in list(self._peers.by_id.values()):
-            if peer.connection.greeted:
-                self.conversations.telling.say(peer, wire.encode_bye("the server is leaving"))
-                peer.close()
-            else:  # a farewell is no welcome; this it understands, and tries again
-                peer.refuse(Sorry("limit", "the server is leaving"))
-        with anyio.move_on_after(LEAVE_WITHIN, shield=True):
-            await self._reception.empty.wait()
-        self.abort()
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._durability.stop()
+            for peer in list(self._peers.by_id.values()):
+                if peer.connection.greeted:
+                    self._conversations.telling.say(peer, wire.encode_bye("the server is leaving"))
+                    peer.close()
+                else:  # a farewell is no welcome; this it understands, and tries again
+                    peer.refuse(Sorry("limit", "the server is leaving"))
+            with anyio.move_on_after(LEAVE_WITHIN, shield=True):
+                await self._reception.empty.wait()
+        finally:  # a task that is cancelled natively gets out of any scope
+            self._abort()
+            if self._timer is not None:
+                await cancel_and_wait(self._timer)
 
-    def abort(self) -> None:
+    def _abort(self) -> None:
         """Cut every connection that is left, at once."""
         self._peers.abort()
 
-    def timer_ended(self, timer: asyncio.Task[None]) -> None:
+    def _timer_ended(self, timer: asyncio.Task[None]) -> None:
         """A timer ends only by a defect of ours. A store whose leases never lapse must not pass for one."""
         if not timer.cancelled() and (error := timer.exception()) is not None:
             log.critical("store %s stops serving: %s", self.store_id, error, exc_info=error)
             self._failure = error
-            self._reception.leaving = self.durability.leaving = True
-            self.abort()
+            self._reception.leaving = self._durability.leaving = True
+            self._abort()
             for callback in self._on_failure:
                 callback()
 
     def on_failure(self, callback: Callable[[], None]) -> None:
         """Call back when this server stops serving by itself; leaving its context then raises why."""
         self._on_failure.append(callback)
-
-    def check_timers(self) -> None:
-        """Raise what a timer has failed of."""
-        if self._failure is not None:
-            raise self._failure
 
 
 # ---------------------------------------------------------------------------------------------------- starting one
@@ -361,7 +365,8 @@ async def serve(
                 allowed,
             )
             yield server
-        server.check_timers()
+        if server._failure is not None:
+            raise server._failure
 
 
 @contextlib.asynccontextmanager
@@ -369,28 +374,23 @@ async def _running(
     server: Server, listening: Sequence[socket.socket], host: str, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
     """Take connections in; afterwards no more, tell those there are, and leave nobody behind."""
-    door = Door(server.table, listening, server.protocol if tls is None else partial(server.protocol_over, tls))
+    door = Door(server.table, listening, server.protocol if tls is None else partial(server._protocol_over, tls))
     door.open()
     let_go_in_children(server, *listening)
-    server.way_out.open(asyncio.get_running_loop())
     server.host = host
     server.port = listening[0].getsockname()[1]
     serves(host, server.port)
-    server.durability.start()
-    timer = asyncio.create_task(server.keep_time())
-    timer.add_done_callback(server.timer_ended)
+    server.begin()
     try:
         yield
     finally:
+        door.close()
+        serves_no_more(server.port)
+        forget(server)
         try:
-            door.close()
-            serves_no_more(server.port)
-            forget(server)
             await door.wait_closed()
+        finally:
             for newcomer in server.table.all:
                 if isinstance(newcomer, TlsLayer):
                     newcomer.abort()
             await server.leave()
-        finally:
-            server.abort()
-            await cancel_and_wait(timer)

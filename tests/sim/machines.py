@@ -168,8 +168,8 @@ def _observed(observe_engine: Callable[[Engine], None]) -> type[Server]:
     """A server that goes back to what is on its disk with an engine that is observed, too."""
 
     class Observed(Server):
-        def restored(self, engine: Engine) -> None:
-            super().restored(engine)
+        def _restored(self, engine: Engine) -> None:
+            super()._restored(engine)
             observe_engine(engine)
 
     return Observed

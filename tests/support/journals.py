@@ -57,7 +57,7 @@ async def held_back(
     """A served store whose disk takes what it is let."""
     monkeypatch.setattr("store.server.journal.Journal", HeldBack)
     async with store.serve(data_dir=directory, **options) as server:
-        journal = server.durability.journal
+        journal = server._durability.journal
         assert isinstance(journal, HeldBack)
         try:
             yield server, journal

@@ -136,7 +136,7 @@ class VirtualRun:
     @property
     def engine(self) -> Engine:
         """Its engine."""
-        return self.server.engine
+        return self.server._engine
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

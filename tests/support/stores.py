@@ -56,14 +56,12 @@ async def serve_in_memory(
     clock = asyncio.get_running_loop().time
     # In virtual time no turn is too long then, however busy the machine is.
     server = Server(engine, token=token, clock=clock, stopwatch=clock)
-    timer = asyncio.create_task(server.keep_time())
+    server.begin()
     try:
         async with network.listen(name, server.protocol):
             yield server
     finally:
         await server.leave()
-        timer.cancel()
-        await asyncio.gather(timer, return_exceptions=True)
 
 
 def connect_in_memory(

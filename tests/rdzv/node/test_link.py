@@ -33,7 +33,7 @@ async def test_those_who_wait_ask_at_moments_of_their_own_whether_the_store_is_t
         await asyncio.sleep(0.5)
         assert run.server is not None
         now = asyncio.get_running_loop().time
-        run.server.conversations.on_request = lambda kind, *_: asked.append(now()) if kind == "KeepAlive" else None
+        run.server.on_request(lambda kind, *_: asked.append(now()) if kind == "KeepAlive" else None)
         await asyncio.sleep(2)
         assert len(asked) >= 8, "each asks about once a second"
         assert max(sum(at <= other < at + 0.02 for other in asked) for at in asked) <= 4, "and not all together"

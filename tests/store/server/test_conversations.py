@@ -54,7 +54,7 @@ async def test_thousands_who_ask_little_at_once_hold_what_they_have_sent_and_not
     network = MemoryNetwork()
     async with serve_in_memory(network) as server:
         peers = [await introduce(network) for _ in range(16)]
-        conversations = server.conversations
+        conversations = server._conversations
         buffer = conversations.buffer
         for peer, at_server in zip(peers, server._peers.by_id.values(), strict=True):
             conversations._turns.spent = 1.0  # this pass of the loop has had its time: whoever asks now waits

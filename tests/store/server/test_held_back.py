@@ -209,7 +209,7 @@ async def test_what_is_asked_of_a_leaving_server_is_not_carried_out_and_keeps_no
         await taken(journal.begun)
         leaving = asyncio.create_task(stack.aclose())
         received = server.figures()["bytes_in"]
-        await until(lambda: server.durability.leaving)
+        await until(lambda: server._durability.leaving)
         peer.ask(Put("too late", b""))
         await until(lambda: server.figures()["bytes_in"] > received)
         journal.may_commit.release()
@@ -231,7 +231,7 @@ async def test_a_server_whose_disk_syncs_again_goes_on_without_what_was_in_doubt
         store.serve(data_dir=tmp_path) as server,
         store.connect(server.url, timeout=20.0) as client,
     ):
-        journal = server.durability.journal
+        journal = server._durability.journal
         assert isinstance(journal, Unsynced)
         assert await client.put("kept", b"1") == 1
         journal.fails = True
@@ -295,7 +295,7 @@ async def test_a_disk_that_hangs_keeps_no_server_from_leaving(
             with pytest.raises(LimitExceeded):
                 await client.put("k", b"")
             assert await asyncio.to_thread(Hanging.hangs.wait, 60.0)
-            journal = server.durability.journal
+            journal = server._durability.journal
             assert journal is not None
             started = time.monotonic()
         assert time.monotonic() - started < 60.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -18,6 +18,8 @@ from tests.support.limits import limits_with
 from tests.support.stores import Peer, introduce, serve_in_memory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.support.virtual_time import VirtualTimeLoop
 
 virtual_time = pytest.mark.virtual_time
@@ -55,9 +57,12 @@ async def test_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts() -
     disk = Disk(random.Random(0), store_id="id", on_commit=lambda _: None)
     journal = disk.open(asyncio.get_running_loop(), kind=SimulatedJournal, now=now)
     engine = Engine.restore(journal.load(), limits=limits_with(journal_bytes_max=1000), now=now())
-    server = Server(engine, clock=now, journal=journal)
-    server.durability.start()
-    time_keeping = asyncio.create_task(server.keep_time())
+
+    async def at_once(work: Callable[[], Any]) -> Any:
+        return work()
+
+    server = Server(engine, clock=now, journal=journal, in_thread=at_once)
+    server.begin()
     network = MemoryNetwork()
     async with network.listen("store", server.protocol):
         peer = await introduce(network)
@@ -77,8 +82,7 @@ async def test_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts() -
         assert 1.9 <= now() - renewed_at <= 2.1
         peer.transport.abort()
         await asyncio.sleep(0.1)
-    time_keeping.cancel()
-    await asyncio.wait([time_keeping])
+    await server.leave()
     disk.lose_power()
     disk.close()
 
@@ -119,7 +123,7 @@ async def test_a_keep_alive_that_waits_for_its_turn_counts(asked_by: str) -> Non
         peer.ask(*[Count(prefix="")] * 300)
     kept = asker.ask(*heap, KeepAlive(lease=lease))[-1]
     slow.seconds += 0.2
-    assert slow.server.engine.look(now=slow.seconds)
+    assert slow.server._engine.look(now=slow.seconds)
     await slow.server._let_lapse()
     listing = cast("Listing", await other.answer(*other.ask(List(prefix=""))))
     assert [entry.key for entry in listing.entries if entry] == ["kept"], "and who has sent nothing is not spared"

@@ -114,7 +114,7 @@ def serve_counted(network: MemoryNetwork, engine: Engine) -> Timed:
     stopwatch = Stopwatch()
     server = Server(engine, clock=asyncio.get_running_loop().time, stopwatch=stopwatch)
     network.listen("store", server.protocol)
-    return Timed(server.conversations, stopwatch)
+    return Timed(server._conversations, stopwatch)
 
 
 @pytest.mark.virtual_time
