@@ -86,21 +86,9 @@ class Keys:
         """That one member accuses another, and why."""
         return f"{self.accusations}{accused}/{by}"
 
-    def begun_by(self, node_id: str) -> str:
-        """One member's answer."""
-        return self.begun + node_id
-
-    def draining(self, node_id: str) -> str:
-        """That one node is to leave."""
-        return self.drains + node_id
-
     def banned(self, name: str) -> str:
         """That one node may not join, or all that have an attribute; see `ban_names`."""
         return self.bans + name
-
-    def unfit(self, node_id: str) -> str:
-        """Return why one node failed its health check."""
-        return self.unfits + node_id
 
     def answers(self, question: str) -> str:
         """Return the prefix of all answers to a question, by node."""

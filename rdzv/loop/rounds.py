@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from rdzv.membership import RendezvousInfo
     from rdzv.shared_store.store import SharedStore
 
-__all__ = ["Round", "handler_of", "rounds", "rounds_made_by", "rounds_of"]
+__all__ = ["Round", "handler_of", "rounds", "rounds_made_by"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
@@ -95,11 +95,6 @@ def handler_of(url: str, overrides: Mapping[str, Any]) -> Handler:
     if not isinstance(handler, Handler):
         raise RendezvousSettingsError(f"the backend of {url!r:.200} is not one of ours, and has no rounds")
     return handler
-
-
-def rounds_of(handler: Handler, **options: Any) -> AsyncGenerator[Round, None]:
-    """The same over a handler; the options are those of `rounds`."""
-    return rounds_made_by(Round, handler, Options(**options))
 
 
 async def rounds_made_by(

@@ -172,10 +172,10 @@ async def report_health(store: Store, keys: Keys, lease: Lease, *, node_id: str,
     Raises:
         RendezvousRefusedError: It failed its health check.
     """
+    key = keys.unfits + node_id
     if failure is None:
-        await store.delete(keys.unfit(node_id))  # it may have failed before
+        await store.delete(key)  # it may have failed before
         return
-    key = keys.unfit(node_id)
     # Whoever is started again and again under new names must not fill the store of all.
     others = [entry for entry in await store.list(keys.unfits, keys_only=True) if entry.key != key]
     others.sort(key=lambda entry: entry.mod_revision, reverse=True)
@@ -357,7 +357,7 @@ async def put_drain(store: Store, keys: Keys, node_id: str, drain: Drain) -> Non
         record = await store.get(keys.node(node_id))
         if record is None:
             raise RendezvousStateError(f"no node {node_id} is in run {keys.run_id}; `rdzv status` names those that are")
-        put = Put(keys.draining(node_id), drain.pack(), lease=record.lease)
+        put = Put(keys.drains + node_id, drain.pack(), lease=record.lease)
         # Else it may have gone meanwhile, and another process of its name be told to leave.
         if (await store.transact(when=(when.mod_revision(record.key) == record.mod_revision,), then=(put,))).succeeded:
             return

@@ -146,6 +146,6 @@ class Steps:
                 # A record that has changed is no longer in the round, and its answer would be of another one.
                 await link.store.transact(
                     when=(when.mod_revision(part.keys.node(part.node_id)) == membership.arrival,),
-                    then=(Put(part.keys.begun_by(part.node_id), begun.pack(), lease=lease.id),),
+                    then=(Put(part.keys.begun + part.node_id, begun.pack(), lease=lease.id),),
                 )
                 self._answered = membership

@@ -19,13 +19,14 @@ from rdzv.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from rdzv.loop.rounds import Round, rounds_of
 from store.errors import LimitExceeded
 from tests.sim.full_node import Node
+from tests.support.runs import rounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from rdzv.loop.rounds import Round
     from tests.sim.training_story import TrainingStory
 
 __all__ = ["OwnError", "Trainer"]

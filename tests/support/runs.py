@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import store
 from rdzv.backends.builtin import tcp_handler
 from rdzv.config.settings import parse
-from rdzv.loop.rounds import rounds_of
+from rdzv.loop.member import Options
+from rdzv.loop.rounds import Round, rounds_made_by
 from rdzv.node.handler import Handler
 from rdzv.node.loops import NodeLoop
 from rdzv.node.node import Node
@@ -32,7 +33,7 @@ from store.messages import KeepAlive, Ping, Request, Response
 from tests.support.virtual_time import VirtualTimeLoop
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
     from types import TracebackType
 
     from rdzv import Change, RendezvousInfo
@@ -231,6 +232,11 @@ class VirtualRun:
     def keys_whole(self, under: str = "") -> list[str]:
         """The same, with the prefix."""
         return [f"/rdzv/{self._run_id}/{under}{key}" for key in self.keys(under)]
+
+
+def rounds_of(handler: Handler, **options: Any) -> AsyncGenerator[Round, None]:
+    """The rounds of a run over a handler; the options are those of `rdzv.rounds`."""
+    return rounds_made_by(Round, handler, Options(**options))
 
 
 async def connected(handler: Handler) -> Link:

@@ -147,7 +147,7 @@ class Recording:
             writes += [Put(keys.settings, part.agreed.value, lease=run.id), note_of_run(keys, run)]
             grants.append(run)
         if part.node_id in link.follower.head.drains and not part.arrival.began:
-            writes.append(Delete(keys.draining(part.node_id)))  # it was announced of an earlier process
+            writes.append(Delete(keys.drains + part.node_id))  # it was announced of an earlier process
         if role is not None:
             writes.append(Create(keys.coordinator, part.node_id.encode(), lease=role.lease.id))
             grants.append(role.grant)

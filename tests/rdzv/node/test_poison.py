@@ -12,8 +12,7 @@ import rdzv
 from rdzv import GiveUp, RendezvousSettingsError, RunGivenUpError
 from rdzv.core import stored
 from rdzv.core.state import Closed
-from rdzv.loop.rounds import rounds_of
-from tests.support.runs import VirtualRun, assert_one_round, listen
+from tests.support.runs import VirtualRun, assert_one_round, listen, rounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
