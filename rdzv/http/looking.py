@@ -14,7 +14,7 @@ import socket
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rdzv.core.keys import Keys
 from rdzv.core.report import report
@@ -26,12 +26,14 @@ from store.messages import KeyGroup
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from rdzv.core.history import History
     from store.server.server import Server
 
 __all__ = ["NoSuchRun", "Runs", "client_of"]
+
+T = TypeVar("T")
 
 FRESH = 0.5  # seconds for which an answer serves everybody who asks, at least ...
 FRESH_FOR = 4  # ... and so many times as long as it took: looking takes the store a fifth of its time at most
@@ -85,8 +87,7 @@ class Runs:
         self._prefix = prefix
         self._looking = asyncio.Lock()
         self._over: dict[str, _Ended] = {}
-        self._seen: list[dict[str, Any]] = []
-        self._fresh_until = 0.0
+        self._told: dict[str, tuple[float, Any]] = {}  # by run, or "" of all: until when it is fresh, and what it is
 
     @property
     def ended(self) -> int:
@@ -98,14 +99,19 @@ class Runs:
         return await self._client.ping(timeout=2.0)
 
     async def live(self) -> list[dict[str, Any]]:
-        """Return how each run stands, in numbers, that somebody is in; what is fresh serves several who ask."""
+        """Return how each run stands, in numbers, that somebody is in."""
+        return await self._fresh("", self._look)
+
+    async def _fresh(self, what: str, look: Callable[[], Awaitable[T]]) -> T:
+        """Look, unless somebody has just done so: what is fresh serves several who ask."""
         async with self._looking:
             began = self._client.time()
-            if began >= self._fresh_until:
-                self._seen = await self._look()
-                now = self._client.time()
-                self._fresh_until = now + max(FRESH, FRESH_FOR * (now - began))
-            return self._seen
+            until, told = self._told.get(what, (0.0, None))
+            if began >= until:
+                told, now = await look(), self._client.time()
+                self._told = {one: known for one, known in self._told.items() if known[0] > now}
+                self._told[what] = now + max(FRESH, FRESH_FOR * (now - began)), told
+            return cast("T", told)
 
     async def summaries(self) -> list[dict[str, Any]]:
         """Return the same with the youngest of those that are over, by name."""
@@ -150,6 +156,9 @@ class Runs:
         """
         if not await self._client.count(self._keys(run_id).root):
             raise NoSuchRun(run_id)
+        return await self._fresh(run_id, partial(self._report, run_id))
+
+    async def _report(self, run_id: str) -> dict[str, Any]:
         told, history = await self._read(run_id)
         cost = account(run_id, history, now=time.time(), waited=told["waited"])
         return {**told, "history": describe(history)[-HISTORY_LINES:], "cost": cost.plain()}

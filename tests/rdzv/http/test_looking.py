@@ -9,6 +9,8 @@ import pytest
 from rdzv.http.looking import Runs
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from store import Client
 
 
@@ -20,6 +22,9 @@ class Clock:
 
     def time(self) -> float:
         return self.now
+
+    async def count(self, _: str) -> int:
+        return 1
 
 
 class Slow(Runs):
@@ -34,14 +39,21 @@ class Slow(Runs):
         self.clock.now += self.takes
         return []
 
+    async def _report(self, _: str) -> dict[str, Any]:
+        await self._look()
+        return {}
 
+
+@pytest.mark.parametrize("ask", [Runs.live, lambda runs: runs.report("job")], ids=["all", "one of thousands of nodes"])
 @pytest.mark.parametrize(("takes", "share"), [(0.01, 0.02), (2.0, 0.2)])
-async def test_looking_takes_the_store_a_fifth_of_its_time_at_most_however_many_ask(takes: float, share: float) -> None:
+async def test_looking_takes_the_store_a_fifth_of_its_time_at_most_however_many_ask(
+    takes: float, share: float, ask: Callable[[Runs], Awaitable[object]]
+) -> None:
     """A page asks each second: where a look took as long, the store did nothing else."""
     clock = Clock()
     runs, began = Slow(clock, takes), clock.now
     for _ in range(1000):
-        await runs.live()
+        await ask(runs)
         clock.now += 0.1
     assert runs.looks * takes <= 1.05 * share * (clock.now - began)
     assert runs.looks > 5
