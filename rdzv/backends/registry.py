@@ -26,6 +26,7 @@ from urllib.parse import quote
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import split_url
 from rdzv.config.parameters import Parameter
+from rdzv.config.rules import check_sizes
 from rdzv.config.settings import PARAMETERS
 from rdzv.config.value_types import FLAG
 from rdzv.errors import RendezvousSettingsError
@@ -86,8 +87,8 @@ class RendezvousParameters:
             refuse(f"min_nodes={min_nodes} must be at least 1; write for example min_nodes=2")
         if (min_nodes is None) != (max_nodes is None):
             refuse(f"min_nodes={min_nodes} and max_nodes={max_nodes} must both be given, or neither; give both")
-        if min_nodes is not None and max_nodes is not None and max_nodes < min_nodes:
-            refuse(f"max_nodes={max_nodes} must not be less than min_nodes={min_nodes}; raise one or lower the other")
+        if min_nodes is not None and max_nodes is not None:
+            check_sizes(min_nodes, max_nodes)
         self.backend = backend
         self.endpoint = endpoint
         self.run_id = run_id

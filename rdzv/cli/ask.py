@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import random
 import secrets
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from store import Store
 
-__all__ = ["Rate", "rate"]
+__all__ = ["rate"]
 
 NODES_NAMED_MOST: Final = 8
 ANSWER_WITHIN: Final = 5.0  # seconds for a launcher to say what it does
@@ -72,26 +71,15 @@ async def _stacks(options: argparse.Namespace) -> int:
 # ------------------------------------------------------------------------------------------ chaos
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    """How often something befalls a run: `count` times in `seconds`, on average."""
-
-    count: int
-    seconds: float
-
-    def __str__(self) -> str:
-        return f"{self.count} in {self.seconds:g} s"
-
-
-def rate(text: str) -> Rate:
-    """Read a rate: `1/10m` is once in ten minutes.
+def rate(text: str) -> float:
+    """Read how often something befalls a run, on average, as times in a second: `1/10m` is once in ten minutes.
 
     Raises:
         argparse.ArgumentTypeError: It is none.
     """
     count, _, within = text.partition("/")
     if count.isdecimal() and int(count) and within and (seconds := duration(within)) > 0:
-        return Rate(count=int(count), seconds=seconds)
+        return float(int(count) / seconds)
     raise argparse.ArgumentTypeError(f"{text[:80]!r} must say how often: 1/10m is once in ten minutes")
 
 
@@ -112,13 +100,13 @@ async def _chaos(options: argparse.Namespace) -> int:
             "obey"
         )
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
-    say(f"seed {seed}: kill {options.kill}")
+    say(f"seed {seed}: kill one in {1 / options.kill:g} s")
     rng = random.Random(seed)
     obeyed = asked = 0
     async with open_store(options.url, timeout=options.timeout) as (client, keys):
         with anyio.move_on_after(options.lasting):
             while True:
-                await anyio.sleep(rng.expovariate(options.kill.count / options.kill.seconds))
+                await anyio.sleep(rng.expovariate(options.kill))
                 there = sorted(await read_nodes(client, keys))
                 if not there:
                     say("nobody is in the run")

@@ -25,6 +25,7 @@ import anyio
 
 import store
 from rdzv.backends.credentials import Credentials
+from rdzv.backends.monitoring import http_room
 from rdzv.cli.command import DONE, Argument, argument, argument_type, command, flag, option
 from rdzv.config import value_types
 from rdzv.config.endpoint import SCHEMES
@@ -123,8 +124,11 @@ async def _serve(options: argparse.Namespace) -> int:
     )
     async with serving as server, contextlib.AsyncExitStack() as stack:
         if options.http_port is not None:
-            serving_http = _serve_http(options, server, host, token=token, tls=tls)
-            _say(f"HTTP at {await stack.enter_async_context(serving_http)}")
+            serve, prefix = http_room("app", "--http-port").serve, SCHEMES["tcp"].prefix
+            http = serve(
+                server, host, options.http_port, token=token, tls=tls, insecure=options.insecure, prefix=prefix
+            )
+            _say(f"HTTP at {await stack.enter_async_context(http)}")
         where = host_and_port(host or "*", server.port)
         kept = f"kept in {options.data_dir}" if options.data_dir else "in memory only: it ends with this process"
         if options.port_file:
@@ -143,17 +147,6 @@ async def _serve(options: argparse.Namespace) -> int:
         notify("STOPPING=1")
         _say(f"leaving, {server.connections} connections are told")
     return DONE
-
-
-def _serve_http(
-    options: argparse.Namespace, server: store.Server, host: str, *, token: bytes | None, tls: ssl.SSLContext | None
-) -> contextlib.AbstractAsyncContextManager[str]:
-    try:
-        from rdzv.http import app
-    except ImportError as error:
-        raise ImportError(f"--http-port needs {error.name}: pip install 'rdzv[http]'") from None
-    prefix = SCHEMES["tcp"].prefix
-    return app.serve(server, host, options.http_port, token=token, tls=tls, insecure=options.insecure, prefix=prefix)
 
 
 def notify(state: str) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from rdzv.config.config_errors import refuse
-from rdzv.config.settings import PARAMETERS, capacity_of, describe_difference, needed_of
+from rdzv.config.rules import capacity_of, check_sizes, needed_of
+from rdzv.config.settings import PARAMETERS, describe_difference
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,17 +32,7 @@ def resize(agreed: Mapping[str, Any], *, min_nodes: int | None, max_nodes: int |
     given = {"min_nodes": min_nodes, "max_nodes": max_nodes}
     read = [None if value is None else PARAMETERS[name].read(value) for name, value in given.items()]
     new = least, most = [was if number is None else number for was, number in zip(old, read, strict=True)]
-    if most < least:
-        refuse(
-            f"min_nodes={least} and max_nodes={most}: the minimum of a run that is resized is not "
-            f"more than its maximum; give both"
-        )
-    needed, capacity = sizes_of({**agreed, "min_nodes": least, "max_nodes": most})
-    if capacity < needed:
-        refuse(
-            f"min_nodes={least} in units of node_unit={agreed['node_unit']} is {needed}, and must not be more than "
-            f"max_nodes={most}; raise max_nodes to {needed}"
-        )
+    check_sizes(least, most, agreed["node_unit"])
     if new == old:
         return dict(agreed)
     former = [list(pair) for pair in agreed.get(RESIZED_FROM, ()) if list(pair) not in (old, new)] + [old]

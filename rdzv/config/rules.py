@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rdzv.config.endpoint import Endpoint
     from rdzv.config.parameters import Parameter
 
-__all__ = ["check_that_it_applies", "check_together"]
+__all__ = ["capacity_of", "check_sizes", "check_that_it_applies", "check_together", "needed_of"]
 
 
 def check_that_it_applies(parameter: Parameter, endpoint: Endpoint) -> None:
@@ -37,13 +37,8 @@ def check_together(it: Any) -> None:
     least, most = it.min_nodes, it.max_nodes
     if least is None and most is not None:
         refuse(f"max_nodes={most} needs min_nodes beside it; give min_nodes from 1 to {most}")
-    if least is not None and most is not None and most < least:
-        refuse(f"max_nodes={most} must not be less than min_nodes={least}; raise one or lower the other")
-    if it.can_join and it.capacity < it.needed:
-        refuse(
-            f"min_nodes={least} in units of node_unit={it.node_unit} is {it.needed}, and must not be more than "
-            f"max_nodes={most}; raise max_nodes to {it.needed} or choose a smaller node_unit"
-        )
+    if least is not None:
+        check_sizes(least, most, it.node_unit)
     if it.disconnect_ttl > it.ttl:
         refuse(
             f"disconnect_ttl={it.disconnect_ttl:g} must not be more than ttl={it.ttl:g}, when a node is gone; "
@@ -59,3 +54,25 @@ def check_together(it: Any) -> None:
     for one, other in (("cert", "key"), ("key", "cert"), ("user", "password_file"), ("password_file", "user")):
         if getattr(it, one) is not None and getattr(it, other) is None:
             refuse(f"{one}={shown(getattr(it, one))} is of no use without the other half; give {other} as well")
+
+
+def check_sizes(least: int, most: int, unit: int = 1) -> None:
+    """Refuse numbers of nodes with which no round can complete."""
+    if most < least:
+        refuse(f"max_nodes={most} must not be less than min_nodes={least}; raise one or lower the other")
+    needed = needed_of(least, unit)
+    if capacity_of(most, unit) < needed:
+        refuse(
+            f"min_nodes={least} in units of node_unit={unit} is {needed}, and must not be more than "
+            f"max_nodes={most}; raise max_nodes to {needed} or choose a smaller node_unit"
+        )
+
+
+def needed_of(min_nodes: int, unit: int) -> int:
+    """Return the fewest nodes that make a round: the minimum, rounded up to a unit."""
+    return -(-min_nodes // unit) * unit
+
+
+def capacity_of(max_nodes: int, unit: int) -> int:
+    """Return the most nodes that fit in a round: the maximum, rounded down to a unit."""
+    return max_nodes // unit * unit

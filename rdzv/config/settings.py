@@ -34,7 +34,7 @@ from rdzv.config import value_types as kinds
 from rdzv.config.config_errors import refuse, shown, suggest
 from rdzv.config.endpoint import SCHEMES, Endpoint, split_url
 from rdzv.config.parameters import KEEP_ALIVE, RUN_ID, Parameter, Source, parameter
-from rdzv.config.rules import check_that_it_applies, check_together
+from rdzv.config.rules import capacity_of, check_that_it_applies, check_together, needed_of
 from rdzv.config.value_types import duration, whole_number
 from store.limits import Limits  # noqa: TC001  so that the annotations can be evaluated
 from store.messages import GONE_TTL
@@ -42,7 +42,7 @@ from store.messages import GONE_TTL
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["PARAMETERS", "Settings", "capacity_of", "describe_difference", "needed_of", "parse"]
+__all__ = ["PARAMETERS", "Settings", "describe_difference", "parse"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -314,16 +314,6 @@ _RIVALS_OF: Final[Mapping[str, frozenset[str]]] = {
     for mine, theirs in ((one, other), (other, one))
     for name in mine
 }
-
-
-def needed_of(min_nodes: int, unit: int) -> int:
-    """Return the fewest nodes that make a round: the minimum, rounded up to a unit."""
-    return -(-min_nodes // unit) * unit
-
-
-def capacity_of(max_nodes: int, unit: int) -> int:
-    """Return the most nodes that fit in a round: the maximum, rounded down to a unit."""
-    return max_nodes // unit * unit
 
 
 def parse(url: str, overrides: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:

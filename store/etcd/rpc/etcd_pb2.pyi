@@ -8,9 +8,6 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 class ResponseHeader(_message.Message):
     __slots__ = ("cluster_id", "member_id", "revision")
-    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
-    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
-    REVISION_FIELD_NUMBER: _ClassVar[int]
     cluster_id: int
     member_id: int
     revision: int
@@ -18,11 +15,6 @@ class ResponseHeader(_message.Message):
 
 class KeyValue(_message.Message):
     __slots__ = ("key", "create_revision", "mod_revision", "value", "lease")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    CREATE_REVISION_FIELD_NUMBER: _ClassVar[int]
-    MOD_REVISION_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
-    LEASE_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     create_revision: int
     mod_revision: int
@@ -32,13 +24,6 @@ class KeyValue(_message.Message):
 
 class RangeRequest(_message.Message):
     __slots__ = ("key", "range_end", "limit", "revision", "keys_only", "count_only", "min_mod_revision")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    RANGE_END_FIELD_NUMBER: _ClassVar[int]
-    LIMIT_FIELD_NUMBER: _ClassVar[int]
-    REVISION_FIELD_NUMBER: _ClassVar[int]
-    KEYS_ONLY_FIELD_NUMBER: _ClassVar[int]
-    COUNT_ONLY_FIELD_NUMBER: _ClassVar[int]
-    MIN_MOD_REVISION_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     range_end: bytes
     limit: int
@@ -50,10 +35,6 @@ class RangeRequest(_message.Message):
 
 class RangeResponse(_message.Message):
     __slots__ = ("header", "kvs", "more", "count")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    KVS_FIELD_NUMBER: _ClassVar[int]
-    MORE_FIELD_NUMBER: _ClassVar[int]
-    COUNT_FIELD_NUMBER: _ClassVar[int]
     header: ResponseHeader
     kvs: _containers.RepeatedCompositeFieldContainer[KeyValue]
     more: bool
@@ -62,9 +43,6 @@ class RangeResponse(_message.Message):
 
 class PutRequest(_message.Message):
     __slots__ = ("key", "value", "lease")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
-    LEASE_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     value: bytes
     lease: int
@@ -72,32 +50,23 @@ class PutRequest(_message.Message):
 
 class PutResponse(_message.Message):
     __slots__ = ("header",)
-    HEADER_FIELD_NUMBER: _ClassVar[int]
     header: ResponseHeader
     def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class DeleteRangeRequest(_message.Message):
     __slots__ = ("key", "range_end")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    RANGE_END_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     range_end: bytes
     def __init__(self, key: _Optional[bytes] = ..., range_end: _Optional[bytes] = ...) -> None: ...
 
 class DeleteRangeResponse(_message.Message):
     __slots__ = ("header", "deleted")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    DELETED_FIELD_NUMBER: _ClassVar[int]
     header: ResponseHeader
     deleted: int
     def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping[str, _Any]]] = ..., deleted: _Optional[int] = ...) -> None: ...
 
 class RequestOp(_message.Message):
     __slots__ = ("request_range", "request_put", "request_delete_range", "request_txn")
-    REQUEST_RANGE_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_PUT_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_DELETE_RANGE_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_TXN_FIELD_NUMBER: _ClassVar[int]
     request_range: RangeRequest
     request_put: PutRequest
     request_delete_range: DeleteRangeRequest
@@ -106,10 +75,6 @@ class RequestOp(_message.Message):
 
 class ResponseOp(_message.Message):
     __slots__ = ("response_range", "response_put", "response_delete_range", "response_txn")
-    RESPONSE_RANGE_FIELD_NUMBER: _ClassVar[int]
-    RESPONSE_PUT_FIELD_NUMBER: _ClassVar[int]
-    RESPONSE_DELETE_RANGE_FIELD_NUMBER: _ClassVar[int]
-    RESPONSE_TXN_FIELD_NUMBER: _ClassVar[int]
     response_range: RangeResponse
     response_put: PutResponse
     response_delete_range: DeleteRangeResponse
@@ -140,12 +105,6 @@ class Compare(_message.Message):
     MOD: Compare.CompareTarget
     VALUE: Compare.CompareTarget
     LEASE: Compare.CompareTarget
-    RESULT_FIELD_NUMBER: _ClassVar[int]
-    TARGET_FIELD_NUMBER: _ClassVar[int]
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    CREATE_REVISION_FIELD_NUMBER: _ClassVar[int]
-    MOD_REVISION_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
     result: Compare.CompareResult
     target: Compare.CompareTarget
     key: bytes
@@ -156,9 +115,6 @@ class Compare(_message.Message):
 
 class TxnRequest(_message.Message):
     __slots__ = ("compare", "success", "failure")
-    COMPARE_FIELD_NUMBER: _ClassVar[int]
-    SUCCESS_FIELD_NUMBER: _ClassVar[int]
-    FAILURE_FIELD_NUMBER: _ClassVar[int]
     compare: _containers.RepeatedCompositeFieldContainer[Compare]
     success: _containers.RepeatedCompositeFieldContainer[RequestOp]
     failure: _containers.RepeatedCompositeFieldContainer[RequestOp]
@@ -166,9 +122,6 @@ class TxnRequest(_message.Message):
 
 class TxnResponse(_message.Message):
     __slots__ = ("header", "succeeded", "responses")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
-    RESPONSES_FIELD_NUMBER: _ClassVar[int]
     header: ResponseHeader
     succeeded: bool
     responses: _containers.RepeatedCompositeFieldContainer[ResponseOp]
@@ -182,27 +135,18 @@ class Event(_message.Message):
         DELETE: _ClassVar[Event.EventType]
     PUT: Event.EventType
     DELETE: Event.EventType
-    TYPE_FIELD_NUMBER: _ClassVar[int]
-    KV_FIELD_NUMBER: _ClassVar[int]
     type: Event.EventType
     kv: KeyValue
     def __init__(self, type: _Optional[_Union[Event.EventType, str]] = ..., kv: _Optional[_Union[KeyValue, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("create_request", "cancel_request")
-    CREATE_REQUEST_FIELD_NUMBER: _ClassVar[int]
-    CANCEL_REQUEST_FIELD_NUMBER: _ClassVar[int]
     create_request: WatchCreateRequest
     cancel_request: WatchCancelRequest
     def __init__(self, create_request: _Optional[_Union[WatchCreateRequest, _Mapping[str, _Any]]] = ..., cancel_request: _Optional[_Union[WatchCancelRequest, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class WatchCreateRequest(_message.Message):
     __slots__ = ("key", "range_end", "start_revision", "progress_notify", "watch_id")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    RANGE_END_FIELD_NUMBER: _ClassVar[int]
-    START_REVISION_FIELD_NUMBER: _ClassVar[int]
-    PROGRESS_NOTIFY_FIELD_NUMBER: _ClassVar[int]
-    WATCH_ID_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     range_end: bytes
     start_revision: int
@@ -212,19 +156,11 @@ class WatchCreateRequest(_message.Message):
 
 class WatchCancelRequest(_message.Message):
     __slots__ = ("watch_id",)
-    WATCH_ID_FIELD_NUMBER: _ClassVar[int]
     watch_id: int
     def __init__(self, watch_id: _Optional[int] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
     __slots__ = ("header", "watch_id", "created", "canceled", "compact_revision", "cancel_reason", "events")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    WATCH_ID_FIELD_NUMBER: _ClassVar[int]
-    CREATED_FIELD_NUMBER: _ClassVar[int]
-    CANCELED_FIELD_NUMBER: _ClassVar[int]
-    COMPACT_REVISION_FIELD_NUMBER: _ClassVar[int]
-    CANCEL_REASON_FIELD_NUMBER: _ClassVar[int]
-    EVENTS_FIELD_NUMBER: _ClassVar[int]
     header: ResponseHeader
     watch_id: int
     created: bool
@@ -236,17 +172,12 @@ class WatchResponse(_message.Message):
 
 class LeaseGrantRequest(_message.Message):
     __slots__ = ("TTL", "ID")
-    TTL_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
     TTL: int
     ID: int
     def __init__(self, TTL: _Optional[int] = ..., ID: _Optional[int] = ...) -> None: ...
 
 class LeaseGrantResponse(_message.Message):
     __slots__ = ("header", "ID", "TTL")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
-    TTL_FIELD_NUMBER: _ClassVar[int]
     header: ResponseHeader
     ID: int
     TTL: int
@@ -254,27 +185,21 @@ class LeaseGrantResponse(_message.Message):
 
 class LeaseRevokeRequest(_message.Message):
     __slots__ = ("ID",)
-    ID_FIELD_NUMBER: _ClassVar[int]
     ID: int
     def __init__(self, ID: _Optional[int] = ...) -> None: ...
 
 class LeaseRevokeResponse(_message.Message):
     __slots__ = ("header",)
-    HEADER_FIELD_NUMBER: _ClassVar[int]
     header: ResponseHeader
     def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class LeaseKeepAliveRequest(_message.Message):
     __slots__ = ("ID",)
-    ID_FIELD_NUMBER: _ClassVar[int]
     ID: int
     def __init__(self, ID: _Optional[int] = ...) -> None: ...
 
 class LeaseKeepAliveResponse(_message.Message):
     __slots__ = ("header", "ID", "TTL")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
-    TTL_FIELD_NUMBER: _ClassVar[int]
     header: ResponseHeader
     ID: int
     TTL: int
@@ -282,19 +207,12 @@ class LeaseKeepAliveResponse(_message.Message):
 
 class LeaseTimeToLiveRequest(_message.Message):
     __slots__ = ("ID", "keys")
-    ID_FIELD_NUMBER: _ClassVar[int]
-    KEYS_FIELD_NUMBER: _ClassVar[int]
     ID: int
     keys: bool
     def __init__(self, ID: _Optional[int] = ..., keys: bool = ...) -> None: ...
 
 class LeaseTimeToLiveResponse(_message.Message):
     __slots__ = ("header", "ID", "TTL", "grantedTTL", "keys")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
-    TTL_FIELD_NUMBER: _ClassVar[int]
-    GRANTEDTTL_FIELD_NUMBER: _ClassVar[int]
-    KEYS_FIELD_NUMBER: _ClassVar[int]
     header: ResponseHeader
     ID: int
     TTL: int
@@ -308,10 +226,6 @@ class StatusRequest(_message.Message):
 
 class StatusResponse(_message.Message):
     __slots__ = ("header", "version", "dbSize", "leader")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    DBSIZE_FIELD_NUMBER: _ClassVar[int]
-    LEADER_FIELD_NUMBER: _ClassVar[int]
     header: ResponseHeader
     version: str
     dbSize: int
@@ -320,16 +234,12 @@ class StatusResponse(_message.Message):
 
 class AuthenticateRequest(_message.Message):
     __slots__ = ("name", "password")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    PASSWORD_FIELD_NUMBER: _ClassVar[int]
     name: str
     password: str
     def __init__(self, name: _Optional[str] = ..., password: _Optional[str] = ...) -> None: ...
 
 class AuthenticateResponse(_message.Message):
     __slots__ = ("header", "token")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
     header: ResponseHeader
     token: str
     def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping[str, _Any]]] = ..., token: _Optional[str] = ...) -> None: ...
