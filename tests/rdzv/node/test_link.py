@@ -48,7 +48,7 @@ async def test_a_crowd_asks_no_more_often_than_a_few_nodes(nodes: int) -> None:
         await run.join(run.handler("first"))
         assert run.server is not None
         now = asyncio.get_running_loop().time
-        run.server.conversations.on_request = lambda kind, *_: asked.append(now()) if kind == "KeepAlive" else None
+        run.server.on_request(lambda kind, *_: asked.append(now()) if kind == "KeepAlive" else None)
         async with anyio.create_task_group() as group:
             for number in range(nodes - 1):
                 group.start_soon(run.handler(f"n{number}").next_rendezvous)
