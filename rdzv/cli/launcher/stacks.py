@@ -61,7 +61,7 @@ class WorkerStacks:
         Args:
             ranks: The ranks that run; of which of them no process answers is said.
         """
-        asked = {path: pid for path in sorted(self._dumps.iterdir(), key=_rank_and_pid) if (pid := _holder(path))}
+        asked = {path: pid for path in sorted(self._files(), key=_rank_and_pid) if (pid := _holder(path))}
         for path, pid in asked.items():
             os.truncate(path, 0)
             with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended, or become another user
@@ -78,12 +78,18 @@ class WorkerStacks:
         text = "\n".join(told) or "no process runs"
         return text if len(text) <= TEXT_MOST else f"{text[:TEXT_MOST]}\n(cut: {len(text) - TEXT_MOST:,} more letters)"
 
+    def _files(self) -> list[Path]:
+        """Those of the processes; none if the folder has gone, as on a machine that cleans up `/tmp` after days."""
+        with contextlib.suppress(FileNotFoundError):
+            return list(self._dumps.iterdir())
+        return []
+
     async def _until_whole(self, files: Iterable[Path]) -> None:
         sizes: dict[Path, int] = {}
         grown_at = anyio.current_time()
         with anyio.move_on_after(ANSWER_WITHIN):
             while True:
-                before, sizes = sizes, {path: path.stat().st_size for path in files}
+                before, sizes = sizes, {path: _size(path) for path in files}
                 now = anyio.current_time()
                 if sizes != before:
                     grown_at = now
@@ -93,7 +99,7 @@ class WorkerStacks:
 
     def forget_ended(self) -> None:
         """Remove the files of processes that have ended; while one starts, its own looks like theirs."""
-        for path in self._dumps.iterdir():
+        for path in self._files():
             with contextlib.suppress(OSError):
                 if _holder(path) is None:
                     path.unlink()
@@ -122,8 +128,17 @@ def _holder(path: Path) -> int | None:
     return None if found[kind_at] == fcntl.F_UNLCK else found[pid_at] or None
 
 
+def _size(path: Path) -> int:
+    """How much a process has written; -1 if it has ended meanwhile, and its file was removed: it writes no more."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1
+
+
 def _describe(path: Path, pid: int) -> str:
-    with open(path, encoding="utf-8", errors="replace") as file:
+    text = ""
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as file:
         text = file.read(TEXT_OF_ONE_MOST)
     rank = path.name.partition(".")[0]
     what = f"{'process' if rank == 'none' else f'rank {rank}, process'} {pid}"

@@ -89,6 +89,19 @@ async def test_a_child_that_was_forked_answers_for_itself_and_one_that_is_stoppe
             os.kill(child, signal.SIGKILL)
 
 
+async def test_who_ends_while_it_is_asked_is_said_not_to_answer(tmp_path: Path) -> None:
+    """At the end of a round its file goes, too: nobody answered whoever asked, nor anybody who asked later."""
+    stacks = WorkerStacks(tmp_path)
+    with worker(stacks, "-c", HANGS) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        asked = asyncio.create_task(stacks.dump())
+        await asyncio.sleep(0)  # it has been asked now
+        process.kill()
+        process.wait()
+        stacks.forget_ended()
+        assert f"process {process.pid} does not answer" in await asked
+
+
 async def test_whoever_has_become_another_program_is_not_sent_a_signal_that_would_end_it(tmp_path: Path) -> None:
     stacks = WorkerStacks(tmp_path)
     becomes = "import os; os.execvp('sh', ['sh', '-c', 'echo up; cat; echo end'])"
