@@ -102,7 +102,6 @@ class _Launcher:
             stacks=WorkerStacks(folder) if job.stacks else None,
             files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],  # before a store hosted here raises it
         )
-        self._workplace.beats.mkdir()
         self._tally = Tally()
         self._signal: int | None = None
         self._scope = anyio.CancelScope()  # what a signal ends

@@ -37,7 +37,8 @@ def start_to_follow(node: Node, folder: Path) -> None:
 
 
 def forget_beats(folder: Path) -> None:
-    """Forget what the processes of another round have written."""
+    """Forget what the processes of another round have written; the folder is made anew if `/tmp` was cleaned up."""
+    folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
         with contextlib.suppress(OSError):
             path.unlink()

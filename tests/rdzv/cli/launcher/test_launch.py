@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 from asyncio.subprocess import PIPE
@@ -554,6 +555,18 @@ async def test_a_round_in_which_a_step_was_finished_is_not_one_without_progress(
         tell(first, FAIL)
         tell(await started(a), FAIL)
         assert await a.wait(timeout=60) == 3, "it was started again, and no verdict ended it"
+
+
+async def test_a_launcher_whose_folder_was_cleaned_up_goes_on(server: str) -> None:
+    """Machines remove what nobody has touched in /tmp for days: at the next loss all launchers of a job would end."""
+    async with node(f"{server}/job?min_nodes=1", "a", "--max-restarts", "1") as a:
+        first = await started(a)
+        shutil.rmtree(Path(first["RDZV_BEAT_DIR"]).parent)
+        tell(first, FAIL)
+        again = await started(a)
+        (Path(again["RDZV_BEAT_DIR"]) / "0").write_text("7")  # the folder is there
+        tell(again, SUCCEED)
+        assert await a.wait(timeout=60) == 0
 
 
 async def test_a_run_that_is_made_smaller_keeps_as_many_nodes_and_the_others_wait_as_spares(server: str) -> None:
