@@ -8,9 +8,7 @@
 They translate and forward; what a rendezvous is, is decided elsewhere. Nothing of ours is pickled on any wire: only the
 state that PyTorch's own `DynamicRendezvousHandler` gives to a backend is a pickle, which PyTorch makes and reads.
 
-PyTorch 2.4, which brought `RendezvousInfo` and the store shared with the agent, is the oldest that this reads. Its
-`torchrun` does not look for entry points yet, as that of 2.5 does: with 2.4 write `python -m rdzv.torchrun` instead of
-`torchrun`. What came later, queues above all, is looked up with a fallback.
+What PyTorch has of what these rooms use, and since when, stands in `pytorch`.
 
 **C++ and Python.** A `torch.distributed.Store` is a C++ object with a Python half. C++ calls the Python half's methods
 of certain names, two of them in camel case, and does not keep it alive: see `TorchStore`.

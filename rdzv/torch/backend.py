@@ -1,7 +1,4 @@
-"""Shell: the state of PyTorch's own `DynamicRendezvousHandler` in our store, fenced by the revision of its key.
-
-Nothing of ours is pickled on any wire: this state alone is a pickle, which PyTorch makes and reads.
-"""
+"""Shell: the state of PyTorch's own `DynamicRendezvousHandler` in our store, fenced by the revision of its key."""
 
 from __future__ import annotations
 

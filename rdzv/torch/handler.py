@@ -136,12 +136,6 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         regroup_on_loss     members meet again when one has died or left (true); false waits, as PyTorch does, until
                             their workers fail
 
-    **Timeouts.** torchrun gives every handler `timeout=900` without being asked. As with PyTorch's dynamic handler that
-    is not read: `join_timeout` is, 600 seconds by default.
-
-    **Restarts.** A worker whose peer was killed fails within milliseconds, long before anybody can know that a node is
-    lost; its agent then restarts it out of `--max-restarts`, which is 0 by default, as with any backend.
-
     **Deaths on the way.** An agent waits for what every other member writes, for `read_timeout`, and fails if that does
     not come. So `next_rendezvous` returns a round only once all its members have come out of it, and meets again if one
     dies before that. A member that dies in the milliseconds after it still costs the others `read_timeout`.
@@ -156,18 +150,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     and launcher. The caller of `elastic_launch` gets the error from `shutdown`, which PyTorch's launcher
     calls on its way out.
 
-    **Drains.** When a member is to leave (`rdzv drain`), all agents stop their workers; its own ends with 0, as that of
-    a spare does, and the others meet again without it.
-
-    **Ranks.** Unless `rank_order` is given, those of the first round come in the natural order of the nodes' names,
-    which begin with the host's: host2 before host10. Later survivors come first, in their order, then newcomers by
-    name.
-
-    **Runs without a name.** `--rdzv-id` is "none" by default, and always with `accelerate`. Such a run ends with its
-    last node: a newcomer that finds it closed waits for the nodes of the former job to go, and begins anew.
-
-    **torch_store=tcp** makes the store that agents get a TCPStore at any port of rank 0's host; the workers' is hosted
-    at the round's bootstrap address.
+    Ranks, drains, restarts and `torch_store=tcp` are for its users to know: docs/pytorch.md. For a run without a name
+    see `agent.unnamed_run`.
 
     Args:
         params: PyTorch's `RendezvousParameters`.
@@ -410,9 +394,9 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         # PyTorch 2.5 and later let us alone after a signal; the agent of 2.4 shuts us down while it handles it.
         end = end_of_agent()
         if end.signal is not None:
-            handler = self._connected()
-            handler.leaves_because(told_to_end(end.signal))
-            handler.leave()
+            if self._handler is not None:  # else it was told to end while it waited for the store
+                self._handler.leaves_because(told_to_end(end.signal))
+                self._handler.leave()
         elif self._was_member or not self._kept_out:
             handler = self._connected()
             if not handler.is_closed():

@@ -1,8 +1,4 @@
-"""Shell: a `torch.distributed.Store` over our store: translates calls, values and errors.
-
-**C++ and Python.** A `torch.distributed.Store` is a C++ object with a Python half. C++ calls the Python half's methods
-of certain names, two of them in camel case, and does not keep it alive: see `TorchStore`.
-"""
+"""Shell: a `torch.distributed.Store` over our store: translates calls, values and errors."""
 
 from __future__ import annotations
 

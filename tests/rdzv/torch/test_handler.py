@@ -113,20 +113,29 @@ def test_every_round_has_an_address_of_its_own(agents: Agents) -> None:
     assert after[0] == after[1] != before
 
 
+def be_told() -> None:
+    raise SignalException("got signal: 15", signal.SIGTERM)
+
+
 def test_who_is_shut_down_because_of_a_signal_leaves_and_closes_nothing(agents: Agents) -> None:
     """The agent of PyTorch 2.4 shuts us down while it handles what the signal raised."""
     one, told_to_end = agents.add(), agents.add()
     agents.meet(one, told_to_end)
-
-    def be_told() -> None:
-        raise SignalException("got signal: 15", signal.SIGTERM)
-
     try:
         be_told()
     except SignalException:
         assert told_to_end.shutdown()
     until(lambda: one.num_nodes_waiting() == 1)  # it is told at once that it should meet again
     assert not one.is_closed()
+
+
+def test_who_is_told_to_end_while_it_waits_for_the_store_does_not_wait_for_it_once_more(run_id: str) -> None:
+    """PyTorch 2.4, as above: the agent would have gone on for `join_timeout`, as if it had not been told."""
+    handler = handler_of(f"127.0.0.1:{free_port()}", run_id, join_timeout="10", is_host="0")
+    try:
+        be_told()
+    except SignalException:
+        assert handler.shutdown(), "there is no store to leave"
 
 
 def test_an_arrival_is_a_reason_to_meet_again(agents: Agents) -> None:
