@@ -220,11 +220,12 @@ LISTENING_STORE: Final[dict[str, Any]] = {} if RELEASE >= (2, 5) else {"use_libu
 """What else a TCPStore is to be given together with a socket that listens: 2.4 takes one in its older server only."""
 
 
-LETS_GO_AFTER: Final = 0.0 if RELEASE >= (2, 8) else 0.05
-"""In seconds: how long a group's threads may take to let go of a collective that has ended.
+LETS_GO_AFTER: Final = 0.05
+"""In seconds: how long others may take to let go of a group, and its threads of a collective that has ended.
 
-Before 2.8 a gloo group that is destroyed waits for its threads and keeps the interpreter's lock meanwhile (PyTorch's
-pull request 154976). A thread that lets go of a tensor needs that lock, and so neither ever ends: with TCPStore, too.
+The error of a collective refers to its group, and leaves the caller's thread a moment after the group is destroyed:
+the thread that lets go last waits for the group's. Before 2.8 it keeps the interpreter's lock meanwhile (PyTorch's pull
+request 154976). A thread that lets go of a tensor needs that lock, and so neither ever ends: with TCPStore, too.
 """
 
 
