@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from abc import abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -41,10 +42,10 @@ import anyio
 
 import rdzv.sync
 from rdzv.core.round_life import State
-from rdzv.errors import RendezvousError, RendezvousStateError
+from rdzv.errors import RendezvousStateError
 from rdzv.loop import blocking
 from rdzv.loop import rounds as awaited
-from rdzv.loop.member import Options
+from rdzv.loop.member import MemberOfRound, Options
 from rdzv.node.front.blocking import blocking_share
 from rdzv.torch.group import RoundGroup
 from rdzv.torch.pytorch import dist, same_device
@@ -149,18 +150,13 @@ class TorchRounds:
             await self._awaited.aclose()
 
 
-class _GroupOfRound:
+class _GroupOfRound(MemberOfRound):
     """What both twins of a round have beside the round: a process group, the process's default one meanwhile.
 
     Attributes:
         group: The group. Whatever further ones are made over the default one are aborted with it.
     """
 
-    rank: int
-    number: int
-    world_size: int
-    run_id: str
-    newest: tuple[int, int] | None
     group: RoundGroup
 
     def _prepare(self, shared: BlockingSharedStore, *, backend: str, timeout: timedelta) -> None:
@@ -169,14 +165,28 @@ class _GroupOfRound:
             self._torch_store, rank=self.rank, world_size=self.world_size, backend=backend, timeout=timeout
         )
 
+    @abstractmethod
+    async def _make(self) -> None:
+        """Make the group. For those who block it is there before there is anything to wait for."""
+
+    async def _make_group(self) -> bool:
+        """Make the group, whose failing is judged as a body's; False if the round is over by that."""
+        try:
+            await self._make()
+        except BaseException as error:
+            if not await self._conclude(error):
+                raise
+            return False
+        return True
+
     def _dispose(self) -> None:
         """Leave nothing of the group behind, and nothing of its store but the word that it is over."""
         self.group.close()
         self._torch_store.end(f"round {self.number} of run {self.run_id}")
 
-    def _synchronized(self, lags: bool, model: Any, optimizer: Any, extra: Any) -> Any:
+    def _synchronized(self, model: Any, optimizer: Any, extra: Any) -> Any:
         source = self.newest[0] if self.newest is not None else 0
-        return synchronize(source, rank=self.rank, lags=lags, model=model, optimizer=optimizer, extra=extra)
+        return synchronize(source, rank=self.rank, lags=self.lags, model=model, optimizer=optimizer, extra=extra)
 
 
 class TorchRound(_GroupOfRound, blocking.Round):
@@ -189,16 +199,10 @@ class TorchRound(_GroupOfRound, blocking.Round):
     def begin(self) -> bool:
         """Make the group; False if a member has gone meanwhile: then the round is over."""
         self.life.start()
-        try:
-            self.group.make()
-        except (RuntimeError, RendezvousError) as error:  # RuntimeError is what PyTorch raises, its store's errors too
-            if not finished(self._conclude(error)):
-                raise
-            return False
-        except BaseException as error:
-            finished(self._conclude(error))
-            raise
-        return True
+        return finished(self._make_group())
+
+    async def _make(self) -> None:
+        self.group.make()
 
     def _ended(self, ending: Ending) -> None:
         """Let no collective wait for who has gone; from the node's thread. Who leaves by agreement is in none."""
@@ -235,7 +239,7 @@ class TorchRound(_GroupOfRound, blocking.Round):
                 both shapes. The others meet again without this member. Or the model is sharded (`fully_shard`): what
                 was on a member that is lost, nobody has.
         """
-        return self._synchronized(self.lags, model, optimizer, extra)
+        return self._synchronized(model, optimizer, extra)
 
 
 class AsyncTorchRound(_GroupOfRound, awaited.Round):
@@ -256,25 +260,23 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
     async def begin(self) -> bool:
         """Make the group; False if a member has gone meanwhile: then the round is over."""
         self._listen()
-        try:
-            await self.in_thread(self.group.make)
-        except (RuntimeError, RendezvousError) as error:  # as in `TorchRound.begin`
-            if not await self._conclude(error):
-                raise
-            return False
-        except BaseException as error:
-            await self._conclude(error)
-            raise
-        return True
+        return await self._make_group()
+
+    async def _make(self) -> None:
+        await self.in_thread(self.group.make)
 
     def _ended(self, ending: Ending) -> None:
         """Let no collective wait for who has gone, and cancel the body; from the node's thread."""
         if ending.others_have_gone:
-            self.blocking_store.end_waits()
-            self.group.abort()
+            self._end_thread_waits()
         elif self.life.state is State.AT_WORK:
             return  # it leaves at its next `check`, as all do; until then it may be in a collective
         super()._ended(ending)
+
+    def _end_thread_waits(self) -> None:
+        """Get the round's thread out of whatever it waits for: the others in a collective, or a key of the store."""
+        self.blocking_store.end_waits()
+        self.group.abort()
 
     async def _release(self) -> None:
         if not self._released:
@@ -290,14 +292,15 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         """Have a thread do what blocks, a step of training, say, and see it to its end.
 
         One thing after the other: the thread is the round's own. Who is cancelled meanwhile waits until it has ended,
-        which it does soon, since its collectives are aborted. If it has come to its end all the same, what it returns
-        counts, and the body is cancelled where it awaits next: so the number of a step and its effect stay together.
+        which it does soon, since its collectives are aborted and its waits in the store end. If it has come to its end
+        all the same, what it returns counts, and the body is cancelled where it awaits next: so the number of a step
+        and its effect stay together.
         """
         doing = self._loop.run_in_executor(self._thread, functools.partial(same_device(work), *arguments))
         try:
             return await asyncio.shield(doing)
         except asyncio.CancelledError:
-            self.group.abort()
+            self._end_thread_waits()
             with anyio.CancelScope(shield=True):
                 await asyncio.wait([doing])
             if doing.exception() is None and self._scope.cancel_called:
@@ -313,4 +316,4 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
 
     async def sync_state(self, model: Any = None, optimizer: Any = None, extra: Any = None) -> Any:
         """Bring all members to the state of the one who has finished the most steps; see `TorchRound.sync_state`."""
-        return await self.in_thread(self._synchronized, self.lags, model, optimizer, extra)
+        return await self.in_thread(self._synchronized, model, optimizer, extra)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+
+import anyio
 
 import rdzv
 from rdzv.node.handler import Handler
@@ -15,6 +19,8 @@ if TYPE_CHECKING:
     from tests.support.processes import Child
 
 require("torch")
+
+import rdzv.torch  # noqa: E402
 
 
 def parsed(program: Child) -> list[dict[str, Any]]:
@@ -69,3 +75,14 @@ async def test_a_killed_node_costs_no_restart_and_a_newcomer_gets_the_state(url:
     assert drained == of_c[-1] == before[-1], "who is drained and who stays leave before the same step"
     threads = {one["name"]: one["left"] for one in told if one["what"] == "threads"}
     assert threads == {"c": [], "d": []}, "a round's thread ends with it"
+
+
+async def test_who_is_cancelled_does_not_wait_for_a_key_that_nobody_writes(url: str, run_id: str) -> None:
+    """The round's thread would have waited for the store's timeout, and who cancelled the body with it."""
+    async for round in rdzv.torch.rounds(f"{url}/{run_id}?min_nodes=1"):
+        async with round:
+            round.blocking_store.set_timeout(timedelta(seconds=20))
+            began = time.monotonic()
+            with anyio.move_on_after(0.1):
+                await round.in_thread(round.blocking_store.get, "a key")
+            assert time.monotonic() - began < 10
