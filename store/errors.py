@@ -17,24 +17,6 @@ StoreError
 
 from __future__ import annotations
 
-__all__ = [
-    "AuthenticationError",
-    "ConditionFailed",
-    "ConnectionLost",
-    "LeaseNotFound",
-    "LimitExceeded",
-    "ProtocolError",
-    "StoreError",
-    "StoreReplaced",
-    "StoreTimeoutError",
-    "StoreUsageError",
-    "Unsupported",
-    "UsedAfterFork",
-    "WaitEnded",
-    "WatchCompacted",
-    "unsent",
-]
-
 
 class StoreError(Exception):
     """Base of everything a store raises.

@@ -287,7 +287,7 @@ class Client(Reconnecting, interface.Store):
             for item in self._connection.lost_for_good():
                 why = "broke, and the server has since forgotten this client's session"
                 settle(item, ConnectionLost(f"the connection to {self.name} {why}", maybe_applied=True))
-        for item in self._connection.to_send_again():
+        for item in list(self._connection.in_flight.values()):
             self._send(item)
         for watch in self.watching:
             watch.resume()

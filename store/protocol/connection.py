@@ -32,6 +32,7 @@ from store.limits import Limits
 from store.messages import Failed, FailureKind, Listing, ListingPart, Response, mutates
 from store.printable import printable
 from store.protocol import wire
+from store.protocol.frames import FrameReader
 from store.protocol.wire import Bye, Events, Greeting, Hello, Lagged, Reply, Sorry, Welcome
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class ServerConnection:
         self._token = token
         self._limits = limits
         self._elements_max = wire.elements_max(limits.operations_max)
-        self._reader = wire.FrameReader(wire.HANDSHAKE_BYTES_MAX)
+        self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
         self._hello: Hello | None = None
         self._last_id = 0
 
@@ -94,7 +95,7 @@ class ServerConnection:
 
     def let_go(self) -> None:
         """Nothing more is wanted from this client: what has come of a frame need not be kept."""
-        self._reader = wire.FrameReader(wire.HANDSHAKE_BYTES_MAX)
+        self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
 
     def greeting(self) -> bytes:
         """What to send first."""
@@ -197,7 +198,7 @@ class ClientConnection:
         self._process = process
         self._token = token
         self._name = name
-        self._reader = wire.FrameReader(wire.HANDSHAKE_BYTES_MAX)
+        self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
         self._nonce = b""
         self._greeting: Greeting | None = None
         self._hello: Hello | None = None
@@ -216,7 +217,7 @@ class ClientConnection:
 
     def connected(self, *, nonce: bytes) -> None:
         """A connection has been made; `nonce` is 16 fresh random bytes. The server speaks first."""
-        self._reader = wire.FrameReader(wire.HANDSHAKE_BYTES_MAX)
+        self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
         self._nonce = nonce
         self._greeting = self._hello = self.welcomed = None
 
@@ -390,10 +391,6 @@ class ClientConnection:
             raise
         item.sent = True
         return frame
-
-    def to_send_again(self) -> list[InFlight]:
-        """After a welcome: what has no reply yet, in the order in which it was asked."""
-        return list(self.in_flight.values())
 
     def lost_for_good(self) -> list[InFlight]:
         """After a welcome to a session that the server no longer knows: mutations it may or may not have applied."""

@@ -43,43 +43,11 @@ from store.errors import ProtocolError, StoreUsageError
 from store.messages import REQUESTS, RESPONSES, Event, EventKind, Excessive, Request, Response, Unknown
 from store.printable import printable
 from store.protocol.element_budget import count_elements
-from store.protocol.frames import FrameReader, frame
+from store.protocol.frames import frame
 from store.records import AnyOf, Record, Unfit, UnknownWord, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
-
-__all__ = [
-    "HANDSHAKE_BYTES_MAX",
-    "STEP_BYTES",
-    "VERSION",
-    "VERSION_MIN",
-    "Bye",
-    "Events",
-    "FrameReader",
-    "Greeting",
-    "Hello",
-    "Lagged",
-    "Reply",
-    "Sorry",
-    "Welcome",
-    "decode_events",
-    "decode_opening",
-    "decode_request",
-    "decode_request_in_steps",
-    "decode_server_frame",
-    "elements_max",
-    "encode_bye",
-    "encode_events",
-    "encode_lagged",
-    "encode_opening",
-    "encode_request",
-    "encode_response",
-    "encode_sorry",
-    "frame",
-    "frame_events",
-    "other_version",
-]
 
 VERSION_MIN = 1  # the oldest that this release still speaks ...
 VERSION = 1  # ... and the newest

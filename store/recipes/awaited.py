@@ -40,19 +40,6 @@ if TYPE_CHECKING:
 
     from store.calls import Calls, LeaseLike
 
-__all__ = [
-    "Held",
-    "Item",
-    "Queue",
-    "double_barrier",
-    "leader",
-    "leaders",
-    "leadership",
-    "lock",
-    "read_lock",
-    "write_lock",
-]
-
 R = TypeVar("R", bound=Response)
 
 TTL = 10.0  # seconds for which a holder that has died is still taken for one

@@ -352,7 +352,7 @@ class Post:
         if not self.connection.resumed:
             for item in self.connection.lost_for_good():
                 self.outcomes[item.request_id] = ConnectionLost("the session is forgotten", maybe_applied=True)
-        for item in self.connection.to_send_again():
+        for item in list(self.connection.in_flight.values()):
             self._send(item)
 
     def _replied(self, request_id: int, response: Response) -> None:

@@ -32,6 +32,7 @@ from store.messages import (
     Watch,
 )
 from store.protocol import wire
+from store.protocol.frames import FrameReader
 from tests.support.by_hand import Desk
 
 if TYPE_CHECKING:
@@ -414,7 +415,7 @@ def test_who_watches_prefixes_of_many_lengths_is_told_of_many_changes_at_once() 
 
 def test_a_heap_of_small_requests_is_cut_up_as_it_is_carried_out() -> None:
     """Before the first of 26,000 was looked at, all were cut out: in 20 ms, and 19 times their memory."""
-    reader = wire.FrameReader(10**6)
+    reader = FrameReader(10**6)
     bodies = reader.feed(wire.encode_request(1, 0, Ping()) * (26 * K))
     tracemalloc.start()
     try:

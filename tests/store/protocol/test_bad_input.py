@@ -55,7 +55,8 @@ from store.messages import (
 )
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, ServerConnection
-from store.protocol.wire import VERSION, Bye, FrameReader, Greeting, Hello, Sorry, Welcome
+from store.protocol.frames import FrameReader, frame
+from store.protocol.wire import VERSION, Bye, Greeting, Hello, Sorry, Welcome
 from tests.support.seeds import FRESH
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def reframed(rng: random.Random, frames: list[bytes]) -> bytes:
     body = bytearray(rng.choice(frames)[4:])
     for _ in range(rng.randint(1, 3)):
         body[rng.randrange(len(body))] = rng.randrange(256)
-    return wire.frame(bytes(body))
+    return frame(bytes(body))
 
 
 def structured(rng: random.Random, depth: int = 0) -> object:
@@ -251,15 +252,15 @@ def test_only_four_errors_come_of_bad_input(kind: str, rng: random.Random) -> No
             case "random bytes":
                 data = rng.randbytes(rng.randrange(64))
                 if rng.random() < 0.5:
-                    data = wire.frame(data)
+                    data = frame(data)
             case "mutated":
                 data = mutated(rng, frames)
             case "reframed":
                 data = reframed(rng, frames)
             case "structured":
-                data = wire.frame(msgpack.packb(structured(rng)))
+                data = frame(msgpack.packb(structured(rng)))
             case _:
-                data = wire.frame(msgpack.packb(almost_a_message(rng)))
+                data = frame(msgpack.packb(almost_a_message(rng)))
         refused += feed(ENDS[number % len(ENDS)](), data) is not None
     assert refused > INPUTS / 10, "most of it is bad, or this tests nothing"
 
@@ -281,7 +282,7 @@ def test_only_four_errors_come_of_well_formed_nonsense(
     end: Any, said: list[tuple[list[Any], object, list[Any]]]
 ) -> None:
     """ "Bad input (...) costs the sender its connection, with one log line saying why, and nobody else anything." """
-    feed(end(), b"".join(wire.frame(msgpack.packb([*start, [code, *fields]])) for start, code, fields in said))
+    feed(end(), b"".join(frame(msgpack.packb([*start, [code, *fields]])) for start, code, fields in said))
 
 
 @settings(max_examples=max(INPUTS // 40, 1))
@@ -308,7 +309,7 @@ def test_what_claims_to_be_deep_or_huge_is_refused(nested: bytes) -> None:
     """ "garbage bytes (...) costs the sender its connection"."""
     for end in (greeted_server, welcomed_client):
         for head in (b"\x93\x05\x04\x94\x04\xa1k", b"\x92\x05\x92\x41", b"\x92\x05\x92\x7e", b""):
-            assert feed(end(), wire.frame(head + nested)) is not None
+            assert feed(end(), frame(head + nested)) is not None
 
 
 def test_a_client_survives_no_more_than_its_server_may_say() -> None:

@@ -38,7 +38,8 @@ from store.messages import (
 )
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, ServerConnection, error_of
-from store.protocol.wire import VERSION, Bye, FrameReader, Greeting, Hello, Reply, Sorry, Welcome
+from store.protocol.frames import FrameReader, frame
+from store.protocol.wire import VERSION, Bye, Greeting, Hello, Reply, Sorry, Welcome
 from tests.support.by_hand import Post, Town
 from tests.support.limits import limits_with
 
@@ -94,17 +95,17 @@ def test_a_large_answer_may_come_together_with_the_welcome(pieces: int) -> None:
 
 def test_an_opening_of_a_later_version_in_another_shape_is_refused_by_its_version() -> None:
     """It used to be "not one of this protocol", which tells nobody what to do."""
-    hello = wire.frame(msgpack.packb(["rdzv", [2, {"session": b"s" * 16}, [1, 2]]]))
+    hello = frame(msgpack.packb(["rdzv", [2, {"session": b"s" * 16}, [1, 2]]]))
     with pytest.raises(
         ProtocolError, match=r"this server speaks version 1 .* the client version 2: upgrade the server"
     ):
         list(server().receive(hello))
-    greeting = wire.frame(msgpack.packb(["rdzv", [2, 3, {"store": "s"}]]))
+    greeting = frame(msgpack.packb(["rdzv", [2, 3, {"store": "s"}]]))
     with pytest.raises(ProtocolError, match=r"this client speaks version 1 .* versions 2 to 3: upgrade the client"):
         list(client().receive(greeting))
     for no_version in (["rdzv", ["2"]], ["rdzv", [True, None]], ["rdzv", [1, 1]], ["rdzv", 1]):
         with pytest.raises(ProtocolError, match="is not one of this protocol"):
-            list(server().receive(wire.frame(msgpack.packb(no_version))))
+            list(server().receive(frame(msgpack.packb(no_version))))
 
 
 def test_a_request_of_more_elements_than_any_may_hold_is_known_by_its_id_and_not_looked_into() -> None:

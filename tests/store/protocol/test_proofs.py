@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from store import AuthenticationError, Limits
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, ServerConnection
-from store.protocol.wire import VERSION, FrameReader, Hello, Welcome
+from store.protocol.frames import FrameReader
+from store.protocol.wire import VERSION, Hello, Welcome
 
 TOKEN = b"a very secret token"
 

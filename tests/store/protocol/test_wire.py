@@ -38,7 +38,8 @@ from store.messages import (
     Wait,
 )
 from store.protocol import wire
-from store.protocol.wire import Bye, Events, FrameReader, Greeting, Hello, Lagged, Reply, Sorry, Welcome
+from store.protocol.frames import FrameReader, frame
+from store.protocol.wire import Bye, Events, Greeting, Hello, Lagged, Reply, Sorry, Welcome
 from store.records import Record
 
 # ------------------------------------------------------------------------------------------ strategies for messages
@@ -152,7 +153,7 @@ def test_farewells_and_lagging_watches_come_out_as_they_went_in() -> None:
 
 @given(st.lists(st.binary(max_size=30), max_size=8), st.data())
 def test_frames_come_out_whole_however_the_bytes_are_cut(bodies: list[bytes], data: st.DataObject) -> None:
-    stream = b"".join(wire.frame(body) for body in bodies)
+    stream = b"".join(frame(body) for body in bodies)
     reader, out, at = FrameReader(30), list[bytes](), 0
     while at < len(stream):
         size = data.draw(st.integers(1, 12))
@@ -174,13 +175,13 @@ def test_how_much_has_come_of_a_frame_is_known() -> None:
 def test_a_large_frame_in_small_pieces_is_put_together_once() -> None:
     """It used to be copied whole with every piece that came."""
     reader = FrameReader(10**6)
-    frame = wire.frame(bytes(1000))
+    whole = frame(bytes(1000))
     held = []
-    for at in range(0, len(frame) - 4, 10):
-        list(reader.feed(frame[at : at + 10]))
+    for at in range(0, len(whole) - 4, 10):
+        list(reader.feed(whole[at : at + 10]))
         held.append(id(reader._held))
     assert len(set(held)) == 1
-    assert [len(body) for body in reader.feed(frame[at + 10 :])] == [1000]
+    assert [len(body) for body in reader.feed(whole[at + 10 :])] == [1000]
 
 
 @pytest.mark.parametrize(
