@@ -356,10 +356,13 @@ def _warn(sentence: str) -> None:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what the environment says about the parameters it may set; all else there is left alone."""
+    """Return what the environment says about the parameters it may set; all else there is left alone.
+
+    Without the white space around it: a secret that Kubernetes puts there ends with its file's last newline.
+    """
     # The environment's names are gone through, and not ours: it has few that are of interest, as a rule none.
     there = sorted(variable for variable in environ if variable in _IN_THE_ENVIRONMENT)
-    return {_IN_THE_ENVIRONMENT[variable]: environ[variable] for variable in there}
+    return {_IN_THE_ENVIRONMENT[variable]: environ[variable].strip() for variable in there}
 
 
 def _read(given: Mapping[str, Any], source: Source) -> dict[str, Any]:

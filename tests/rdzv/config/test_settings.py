@@ -103,6 +103,7 @@ PAIR = {"keep_alive_interval": 2, "keep_alive_max_attempt": 4}
             {"min_nodes": 2, "max_nodes": 4, "join_timeout": 60, "prefix": "/torch/runs"},
         ),
         (TCP, {"RDZV_MIN_WORKERS": "2"}, {}, {"min_nodes": 2}),
+        (TCP, {"RDZV_TOKEN": "swordfish\n"}, {}, {"token": "swordfish"}),
         (TCP, {}, {"min_nodes": 2, "min_workers": "2"}, {"min_nodes": 2}),
         (TCP + "?min_nodes=2", {}, {"min_workers": 3}, {"min_nodes": 3}),
         # PyTorch's pair gives the ttl, also half of it, and from two places; of rivals the stronger source wins.
