@@ -30,6 +30,7 @@ from rdzv.core.state import (
     Head,
     Phase,
     Progress,
+    to_leave,
 )
 from rdzv.errors import RendezvousSettingsError
 
@@ -465,8 +466,7 @@ def why_to_stop(progress: Progress, head: Head, *, live: Collection[str]) -> str
         return f"the run is closed{f': {head.closed.reason}' if head.closed.reason else ''}"
     leaving = [node_id for node_id in head.drains if node_id in live]
     if leaving:
-        reason = head.drains[leaving[0]].reason
-        return f"{', '.join(leaving[:NAMED_MOST])} to leave{f': {reason}' if reason else ''}"
+        return to_leave(leaving[:NAMED_MOST], head.drains[leaving[0]].reason)
     if len(live) > progress.capacity:
         reason = head.resized.reason if head.resized is not None else ""
         return f"the run was resized to at most {_nodes(progress.capacity)}{f': {reason}' if reason else ''}"

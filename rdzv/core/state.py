@@ -15,6 +15,8 @@ from rdzv.errors import RendezvousStateError
 from store.printable import in_words
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rdzv.core.asking import Question
     from rdzv.core.round import Round
     from rdzv.core.stopping import Stop
@@ -36,6 +38,7 @@ __all__ = [
     "NodesWaiting",
     "Phase",
     "Progress",
+    "to_leave",
 ]
 
 NAMED_MOST = 64  # node ids listed by name in a change; the count goes on
@@ -343,6 +346,11 @@ class Draining:
     node_ids: tuple[str, ...]
     seconds_left: float = field(compare=False)  # it goes down all the time, and that is no news
     reason: str = ""
+
+
+def to_leave(node_ids: Iterable[str], reason: str) -> str:
+    """Say that nodes are to leave, and why."""
+    return f"{', '.join(node_ids)} to leave{f': {reason}' if reason else ''}"
 
 
 Change = NodesWaiting | NodesLost | NodesLeft | Draining | Resized | Closed | Dropped

@@ -196,8 +196,7 @@ class Life(RoundLife):
         Who has left where all do is no reason: a body that waits for it in a later step has gone on without `check`,
         and must hear of that.
         """
-        progress = self._node.head.progress
-        return progress is not None and progress.left_early
+        return self._progress is not None and self._progress.left_early
 
     # ------------------------------------------------------------------------------------------ what follows
 

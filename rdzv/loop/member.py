@@ -122,8 +122,13 @@ class SoFar:
     def left(self, round: MemberOfRound) -> None:
         """The loop has come back from this round, which it should have entered."""
         self._last = round
-        before, progress = self._finished, self.options.progress
-        self._finished = finished_of(round.gate, before) if progress is None else step_of(progress())
+        before, gate, progress = self._finished, round.gate, self.options.progress
+        if progress is not None:
+            self._finished = step_of(progress())
+        elif gate.begun is not None:
+            self._finished = max(gate.begun - 1, -1)
+        elif gate.finished is not None:
+            self._finished = gate.finished
         self._has_got_on = round.has_got_on or (progress is not None and self._finished != before)
 
     # ------------------------------------------------------------------------------------------ rounds without a step
@@ -291,10 +296,3 @@ class MemberOfRound(ABC):
 
     def __repr__(self) -> str:
         return f"<round {self.number} of run {self.run_id}: rank {self.rank} of {self.world_size}>"
-
-
-def finished_of(gate: StepGate, before: int | None) -> int | None:
-    """The last step that a member has finished, as far as its `check` says; else what it had finished before."""
-    if gate.begun is not None:
-        return max(gate.begun - 1, -1)
-    return before if gate.finished is None else gate.finished

@@ -23,6 +23,7 @@ from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import split_url
 from rdzv.config.settings import PARAMETERS
 from rdzv.core.round_life import Ending, EndKind
+from rdzv.core.state import to_leave
 from rdzv.loop.life import Life
 from rdzv.node.stuck.folder import BEAT_DIR, forget_beats, start_to_follow
 from rdzv.torch.agent.screen import Screen, configure_logging, end_with, told_to_end
@@ -39,6 +40,7 @@ from rdzv.torch.tcp_store import open_tcp_store
 from store.printable import escaping
 
 if TYPE_CHECKING:
+    from rdzv.core.state import Leaving
     from rdzv.node.node import Node
 
 __all__ = ["TorchRendezvousHandler"]
@@ -366,9 +368,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if changed:
             self._forget_workers()
         if draining and life is not None:
-            reason = node.head.drains[draining[0]].reason
-            said = f"{', '.join(draining)} to leave{f': {reason}' if reason else ''}"
-            life.end(Ending(kind=EndKind.AGREED, reason=said, node_ids=draining))
+            said = to_leave(draining, next(iter(draining.values())).reason)
+            life.end(Ending(kind=EndKind.AGREED, reason=said, node_ids=tuple(draining)))
         return changed
 
     def shutdown(self) -> bool:
@@ -416,14 +417,14 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 self._handler.leave()
 
 
-def _draining(node: Node) -> tuple[str, ...]:
-    """The members of this round that are to leave, which was announced since it came about."""
+def _draining(node: Node) -> dict[str, Leaving]:
+    """The members of this round that are to leave, which was announced since it came about, by one look at the head."""
     membership, head = node.membership, node.head
     progress = head.progress
     if membership is None or head.closed is not None or progress is None or progress.round != membership.round.number:
-        return ()
-    since = membership.round.revision
-    return tuple(one for one in progress.draining if one in head.drains and head.drains[one].revision > since)
+        return {}
+    since, leaving = membership.round.revision, head.drains
+    return {one: leaving[one] for one in progress.draining if one in leaving and leaving[one].revision > since}
 
 
 def _hosts(handler: sync.Handler) -> bool:

@@ -27,7 +27,7 @@ import anyio
 from rdzv.cli.launcher.job import OnChange, environment_of, error_in, place_of
 from rdzv.cli.launcher.processes import Process
 from rdzv.core.round_life import Act, Ending, EndKind
-from rdzv.core.state import Change, Draining, NodesWaiting
+from rdzv.core.state import Change, Draining, NodesWaiting, to_leave
 from rdzv.core.stopping import Resized
 from rdzv.errors import GiveUp, RoundSupersededError
 from rdzv.loop.life import Life
@@ -273,7 +273,7 @@ class JobRound:
             case NodesWaiting(count=count):
                 return f"{count} waiting to come in" if count else None
             case Draining(node_ids=ids, reason=reason):
-                return f"{', '.join(ids)} to leave{f': {reason}' if reason else ''}"
+                return to_leave(ids, reason)
             case Resized(max_nodes=most, reason=reason):
                 too_many = self._info.world_size > most
                 return f"resized to at most {most}{f': {reason}' if reason else ''}" if too_many else None

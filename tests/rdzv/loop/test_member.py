@@ -8,12 +8,7 @@ import pytest
 
 import rdzv
 import rdzv.sync
-from rdzv.errors import (
-    RendezvousClosedError,
-    RendezvousGracefulExitError,
-    RendezvousSettingsError,
-    RunGivenUpError,
-)
+from rdzv.errors import RendezvousGracefulExitError, RendezvousSettingsError
 from rdzv.loop.member import Options, SoFar
 
 if TYPE_CHECKING:
@@ -42,8 +37,8 @@ class Quiet:
         self.progress = 5
 
 
-def so_far(*, was_open: bool = True, node: Quiet | None = None) -> SoFar:
-    return SoFar(cast("Node", node or Quiet()), Options(), was_open=was_open)
+def so_far(*, node: Quiet | None = None) -> SoFar:
+    return SoFar(cast("Node", node or Quiet()), Options(), was_open=True)
 
 
 def test_a_node_that_drains_meets_nobody_again_and_one_that_knows_of_no_steps_says_so() -> None:
@@ -54,16 +49,5 @@ def test_a_node_that_drains_meets_nobody_again_and_one_that_knows_of_no_steps_sa
     assert not so_far(node=node).goes_on()
 
 
-def test_a_closing_ends_the_loop_and_is_an_error_where_it_came_before_the_loop() -> None:
+def test_a_spare_that_is_not_needed_ends_its_loop_without_an_error() -> None:
     so_far().end(RendezvousGracefulExitError("not needed"))
-    so_far().end(RendezvousClosedError("done"))
-    with pytest.raises(RendezvousClosedError, match="done"):
-        so_far(was_open=False).end(RendezvousClosedError("done"))
-
-
-@pytest.mark.parametrize("was_open", [True, False])
-def test_a_verdict_not_to_go_on_is_raised_with_its_reason_and_its_status(was_open: bool) -> None:
-    closed = RendezvousClosedError("closed by b: loss is NaN", reason="loss is NaN", given_up=True, status=93)
-    with pytest.raises(RunGivenUpError, match="closed by b") as raised:
-        so_far(was_open=was_open).end(closed)
-    assert (raised.value.reason, raised.value.given_up, raised.value.status) == ("loss is NaN", True, 93)

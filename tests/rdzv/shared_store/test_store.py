@@ -162,14 +162,6 @@ def test_pytorchs_stores_answer_so(name: str) -> None:
 # Values.
 
 
-async def test_get_waits_for_the_key(shared: Any, observer: store.Client) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(shared.get("late"))
-        await until_waits(observer, 1)
-        await shared.set("late", "here")
-    assert waiting.result() == b"here"
-
-
 async def test_wait_and_multi_get_wait_for_all_their_keys(shared: Any, observer: store.Client) -> None:
     async with asyncio.TaskGroup() as tasks:
         waited = tasks.create_task(shared.wait(["a", "b"]))
@@ -195,16 +187,6 @@ async def test_of_many_missing_keys_a_few_are_spelled_out(shared: Any) -> None:
     with pytest.raises(SharedStoreTimeoutError, match=r"'7' and 12 more \(20 of 20 keys\)") as caught:
         await shared.wait([str(number) for number in range(20)], MISSED)
     assert len(caught.value.keys) == 20
-
-
-async def test_the_stores_own_timeout_bounds_get_and_multi_get(open_store: Open) -> None:
-    async with open_store(timeout=MISSED) as shared:
-        with pytest.raises(SharedStoreTimeoutError, match="'nope'"):
-            await shared.get("nope")
-        with pytest.raises(SharedStoreTimeoutError, match="'nope'"):
-            await shared.multi_get(["nope"])
-        await shared.set("here", "x")
-        assert await shared.get("here") == b"x"
 
 
 async def test_what_is_no_number_cannot_be_added_to(shared: Any) -> None:
@@ -251,14 +233,6 @@ async def test_a_queue_does_not_hold_the_items_of_another_whose_name_goes_on(sha
     await shared.queue_push("a%2Fb", "2")
     assert [await shared.queue_len(key) for key in ("a", "a/b", "a%2Fb")] == [0, 1, 1]
     assert await shared.queue_pop("a%2Fb", False) == b"2"
-
-
-async def test_a_blocking_pop_waits_for_a_push(shared: Any, observer: store.Client) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        popping = tasks.create_task(shared.queue_pop("jobs"))
-        await until_waits(observer, 1)
-        await shared.queue_push("jobs", "1")
-    assert popping.result() == b"1"
 
 
 async def test_each_item_goes_to_one_popper_and_each_popper_sees_them_in_order(
