@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 from typing import TYPE_CHECKING
 
-from store.errors import LeaseNotFound, StoreUsageError
+from store.errors import LeaseNotFound, StoreError, StoreUsageError
 from store.etcd.codec import Failure, FailureKind, key_of, range_of, span_of
 from store.etcd.members import RetryState
 from store.messages import CHOSEN_LEASE_LEAST, Done, Granted, LeaseState, List, Note, NotePage
@@ -30,7 +31,8 @@ async def keep_alive(members: Members, request: KeepAlive, deadline: float, *, h
         raise _no_lease(lease)
     if request.note:  # which etcd does not take with a keep-alive; written twice it is the same
         put = {"request_put": {"key": f"{hidden}{NOTES}{lease}".encode(), "value": request.note, "lease": lease}}
-        await members.ask("KV/Txn", {"success": [put]}, deadline=deadline, what="writing")
+        with contextlib.suppress(StoreError):  # the lease is renewed, though etcd be full; the next one says it again
+            await members.ask("KV/Txn", {"success": [put]}, deadline=deadline, what="writing")
     return Granted(lease=lease, ttl=float(reply.TTL))
 
 

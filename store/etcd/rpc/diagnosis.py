@@ -61,7 +61,7 @@ async def diagnose(host: str, port: int, tls: ssl.SSLContext | None, *, name: st
         )
     except TimeoutError:
         return None  # it is slow, and gRPC has said as much
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, UnicodeError) as error:  # of which the last is raised by a host that can be no name
         return Failure(describe(error) if isinstance(error, OSError) else str(error), FailureKind.UNDONE)
     speaks_tls = hello.startswith(TLS_ALERT) or b"HTTPS server" in hello
     if speaks_tls or (not hello and tls is None and await _speaks_tls(host, port)):

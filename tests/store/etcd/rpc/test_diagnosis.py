@@ -98,6 +98,7 @@ async def test_with_a_member_that_answers_nothing_is_wrong() -> None:
 async def test_what_hangs_up_or_is_not_there_may_come_back() -> None:
     async with member(None) as port:
         assert isinstance(await found(port), Failure)
+    assert isinstance(await diagnose("head..example", 1, None, name="the cluster"), Failure), "that is no name"
     nobody = await found(free_port())
     assert isinstance(nobody, Failure)
     assert "nobody listens there" in str(nobody)
