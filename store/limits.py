@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -129,8 +130,8 @@ class Limits:
     def __post_init__(self) -> None:
         for limit in fields(self):
             value = getattr(self, limit.name)
-            if not value > 0:
-                raise ValueError(f"the limit {limit.name} is {value!r}; it must be above 0")
+            if not 0 < value < math.inf:
+                raise ValueError(f"the limit {limit.name} is {value!r}; it must be above 0, and finite")
         held_back = self.memory_kept_back + self.history_bytes_max
         for name, least, for_what in (
             ("frame_bytes_max", self.value_bytes_max + 4 * KIB, "one value of value_bytes_max and what goes with it"),

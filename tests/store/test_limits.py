@@ -14,8 +14,8 @@ NAMES = [field.name for field in fields(Limits)]
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("value", [0, -1, float("nan")])
-def test_a_limit_is_above_zero(name: str, value: float) -> None:
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+def test_a_limit_is_above_zero_and_finite(name: str, value: float) -> None:
     limit: dict[str, Any] = {name: value}
     with pytest.raises(ValueError, match=f"the limit {name} is .*; it must be above 0"):
         Limits(**limit)
