@@ -20,6 +20,7 @@ from store.errors import (
     ConnectionLost,
     StoreError,
     StoreTimeoutError,
+    WaitEnded,
     WatchCompacted,
 )
 from store.interface import DEFAULT_TIMEOUT
@@ -179,7 +180,6 @@ class Watch(interface.BlockingWatch):
         self._channel = Channel(self._shared)
         self._id = 0
         self._reset: Event | None = None  # what the reader must be told once it is open again
-        self._closed = False
 
     def __enter__(self) -> Self:
         self._shared.check_usable()
@@ -194,17 +194,17 @@ class Watch(interface.BlockingWatch):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._closed = True
+        self._channel.ended = True
         self._shared.drop(self._channel)
 
     def close(self) -> None:
         """End it from another thread: its reader's loop ends."""
-        self._closed = True
+        self._channel.ended = True
         self._channel.interrupt()
 
     def batches(self) -> Iterator[list[Event]]:
         """One list of events per revision; see `interface.BlockingWatch`."""
-        while not self._closed:
+        while not self._channel.ended:
             while self._channel.pushed:
                 pushed = self._channel.pushed.popleft()
                 if isinstance(pushed, Pong):
@@ -234,12 +234,14 @@ class Watch(interface.BlockingWatch):
 
     def _reopen(self) -> Iterator[list[Event]]:
         """Open it again, however long that takes; a `reset` comes out first if history is gone."""
-        while not self._closed:
+        while not self._channel.ended:
             try:
                 self._open()
             except WatchCompacted:
                 if not self._cursor.compacted():
                     raise
+            except WaitEnded:
+                return
             except ConnectionLost:
                 self._shared.check_usable()
             except StoreTimeoutError:

@@ -125,7 +125,11 @@ class Shared:
 
 
 class Channel:
-    """One socket and its conversation, used by one thread at a time."""
+    """One socket and its conversation, used by one thread at a time.
+
+    Attributes:
+        ended: Nobody is to connect, and to ask, on it any more; set by any thread.
+    """
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -134,6 +138,7 @@ class Channel:
             session_id=secrets.token_bytes(16), process=process_id(), token=shared.token, name=shared.name
         )
         self.sock: socket.socket | None = None
+        self.ended: bool = False
         self._within = 0.0  # seconds that a call on it waits
         self.idle_since: float = 0.0  # when the last call on it was over
         self.pushed: deque[Events | Lagged | Pong] = deque()  # what came for a watch, in order
@@ -157,7 +162,7 @@ class Channel:
                     return answer, item.request_id
                 except OSError as error:
                     self.disconnected(error)
-                    self._shared.check(request)
+                    self._check(request)
         except _Expired:
             late = out_of_time(item, cast("float", timeout), self._name, self._trouble())
             self._give_up(item)
@@ -170,9 +175,14 @@ class Channel:
             self.close()
             raise
 
+    def _check(self, request: Request[Any]) -> None:
+        if self.ended:
+            raise WaitEnded("it was ended here")
+        self._shared.check(request)
+
     def _connect(self, item: InFlight, deadline: float) -> None:
         """Make one attempt to connect and shake hands, for this request."""
-        check = partial(self._shared.check, item.request)
+        check = partial(self._check, item.request)
         self._pause(deadline)
         check()
         try:

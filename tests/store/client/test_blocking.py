@@ -397,6 +397,21 @@ async def test_a_reset_is_told_even_if_the_attempt_that_knew_of_it_failed() -> N
         watch.__exit__(None, None, None)
 
 
+async def test_a_watch_that_is_closed_while_its_store_is_away_ends_at_once() -> None:
+    """Its reader went on until the timeout of one attempt to open it again was over."""
+    async with through_proxy() as (_, proxy, client):
+        client.timeout = 60.0
+        watch = await asyncio.to_thread(client.watch("").__enter__)
+        reading = in_thread(lambda: list(watch))
+        await proxy.refuse()
+        proxy.cut()
+        await until(lambda: watch._channel._attempt > 0)
+        watch.close()
+        async with asyncio.timeout(20.0):
+            assert await reading == []
+        watch.__exit__(None, None, None)
+
+
 async def test_a_quiet_watch_hears_how_far_the_store_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulse, "HEARTBEAT", 0.05)
     monkeypatch.setattr(rooms, "LOOK", 0.025)
