@@ -151,7 +151,7 @@ def ban_names(node_id: str, attributes: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def ban_among(bans: Mapping[str, Ban], node_id: str, attributes: Mapping[str, str]) -> Ban | None:
-    """The one of these bans that keeps such a node out, if there is one."""
+    """The one of these bans that keeps such a node out, if there is one: its own, or else one of an attribute."""
     return next((bans[name] for name in ban_names(node_id, attributes) if name in bans), None) if bans else None
 
 
@@ -282,10 +282,6 @@ class Head:
     drains: Mapping[str, Leaving] = field(default_factory=lambda: MappingProxyType({}))
     resized: Resized | None = None
     questions: Mapping[str, Question] = field(default_factory=lambda: MappingProxyType({}))
-
-    def ban_of(self, node_id: str, attributes: Mapping[str, str]) -> Ban | None:
-        """The ban that keeps such a node out: its own, or else one of an attribute."""
-        return ban_among(self.bans, node_id, attributes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

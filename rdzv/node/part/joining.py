@@ -22,6 +22,7 @@ from rdzv.bootstrap_check import Verdict, check_the_way, judge
 from rdzv.core.absent import named
 from rdzv.core.decision import JoinClock, Me, Parked, Refused, follow
 from rdzv.core.round import Participant, Round
+from rdzv.core.state import ban_among
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, RendezvousStateError
 from rdzv.node.admission import check_prefix, report_health
 from rdzv.node.candidacy import Candidacy
@@ -190,7 +191,7 @@ class Joining:
                     case Refused(closed=closed, spare=spare):
                         raise part.closed_error(closed, spare=spare)
                     case Parked(reason=reason, suspended=suspended, until=until):
-                        ban = follower.head.ban_of(part.node_id, part.settings.attributes)
+                        ban = ban_among(follower.head.bans, part.node_id, part.settings.attributes)
                         if ban is not None:
                             raise part.banned_error(ban)
                         leaving = part.drained(follower.head)
