@@ -36,7 +36,11 @@ def summary(status: RunStatus) -> list[str]:
         "missing": status.absent_count,
         "refused": len(status.refused),
     }
-    shown = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count or name == "members")
+    shown = ", ".join(
+        f"{count:,} {name if count != 1 else name.removesuffix('s')}"
+        for name, count in counts.items()
+        if count or name == "members"
+    )
     lines.append(f"{shown}; coordinator: {_named(status, status.coordinator) if status.coordinator else 'none'}")
     settings = _settings(status.settings)
     if settings:

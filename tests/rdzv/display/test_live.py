@@ -46,6 +46,10 @@ def test_who_is_missing_comes_before_the_members() -> None:
     assert [line.split()[2] for line in shown[at + 2 :]] == ["gpu-00000", "gpu-00001", "gpu-00002"]
 
 
+def test_one_member_is_not_several() -> None:
+    assert "1 member, 1 waiting; coordinator" in texts(Frame(status=status_of(1, waiting=("new",))))[3]
+
+
 def test_of_ten_thousand_members_the_first_are_shown_and_missing_ones_stay_in_sight() -> None:
     shown = texts(Frame(status=status_of(10_000, missing=300)), height=30)
     assert sum(line.strip().startswith("missing") for line in shown) == 15
