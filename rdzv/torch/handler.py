@@ -30,6 +30,7 @@ from rdzv.torch.agent.screen import Screen, configure_logging, end_with, told_to
 from rdzv.torch.agent.unnamed_run import NO_NAME, begin_anew
 from rdzv.torch.agent.worker_ends import WorkerEnds
 from rdzv.torch.pytorch import (
+    Agent,
     agent_above,
     end_of_agent,
     runs_under_torchrun,
@@ -208,10 +209,10 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _begin_life(self, node: Node) -> None:
         """Hear of what ends this round, and of how workers fail; take their steps from the files that they write."""
         assert node.membership is not None, "next_rendezvous has just made it a member"
-        self._life = life = Life(node, node.membership, self._hear_of_ending)
+        agent = agent_above()
+        self._life = life = Life(node, node.membership, partial(self._hear_of_ending, agent))
         life.start()
         node.loop.start(life.hear())
-        agent = agent_above()
         if agent is not None:
             self._worker_ends = WorkerEnds(node.loop, life.be_first)
             self._worker_ends.follow(agent.next_workers())
@@ -223,11 +224,12 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         forget_beats(self._beats)
         start_to_follow(node, self._beats)
 
-    def _hear_of_ending(self, ending: Ending) -> None:
+    def _hear_of_ending(self, agent: Agent | None, ending: Ending) -> None:
         """Have it said, by a thread that whoever reads the screen may hold up; called in the node's."""
         node = self._node
         if node is not None:
-            node.loop.start(node.loop.apart(partial(self._screen.ended, ending, node.head.closed)))
+            done = agent is not None and agent.is_done
+            node.loop.start(node.loop.apart(partial(self._screen.ended, ending, node.head.closed, done=done)))
 
     def _end_life(self, why: str = "") -> None:
         """Hear no more of this round; and say why it ends for the others, if a worker here has failed.

@@ -293,6 +293,11 @@ class Agent:
     problem: str
     group: Any = None
 
+    @property
+    def is_done(self) -> bool:
+        """Whether they have succeeded: it meets nobody again, and only waits for the other agents to end."""
+        return bool(getattr(self.group, "state", "") == "SUCCEEDED")  # of `WorkerState`, which are strings, too
+
     def next_workers(self) -> Callable[[], Mapping[int, int]]:
         """What gives the process ids of the workers that it starts next, by local rank, once all have been started."""
         before = self._pids()  # each round has new processes

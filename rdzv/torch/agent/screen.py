@@ -165,13 +165,14 @@ class Screen:
             self._cost.daemon = True
             self._cost.start()
 
-    def ended(self, ending: Ending, closed: Closed | None) -> None:
-        """Say why a round has ended."""
+    def ended(self, ending: Ending, closed: Closed | None, *, done: bool = False) -> None:
+        """Say why a round has ended; `done` if this agent's workers have succeeded: it does not come again."""
         if ending.kind is EndKind.CLOSED and closed is not None:
             by = f" by {closed.by}" if closed.by else ""
             log.info("run %s is closed%s%s", self._run_id, by, f": {closed.reason}" if closed.reason else "")
         else:
-            log.warning("run %s: %s; meeting again", self._run_id, ending.reason)
+            then = "the workers here have succeeded, and this agent does not come again" if done else "meeting again"
+            log.warning("run %s: %s; %s", self._run_id, ending.reason, then)
 
     def _say_cost(self, handler: sync.Handler) -> None:
         """Say what the run has cost until now, if the store is there to tell."""

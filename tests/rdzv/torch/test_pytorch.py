@@ -182,6 +182,17 @@ def test_the_workers_of_an_agent_are_known_once_all_of_the_next_round_have_been_
     assert it.Agent("").next_workers()() == {}
 
 
+def test_an_agent_is_done_once_its_workers_have_succeeded() -> None:
+    from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerState
+
+    group = WorkerGroup(SimpleNamespace(local_world_size=1))
+    done = []
+    for group.state in WorkerState:
+        done.extend([group.state] if it.Agent("", group).is_done else [])
+    assert done == [WorkerState.SUCCEEDED]
+    assert not it.Agent("").is_done
+
+
 def test_a_group_is_let_go_of_once_its_threads_and_the_error_of_its_last_collective_have(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

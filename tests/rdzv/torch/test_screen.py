@@ -119,9 +119,11 @@ def test_why_a_round_has_ended_is_told(caplog: pytest.LogCaptureFixture) -> None
     caplog.set_level(logging.INFO, logger="rdzv.torch")
     screen = Screen("job")
     screen.ended(Ending(kind=EndKind.LOST, reason="lost: b: its process ended"), None)
+    screen.ended(Ending(kind=EndKind.FAILED, reason="b: worker 0 ended with status 1"), None, done=True)
     screen.ended(Ending(kind=EndKind.CLOSED, reason="the run is closed: done"), Closed(reason="done", by="b"))
     assert [record.getMessage() for record in caplog.records] == [
         "run job: lost: b: its process ended; meeting again",
+        "run job: b: worker 0 ended with status 1; the workers here have succeeded, and this agent does not come again",
         "run job is closed by b: done",
     ]
 

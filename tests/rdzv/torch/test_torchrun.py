@@ -258,6 +258,32 @@ async def test_others_are_told_of_a_killed_worker_before_its_agent_looks(tmp_pat
         assert re.search(r"run job: \S+: worker 0 was killed by signal 9; meeting again$", line), line
 
 
+FAILS_LAST = """
+import json, os, pathlib, sys, time
+
+rank = int(os.environ["RANK"])
+print(json.dumps({"rank": rank, "pid": os.getpid()}), flush=True)
+while rank and not os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+sys.exit(rank)
+"""
+
+
+async def test_an_agent_whose_workers_have_succeeded_does_not_say_that_it_meets_the_others_again(
+    tmp_path: Path,
+) -> None:
+    """It stays in PyTorch's exit barrier, which nothing but the others' ends and 300 s end."""
+    require("torch")
+    async with Job(tmp_path, f"127.0.0.1:{free_port()}", worker=FAILS_LAST) as job:
+        pair = [await job.agent("--nnodes=2") for _ in range(2)]
+        ranks = [(await job.first_step(agent))["rank"] for agent in pair]
+        done = pair[ranks.index(0)]
+        await done.says("Waiting 300")
+        job.stop()
+        line = await done.says("worker 0 ended with status 1")
+        assert line.endswith("; the workers here have succeeded, and this agent does not come again")
+
+
 BEATING = """
 import json, os, pathlib, sys, time
 
