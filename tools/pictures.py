@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import pty
@@ -31,8 +32,11 @@ from rdzv.display.history import account, timeline
 from rdzv.display.pages import timeline_page
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from aiohttp import ClientWebSocketResponse
 
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 COLUMNS, LINES = 120, 40
 NOON = 1_800_000_000.0
 
@@ -79,59 +83,83 @@ DRAWN = """new Promise((done) => {
 SETTLED = "new Promise((done) => requestAnimationFrame(() => setTimeout(done, 300)))"
 
 
-async def shoot(url: str, path: Path, *, width: int = 1100, height: int = 700) -> None:
-    """Take a picture of a page once its timeline is drawn.
+class Page:
+    """A page in a browser, over its debugging protocol.
 
-    A page that listens for events is never done loading, so that `chromium --screenshot` takes it too early, or late.
+    Attributes:
+        problems: What it has complained of, while it was asked something.
     """
+
+    def __init__(self, socket: ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._asked = 0
+        self.problems: list[Any] = []
+
+    async def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """Call a method."""
+        self._asked += 1
+        await self._socket.send_json({"id": self._asked, "method": method, "params": params})
+        while (told := await self._socket.receive_json()).get("id") != self._asked:
+            if told.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown"):
+                self.problems.append(told["params"])
+        result: dict[str, Any] = told["result"]
+        return result
+
+    async def resize(self, width: int, height: int = 800) -> None:
+        """Have a window of this size."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        await self.call("Emulation.setDeviceMetricsOverride", **size)
+
+    async def evaluate(self, expression: str) -> Any:
+        """Evaluate an expression there, and await it."""
+        told = await self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        return told["result"].get("value")
+
+
+@contextlib.asynccontextmanager
+async def browser() -> AsyncIterator[Page]:
+    """Run a browser without a window; gives its page."""
     import aiohttp
 
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
+    if CHROMIUM is None:
         sys.exit("Chromium is not installed")
+    switches = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-port=0"]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        switches = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-port=0"]
-        place = [f"--user-data-dir={folder}", f"--window-size={width},{height}", "about:blank"]
         process = await asyncio.create_subprocess_exec(
-            chromium, *switches, *place, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+            *(CHROMIUM, *switches, f"--user-data-dir={folder}", "about:blank"),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
         )
         try:
             assert process.stderr is not None
             with anyio.fail_after(60):
-                async for line in process.stderr:
-                    if listens := re.search(rb"DevTools listening on ws://([^/]+)/", line):
-                        break
-                else:
-                    sys.exit("Chromium has ended")
-                async with aiohttp.ClientSession() as session:
-                    async with session.get(f"http://{listens[1].decode()}/json/list") as answer:
-                        (target,) = [one for one in await answer.json() if one["type"] == "page"]
-                    async with session.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-                        picture = await _picture(socket, url, width=width, height=height)
-            await anyio.Path(path).write_bytes(picture)
+                while not (listens := re.search(rb"listening on ws://([^/]+)/", await process.stderr.readline())):
+                    if process.stderr.at_eof():
+                        sys.exit("Chromium has ended")
+            rest = asyncio.create_task(process.stderr.read())  # or it would stand still once nobody has read for long
+            async with aiohttp.ClientSession() as session:
+                async with session.get(f"http://{listens[1].decode()}/json/list") as answer:
+                    (target,) = [one for one in await answer.json() if one["type"] == "page"]
+                async with session.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                    yield Page(socket)
         finally:
             process.kill()
             await process.wait()
+        await rest
 
 
-async def _picture(socket: ClientWebSocketResponse, url: str, *, width: int, height: int) -> bytes:
-    asked = 0
+async def shoot(url: str, path: Path, *, height: int) -> None:
+    """Take a picture of a page once its timeline is drawn.
 
-    async def call(method: str, **params: object) -> dict[str, Any]:
-        nonlocal asked
-        asked += 1
-        await socket.send_json({"id": asked, "method": method, "params": params})
-        while (told := await socket.receive_json()).get("id") != asked:
-            pass
-        result: dict[str, Any] = told["result"]
-        return result
-
-    window = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-    await call("Emulation.setDeviceMetricsOverride", **window)
-    await call("Page.navigate", url=url)
-    for expression in (DRAWN, SETTLED):
-        await call("Runtime.evaluate", expression=expression, awaitPromise=True)
-    return base64.b64decode((await call("Page.captureScreenshot", format="png"))["data"])
+    A page that listens for events is never done loading, so that `chromium --screenshot` takes it too early, or late.
+    """
+    async with browser() as page:
+        await page.resize(1100, height)
+        await page.call("Page.navigate", url=url)
+        for expression in (DRAWN, SETTLED):
+            await page.evaluate(expression)
+        picture = base64.b64decode((await page.call("Page.captureScreenshot", format="png"))["data"])
+    await anyio.Path(path).write_bytes(picture)
 
 
 async def shoot_page(path: Path) -> None:

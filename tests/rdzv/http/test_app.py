@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import re
-import shutil
 import ssl
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,8 @@ from rdzv.http import app, listening
 from store.server.entry.table import BESIDE_SHARE, YIELD_AFTER
 from tests.rdzv.core.test_report import SCHEMA
 from tests.support.limits import limits_with
-from tests.support.processes import start, start_python
-from tools.pictures import write_timeline
+from tests.support.processes import start_python
+from tools.pictures import CHROMIUM, Page, browser, write_timeline
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -292,55 +291,6 @@ async def test_serve_has_it_beside_the_store_and_binds_it_and_speaks_tls_as_that
         assert await child.wait() == 0
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-
-
-class Page:
-    """A page in a browser, over its debugging protocol."""
-
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self._socket = socket
-        self._asked = 0
-        self.problems: list[Any] = []
-
-    async def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Call a method; what the page complains of meanwhile is kept."""
-        self._asked += 1
-        await self._socket.send_json({"id": self._asked, "method": method, "params": params})
-        while True:
-            told = await self._socket.receive_json()
-            if told.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown"):
-                self.problems.append(told["params"])
-            if told.get("id") == self._asked:
-                result: dict[str, Any] = told["result"]
-                return result
-
-    async def resize(self, width: int) -> None:
-        """Have a window of this width."""
-        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
-        await self.call("Emulation.setDeviceMetricsOverride", **size)
-
-    async def evaluate(self, expression: str) -> Any:
-        """Evaluate an expression there, and await it."""
-        told = await self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
-        return told["result"].get("value")
-
-
-@contextlib.asynccontextmanager
-async def browser(folder: Path) -> AsyncIterator[Page]:
-    assert CHROMIUM is not None
-    switches = ("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0")
-    async with start(CHROMIUM, *switches, f"--user-data-dir={folder}", "about:blank") as child:
-        line = await child.says("DevTools listening on ws://", timeout=LIMIT)
-        port = line.partition("ws://127.0.0.1:")[2].partition("/")[0]
-        async with aiohttp.ClientSession() as session:
-            async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
-                (target,) = [one for one in await answer.json() if one["type"] == "page"]
-            async with session.ws_connect(target["webSocketDebuggerUrl"]) as socket:
-                yield Page(socket)
-        child.kill()
-
-
 def until_it_has(element: str, words: str) -> str:
     """A script: wait for an element of the page to have these words, and give all it has."""
     return f"""new Promise((done) => {{
@@ -384,7 +334,7 @@ async def test_the_page_in_a_browser_names_who_is_missing_and_runs_nothing_of_a_
         served() as (server, url),
         node(server, "stays", ttl=5) as stays,
         node(server, HOSTILE) as goes,
-        browser(tmp_path) as page,
+        browser() as page,
     ):
         await asyncio.gather(stays.next_rendezvous(), goes.next_rendezvous())
         await page.call("Runtime.enable")
