@@ -500,13 +500,12 @@ RESPONSES: dict[int, type[Response]] = {kind.code: kind for kind in Response.__s
 # What changes the store, so that doing it twice would differ from doing it once: the server keeps the replies to these
 # until they are acknowledged. Renewing a lease twice is the same as once; revoking it is not, since the second time
 # there is none.
-MUTATIONS = (Put, Delete, Add, Append, DeletePrefix, CompareAndSet, Transact, Grant, Revoke)
-_MUTATIONS = frozenset(MUTATIONS)
+MUTATIONS = frozenset((Put, Delete, Add, Append, DeletePrefix, CompareAndSet, Transact, Grant, Revoke))
 
 
 def mutates(request: Request[Any]) -> bool:
     """Return whether a request changes the store; a guarded request counts as what it guards."""
-    return type(request) in _MUTATIONS or (type(request) is Guarded and type(request.request) in _MUTATIONS)
+    return type(request) in MUTATIONS or (type(request) is Guarded and type(request.request) in MUTATIONS)
 
 
 def only_takes_away(request: Request[Any]) -> bool:

@@ -217,8 +217,6 @@ class Client(Reconnecting, interface.Store):
         process: The process that it is in, for tests that play several; without it, this one.
     """
 
-    watch_kind: type[Watch] = Watch  # what its watches are made of
-
     def __init__(
         self,
         dial: Dial,
@@ -444,4 +442,4 @@ class Client(Reconnecting, interface.Store):
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
         """Watch all keys that start with `prefix`; see `Store.watch`."""
-        return self.watch_kind(self, WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot))
+        return Watch(self, WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot))

@@ -96,7 +96,7 @@ class Engine:
         self._watches, self._waits = state.watches, state.waits
         self.postponed: Postponed = state.postponed
         self._history, self._snapshots = state.history, state.snapshots
-        self._replies = state.sessions.tally
+        self._replies = state.sessions.budget
         self._session_of: dict[int, Session] = {}
         self._changes = Changes(state, facts=Facts() if durable else None)
         self._asked = Requests(state, self._changes, figures=self.figures)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from store.engine.changeset import SavedSession
     from store.messages import Operation, Request
 
-__all__ = ["Session", "Sessions", "Tally", "reply_cost", "reply_cost_at_most"]
+__all__ = ["Budget", "Session", "Sessions", "reply_cost", "reply_cost_at_most"]
 
 FORGOTTEN_AT_ONCE = 512  # sessions: about a millisecond
 REPLY = 100  # bytes of bookkeeping for any reply that is kept, or any result in one
@@ -56,8 +56,8 @@ ENTRY = 200  # and for an entry in it
 _request_id = itemgetter(0)  # of a reply that is kept
 
 
-class Tally:
-    """How many bytes the replies of several sessions hold on to."""
+class Budget:
+    """How many bytes several of a kind hold together; each of them counts its own."""
 
     __slots__ = ("bytes",)
 
@@ -66,22 +66,22 @@ class Tally:
 
 
 class Session:
-    """One client's replies, and the connection it has now, if any; what they hold is counted in `tally`, too.
+    """One client's replies, and the connection it has now, if any; what they hold is counted in `budget`, too.
 
     Attributes:
         highest: The last of its mutations that was applied.
         held_bytes: About how many bytes the replies hold on to.
     """
 
-    __slots__ = ("_replies", "_tally", "held_bytes", "highest", "id", "number", "peer")
+    __slots__ = ("_budget", "_replies", "held_bytes", "highest", "id", "number", "peer")
 
-    def __init__(self, id: bytes, number: int, tally: Tally) -> None:
+    def __init__(self, id: bytes, number: int, budget: Budget) -> None:
         self.id: bytes = id
         self.number: int = number
         self.peer: int | None = None
         # The request, its reply, its cost; oldest first. A list: an empty deque takes 760 bytes.
         self._replies: list[tuple[int, Response, int]] = []
-        self._tally = tally
+        self._budget = budget
         self.held_bytes: int = 0
         self.highest: int = 0
 
@@ -97,7 +97,7 @@ class Session:
         self.highest = request_id
         self._replies.append((request_id, response, cost))
         self.held_bytes += cost
-        self._tally.bytes += cost
+        self._budget.bytes += cost
 
     def replay(self, request_id: int) -> Response | None:
         """What was answered to a mutation that was applied; None if nobody knows any more."""
@@ -116,11 +116,11 @@ class Session:
             freed += cost
         del self._replies[:count]
         self.held_bytes -= freed
-        self._tally.bytes -= freed
+        self._budget.bytes -= freed
 
 
 class Sessions:
-    """All sessions of a store; what their replies hold is counted in `tally`.
+    """All sessions of a store; what their replies hold is counted in `budget`.
 
     Attributes:
         made: How many there have ever been; the number of the newest.
@@ -130,7 +130,7 @@ class Sessions:
         self._ttl, self._max = ttl, sessions_max
         self._sessions: dict[bytes, Session] = {}
         self.made: int = 0
-        self.tally: Tally = Tally()
+        self.budget: Budget = Budget()
         self._abandoned: OrderedDict[bytes, float] = OrderedDict()  # since when they have no connection, longest first
         self._idle: OrderedDict[bytes, None] = OrderedDict()  # those of them that keep no reply
 
@@ -148,7 +148,7 @@ class Sessions:
             if len(self._sessions) >= self._max:
                 return None
             self.made += 1
-            session = self._sessions[id] = Session(id, self.made, self.tally)
+            session = self._sessions[id] = Session(id, self.made, self.budget)
         self._abandoned.pop(id, None)
         self._idle.pop(id, None)
         previous, session.peer = session.peer, peer
@@ -199,7 +199,7 @@ class Sessions:
         Their clients learn that nobody knows what became of what they had under way, as they would a little later.
         """
         forgotten = []
-        while self._abandoned and self.tally.bytes >= bytes_max:
+        while self._abandoned and self.budget.bytes >= bytes_max:
             forgotten.append(self._forget(next(iter(self._abandoned))))
         return forgotten
 
@@ -213,7 +213,7 @@ class Sessions:
         """Take up the sessions of an earlier life of this store; their clients have all the time to come back."""
         self.made = last
         for one in saved:
-            session = self._sessions[one.id] = Session(one.id, one.number, self.tally)
+            session = self._sessions[one.id] = Session(one.id, one.number, self.budget)
             for request_id, response in one.replies:
                 session.keep(request_id, response)
             self._abandon(session, now)

@@ -94,7 +94,7 @@ class State:
     def memory_bytes(self) -> int:
         """What the store takes, without what its server holds for its connections and its disk."""
         parked = self.watches.bytes + self.waits.bytes
-        kept = self.history.bytes + self.sessions.tally.bytes + self.snapshots.held_bytes
+        kept = self.history.bytes + self.sessions.budget.bytes + self.snapshots.held_bytes
         return self.keys.bytes + parked + kept
 
     def at_most(self, limit: str, amount: float, of: object = "") -> None:
@@ -317,7 +317,7 @@ class State:
         self.at_most("session_replies_max", session.replies + 1)
         self.at_most("session_replies_bytes_max", session.held_bytes + 1)
         if session.replies or reply_cost_at_most(request, self.keys.entries) > SMALL_REPLY_BYTES:
-            self.at_most("replies_bytes_max", self.sessions.tally.bytes + 1)
+            self.at_most("replies_bytes_max", self.sessions.budget.bytes + 1)
 
     def check_open(self, peer: int, cost: int) -> None:
         """Refuse one more watch or wait of a peer, which would take `cost` bytes."""

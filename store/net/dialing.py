@@ -56,31 +56,28 @@ class TcpDial:
                 protocol_factory, sock=sock, ssl=context, server_hostname=self.addresses.host if context else None
             )
         except (ConnectionResetError, BrokenPipeError) as error:
-            raise HungUp if context else error from None
+            raise HungUp(IN_THE_HANDSHAKE) if context else error from None
 
 
 class HungUp(ConnectionResetError):
-    """A server ended a TLS connection before it said a word: all that TLS 1.3 lets a refused client see."""
-
-    def __str__(self) -> str:
-        """What may be the matter."""
-        return (
-            "it closed the connection in the TLS handshake, as a server does that wants a client's certificate "
-            "(mutual TLS) and has got none, or one that it does not trust"
-        )
+    """A server ended a connection before it said a word; the text says what may be the matter."""
 
 
-class LeftWithoutAWord(HungUp):
-    """A server that was never met ended a plain connection; of one that was met we know what it speaks."""
+IN_THE_HANDSHAKE = (
+    "it closed the connection in the TLS handshake, as a server does that wants a client's certificate (mutual TLS) "
+    "and has got none, or one that it does not trust"
+)
+"""This is all that TLS 1.3 lets a refused client see."""
 
-    def __str__(self) -> str:
-        """What may be the matter."""
-        return "it closed the connection without a word; if it speaks TLS, write tcps://"
+WITHOUT_A_WORD = "it closed the connection without a word; if it speaks TLS, write tcps://"
+"""Said of a server that was never met, without TLS: of one that was met we know what it speaks."""
 
 
 def left_without_a_word(*, secure: bool, met: bool) -> ConnectionResetError:
     """The error for a connection that was closed before the server said anything; `met`, if it ever has."""
-    return HungUp() if secure else ConnectionResetError() if met else LeftWithoutAWord()
+    if secure:
+        return HungUp(IN_THE_HANDSHAKE)
+    return ConnectionResetError() if met else HungUp(WITHOUT_A_WORD)
 
 
 class TurnedAway(ConnectionRefusedError):
@@ -104,15 +101,13 @@ _TLS_IN_WORDS = {
 
 def describe(error: BaseException) -> str:
     """An operating-system error as a person would say it."""
-    if isinstance(error, HungUp):
+    if isinstance(error, HungUp | TurnedAway):
         return str(error)
     if isinstance(error, ssl.SSLEOFError):
-        return str(HungUp())
+        return IN_THE_HANDSHAKE
     if isinstance(error, ssl.SSLError):
         reason = getattr(error, "reason", None) or str(error)  # those that Python raises, and not OpenSSL, have none
         return f"TLS failed: {_TLS_IN_WORDS.get(reason, reason)}"
-    if isinstance(error, TurnedAway):
-        return str(error)
     if isinstance(error, ConnectionRefusedError):
         return NOBODY_LISTENS
     if isinstance(error, ConnectionResetError):

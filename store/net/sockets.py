@@ -28,7 +28,6 @@ __all__ = [
     "SYSTEM_TELLS",
     "bound_sockets",
     "forget",
-    "free_port",
     "let_go_in_children",
     "open_files",
     "outstanding",
@@ -211,14 +210,6 @@ def _bound(family: int, address: tuple[Any, ...]) -> socket.socket | None:
             reason += "; choose another port, or 0 for a free one"
         raise OSError(error.errno, f"cannot listen on {address[0]} port {address[1]}: {reason}") from None
     return sock
-
-
-def free_port() -> int:
-    """A TCP port on loopback that nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def raise_file_limit() -> int:

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
-__all__ = ["PIECE_BYTES", "Budget", "Outbox", "weight"]
+if TYPE_CHECKING:
+    from store.engine.sessions import Budget
+
+__all__ = ["PIECE_BYTES", "Outbox", "weight"]
 
 # What a transport is handed at once, and how far one peer's answers may run ahead of its reading.
 PIECE_BYTES = 256 * 1024
@@ -24,15 +28,6 @@ def weight(size: int) -> int:
     eighth: a limit that is met by the bytes alone is passed by the memory that they take.
     """
     return size + (size >> 2) + 64
-
-
-class Budget:
-    """How many bytes several peers hold together."""
-
-    __slots__ = ("bytes",)
-
-    def __init__(self) -> None:
-        self.bytes: int = 0
 
 
 class Outbox:

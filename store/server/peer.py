@@ -15,11 +15,12 @@ from store.engine.processes import Closing
 from store.net.address import host_and_port
 from store.net.sockets import forget, let_go_in_children, unread_bytes
 from store.protocol import wire
-from store.server.outbox import Budget, Outbox
+from store.server.outbox import Outbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from store.engine.sessions import Budget
     from store.protocol.connection import ServerConnection
     from store.protocol.wire import Sorry
 

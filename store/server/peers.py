@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from store.engine.sessions import Budget
 from store.protocol.wire import Sorry
-from store.server.outbox import Budget
 
 if TYPE_CHECKING:
     from store.limits import Limits

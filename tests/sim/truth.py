@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from store.client import client as watch_room
 from store.client.client import Client
@@ -53,6 +53,7 @@ from store.messages import (
     Wait,
     Written,
 )
+from store.watch_cursor import WatchCursor
 from tests.sim.checker import Violation
 
 if TYPE_CHECKING:
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
     from store.engine.keyspace import Change
     from store.engine.leases import LeaseRecord
     from store.messages import Cause
-    from store.watch_cursor import WatchCursor
 
 __all__ = ["Books", "HeardClient", "Truth", "Violation", "observe"]
 
@@ -496,11 +496,10 @@ class HeardClient(Client):
     truth: Truth
     who = ""
     hook: Callable[[Request[Any], str], Awaitable[None]] | None = None
-    watch_kind = HeardWatch  # made by such a client alone
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> HeardWatch:
         """Watch, and see to it that nothing is missed."""
-        return cast("HeardWatch", super().watch(prefix, start_revision=start_revision, snapshot=snapshot))
+        return HeardWatch(self, WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot))
 
     def __init__(self, *args: Any, truth: Truth, who: str, **options: Any) -> None:
         super().__init__(*args, **options)

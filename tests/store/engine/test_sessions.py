@@ -84,17 +84,17 @@ def test_what_all_sessions_hold_is_counted_through_whatever_becomes_of_them() ->
     a, b = opened(sessions, A, peer=1), opened(sessions, B, peer=2)
     keep(a, 1, 2, 3, 4, 5)
     keep(b, 1)
-    assert sessions.tally.bytes == 6 * REPLY
+    assert sessions.budget.bytes == 6 * REPLY
     a.acknowledge(2)
-    assert sessions.tally.bytes == 4 * REPLY
+    assert sessions.budget.bytes == 4 * REPLY
     sessions.end(a, peer=1)
-    assert sessions.tally.bytes == REPLY
+    assert sessions.budget.bytes == REPLY
     sessions.close(b, peer=2, now=5.0)
-    assert sessions.tally.bytes == REPLY
+    assert sessions.budget.bytes == REPLY
     sessions.expire(15.0)
-    assert sessions.tally.bytes == 0
+    assert sessions.budget.bytes == 0
     sessions.restore([SavedSession(id=A, number=7, replies=((1, Written(revision=1)),))], last=7, now=0.0)
-    assert sessions.tally.bytes == REPLY
+    assert sessions.budget.bytes == REPLY
 
 
 def test_room_is_made_by_the_sessions_whose_clients_have_been_away_for_longest() -> None:
@@ -107,4 +107,4 @@ def test_room_is_made_by_the_sessions_whose_clients_have_been_away_for_longest()
     assert sessions.make_room(5 * REPLY) == []
     assert sessions.make_room(3 * REPLY) == [ids[2], ids[0]]
     assert sessions.make_room(1) == [ids[1]], "the one that is connected stays"
-    assert (len(sessions), sessions.tally.bytes) == (1, REPLY)
+    assert (len(sessions), sessions.budget.bytes) == (1, REPLY)

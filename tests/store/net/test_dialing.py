@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from store.net.dialing import HungUp, LeftWithoutAWord, TurnedAway, describe
+from store.net.dialing import TurnedAway, describe, left_without_a_word
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,8 @@ from store.net.dialing import HungUp, LeftWithoutAWord, TurnedAway, describe
         (ConnectionResetError(104, "Connection reset by peer"), "it closed the connection"),
         (TimeoutError(), "it does not answer"),
         (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), "wants a client's certificate (mutual TLS)"),
-        (HungUp(), "wants a client's certificate (mutual TLS)"),
-        (LeftWithoutAWord(), "if it speaks TLS, write tcps://"),
+        (left_without_a_word(secure=True, met=False), "wants a client's certificate (mutual TLS)"),
+        (left_without_a_word(secure=False, met=False), "if it speaks TLS, write tcps://"),
         (ssl.SSLError(1, "something new"), "TLS failed: "),
         (OSError(113, "No route to host"), "No route to host"),
         (OSError(), "OSError"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from store.server.outbox import PIECE_BYTES, Budget, Outbox, weight
+from store.engine.sessions import Budget
+from store.server.outbox import PIECE_BYTES, Outbox, weight
 
 
 def taken(outbox: Outbox) -> bytes:

@@ -13,8 +13,8 @@ from store.server.outbox import Outbox, weight
 from store.server.peers import Peers
 
 if TYPE_CHECKING:
+    from store.engine.sessions import Budget
     from store.protocol.wire import Sorry
-    from store.server.outbox import Budget
 
 KIB = 1024
 
