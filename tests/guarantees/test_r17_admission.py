@@ -147,6 +147,25 @@ async def test_r17_the_history_says_who_lifted_a_ban_and_why_each_once_however_m
         assert run.keys("head/banned/") == run.keys("head/unbanned/") == []
 
 
+@pytest.mark.parametrize("dies_after", [0.0, 1.0])
+async def test_r17_a_lifted_ban_is_told_once_though_the_coordinator_dies_before_or_after(dies_after: float) -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=2) as run:
+        nodes = {name: run.handler(name) for name in "ab"}
+        await run.meet(*nodes.values())
+        coordinator = (await nodes["a"].status()).coordinator
+        assert coordinator is not None
+        stays = nodes["b" if coordinator == "a" else "a"]
+        await stays.ban("x")
+        lifting = run.start(stays.unban("x", "new disk"))
+        await asyncio.sleep(dies_after)
+        run.crash(coordinator)
+        await lifting
+        await asyncio.sleep(30)
+        await run.meet(stays)
+        told = [one for chapter in await stays.history() for one in chapter.incidents if one.kind == "unbanned"]
+        assert [one.reason for one in told] == [f"x by {stays.node_id}: new disk"]
+
+
 async def test_r17_a_ban_with_now_takes_the_node_out_of_its_round_at_once() -> None:
     """R17: "a node can be banned", and R2: a member leaves a round also "by a ban"."""
     async with VirtualRun(min_nodes=1, max_nodes=2) as run:
