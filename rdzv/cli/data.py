@@ -6,13 +6,12 @@ What they do is in `store.disk.copies`; a store that is damaged ends `check` and
 from __future__ import annotations
 
 import secrets
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rdzv.cli.command import DONE, FAILED, argument, command
-from store import StoreUsageError
+from rdzv.cli.command import DONE, argument, command
+from store import StoreError, StoreUsageError
 from store.net.threads import in_thread
 
 if TYPE_CHECKING:
@@ -59,8 +58,7 @@ async def _carry_out(name: str, done: str, *arguments: Path, **how: str) -> int:
     try:
         report = await in_thread(partial(works[name], *arguments, **how))
     except StoreUsageError as error:
-        sys.stderr.write(f"rdzv {name}: {error}\n")
-        return FAILED
+        raise StoreError(str(error)) from error  # what is wrong is the store, and not the line
     served = f"; process {report.served_by} serves it" if report.served_by else ""
     saved = report.saved
     print(

@@ -85,10 +85,6 @@ async def _top(options: argparse.Namespace) -> int:
     return await _watch(options)
 
 
-def _print_json(status: RunStatus) -> None:
-    print(json.dumps(report(status)), flush=True)
-
-
 def _lines(status: RunStatus, cost: Account | None = None) -> list[str]:
     told = [str(cost)] if cost is not None and cost.rounds else []
     return [*summary(status), *told, *exceptions(status), *member_lines(status)]
@@ -103,7 +99,9 @@ async def _watch(options: argparse.Namespace) -> int:
     with limited_by_timeout(options.timeout) as answered:
         async with open_run(options) as handler:
             if options.json:
-                await _write_each_change(handler, answered, _print_json)
+                await _write_each_change(
+                    handler, answered, lambda status: print(json.dumps(report(status)), flush=True)
+                )
                 return DONE
             if sys.stdout.isatty():
                 wakeup = WakeupHere()
