@@ -108,8 +108,8 @@ def _with_url(command: Command, words: list[str]) -> list[str]:
         return words
     # What follows an option with a value is that value: a reason may hold a URL, too.
     valued = {name for each in command.arguments if "action" not in each.settings for name in each.names}
-    is_given = any(command.means_url(word) for before, word in pairwise(["", *words]) if before not in valued)
-    return words if is_given else [url, *words]
+    own = (word for before, word in pairwise(["", *words]) if before not in valued and not word.startswith("-"))
+    return words if any(map(command.means_url, own)) else [url, *words]
 
 
 class _Parser(argparse.ArgumentParser):

@@ -220,6 +220,7 @@ async def test_the_url_may_come_from_the_environment_and_a_given_one_beats_it() 
             (("ban", "--now", "gpu-1", "--reason", "slow"), "node gpu-1 is banned from run job"),
             (("ban", "gpu-2", "--for", "10m"), "node gpu-2 is banned from run job for 10 min"),
             (("ban", "gpu-3", "--reason", "see https://tickets/7"), "node gpu-3 is banned from run job"),
+            (("ban", "gpu-4", "--reason=https://tickets/7"), "node gpu-4 is banned from run job"),
             (("ping", "--count", "1"), "answers in"),
         ):
             status, output = await run(*arguments, RDZV_URL=url)
