@@ -67,11 +67,6 @@ class Absent(Record, kw_only=True):
     # for whoever finds it written, and cannot know for how long it has been.
     said_at: float = 0.0
 
-    def and_lost(self, node_id: str, *, address: str, why: str) -> Absent:
-        """Return it with one more, which is lost as of now."""
-        one = Missing(node_id=node_id, how=LOST, ago=0.0, address=address, why=why)
-        return self.replace(missing=(*self.missing[: NAMED_MOST - 1], one), count=self.count + 1)
-
     def without_durations(self) -> Absent:
         """Return the same but for what changes by itself."""
         missing = tuple(one.replace(ago=None) for one in self.missing)

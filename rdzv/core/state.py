@@ -8,7 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from rdzv.core.absent import NAMED_OF_MANY, Absent
+from rdzv.core.absent import LOST, NAMED_OF_MANY, Absent, Missing
 from rdzv.core.stopping import Resized
 from rdzv.core.stored import Stored, pack, unpack
 from rdzv.errors import RendezvousStateError
@@ -254,12 +254,14 @@ class Progress(Stored, kw_only=True):
 
     def once_expelled(self, node_id: str, *, address: str, why: str) -> Progress:
         """The same once a live member is taken out of the round; it is named, so that it hears of it itself."""
+        missing = Missing(node_id=node_id, how=LOST, ago=0.0, address=address, why=why)
+        named = (*self.absent.missing[: NAMED_MOST - 1], missing)
         return self.replace(
             live=self.live - 1,
             lost=self.lost + 1,
             lost_ids=(*self.lost_ids[: NAMED_MOST - 1], node_id),
             why_lost=(*self.why_lost, (node_id, why))[-NAMED_OF_MANY:],
-            absent=self.absent.and_lost(node_id, address=address, why=why),
+            absent=self.absent.replace(missing=named, count=self.absent.count + 1),
         )
 
 

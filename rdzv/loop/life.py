@@ -131,7 +131,8 @@ class Life(RoundLife):
         if membership.over is not None:
             why = f"this node was dropped: {membership.over}" if membership.dropped else membership.over
             return Ending(kind=EndKind.DROPPED, reason=why)
-        head, me = self._node.head, self._node.node_id
+        head, me, at_end = self._node.head, self._node.node_id, self.state is State.AT_END
+        stops_nowhere = at_end or (gate.begun is None and gate.stop is None)  # where all may: it begins no step
         for change in changes_since([], head, round=membership.round, dropped=None, node_id=me):
             match change:
                 case NodesLost(node_ids=ids) as lost:
@@ -140,13 +141,13 @@ class Life(RoundLife):
                     return Ending(kind=EndKind.LEFT, reason=f"left: {names_of(left)}", node_ids=ids)
                 case Dropped(reason=reason):
                     return Ending(kind=EndKind.DROPPED, reason=reason)
-                case Closed(reason=reason, given_up=given_up) if given_up or self._stops_nowhere(gate):
+                case Closed(reason=reason, given_up=given_up) if given_up or stops_nowhere:
                     return Ending(kind=EndKind.CLOSED, reason=f"the run is closed: {reason}")
         if gate.decided and gate.stop is None and not (gate.for_newcomers and self._lets_newcomers_wait):
             # All leave at once, since nobody has begun a step; or since the run is closed, and not all have: then who
             # has begun its first may wait in it for somebody who has gone.
             return Ending(kind=EndKind.AGREED if gate.begun is None else EndKind.CLOSED, reason=gate.why)
-        if self._is_at_end and self._others_stop():
+        if at_end and self._others_stop():
             # It comes to no step any more where all stop: either all come to their ends, and the run is closed, or the
             # others stop, and it goes on with them. Those who begin no steps (`rdzv run`) stop without agreeing on one.
             return Ending(kind=EndKind.AGREED, reason=gate.why or "others, who were not done, meet again")
@@ -180,14 +181,6 @@ class Life(RoundLife):
         """Whether all other members have come for the next round: then none of them has died."""
         progress = self._progress
         return progress is not None and progress.live <= 1 and not (progress.lost or progress.departed)
-
-    @property
-    def _is_at_end(self) -> bool:
-        return self.state is State.AT_END
-
-    def _stops_nowhere(self, gate: StepGate) -> bool:
-        """Whether the work comes to no step where all may stop: it has begun none, or is at its end."""
-        return self._is_at_end or (gate.begun is None and gate.stop is None)
 
     @property
     def _left_early(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -37,21 +37,14 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 ASK_AGAIN_AFTER = 0.5  # seconds
 
 
-@dataclass(frozen=True, slots=True)
-class OwnBan:
-    """The last ban of this very node that was seen, also if it was lifted since, and the revision that wrote it."""
-
-    revision: int
-    ban: Ban
-
-
 class Follower:
     """Follows the head of a run.
 
     Attributes:
         head: What is known of it.
         heard_at: When the store has told anything last, on this node's clock.
-        own_ban: The last ban of this node, or of an attribute of its, also if it was lifted before anybody looked.
+        own_ban: The last ban of this node, or of an attribute of its, after the revision that wrote it; also if it was
+            lifted before anybody looked.
         before: Who was the last coordinator that has gone.
         resets: How often history was missed.
         error: Why it is not followed any more, if so.
@@ -70,7 +63,7 @@ class Follower:
         self._own_ban_keys = frozenset([keys.banned(node_id)])
         self.head: Head = Head()
         self.heard_at: float = 0.0
-        self.own_ban: OwnBan | None = None
+        self.own_ban: tuple[int, Ban] | None = None
         self.before: LastCoordinator | None = None
         self.resets: int = 0
         self.error: Exception | None = None
@@ -215,7 +208,7 @@ class Follower:
             return of_many("drains", keys.drains, leaving)
         if key.startswith(keys.bans):
             if put and key in self._own_ban_keys:
-                self.own_ban = OwnBan(revision, Ban.unpack(value))
+                self.own_ban = revision, Ban.unpack(value)
             return of_many("bans", keys.bans, lambda: Ban.unpack(value))
         if key.startswith(keys.unbans):
             return of_many("unbans", keys.unbans, lambda: Unban.unpack(value, revision=revision))

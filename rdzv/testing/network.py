@@ -240,12 +240,9 @@ class MemoryNetwork:
         ways = {self._partitioned[name] for name in link.names if name in self._partitioned}
         link.hold(upward=bool(ways - {Way.DOWNWARD}), downward=bool(ways - {Way.UPWARD}))
 
-    def _is_partitioned(self, names: set[str]) -> bool:
-        return not names.isdisjoint(self._partitioned)
-
     async def _travel(self, names: set[str]) -> None:
         await anyio.sleep(self.draw_latency())
-        while self._is_partitioned(names):
+        while not names.isdisjoint(self._partitioned):
             healed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting[healed] = None
             try:

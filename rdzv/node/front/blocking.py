@@ -269,25 +269,19 @@ class BlockingChanges:
     def __init__(
         self,
         changes: contextlib.AbstractAsyncContextManager[AsyncIterator[Change]],
-        call: Callable[[Coroutine[Any, Any, Any]], Any],
+        call: Callable[[Awaitable[Any]], Any],
     ) -> None:
         self._changes = changes
         self._call = call
         self._stream: AsyncIterator[Change] | None = None
 
     def __enter__(self) -> Self:
-        async def enter() -> AsyncIterator[Change]:
-            return await self._changes.__aenter__()
-
-        self._stream = self._call(enter())
+        self._stream = self._call(self._changes.__aenter__())
         return self
 
     def __exit__(self, *_: object) -> None:
-        async def leave() -> None:
-            await self._changes.__aexit__(None, None, None)
-
         with contextlib.suppress(RendezvousStateError):  # the handler is closed: nobody listens any more
-            self._call(leave())
+            self._call(self._changes.__aexit__(None, None, None))
 
     def __iter__(self) -> Self:
         return self

@@ -73,10 +73,10 @@ class Noticing:
         part, link, follower = self._part, self._link, self._follower
         again: float | None = None
         try:
-            banned = follower.own_ban
-            if banned is not None and banned.revision > max(self._banned_at, part.arrival.revision):
-                await self._notice_ban(link, banned.ban)
-                self._banned_at = banned.revision
+            banned_at, ban = follower.own_ban or (0, None)
+            if ban is not None and banned_at > max(self._banned_at, part.arrival.revision):
+                await self._notice_ban(link, ban)
+                self._banned_at = banned_at
             missed = follower.resets
             if missed != self._resets:
                 await self._see_whether_it_stands(link)
