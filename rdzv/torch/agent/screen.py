@@ -118,7 +118,8 @@ class Screen:
                 before(kind, error, trace)
                 return
             what_then = "the store ends with it, and so the run" if hosts() else "the run goes on without it"
-            leaves_because(told_to_end(name))
+            with contextlib.suppress(RendezvousError):  # PyTorch 2.4 has shut its handler down by now, which said why
+                leaves_because(told_to_end(name))
             log.warning("run %s: this agent ends, since %s; %s", self._run_id, told_to_end(name), what_then)
 
         sys.excepthook = say

@@ -69,7 +69,7 @@ for private in PRIVATE:
 async def test_without_any_of_them_all_else_is_there() -> None:
     async with start_python("-c", TAKEN_AWAY) as program:
         assert await program.wait(timeout=60) == 0, program.written()
-        assert len(program.stdout) >= 8
+        assert len(program.stdout) >= 7  # so many as PyTorch 2.4 has
 
 
 def test_no_other_room_takes_a_private_name_of_pytorch() -> None:

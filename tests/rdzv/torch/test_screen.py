@@ -185,6 +185,18 @@ def test_an_agent_that_a_signal_ends_says_so_in_one_line(
     assert others == ["ValueError", "SignalException"]
 
 
+def test_an_agent_whose_handler_was_shut_down_before_says_so_as_well(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As that of PyTorch 2.4 is when a signal comes: the hook failed, and two tracebacks were on the screen."""
+    caplog.set_level(logging.INFO, logger="rdzv.torch")
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with rdzv.sync.connect(f"{url}/job?min_nodes=1") as handler:
+        Screen("job").end_quietly(lambda: False, handler.leaves_because)
+    sys.excepthook(SignalException, SignalException("got signal: 15", sigval=signal.SIGTERM), None)
+    assert "this agent ends, since it was told to end by SIGTERM" in caplog.text
+
+
 def test_it_is_told_where_the_others_are_to_be_met(url: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="rdzv.torch")
     for nodes, said in (("min_nodes=2&max_nodes=4", "2 to 4 nodes"), ("min_nodes=1", "1 node")):
