@@ -86,9 +86,10 @@ def frame(body: bytes, bytes_max: int | None = None) -> bytes:
     Raises:
         LimitExceeded: The body is longer: the peer would hang up.
     """
-    if bytes_max is not None and len(body) > bytes_max:
+    size = len(body)
+    if bytes_max is not None and size > bytes_max:
         raise LimitExceeded(
-            f"the message has {len(body)} bytes; the server takes frames of {bytes_max} (frame_bytes_max): "
+            f"the message has {size} bytes; the server takes frames of {bytes_max} (frame_bytes_max): "
             f"send less at once, or start the server with a higher limit"
         )
-    return _length.pack(len(body)) + body
+    return _length.pack(size) + body
