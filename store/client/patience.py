@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-__all__ = ["HEARTBEAT", "LASTED", "SILENCE", "Patience", "backoff"]
+__all__ = ["HEARTBEAT", "LASTED", "SILENCE", "Patience"]
 
 BACKOFF_FIRST = 0.1  # seconds; the first pause is up to so long, and each further one up to twice as long ...
 BACKOFF_MOST = 2.0  # ... up to this. Full jitter, so that thousands do not come back at once
@@ -43,16 +43,6 @@ WORD_MOST = 64.0  # seconds that a server which takes connections has to say its
 ROUND_TRIPS = 3  # times what connecting took at best, that an answer, and an attempt and its greeting, have at least
 SHARE_OF_LEASE = 4  # so many attempts are to fit into what is left of a lease
 LEAST = 0.05  # seconds; a lease that has run out makes nobody spin
-
-
-def backoff(attempt: int, *, away: float = math.inf) -> float:
-    """The longest pause before another attempt, after so many that failed. An outage may last for thousands of them.
-
-    Args:
-        attempt: How many have failed.
-        away: Seconds since the connection was lost.
-    """
-    return min(BACKOFF_FIRST * 2.0 ** min(attempt, 16), BACKOFF_SOON if away < SOON else BACKOFF_MOST)
 
 
 class Patience:
@@ -127,8 +117,13 @@ class Patience:
         return max(self._within_leases(longest, BUSY_SHARE_OF_LEASE), SILENCE)
 
     def pause(self, attempt: int, *, away: float = math.inf) -> float:
-        """Seconds to sleep before another attempt; the arguments are those of `backoff`."""
-        longest = backoff(attempt, away=away)
+        """Seconds to sleep before another attempt.
+
+        Args:
+            attempt: How many have failed; in an outage that may be thousands.
+            away: Seconds since the connection was lost.
+        """
+        longest = min(BACKOFF_FIRST * 2.0 ** min(attempt, 16), BACKOFF_SOON if away < SOON else BACKOFF_MOST)
         left = self._remaining()
         if left < math.inf:
             longest = min(longest, BACKOFF_LEASED, max(left / SHARE_OF_LEASE, LEAST))

@@ -16,34 +16,33 @@ from store.client.patience import (
     SILENCE,
     SILENCE_MOST,
     Patience,
-    backoff,
 )
 
 
+class Longest(random.Random):
+    """Draws the largest of every range."""
+
+    def uniform(self, a: float, b: float) -> float:  # noqa: ARG002
+        return b
+
+
 def patience(*, remaining: float = math.inf, round_trip: float | None = 0.001) -> Patience:
-    made = Patience(random.Random(0))
+    made = Patience(Longest())
     made.bound_by(lambda: remaining)
     if round_trip is not None:
         made.connected(round_trip)
     return made
 
 
-def longest_pause(made: Patience, attempt: int, **how: float) -> float:
-    return max(made.pause(attempt, **how) for _ in range(200))
-
-
-def test_backoff_doubles_up_to_a_limit_and_is_short_at_first() -> None:
-    assert backoff(0) == 0.1
-    assert [backoff(attempt) for attempt in range(10)] == sorted(backoff(attempt) for attempt in range(10))
-    assert backoff(10**6) == 2.0
-    assert [backoff(attempt, away=0.9) for attempt in (0, 1, 2, 9)] == [0.1, 0.2, 0.25, 0.25]
+def test_pauses_double_up_to_a_limit_and_are_short_at_first() -> None:
+    made = patience()
+    assert [made.pause(attempt) for attempt in (0, 1, 4, 5, 10**6)] == [0.1, 0.2, 1.6, 2.0, 2.0]
+    assert [made.pause(attempt, away=0.9) for attempt in (0, 1, 2, 9)] == [0.1, 0.2, 0.25, 0.25]
 
 
 def test_pauses_are_bounded_by_what_is_left_of_a_lease() -> None:
-    assert longest_pause(patience(), 10) > 1.5
-    assert BACKOFF_LEASED * 0.9 < longest_pause(patience(remaining=1000.0), 10) <= BACKOFF_LEASED
-    assert longest_pause(patience(remaining=1.0), 10) <= 0.25
-    assert longest_pause(patience(remaining=-5.0), 10) <= LEAST
+    left = (math.inf, 1000.0, 1.0, -5.0)
+    assert [patience(remaining=remaining).pause(10) for remaining in left] == [2.0, BACKOFF_LEASED, 0.25, LEAST]
 
 
 def test_the_lease_that_ends_first_counts() -> None:
