@@ -19,6 +19,7 @@ from tests.support.processes import start_python
 from tests.support.runs import VirtualRun, listen
 from tests.support.spoken import Granted
 from tests.support.stores import MemoryNetwork, Peer, connect_in_memory, introduce, process_id_of, serve_in_memory
+from tests.support.virtual_time import now
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -29,10 +30,6 @@ virtual_time = pytest.mark.virtual_time
 
 GONE_TTL, DISCONNECT_TTL = 0.1, 1.0
 LATE = 0.11  # seconds: the server looks every 0.1 s at the latest, and the network takes a little
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 @contextlib.asynccontextmanager

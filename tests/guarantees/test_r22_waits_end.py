@@ -19,6 +19,7 @@ from rdzv.testing import cluster
 from tests.support.processes import start_python
 from tests.support.runs import VirtualRun, listen
 from tests.support.twins import TWINS, Embedded, Meeting, told
+from tests.support.virtual_time import now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,10 +73,6 @@ with rdzv.sync.connect(sys.argv[1], node_id="killed", is_host=False) as handler:
     print("in", flush=True)
     info.store.get("never")
 """
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 @virtual_time

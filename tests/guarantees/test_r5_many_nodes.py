@@ -15,6 +15,7 @@ import pytest
 import rdzv
 from rdzv import NodesLeft, NodesLost
 from tests.support.runs import VirtualRun, assert_one_round
+from tests.support.virtual_time import now
 
 if TYPE_CHECKING:
     from rdzv import Handler, RendezvousInfo
@@ -26,10 +27,6 @@ GONE_TTL = 0.1  # which decides of one
 DISCONNECT_TTL = 1.0  # and of many at once
 TOLD_WITHIN = 0.2  # seconds on top of these, for an election and a report
 MET_WITHIN = 0.3  # seconds from being told to the next round
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 class Life:

@@ -16,6 +16,7 @@ from rdzv import NodesLeft, NodesLost, NodesWaiting
 from store import Put
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 from tests.support.spoken import Request, Transact
+from tests.support.virtual_time import now
 
 if TYPE_CHECKING:
     from rdzv import Handler, RendezvousInfo
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.virtual_time
 
 STEPS_MOST = 60  # more than the coordinator takes; the test says if that ceases to be so
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def elastic(handler: Handler, infos: list[RendezvousInfo]) -> None:

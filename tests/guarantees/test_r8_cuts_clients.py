@@ -18,6 +18,7 @@ import store
 from store import Client
 from tests.support.proxy import Proxy
 from tests.support.stores import MemoryNetwork, connect_in_memory, serve_in_memory
+from tests.support.virtual_time import now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
 virtual_time = pytest.mark.virtual_time
 
 TTL = 10.0
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 class Cut:

@@ -16,6 +16,7 @@ from rdzv import Dropped, NodesLost, NodesWaiting, RoundSupersededError
 from store import ConditionFailed, Put, TransactionResult
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 from tests.support.spoken import Transact
+from tests.support.virtual_time import now
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.virtual_time
 
 LATENCY_MOST = 0.001  # seconds, of the network these runs meet over
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def commits(request: Request[Any]) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from rdzv import Closed, NodesLeft, NodesLost, NodesWaiting, RendezvousTimeoutError
 from store import Limits
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
+from tests.support.virtual_time import now
 
 if TYPE_CHECKING:
     from typing import Any
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.virtual_time
 
 SOON = 0.5  # seconds of virtual time that messages and elections may take
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 # ------------------------------------------------------------------------------------------------ R1, R11

@@ -12,12 +12,9 @@ import pytest
 
 from rdzv import Dropped, NodesWaiting, RendezvousTimeoutError, RoundSupersededError
 from tests.support.runs import VirtualRun, assert_one_round, listen
+from tests.support.virtual_time import now
 
 pytestmark = pytest.mark.virtual_time
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def replace(run: VirtualRun) -> None:

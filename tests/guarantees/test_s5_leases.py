@@ -11,6 +11,7 @@ import pytest
 import store
 from tests.support.processes import start_python
 from tests.support.stores import MemoryNetwork, connect_blocking, connect_in_memory, serve_in_memory
+from tests.support.virtual_time import now
 
 if TYPE_CHECKING:
     from store import Watch
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
 
 
 virtual_time = pytest.mark.virtual_time
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def deletion(watch: Watch) -> float:

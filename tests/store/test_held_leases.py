@@ -13,12 +13,9 @@ from store.errors import LeaseNotFound, LimitExceeded
 from store.keeping import RELEASE_WITHIN, Keeping
 from store.messages import GONE_TTL, Granted, KeepAlive, Request
 from tests.support.stores import connect_in_memory, serve_in_memory
+from tests.support.virtual_time import now
 
 virtual_time = pytest.mark.virtual_time
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 class Lapses:

@@ -24,6 +24,11 @@ The longest time any promise speaks of is one day, for which a closed run stays 
 """
 
 
+def now() -> float:
+    """What the clock of the running loop says."""
+    return asyncio.get_running_loop().time()
+
+
 class DeadlockError(Exception):
     """Every task waits, and no timer is set (or none that ends the test) that could wake one."""
 

@@ -25,6 +25,7 @@ from rdzv.node.part import record as room_of_record
 from rdzv.node.status import find_member
 from store.messages import KeepAlive, Request, Revoke, Transact
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
+from tests.support.virtual_time import now
 
 if TYPE_CHECKING:
     from rdzv.core.round import Member
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
     from rdzv.node.part.state import Part
 
 pytestmark = pytest.mark.virtual_time
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def lose_lease(run: VirtualRun, handler: Handler, by: str) -> None:

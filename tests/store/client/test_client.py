@@ -27,6 +27,7 @@ from store.net import process
 from store.net.threads import loop_factory
 from tests.support.processes import free_port, require
 from tests.support.stores import connect_in_memory, serve_in_memory
+from tests.support.virtual_time import now
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -34,10 +35,6 @@ if TYPE_CHECKING:
     from tests.support.virtual_time import VirtualTimeLoop
 
 virtual_time = pytest.mark.virtual_time
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def gathered(*calls: Awaitable[Any]) -> list[Any]:

@@ -16,6 +16,7 @@ from store.engine.engine import Engine
 from store.messages import Count, Granted, KeepAlive, List, Listing
 from tests.support.limits import limits_with
 from tests.support.stores import Peer, introduce, serve_in_memory
+from tests.support.virtual_time import now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     from tests.support.virtual_time import VirtualTimeLoop
 
 virtual_time = pytest.mark.virtual_time
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 @virtual_time
