@@ -200,8 +200,9 @@ class HeldLease:
                 except LeaseNotFound:
                     keeping.heard()
                     self.lost = LAPSED
-                except StoreError as error:
-                    log.debug("lease %d was not renewed: %s", self.id, error)
+                except Exception as error:  # noqa: BLE001 - also of a defect its holder is to hear, in time
+                    how = logging.DEBUG if isinstance(error, StoreError) else logging.ERROR
+                    log.log(how, "lease %d was not renewed: %r", self.id, error)
                     pause = retry_pause(self.ttl)  # and again, still listening for a new connection
                     self.lost = None if keeping.store.failure is None else str(keeping.store.failure)
             if self.lost is None and now() >= self.ours_until:

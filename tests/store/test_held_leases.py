@@ -125,3 +125,13 @@ async def test_a_renewal_that_failed_is_tried_again_at_once_not_at_the_next_one(
     moody.refusals = [LeaseNotFound("gone")]
     await lapses.told.wait()
     await keeper.release_all()
+
+
+@virtual_time
+async def test_a_store_that_fails_in_a_way_of_its_own_costs_the_lease_and_its_holder_is_told() -> None:
+    """Nobody renewed it any more, and nobody was told."""
+    moody, lapses = Moody(), Lapses()
+    await Keeping(moody).hold(9.0, None, GONE_TTL, lapses)
+    moody.refusals = [OSError("none of a store's own")] * 1000
+    await asyncio.sleep(10.0)
+    assert lapses.reasons == ["its lease of 9 s could not be renewed in time"]
