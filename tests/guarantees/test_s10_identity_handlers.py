@@ -69,6 +69,17 @@ async def test_s10_a_group_that_has_formed_in_the_new_store_hears_of_those_who_c
         assert together[0].round == 4
 
 
+async def test_s10_who_has_only_waited_for_others_comes_above_their_round_as_well() -> None:
+    """It had heard of round 0, and made another one of that number: only who had been in a round was asked."""
+    async with VirtualRun(min_nodes=1, max_nodes=1, last_call_timeout=1) as run:
+        await run.met("a")
+        waiting = await run.join(run.handler("b"))
+        run.kill_store()
+        run.crash("a")
+        run.restart_store()
+        assert (await waiting).round == 1
+
+
 async def test_s10_a_member_that_is_cut_off_while_the_store_is_replaced_is_dropped_by_its_own_clock() -> None:
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1, ttl=6) as run:
         a, b, c = (run.handler(name) for name in "abc")
