@@ -198,13 +198,6 @@ async def test_s3_leases_survive_kill_9_with_their_full_ttl(tmp_path: Path) -> N
 # -------------------------------------------------------------------------------------------- nothing before its time
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the server, which runs on this loop, go on until something is true of it."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - it tells nobody
-            await asyncio.sleep(0)
-
-
 # ------------------------------------------------------------------------------------------------------- a full disk
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "process_id_of",
     "serve_in_memory",
     "taken",
+    "until",
 ]
 
 Said = Welcome | Reply | Events | Lagged | Bye
@@ -103,6 +104,13 @@ async def taken(watch: Watch, count: int) -> list[Event]:
         events += await anext(batches)
     assert len(events) == count
     return events
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the server, which runs on this loop, go on until something is true of it."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0)
 
 
 class Peer(asyncio.Protocol):

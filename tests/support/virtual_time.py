@@ -29,6 +29,12 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
+async def passes(seconds: float = 0.0) -> float:
+    """Let virtual time pass; gives the time it is then."""
+    await asyncio.sleep(seconds)
+    return now()
+
+
 class DeadlockError(Exception):
     """Every task waits, and no timer is set (or none that ends the test) that could wake one."""
 

@@ -20,14 +20,9 @@ from store.server.outbox import PIECE_BYTES
 from store.server.server import Server
 from tests.support.limits import limits_with
 from tests.support.stores import connect_in_memory, introduce, serve_in_memory
+from tests.support.virtual_time import passes
 
 MIB = 1024 * 1024
-
-
-async def passes(seconds: float = 0.0) -> float:
-    """Let virtual time pass; gives the time it is then."""
-    await asyncio.sleep(seconds)
-    return asyncio.get_running_loop().time()
 
 
 @pytest.mark.virtual_time

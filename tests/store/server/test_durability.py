@@ -13,6 +13,7 @@ from store.errors import StoreUsageError
 from store.messages import Put
 from store.server.durability import TRY_AGAIN_AFTER, Durability
 from tests.support.limits import limits_with
+from tests.support.virtual_time import passes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,10 +92,6 @@ class Store:
         self._asked += 1
         self.engine.apply(Put("k", value), peer=1, request_id=self._asked, acknowledged=0, now=0.0)
         self.durability.record()
-
-
-async def passes(seconds: float = 0.0) -> None:
-    await asyncio.sleep(seconds)
 
 
 async def test_without_a_journal_nothing_waits() -> None:

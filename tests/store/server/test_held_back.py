@@ -31,19 +31,12 @@ from store.messages import (
 from store.protocol.wire import Events, Reply
 from store.server.journal import Journal
 from tests.support.journals import a_peer, held_back, taken
+from tests.support.stores import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from store.engine.changeset import Facts
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the server, which runs on this loop, go on until something is true of it."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - it tells nobody
-            await asyncio.sleep(0)
 
 
 async def has_done(server: store.Server, requests: int) -> None:

@@ -19,6 +19,7 @@ from store.protocol.wire import Bye
 from store.server.peer import LEAVE_WITHIN
 from tests.support.limits import limits_with
 from tests.support.stores import Peer, connect_in_memory, introduce, serve_in_memory
+from tests.support.virtual_time import passes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,12 +29,6 @@ MIB = 1024 * 1024
 
 async def dial(network: MemoryNetwork, factory: Callable[[], Peer] = Peer) -> Peer:
     return (await network.dial("store", factory, source="peer"))[1]
-
-
-async def passes(seconds: float = 0.0) -> float:
-    """Let virtual time pass; gives the time it is then."""
-    await asyncio.sleep(seconds)
-    return asyncio.get_running_loop().time()
 
 
 # ------------------------------------------------------------------------------------------------ letting in
