@@ -218,9 +218,7 @@ class Node:
         if error is not None:
             self.part.end_membership(f"the store is lost: {error}", dropped=True)
             self.part.arrival.lapsed()
-            if (
-                self.head.round is not None
-            ):  # of others, perhaps, for whom it waited: in another store comes a later one
+            if self.head.round is not None:  # perhaps of others, for whom it waited; another store's comes after it
                 self.part.known_round = max(self.part.known_round, self.head.round.number)
         if self._link is not None:
             self._store_gone = self._link.gone
