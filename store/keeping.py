@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from store.calls import Lease
+from store.calls import AtOnce, Lease, finished
 from store.errors import LeaseNotFound, StoreError
 from store.messages import GONE_TTL
 from store.net.tasks import cancel_and_wait
@@ -326,12 +326,10 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
     def __enter__(self) -> Self:
         sent_at = self._store.time()
         # Without `gone_ttl`: a broken connection is noticed too late here to come back within that.
-        self._lease = self._store.grant(self.ttl, disconnect_ttl=self._disconnect_ttl, gone_ttl=None)
+        granting = AtOnce(self._store).grant(self.ttl, disconnect_ttl=self._disconnect_ttl, gone_ttl=None)
+        self._lease = finished(granting)
         self.id, self.ttl = self._lease.id, self._lease.ttl
-        if self._store.time() >= sent_at + self.ttl / RENEWALS_PER_TTL:  # as in `renewed_if_old`
-            sent_at = self._store.time()
-            self._lease.keep_alive()
-        self._ours_until = sent_at + self.ttl
+        self._ours_until = finished(renewed_if_old(self._lease, sent_at, self._store.time)) + self.ttl
         self._thread = threading.Thread(target=self._keep, name=f"keep lease {self.id}", daemon=True)
         self._thread.start()
         return self
@@ -343,7 +341,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
         while not self._released.wait(pause) and self.lost is None:
             sent_at = self._store.time()
             try:
-                self._lease.keep_alive(timeout=max(self._ours_until - sent_at, 0.001))
+                finished(self._lease.keep_alive(timeout=max(self._ours_until - sent_at, 0.001)))
             except LeaseNotFound:
                 if not self._released.is_set():
                     self._lost = LAPSED
@@ -361,7 +359,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
         self._released.set()
         if lost is None:
             with contextlib.suppress(StoreError):  # an unreachable store lets it lapse
-                self._lease.revoke(timeout=RELEASE_WITHIN)
+                finished(self._lease.revoke(timeout=RELEASE_WITHIN))
         self._thread.join(RELEASE_WITHIN)
         if kind is None:
             self.check()
