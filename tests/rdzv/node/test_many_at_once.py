@@ -108,6 +108,6 @@ async def test_thousands_at_once_meet_at_a_store_that_takes_seconds_to_answer(
         began = asyncio.get_running_loop().time()
         assert_one_round(await run.meet(*handlers))
         took = asyncio.get_running_loop().time() - began
-        assert server.longest > MANY, "it is slow: more than one request of each waited at a time"
+        assert server.longest >= MANY, "it is slow: a request of each waited at a time"
         assert took < 60, "which is three times what the requests of all of them take"
         assert_one_round(await run.meet(*handlers))
