@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.cli.launcher.job import OnChange, environment_of, error_in, place_of
+from rdzv.cli.launcher.job import SIGNALLED, OnChange, environment_of, error_in, place_of
 from rdzv.cli.launcher.processes import Process
 from rdzv.core.round_life import Act, Ending, EndKind
 from rdzv.core.state import Change, Draining, NodesWaiting, to_leave
@@ -281,7 +281,7 @@ class JobRound:
     def _ended_by_signal(self, process: Process) -> signal.Signals | None:
         """The signal that a process has ended by, if it was passed on to it; a shell says so by 128 and its number."""
         for number in self._passed_on:
-            if process.status in (-number, 128 + number):
+            if process.status in (-number, SIGNALLED + number):
                 return signal.Signals(number)
         return None
 
