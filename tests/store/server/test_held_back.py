@@ -146,6 +146,7 @@ async def test_a_lease_of_a_chosen_id_that_ends_and_comes_again_is_kept(
         journal.may_commit.release(1000)
         assert isinstance(await peer.answer(last), TransactionResult)
         assert [len(group) for group in journal.groups[-2:]] == [1, 7]
+    monkeypatch.undo()
     async with store.serve(data_dir=tmp_path) as server, store.connect(server.url) as client:
         entry = await client.get("k")
         assert entry is not None
