@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # A busy machine makes requests slow, which the store's log has a line for: not for tests that count its lines.
 logging.getLogger("store.server.conversations").addFilter(lambda record: record.msg != SLOW_LINE)
 
-# A forked child must not end what the tests before have left behind: a channel of grpc's waits for its thread, for ever.
+# A forked child must not end what earlier tests have left behind: a channel of grpc waits for its thread, for ever.
 os.register_at_fork(after_in_child=gc.disable)
 
 # How long an example takes, or the making of one, tells of the machine and of nothing else.
