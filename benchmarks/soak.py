@@ -32,7 +32,8 @@ import anyio
 import rdzv
 import store
 from benchmarks import support
-from rdzv.node import admission, coordinator
+from rdzv.node.coordinator import term
+from rdzv.node.run import lease
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -86,7 +87,7 @@ def serve(pipe: Connection, data_dir: str | None) -> None:
 def nodes(pipe: Connection, url: str) -> None:
     """Be all nodes until told to stop; then say how often each kind of load came to its end."""
 
-    admission.RUN_TTL_LEAST = coordinator.SHARED_TTL_LEAST = CLOSED_TTL
+    lease.RUN_TTL_LEAST = term.SHARED_TTL_LEAST = CLOSED_TTL
 
     async def main() -> None:
         pipe.send(os.getpid())
@@ -194,7 +195,7 @@ async def _die(url: str, run_id: str) -> None:
 
 
 def _dying(pipe: Connection, url: str) -> None:
-    admission.RUN_TTL_LEAST = coordinator.SHARED_TTL_LEAST = CLOSED_TTL
+    lease.RUN_TTL_LEAST = term.SHARED_TTL_LEAST = CLOSED_TTL
 
     async def main() -> None:
         async with rdzv.connect(url) as handler:

@@ -20,7 +20,7 @@ from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
 from rdzv.node.front.blocking import BlockingChanges as Changes
 from rdzv.node.front.blocking import Handler
 from rdzv.node.handler import Handler as AsyncHandler
-from rdzv.node.loops import NodeThread
+from rdzv.node.link.loops import NodeThread
 from rdzv.shared_store.store import BlockingSharedStore as SharedStore
 
 if TYPE_CHECKING:

@@ -88,7 +88,11 @@ BELOW_NODE = NOUNS | {
     *("rdzv.errors", "rdzv.core", "rdzv.config", "rdzv.shared_store", "rdzv.membership", "rdzv.interface"),
     "rdzv.bootstrap_check",
 }
-EVERYTHING_PUBLIC = STORE | BELOW_NODE | {"rdzv.node", "rdzv.backends", "rdzv.loop", "rdzv.sync", "rdzv"}
+NODES_STORE = STORE - {"store.engine", "store.disk", "store.server", "store.etcd"}
+INSIDE_A_NODE = ("rdzv.node.run", "rdzv.node.link", "rdzv.node.member", "rdzv.node.coordinator")
+NODE = {"rdzv.node.run", "rdzv.node.link", "rdzv.node"}
+"""What others see of a node. Only the node itself knows of its member and of its coordinator."""
+EVERYTHING_PUBLIC = STORE | BELOW_NODE | NODE | {"rdzv.backends", "rdzv.loop", "rdzv.sync", "rdzv"}
 
 MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "store.errors": set(),
@@ -124,12 +128,18 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "rdzv.membership": NOUNS | {"rdzv.core", "rdzv.shared_store"},
     "rdzv.bootstrap_check": {"rdzv.core", "store.net"},
     "rdzv.interface": NOUNS | {"rdzv.errors", "rdzv.core", "rdzv.membership"},
-    "rdzv.node": STORE - {"store.engine", "store.disk", "store.server", "store.etcd"} | BELOW_NODE | {"rdzv._version"},
+    "rdzv.node.run": NODES_STORE | BELOW_NODE,
+    "rdzv.node.link": NODES_STORE | BELOW_NODE | {"rdzv.node.run"},
+    "rdzv.node.member": NODES_STORE | BELOW_NODE | {"rdzv.node.run", "rdzv.node.link", "rdzv._version"},
+    "rdzv.node.coordinator": NODES_STORE | BELOW_NODE | {"rdzv.node.run", "rdzv.node.link", "rdzv.node.member"},
+    "rdzv.node": NODES_STORE
+    | BELOW_NODE
+    | {"rdzv.node.run", "rdzv.node.link", "rdzv.node.member", "rdzv.node.coordinator"},
     "rdzv.display": NOUNS | {"rdzv.core", "rdzv.config", "rdzv._version", "store.net"},
-    "rdzv.http": STORE | BELOW_NODE | {"rdzv.node", "rdzv.display", "rdzv._version"},
-    "rdzv.backends": STORE | BELOW_NODE | {"rdzv.node", "rdzv.http"},
-    "rdzv.loop": STORE | BELOW_NODE | {"rdzv.node", "rdzv.backends"},
-    "rdzv.sync": STORE | BELOW_NODE | {"rdzv.node", "rdzv.backends", "rdzv.loop"},
+    "rdzv.http": STORE | BELOW_NODE | NODE | {"rdzv.display", "rdzv._version"},
+    "rdzv.backends": STORE | BELOW_NODE | NODE | {"rdzv.http"},
+    "rdzv.loop": STORE | BELOW_NODE | NODE | {"rdzv.backends"},
+    "rdzv.sync": STORE | BELOW_NODE | NODE | {"rdzv.backends", "rdzv.loop"},
     "rdzv.testing": EVERYTHING_PUBLIC - {"rdzv"},
     "rdzv": EVERYTHING_PUBLIC - {"rdzv"} | {"rdzv.testing", "rdzv._import_guard", "rdzv._version"},
     "rdzv.cli": EVERYTHING_PUBLIC | {"rdzv._version", "rdzv.display", "rdzv.http"},
@@ -204,7 +214,8 @@ FILES = {room_of(path): path for path in files_in(*PACKAGES)}
 
 def folder_of(room: str) -> str:
     """The corridor a room is on: its sub-package, or itself where it stands in the package's own folder."""
-    return ".".join(room.split(".")[:2])
+    parts = room.split(".")
+    return ".".join(parts[:3] if ".".join(parts[:3]) in INSIDE_A_NODE else parts[:2])
 
 
 PURE_ROOMS = (*PURE_ROOMS_ELSEWHERE, *(room for room in FILES if folder_of(room) in PURE_FOLDERS))
@@ -492,7 +503,7 @@ def untyped(tree: ast.Module) -> Iterator[ast.stmt]:
 
 def _makes_a_twin(value: ast.expr) -> bool:
     """Whether this makes of what awaits what blocks: it keeps the signature that stands there."""
-    return isinstance(value, ast.Call) and ast.unparse(value.func) == "_block"
+    return isinstance(value, ast.Call) and ast.unparse(value.func) in {"_block", "of_run"}
 
 
 def _makes_untyped(node: ast.AST, declared: set[str]) -> TypeGuard[ast.Assign]:

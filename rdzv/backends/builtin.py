@@ -22,7 +22,7 @@ from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_regi
 from rdzv.config.settings import Settings, parse
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 from rdzv.node.handler import Handler
-from rdzv.node.loops import NodeThread
+from rdzv.node.link.loops import NodeThread
 from rdzv.node.node import Node
 from store import Client
 from store.net.address import Address

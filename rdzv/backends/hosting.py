@@ -33,7 +33,7 @@ import store.sync
 from rdzv.backends.monitoring import http_room, serve_page
 from rdzv.core.keys import Keys
 from rdzv.errors import RendezvousConnectionError, RendezvousError, RendezvousSettingsError
-from rdzv.node.status import run_ids
+from rdzv.node.run.status import run_ids
 from store import StoreError, StoreUsageError
 from store.net.threads import in_thread
 from store.printable import escaping

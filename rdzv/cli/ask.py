@@ -17,7 +17,7 @@ from rdzv.cli.command import DONE, FAILED, RUN, argument, command, duration, fla
 from rdzv.cli.reach import open_store
 from rdzv.core.asking import ANSWER_TTL, KILL, STACKS, Question, unpack_answer
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError, RendezvousTimeoutError
-from rdzv.node.status import read_nodes
+from rdzv.node.run.status import read_nodes
 from store.printable import first_of
 
 if TYPE_CHECKING:

@@ -6,12 +6,10 @@ import argparse
 
 from rdzv.cli.command import DONE, RUN, argument, command, duration, flag, option, say, whole_number
 from rdzv.cli.look import read
-from rdzv.cli.reach import check_exists, open_run, open_store
+from rdzv.cli.reach import check_exists, open_run, open_store, steer
 from rdzv.config.resizing import describe_size
-from rdzv.core.state import Closed
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
-from rdzv.node.status import read_nodes
-from store import when
+from rdzv.node.run.status import read_nodes
 from store.printable import first_of, in_words
 
 NAMED_MOST = 8  # nodes, and values of an attribute
@@ -56,15 +54,12 @@ async def _close(options: argparse.Namespace) -> int:
 
 @command("reopen", "open a run again that was closed, so that nodes may join it", *RUN)
 async def _reopen(options: argparse.Namespace) -> int:
-    async with open_store(options.url, timeout=options.timeout) as (client, keys):
-        entry = await client.get(keys.closed)
-        if entry is None:
-            raise RendezvousStateError(f"run {keys.run_id} is not closed; there is nothing to open")
-        closed = Closed.of(entry.value)
-        # Not one that somebody has written meanwhile: that closing is another's, who was told that it counts.
-        await client.delete(keys.closed, when=(when.mod_revision(keys.closed) == entry.mod_revision,))
+    async with steer(options) as run:
+        closed = await run.reopen()
+    if closed is None:
+        raise RendezvousStateError(f"run {run.run_id} is not closed; there is nothing to open")
     by, why = f" by {closed.by}" if closed.by else "", f": {closed.reason}" if closed.reason else ""
-    say(f"run {keys.run_id} is open again; it was closed{by}{why}")
+    say(f"run {run.run_id} is open again; it was closed{by}{why}")
     return DONE
 
 
@@ -82,15 +77,15 @@ async def _ban(options: argparse.Namespace) -> int:
     await _check_who_is_meant(options)
     span = "" if options.lasts is None else f" for {in_words(options.lasts)}"
     how = {"now": options.now, "lasts": options.lasts}
-    async with open_run(options) as handler:
+    async with steer(options) as run:
         if options.where is None:
-            await handler.ban(options.node, options.reason, **how)
-            say(f"node {options.node} is banned from run {handler.run_id}{span}")
+            await run.ban(options.node, options.reason, **how)
+            say(f"node {options.node} is banned from run {run.run_id}{span}")
             return DONE
         name, value = options.where
-        here = await handler.ban_where(name, value, options.reason, **how)
+        here = await run.ban_where(name, value, options.reason, **how)
     who = f"now {first_of(here, NAMED_MOST)}" if here else await _no_such_node(options, name)
-    say(f"nodes with {name}={value} are banned from run {handler.run_id}{span}: {who}")
+    say(f"nodes with {name}={value} are banned from run {run.run_id}{span}: {who}")
     return DONE
 
 
@@ -113,19 +108,17 @@ async def _no_such_node(options: argparse.Namespace, name: str) -> str:
 )
 async def _unban(options: argparse.Namespace) -> int:
     await _check_who_is_meant(options)
-    async with open_run(options) as handler:
+    async with steer(options) as run:
         if options.where is None:
             who = f"node {options.node}"
-            was_banned = await handler.unban(options.node, options.reason)
+            was_banned = await run.unban(options.node, options.reason)
         else:
             name, value = options.where
             who = f"nodes with {name}={value}"
-            was_banned = await handler.unban_where(name, value, options.reason)
+            was_banned = await run.unban_where(name, value, options.reason)
     if not was_banned:
-        raise RendezvousStateError(
-            f"there is no ban of {who} in run {handler.run_id}; rdzv status shows those there are"
-        )
-    say(f"{who} may come again to run {handler.run_id}")
+        raise RendezvousStateError(f"there is no ban of {who} in run {run.run_id}; rdzv status shows those there are")
+    say(f"{who} may come again to run {run.run_id}")
     return DONE
 
 
@@ -138,9 +131,9 @@ async def _unban(options: argparse.Namespace) -> int:
     option("--in SECONDS", duration, "from now; then it leaves, wherever the others are", default=120.0, dest="within"),
 )
 async def _drain(options: argparse.Namespace) -> int:
-    async with open_run(options) as handler:
-        await handler.drain(options.within, options.reason, node_id=options.node)
-    say(f"node {options.node} is to leave run {handler.run_id} within {options.within:g} s")
+    async with steer(options) as run:
+        await run.drain(options.node, options.within, options.reason)
+    say(f"node {options.node} is to leave run {run.run_id} within {options.within:g} s")
     return DONE
 
 
@@ -155,8 +148,8 @@ async def _drain(options: argparse.Namespace) -> int:
 async def _resize(options: argparse.Namespace) -> int:
     if options.min is None and options.max is None:
         raise RendezvousSettingsError("give --min, --max or both")
-    async with open_run(options) as handler:
-        resized = await handler.resize(options.min, options.max, reason=options.reason)
+    async with steer(options) as run:
+        resized = await run.resize(options.min, options.max, reason=options.reason)
     size = describe_size(resized.min_nodes, resized.max_nodes)
-    say(f"run {handler.run_id} is resized to {size}, from its next round on")
+    say(f"run {run.run_id} is resized to {size}, from its next round on")
     return DONE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.backends.builtin import client_of
@@ -13,7 +14,8 @@ from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
 from rdzv.errors import RendezvousStateError
 from rdzv.loop.rounds import handler_of
-from rdzv.node.status import run_ids
+from rdzv.node.run.run import Run
+from rdzv.node.run.status import run_ids
 from store.printable import first_of
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from rdzv.node.handler import Handler
     from store import Store
 
-__all__ = ["check_exists", "no_such_run", "open_run", "open_store", "settings_of"]
+__all__ = ["check_exists", "no_such_run", "open_run", "open_store", "settings_of", "steer"]
 
 ANY_RUN: Final = "any"  # the run_id where a URL names only a store, and none is needed
 RUNS_NAMED_MOST: Final = 10  # where a run is not found; `rdzv runs` lists them all
@@ -44,6 +46,19 @@ async def open_store(url: str, *, timeout: float) -> AsyncIterator[tuple[Store, 
     settings = settings_of(url)
     async with client_of(settings, Credentials(settings), timeout=timeout) as client:
         yield client, Keys(settings.prefix, settings.run_id)
+
+
+@contextlib.asynccontextmanager
+async def steer(options: argparse.Namespace) -> AsyncIterator[Run]:
+    """Connect to the store of a run, to steer it: that takes no node.
+
+    Raises:
+        RendezvousSettingsError: The URL names no run.
+    """
+    settings = parse(options.url, {}, os.environ)
+    by = settings.node_id or f"{socket.gethostname()}-{os.getpid()}"
+    async with client_of(settings, Credentials(settings), timeout=options.timeout) as client:
+        yield Run(client, Keys(settings.prefix, settings.run_id), by=by, keep=settings.closed_ttl)
 
 
 @contextlib.asynccontextmanager

@@ -21,7 +21,7 @@ from rdzv.config.settings import parse
 from rdzv.core.round import Round
 from rdzv.display.history import long_duration
 from rdzv.errors import RendezvousStateError
-from rdzv.node.status import count_keys, read_account
+from rdzv.node.run.status import count_keys, read_account
 from store.messages import Revoke
 from store.printable import first_of
 

@@ -32,10 +32,10 @@ from rdzv.core.stored import Stored
 from rdzv.errors import RendezvousSettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from typing import SupportsIndex
 
-__all__ = ["Begun", "Drain", "Resized", "StepGate", "Stop", "step_of", "stop_of"]
+__all__ = ["Agreement", "Begun", "Drain", "Resized", "StepGate", "Stop", "step_of", "stop_of"]
 
 
 STEP_MOST = 2**63  # what a message can carry
@@ -112,6 +112,88 @@ def step_of(step: SupportsIndex) -> int:
         if -STEP_MOST <= number < STEP_MOST:
             return number
     raise RendezvousSettingsError(f"step={step!r:.80} must be a whole number of at most 64 bits")
+
+
+class Agreement:
+    """The coordinator's side: what the members of its round are asked, what they have answered, and what follows.
+
+    The question and the decision stand in one key. Each is written over what this coordinator has seen there: a node
+    whose watch was reset reads but the last of what was written, so there must not be two decisions to choose from. A
+    coordinator that takes over finds the question, and what has been answered, and goes on from there (promise R7).
+
+    Attributes:
+        listens: Whether anything was asked, so that answers are to be listened for.
+        hears: Whether all that was answered before has been heard.
+    """
+
+    def __init__(self) -> None:
+        self.listens: bool = False
+        self.hears: bool = False
+        self._answers: dict[str, Begun] = {}  # the last of each node, of whichever round
+        self._asked: Stop | None = None  # the last question
+
+    def answered(self, node_id: str, begun: Begun) -> None:
+        """A member has answered."""
+        self._answers[node_id] = begun
+
+    def next(
+        self,
+        round: int,
+        standing: Stop | None,
+        *,
+        why: str,
+        for_newcomers: bool,
+        closing: bool,
+        members: Collection[str],
+        some_have_gone: bool,
+    ) -> tuple[Stop, int] | None:
+        """What is to be written, and over which revision of the key; None if nothing is.
+
+        Args:
+            round: The number of the round that stands.
+            standing: What stands in the store, as far as this node has heard.
+            why: Why all should leave, in words; empty if nobody wants in or out.
+            for_newcomers: Whether nodes that wait to come in are the only reason.
+            closing: Whether the run is closed. Who has begun no step leaves it at once: then so do all, since those who
+                have begun their first would wait in it for the others.
+            members: Who is still in the round, and answers; who has gone is not waited for.
+            some_have_gone: Whether anybody of it has.
+        """
+        seen = 0 if standing is None else standing.revision
+        if standing is not None and standing.round != round:
+            standing = None
+        if standing is not None and standing.decided:
+            if why and not for_newcomers and standing.for_newcomers and standing.step is None:
+                # Nobody had begun a step, and nobody begins one now: those who let newcomers wait stop at once, too.
+                return Stop(round=round, decided=True, why=why), seen
+            return None
+        asked = self._asked
+        if asked is None or asked.round != round:
+            if standing is None:
+                # Without a reason there is nothing to ask; or the watch is about to bring what stands there.
+                return (Stop(round=round, why=why, for_newcomers=for_newcomers), seen) if why else None
+            asked = self._ask(standing)
+        elif why and asked.for_newcomers and not for_newcomers:
+            asked = self._asked = asked.replace(why=why, for_newcomers=False)  # a better reason has come up meanwhile
+        # Also the answer of one who has left since counts: it may have begun that step with the others.
+        answers = {who: begun.step for who, begun in self._answers.items() if begun.round == round}
+        if not self.hears or any(node_id not in answers for node_id in members):
+            return None
+        step = stop_of(answers)
+        if closing and (None in answers.values() or some_have_gone):
+            step = None
+        decision = Stop(round=round, decided=True, step=step, why=asked.why, for_newcomers=asked.for_newcomers)
+        return decision, asked.revision
+
+    def wrote(self, stop: Stop) -> None:
+        """It was written, at its revision."""
+        if not stop.decided:
+            self._ask(stop)
+
+    def _ask(self, question: Stop) -> Stop:
+        self._answers = {who: begun for who, begun in self._answers.items() if begun.round == question.round}
+        self._asked, self.listens = question, True
+        return question
 
 
 class StepGate:

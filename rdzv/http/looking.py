@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from rdzv.core.keys import Keys
 from rdzv.core.report import report
 from rdzv.display.history import account, describe, timeline
-from rdzv.node.follower import Follower
-from rdzv.node.status import count_keys, read_account, read_history, read_run
+from rdzv.node.link.follower import Follower
+from rdzv.node.run.status import count_keys, read_account, read_history, read_run
 from store import Client
 from store.messages import KeyGroup
 from store.net.tasks import cancel_and_wait

@@ -19,7 +19,7 @@ from aiohttp import web
 from rdzv.http.door import door_at
 from rdzv.http.listening import health, listening, own_table
 from rdzv.http.metrics import CONTENT_TYPE, OfProcess, family
-from rdzv.node.wakeup import Wakeup
+from rdzv.node.link.wakeup import Wakeup
 from store.net.address import host_and_port
 from store.printable import escaping
 

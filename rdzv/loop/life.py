@@ -29,10 +29,10 @@ from rdzv.core.state import Closed, Dropped, NodesLeft, NodesLost
 from rdzv.core.stuck.accusing import SOMEBODY
 from rdzv.errors import GiveUp, RendezvousError, RoundSupersededError
 from rdzv.membership import changes_since
-from rdzv.node.accusing import put_accusation
 from rdzv.node.front import verbs
 from rdzv.node.front.sharing import shared_store
-from rdzv.node.part.stopwatch import STOOD_STILL
+from rdzv.node.link.stopwatch import STOOD_STILL
+from rdzv.node.run.accusing import put_accusation
 from store import StoreError
 from store.printable import escaping
 

@@ -27,11 +27,11 @@ import anyio
 from rdzv.errors import RendezvousStateError
 from rdzv.interface import RendezvousHandler
 from rdzv.membership import Membership, RendezvousInfo
-from rdzv.node.admission import examine_in
 from rdzv.node.front import verbs
 from rdzv.node.front.queries import Changes, WakeupHere
 from rdzv.node.front.sharing import shared_store
-from rdzv.node.loops import check_process, result_of
+from rdzv.node.link.loops import check_process, result_of
+from rdzv.node.member.health import examine_in
 from rdzv.node.node import Node, Ticket
 from rdzv.shared_store.store import ClientAtFirstUse
 from store.net.threads import Call

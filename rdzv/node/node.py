@@ -34,12 +34,13 @@ from rdzv.errors import (
     RendezvousSettingsError,
     RendezvousStateError,
 )
-from rdzv.node.link import Link, StoreEndingError
-from rdzv.node.part.joining import Joining
-from rdzv.node.part.leaving import Leaving
-from rdzv.node.part.noticing import Noticing
-from rdzv.node.part.state import Part
-from rdzv.node.wakeup import Listeners
+from rdzv.node.coordinator.candidacy import be_ready_to_coordinate
+from rdzv.node.link.link import Link, StoreEndingError
+from rdzv.node.link.wakeup import Listeners
+from rdzv.node.member.joining import Joining
+from rdzv.node.member.leaving import Leaving
+from rdzv.node.member.noticing import Noticing
+from rdzv.node.member.part import Part
 from store import StoreError, StoreReplaced, StoreUsageError
 from store.printable import escaping
 
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
 
     from rdzv.config.settings import Settings
     from rdzv.membership import Membership
-    from rdzv.node.loops import NodeLoop
-    from rdzv.node.part.ports import HeldPort
+    from rdzv.node.link.loops import NodeLoop
+    from rdzv.node.link.ports import HeldPort
     from store import Store
 
 __all__ = ["Node", "Ticket"]
@@ -300,7 +301,8 @@ class Node:
         link = await self.connect()
         while True:
             try:
-                return await Joining(self.part, self._leaving, link, clock).join(examine)
+                joining = Joining(self.part, self._leaving, link, clock, be_ready_to_coordinate=be_ready_to_coordinate)
+                return await joining.join(examine)
             except StoreReplaced as error:
                 # It asked for the next round, and asks for it there: above every round it knows (promise S10).
                 log.warning("run %s, node %s: %s; it joins the run in the new one", self.run_id, self.node_id, error)

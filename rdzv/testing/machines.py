@@ -13,9 +13,9 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from rdzv.node.handler import Handler
-from rdzv.node.loops import NodeLoop
+from rdzv.node.link.loops import NodeLoop
+from rdzv.node.link.ports import HeldPort
 from rdzv.node.node import Node
-from rdzv.node.part.ports import HeldPort
 from rdzv.testing.disk import Disk, SimulatedJournal
 from rdzv.testing.network import MemoryNetwork
 from rdzv.testing.timeline import Timeline

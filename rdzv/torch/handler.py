@@ -25,7 +25,7 @@ from rdzv.config.settings import PARAMETERS
 from rdzv.core.round_life import Ending, EndKind
 from rdzv.core.state import to_leave
 from rdzv.loop.life import Life
-from rdzv.node.stuck.folder import BEAT_DIR, forget_beats, start_to_follow
+from rdzv.node.front.beat_folder import BEAT_DIR, forget_beats, start_to_follow
 from rdzv.torch.agent.screen import Screen, configure_logging, end_with, told_to_end
 from rdzv.torch.agent.unnamed_run import NO_NAME, begin_anew
 from rdzv.torch.agent.worker_ends import WorkerEnds

@@ -232,7 +232,7 @@ async def test_r22_who_waits_for_a_round_names_who_is_missing_and_since_when() -
 async def test_r22_what_is_waited_for_is_logged_when_it_changes_and_not_as_time_goes_by(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO", logger="rdzv.node.part")
+    caplog.set_level("INFO", logger="rdzv.node.member")
     async with VirtualRun(min_nodes=3, join_timeout=600, expected="a,b,c") as run:
         a, b, c = (run.handler(name) for name in "abc")
         await run.join(a)

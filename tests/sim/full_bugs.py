@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from rdzv.core.view import View
-from rdzv.node import coordinator
+from rdzv.node.coordinator import term as coordinator
 from rdzv.shared_store.fencing import Fencing
 from rdzv.shared_store.store import SharedStore
 from store.messages import Guarded, Put, Transact

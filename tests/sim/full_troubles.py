@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rdzv.node.part.role import ROLE_DISCONNECT_TTL, ROLE_TTL
+from rdzv.node.link.role import ROLE_DISCONNECT_TTL, ROLE_TTL
 from tests.sim.full_node import DISCONNECT_TTL, KEYS, NOTICED_WITHIN, TTL, Fuse, commits
 from tests.sim.story import Troubles
 

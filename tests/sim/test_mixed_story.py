@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError
-from rdzv.node.coordinator import Term
+from rdzv.node.coordinator.term import Term
 from tests.support.limits import limits_with
 from tests.support.runs import VirtualRun, assert_one_round
 

@@ -13,9 +13,9 @@ from rdzv.core.stopping import StepGate
 from rdzv.loop import life
 from rdzv.loop.life import Life
 from rdzv.membership import changes_since
-from rdzv.node import coordinator
-from rdzv.node.agreement import Agreement
-from rdzv.node.candidacy import Candidacy
+from rdzv.node.coordinator import term as coordinator
+from rdzv.node.coordinator.agreement import Asking
+from rdzv.node.coordinator.candidacy import Candidacy
 from rdzv.node.front import queries
 from store import ConditionFailed
 from store.messages import Transact
@@ -67,13 +67,13 @@ def _who_leaves_early_is_not_missed() -> Iterator[None]:
 
 @contextmanager
 def _nothing_is_heard_after_newcomers() -> Iterator[None]:
-    attend = Agreement.attend
+    attend = Asking.attend
 
-    async def attend_once(self: Agreement, standing: Stop | None, **more: Any) -> None:
+    async def attend_once(self: Asking, standing: Stop | None, **more: Any) -> None:
         if standing is None or not standing.decided or standing.round != self._view.number:
             await attend(self, standing, **more)
 
-    with patch.object(Agreement, "attend", attend_once):
+    with patch.object(Asking, "attend", attend_once):
         yield
 
 

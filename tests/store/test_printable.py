@@ -62,9 +62,14 @@ def test_a_logger_escapes_what_others_say_and_leaves_numbers_alone(caplog: pytes
 @pytest.mark.parametrize(
     "room",
     [
-        *("rdzv.node.admission", "rdzv.node.agreement", "rdzv.node.coordinator", "rdzv.node.follower"),
-        *("rdzv.node.node", "rdzv.node.part.joining", "rdzv.node.part.noticing", "rdzv.node.part.state"),
-        *("rdzv.node.accusing", "rdzv.loop.rounds", "rdzv.loop.blocking"),
+        *(
+            "rdzv.node.run.agreed",
+            "rdzv.node.coordinator.agreement",
+            "rdzv.node.coordinator.term",
+            "rdzv.node.link.follower",
+        ),
+        *("rdzv.node.node", "rdzv.node.member.joining", "rdzv.node.member.noticing", "rdzv.node.member.part"),
+        *("rdzv.node.coordinator.accusations", "rdzv.loop.rounds", "rdzv.loop.blocking"),
         *("rdzv.backends.hosting", "rdzv.cli.launcher.launch"),
     ],
 )

@@ -25,7 +25,7 @@ from rdzv.config.settings import parse
 from rdzv.loop.member import Options
 from rdzv.loop.rounds import Round, rounds_made_by
 from rdzv.node.handler import Handler
-from rdzv.node.loops import NodeLoop
+from rdzv.node.link.loops import NodeLoop
 from rdzv.node.node import Node
 from rdzv.testing.machines import StoreMachine, World, process_id_of
 from store import Client
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rdzv import Change, RendezvousInfo
-    from rdzv.node.link import Link
+    from rdzv.node.link.link import Link
     from store import Server
     from store.engine.engine import Engine
 

@@ -31,7 +31,7 @@ from rdzv.core.state import Change, Draining, NodesWaiting, to_leave
 from rdzv.core.stopping import Resized
 from rdzv.errors import GiveUp, RoundSupersededError
 from rdzv.loop.life import Life
-from rdzv.node.stuck.folder import BEAT_DIR, forget_beats, look_at_beats, start_to_follow
+from rdzv.node.front.beat_folder import BEAT_DIR, forget_beats, look_at_beats, start_to_follow
 from store.printable import printable
 
 if TYPE_CHECKING:

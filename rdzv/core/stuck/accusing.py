@@ -3,8 +3,9 @@
 The store sees that a node reaches the store; it does not see whether the nodes reach one another. A collective that
 fails does, and names its peer. One accusation proves nothing: the accuser may be the one that is cut off. Two members
 that accuse the same one are believed, and it is taken out of the round; its own accusations count no more then. In a
-round of two nobody is the second. One is believed where the store doubts the accused, too: see `rdzv.node.accusing`.
-Who sees only that a connection has closed, and not whose, accuses `SOMEBODY`: then the store is asked about all.
+round of two nobody is the second. One is believed where the store doubts the accused, too: see
+`rdzv.node.coordinator.accusations`. Who sees only that a connection has closed, and not whose, accuses `SOMEBODY`: then
+the store is asked about all.
 
 An accusation lies beside the nodes' records, so that whoever coordinates hears it in order with what befalls the nodes,
 and nobody else is sent it. It stands on the accuser's lease, and counts in the round that it was made in.

@@ -26,11 +26,11 @@ from rdzv.errors import RendezvousStateError
 from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
 from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
 from rdzv.membership import Membership
-from rdzv.node.admission import examine
 from rdzv.node.front import verbs
 from rdzv.node.front.sharing import shared_store
 from rdzv.node.handler import Handler as AsyncHandler
-from rdzv.node.loops import check_process, result_of
+from rdzv.node.link.loops import check_process, result_of
+from rdzv.node.member.health import examine
 from rdzv.node.node import Ticket
 from store import ConnectionLost
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.core.state import Change
     from rdzv.interface import RendezvousHandler as AsyncRendezvousHandler
-    from rdzv.node.loops import NodeLoop
+    from rdzv.node.link.loops import NodeLoop
     from rdzv.node.node import Node
     from rdzv.shared_store.store import BlockingSharedStore
     from store import BlockingStore

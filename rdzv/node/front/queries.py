@@ -15,7 +15,7 @@ import anyio
 
 from rdzv.core.state import Change, Closed
 from rdzv.membership import changes_since
-from rdzv.node.wakeup import Wakeup
+from rdzv.node.link.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

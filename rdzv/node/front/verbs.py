@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+import functools
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 import anyio
 
-from rdzv.config.parameters import Parameter
-from rdzv.config.value_types import duration
-from rdzv.core.asking import ANSWER_TTL, pack_answer
-from rdzv.core.state import WITH, Ban, Closed, NodesLeft, NodesLost, Unban, ban_name
-from rdzv.core.stopping import Drain
+from rdzv.core.state import Closed, NodesLeft, NodesLost
 from rdzv.errors import (
     RendezvousError,
     RendezvousSettingsError,
@@ -30,33 +27,26 @@ from rdzv.errors import (
     SharedStoreTimeoutError,
 )
 from rdzv.membership import too_large
-from rdzv.node.accusing import put_accusation
-from rdzv.node.admission import (
-    attribute_ban,
-    check_node_id,
-    lift_ban,
-    put_ban,
-    put_ban_where,
-    put_drain,
-    resize_run,
-)
 from rdzv.node.front.queries import Changes
 from rdzv.node.front.sharing import shared_store
-from rdzv.node.status import read_history, read_roster, read_run
+from rdzv.node.run.accusing import put_accusation
+from rdzv.node.run.run import Run
+from rdzv.node.run.status import read_roster, read_run
 from store import ConnectionLost, Put, StoreError, when
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
-    from rdzv.core.history import Chapter, History
+    from rdzv.core.history import History
     from rdzv.core.report import RunStatus
     from rdzv.core.round import Participant
-    from rdzv.core.stopping import Resized
     from rdzv.membership import Membership
     from rdzv.node.node import Node
     from store import Store
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Verb = TypeVar("Verb", bound="Callable[..., Any]")
 
 WHY_LETTERS_MOST = 200
@@ -64,8 +54,6 @@ CAME: Final = "rdzv/muster/came"
 ANSWER: Final = "rdzv/muster/answer"
 GO_ON: Final = b"go on"
 MEET_AGAIN: Final = b"meet again"
-
-WITHIN: Final = Parameter("within", duration())  # seconds after which the node leaves in any case
 
 _MUST_END: set[object] = set()
 
@@ -140,22 +128,6 @@ async def roster(node: Node, membership: Membership) -> list[Participant]:
 
 
 @goes_on
-async def drain(node: Node, within: float = 120.0, reason: str = "", *, node_id: str | None = None) -> None:
-    """Announce that this node is to leave, or another one: the members of its round stop together before it does.
-
-    Whoever goes by `rounds()` leaves at a `check`, the same for all; else `changes()` says `Draining`. After
-    `within` seconds the node leaves its round in any case, which then is a departure like any other.
-
-    Raises:
-        RendezvousStateError: No such node is in the run.
-    """
-    who = node.node_id if node_id is None else node_id
-    check_node_id(who)
-    drain = Drain(within=WITHIN.read(within), reason=reason)
-    await node.ask_the_store(lambda store: put_drain(store, node.keys, who, drain))
-
-
-@goes_on
 async def keep(node: Node, key: str, data: bytes) -> None:
     """Keep a little state of the run from round to round.
 
@@ -184,13 +156,6 @@ async def keep(node: Node, key: str, data: bytes) -> None:
 def _check_text(name: str, given: object) -> None:
     if not isinstance(given, str):
         raise RendezvousSettingsError(f"{name}={given!r:.80} must be text")
-
-
-async def restore(node: Node, key: str) -> bytes | None:
-    """Return what any member has kept last under a name; None if nobody has."""
-    _check_text("key", key)
-    entry = await node.ask_the_store(lambda store: store.get(node.keys.kept(key)))
-    return None if entry is None else entry.value
 
 
 @goes_on
@@ -334,80 +299,6 @@ async def _close(node: Node, closed: Closed) -> None:
         raise node.connection_error(error) from error
 
 
-@goes_on
-async def resize(
-    node: Node, min_nodes: int | None = None, max_nodes: int | None = None, *, reason: str = ""
-) -> Resized:
-    """Give the run another minimum or maximum of nodes while it lives; None leaves a number as it is.
-
-    It is in force from the next round on. A round with more members than that ends at a `check`, the same for all,
-    and those with the highest ranks become spares; where there is room for nodes that wait, they come in likewise.
-    A round with fewer members than the new minimum goes on until there are enough nodes for the next. Nodes that
-    come with the numbers that the run had before take the new ones.
-
-    Raises:
-        RendezvousSettingsError: The numbers contradict each other, or the run's `node_unit`.
-        RendezvousStateError: No node has come to the run yet.
-        RendezvousClosedError: The run is closed.
-    """
-    return await node.ask_the_store(
-        lambda store: resize_run(
-            store, node.keys, by=node.node_id, min_nodes=min_nodes, max_nodes=max_nodes, reason=reason
-        )
-    )
-
-
-@goes_on
-async def ban(node: Node, node_id: str, reason: str = "", *, now: bool = False, lasts: float | None = None) -> None:
-    """Keep a node out of the next rounds, and with `now` put it out of this one; it is told why.
-
-    Args:
-        node: Who bans it.
-        node_id: Which node.
-        reason: Shown to it, and to whoever asks.
-        now: Out of this round, too; one that waits is put out at once in either case.
-        lasts: Seconds, after which the ban ends by itself; None: it is kept with the run until it is lifted.
-    """
-    check_node_id(node_id)
-    ban = Ban(reason=reason, by=node.node_id, now=now, lasts=lasts)
-    keep = node.settings.closed_ttl
-    await node.ask_the_store(lambda store: put_ban(store, node.keys, node_id, ban, keep=keep))
-
-
-@goes_on
-async def ban_where(
-    node: Node, attribute: str, value: str, reason: str = "", *, now: bool = False, lasts: float | None = None
-) -> tuple[str, ...]:
-    """Keep all nodes out that have this attribute, also those that come later; return which of them are here."""
-    where = attribute_ban(attribute, value)
-    ban = Ban(reason=reason, by=node.node_id, now=now, lasts=lasts, where=where)
-    keep = node.settings.closed_ttl
-    return await node.ask_the_store(lambda store: put_ban_where(store, node.keys, ban, keep=keep))
-
-
-@goes_on
-async def unban(node: Node, node_id: str, reason: str = "") -> bool:
-    """Let a banned node come again; the history says why. Return whether it was banned."""
-    check_node_id(node_id)
-    unban = Unban(who=node_id, reason=reason, by=node.node_id)
-    return await node.ask_the_store(lambda store: lift_ban(store, node.keys, node_id, unban))
-
-
-@goes_on
-async def unban_where(node: Node, attribute: str, value: str, reason: str = "") -> bool:
-    """Let the nodes with this attribute come again, as far as they are not banned by their names."""
-    where = attribute_ban(attribute, value)
-    unban = Unban(who=f"{WITH}{where}", reason=reason, by=node.node_id)
-    return await node.ask_the_store(lambda store: lift_ban(store, node.keys, ban_name(where), unban))
-
-
-@goes_on
-async def answer(node: Node, question: str, text: str) -> None:
-    """Answer what an operator asks."""
-    key, value = node.keys.answers(question) + node.node_id, pack_answer(text)
-    await node.ask_the_store(lambda store: store.put(key, value, ttl=ANSWER_TTL))
-
-
 # ------------------------------------------------------------------------------------------ what is known
 
 
@@ -421,22 +312,48 @@ async def status_and_history(node: Node) -> tuple[RunStatus, History]:
     return await node.ask_the_store(lambda store: read_run(store, node.keys, node.head))
 
 
-async def history(node: Node) -> list[Chapter]:
-    """Return what is remembered of the run: its rounds, the oldest first."""
-    return list((await whole_history(node)).chapters)
+# ------------------------------------------------------------------------------------------ of any run
 
 
-async def whole_history(node: Node) -> History:
-    """Return the same, and the sums of what was before."""
-    return await node.ask_the_store(lambda store: read_history(store, node.keys))
+def of_run(
+    call: Callable[Concatenate[Run, P], Coroutine[Any, Any, T]], *, must_end: bool = False
+) -> Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]:
+    """Make a verb of what a run offers to whoever steers it: the node has the store and the keys for it."""
+
+    @functools.wraps(call)
+    async def verb(node: Node, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        by, keep = node.node_id, node.settings.closed_ttl
+        return await node.ask_the_store(lambda store: call(Run(store, node.keys, by=by, keep=keep), *args, **kwargs))
+
+    return goes_on(verb) if must_end else verb
 
 
-async def ping(node: Node) -> float:
-    """Measure how long the store takes to answer, in seconds."""
-    return await node.ask_the_store(lambda store: store.ping())
+resize = of_run(Run.resize, must_end=True)
+ban = of_run(Run.ban, must_end=True)
+ban_where = of_run(Run.ban_where, must_end=True)
+unban = of_run(Run.unban, must_end=True)
+unban_where = of_run(Run.unban_where, must_end=True)
+answer = of_run(Run.answer, must_end=True)
+history = of_run(Run.history)
+whole_history = of_run(Run.whole_history)
+ping = of_run(Run.ping)
+store_health = of_run(Run.store_health)
 
 
-async def store_health(node: Node) -> dict[str, Any]:
-    """Return how the store is: `answers_in` seconds, and its figures."""
-    figures = await node.ask_the_store(lambda store: store.stats())
-    return {"answers_in": await ping(node), "figures": figures}
+@goes_on
+async def drain(node: Node, within: float = 120.0, reason: str = "", *, node_id: str | None = None) -> None:
+    """Announce that this node is to leave, or another one: the members of its round stop together before it does.
+
+    Whoever goes by `rounds()` leaves at a `check`, the same for all; else `changes()` says `Draining`. After
+    `within` seconds the node leaves its round in any case, which then is a departure like any other.
+
+    Raises:
+        RendezvousStateError: No such node is in the run.
+    """
+    await of_run(Run.drain)(node, node.node_id if node_id is None else node_id, within, reason)
+
+
+async def restore(node: Node, key: str) -> bytes | None:
+    """Return what any member has kept last under a name; None if nobody has."""
+    _check_text("key", key)
+    return await of_run(Run.restore)(node, key)

@@ -24,7 +24,7 @@ from rdzv.torch.pytorch import how_ended, stops_workers
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from rdzv.node.loops import NodeLoop
+    from rdzv.node.link.loops import NodeLoop
     from store.net.threads import Call
 
 __all__ = ["WorkerEnds"]

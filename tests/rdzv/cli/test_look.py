@@ -18,9 +18,9 @@ import rdzv
 import store
 from rdzv.cli import look
 from rdzv.cli.main import _parse, command_named
-from rdzv.node import status as status_room
 from rdzv.node.front.queries import WakeupHere
 from rdzv.node.handler import Handler
+from rdzv.node.run import status as status_room
 from tests.rdzv.cli.test_main import run
 from tests.rdzv.core.test_report import SCHEMA
 from tests.support.processes import start, start_python

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import rdzv
 import store
-from rdzv.node.status import count_by_run
+from rdzv.node.run.status import count_by_run
 from tests.rdzv.cli.test_main import run
 
 if TYPE_CHECKING:

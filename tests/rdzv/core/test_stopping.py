@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rdzv.core.stopping import StepGate, stop_of
+from rdzv.core.stopping import Agreement, Begun, StepGate, Stop, stop_of
 
 
 @pytest.mark.parametrize(
@@ -120,3 +120,53 @@ def test_two_threads_never_let_a_step_slip_past_the_answer() -> None:
         answer = gate.ask()
         member.join()
         assert max(passed, default=-1) <= (-1 if answer is None else answer)
+
+
+def asked(agreement: Agreement, standing: Stop | None = None, **more: object) -> tuple[Stop, int] | None:
+    """What is to be written of round 3, whose members are a and b."""
+    usual: dict[str, object] = {"why": "b to leave", "for_newcomers": False, "closing": False, "some_have_gone": False}
+    return agreement.next(3, standing, members=("a", "b"), **(usual | more))  # type: ignore[arg-type]
+
+
+def agreement_that_has_asked() -> Agreement:
+    agreement = Agreement()
+    question, over = asked(agreement) or (None, -1)
+    assert question == Stop(round=3, why="b to leave")
+    assert over == 0
+    agreement.wrote(question.replace(revision=7))
+    agreement.hears = True
+    return agreement
+
+
+def test_the_coordinator_asks_and_decides_once_all_who_are_there_have_answered() -> None:
+    agreement = agreement_that_has_asked()
+    agreement.answered("a", Begun(round=3, step=5))
+    agreement.answered("b", Begun(round=2, step=9))  # of the round before
+    assert asked(agreement) is None
+    agreement.answered("b", Begun(round=3, step=4))
+    assert asked(agreement) == (Stop(round=3, decided=True, step=6, why="b to leave"), 7)
+
+
+def test_once_decided_nothing_is_written_but_a_better_reason_where_nobody_has_begun_a_step() -> None:
+    agreement, decided = agreement_that_has_asked(), Stop(round=3, decided=True, step=6, revision=8)
+    assert asked(agreement, decided) is None
+    waiting = decided.replace(step=None, for_newcomers=True)
+    assert asked(agreement, waiting) == (Stop(round=3, decided=True, why="b to leave"), 8)
+    assert asked(agreement, waiting, for_newcomers=True) is None
+
+
+def test_a_successor_goes_on_from_the_question_that_it_finds() -> None:
+    agreement, found = Agreement(), Stop(round=3, why="b to leave", revision=7)
+    agreement.hears = True
+    for node_id in "ab":
+        agreement.answered(node_id, Begun(round=3, step=None))
+    assert asked(agreement, found, why="") == (Stop(round=3, decided=True, step=None, why="b to leave"), 7)
+
+
+def test_of_a_closed_run_who_has_begun_no_step_leaves_at_once_and_so_do_all() -> None:
+    agreement = agreement_that_has_asked()
+    agreement.answered("a", Begun(round=3, step=5))
+    agreement.answered("b", Begun(round=3, step=None))
+    decision, _ = asked(agreement, closing=True) or (None, 0)
+    assert decision is not None
+    assert decision.step is None

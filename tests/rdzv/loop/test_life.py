@@ -16,7 +16,7 @@ from rdzv.core.stopping import Stop
 from rdzv.core.stuck.beats import Beats
 from rdzv.loop.life import Life
 from rdzv.membership import Membership
-from rdzv.node.wakeup import Listeners
+from rdzv.node.link.wakeup import Listeners
 from rdzv.testing import ClusterNode, cluster
 
 ROUND = Round(number=7, term=1, size=3, buckets=1, host="h", port=1, in_steps=True)

@@ -12,8 +12,8 @@ import pytest
 from rdzv.core.keys import Keys
 from rdzv.core.round import Round
 from rdzv.core.state import Closed, Head, Phase, Progress
-from rdzv.node.follower import Follower
-from rdzv.node.wakeup import Wakeup
+from rdzv.node.link.follower import Follower
+from rdzv.node.link.wakeup import Wakeup
 from store import ConnectionLost, StoreTimeoutError
 from store.messages import Event
 

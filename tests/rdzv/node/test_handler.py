@@ -19,10 +19,10 @@ from rdzv.errors import (
     RendezvousTimeoutError,
     RoundSupersededError,
 )
-from rdzv.node import coordinator as room_of_coordinator
-from rdzv.node.part import joining as room_of_joining
-from rdzv.node.part import record as room_of_record
-from rdzv.node.status import find_member
+from rdzv.node.coordinator import term as room_of_coordinator
+from rdzv.node.member import joining as room_of_joining
+from rdzv.node.member import record as room_of_record
+from rdzv.node.run.status import find_member
 from store.messages import KeepAlive, Request, Revoke, Transact
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 from tests.support.virtual_time import now
@@ -30,8 +30,8 @@ from tests.support.virtual_time import now
 if TYPE_CHECKING:
     from rdzv.core.round import Member
     from rdzv.node.handler import Handler
-    from rdzv.node.link import Link
-    from rdzv.node.part.state import Part
+    from rdzv.node.link.link import Link
+    from rdzv.node.member.part import Part
 
 pytestmark = pytest.mark.virtual_time
 

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from rdzv import Dropped, RendezvousConnectionError
-from rdzv.node.link import ANSWERS_KEPT, Link
+from rdzv.node.link.link import ANSWERS_KEPT, Link
 from tests.support.runs import VirtualRun, listen
 
 

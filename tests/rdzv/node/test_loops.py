@@ -9,8 +9,8 @@ import time
 import pytest
 
 from rdzv.errors import RendezvousStateError
-from rdzv.node import loops
-from rdzv.node.loops import TURN_MOST, TURNS, NodeLoop, NodeThread
+from rdzv.node.link import loops
+from rdzv.node.link.loops import TURN_MOST, TURNS, NodeLoop, NodeThread
 
 
 async def where() -> threading.Thread:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rdzv.node.wakeup import Listeners, Wakeup
+from rdzv.node.link.wakeup import Listeners, Wakeup
 
 pytestmark = pytest.mark.virtual_time
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from rdzv.node import coordinator
+from rdzv.node.coordinator import term as coordinator
 from store.messages import Guarded, Transact
 from tests.sim.explorer.scenarios import AGAIN, COMMIT_AND_CUT, COMMIT_AND_DEATH, DEATH, WRITE_AND_CUT
 from tests.sim.explorer.world import as_it_is

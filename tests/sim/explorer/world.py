@@ -40,10 +40,10 @@ from rdzv.core.history import Chronicle, History
 from rdzv.core.keys import Keys
 from rdzv.core.state import Progress
 from rdzv.errors import RoundSupersededError
-from rdzv.node.admission import Agreed
 from rdzv.node.handler import Handler
-from rdzv.node.loops import NodeLoop
+from rdzv.node.link.loops import NodeLoop
 from rdzv.node.node import Node
+from rdzv.node.run.agreed import Agreed
 from rdzv.testing.machines import NoPort
 from rdzv.testing.timeline import START, Host, Timeline
 from store import interface, messages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rdzv.core.state import NodeRecord
-from rdzv.node.part.arrival import TRANSITIONS, Arrival, Happening, State
+from rdzv.node.member.arrival import TRANSITIONS, Arrival, Happening, State
 
 RECORD = NodeRecord(node_id="a", incarnation="one", address="host", port=1)
 

@@ -16,11 +16,11 @@ from rdzv.core.round import Round
 from rdzv.core.state import Head
 from rdzv.core.stopping import Begun, Stop
 from rdzv.errors import RendezvousGracefulExitError
-from rdzv.node.loops import NodeLoop
-from rdzv.node.part.arrival import State
-from rdzv.node.part.noticing import Noticing
-from rdzv.node.part.state import Part
-from rdzv.node.wakeup import Listeners
+from rdzv.node.link.loops import NodeLoop
+from rdzv.node.link.wakeup import Listeners
+from rdzv.node.member.arrival import State
+from rdzv.node.member.noticing import Noticing
+from rdzv.node.member.part import Part
 from store.messages import Request, Transact
 from store.net.tasks import cancel_and_wait
 from tests.support.runs import VirtualRun, connected

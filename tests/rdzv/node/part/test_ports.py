@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from rdzv.node.part.ports import HeldPort
+from rdzv.node.link.ports import HeldPort
 
 
 def test_the_port_to_meet_at_is_taken_from_the_range_that_a_firewall_lets_through(

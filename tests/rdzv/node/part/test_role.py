@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from rdzv.node.part.role import ROLE_DISCONNECT_TTL, Role
+from rdzv.node.link.role import ROLE_DISCONNECT_TTL, Role
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
-    from rdzv.node.link import Link
+    from rdzv.node.link.link import Link
 
 
 @pytest.mark.parametrize(

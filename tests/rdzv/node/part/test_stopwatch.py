@@ -1,4 +1,4 @@
-"""What an answer takes counts; what this process itself stood still does not (`rdzv.node.part.stopwatch`)."""
+"""What an answer takes counts; what this process itself stood still does not (`rdzv.node.link.stopwatch`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rdzv.node.part.stopwatch import STOOD_STILL, Stopwatch
+from rdzv.node.link.stopwatch import STOOD_STILL, Stopwatch
 
 
 @pytest.mark.anyio

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rdzv.node.loops import NodeThread
+from rdzv.node.link.loops import NodeThread
 from tests.support.processes import require
 
 if TYPE_CHECKING:

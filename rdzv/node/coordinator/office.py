@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from rdzv.node.wakeup import Wakeup
+from rdzv.node.link.wakeup import Wakeup
 from store import ConditionFailed, Lease, LeaseNotFound, Put, StoreError, when
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from store.keeping import RENEWALS_PER_TTL
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.membership import Membership
-    from rdzv.node.link import Link
-    from rdzv.node.loops import NodeLoop
+    from rdzv.node.link.link import Link
+    from rdzv.node.link.loops import NodeLoop
 
 __all__ = ["OwnBeats", "earlier"]
 

@@ -14,15 +14,15 @@ import anyio
 
 from rdzv.core.round import Round
 from rdzv.core.state import NAMED_MOST
-from rdzv.node.wakeup import Wakeup
+from rdzv.node.link.wakeup import Wakeup
 from store import Entry, Get, Put, StoreError, when
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rdzv.core.decision import Me
-    from rdzv.node.link import Link
-    from rdzv.node.part.state import Part
+    from rdzv.node.link.link import Link
+    from rdzv.node.member.part import Part
     from store import Condition, TransactionResult
 
 __all__ = ["Leaving"]

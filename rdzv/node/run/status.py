@@ -15,7 +15,7 @@ from rdzv.core.state import WITH, Ban, Head, NodeRecord, Phase, unpack_settings
 from rdzv.core.stored import pass_over
 from rdzv.core.stuck.accusing import SOMEBODY, Accusation
 from rdzv.errors import RendezvousStateError, RoundSupersededError
-from rdzv.node.stuck.others import read_beats
+from rdzv.node.run.beats import read_beats
 from store import Lease, LeaseNotFound, Unsupported
 
 if TYPE_CHECKING:

@@ -6,21 +6,16 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from rdzv.core.stuck.beats import BeatNote
-from rdzv.core.stuck.judging import Heard, StallRules, Stalls
-from rdzv.errors import RendezvousStateError
+from rdzv.core.stuck.judging import StallRules, Stalls
+from rdzv.node.run.beats import read_beats
 from store import StoreError
 from store.keeping import RENEWALS_PER_TTL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from rdzv.config.settings import Settings
-    from rdzv.core.keys import Keys
-    from rdzv.node.office import Office
-    from store import Store
+    from rdzv.node.coordinator.office import Office
 
-__all__ = ["look_for_stalls", "read_beats"]
+__all__ = ["look_for_stalls"]
 
 LOOKS_EVERY = 0.5  # seconds ...
 LOOKS_EVERY_PER_NODE = 0.0005  # ... and with many nodes so many for each: an answer has some 60 bytes of each
@@ -53,16 +48,3 @@ async def look_for_stalls(office: Office, settings: Settings) -> None:
             office.wakeup.changed()
         for node_id, why in verdict.stuck.items():
             office.expel(node_id, why)
-
-
-async def read_beats(store: Store, keys: Keys) -> Mapping[str, Heard]:
-    """How far each node has come that has said so."""
-    heard = {}
-    for one in await store.notes(keys.nodes):
-        if one.note:
-            try:
-                note = BeatNote.unpack(one.note)
-            except RendezvousStateError:
-                continue  # not of a node of ours
-            heard[one.key.removeprefix(keys.nodes)] = Heard(note=note, ago=one.age)
-    return heard

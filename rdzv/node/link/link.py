@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from rdzv.core.state import Closed
-from rdzv.node.admission import take_run_lease
-from rdzv.node.follower import Follower
+from rdzv.node.link.follower import Follower
+from rdzv.node.run.lease import take_run_lease
 from store import ConnectionLost, Lease, LeaseNotFound, StoreError, StoreTimeoutError
 from store.keeping import Keeping
 from store.messages import CHOSEN_LEASE_LEAST

@@ -14,7 +14,7 @@ from store.keeping import HeldLease
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
-    from rdzv.node.link import Link
+    from rdzv.node.link.link import Link
 
 __all__ = ["ELECTION_MOST", "Role", "election_pause"]
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from rdzv.node.admission import OverruledError, take_settings
-from rdzv.node.coordinator import Term
-from rdzv.node.part.role import ELECTION_MOST, Role, election_pause
-from rdzv.node.part.stopwatch import Stopwatch
-from rdzv.node.wakeup import Wakeup
+from rdzv.node.coordinator.term import Term
+from rdzv.node.link.role import ELECTION_MOST, Role, election_pause
+from rdzv.node.link.stopwatch import Stopwatch
+from rdzv.node.link.wakeup import Wakeup
+from rdzv.node.run.agreed import OverruledError, take_settings
 from store import ConditionFailed, ConnectionLost, Get, Lease, LeaseNotFound, Put, StoreTimeoutError, when
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Sequence
 
-    from rdzv.node.link import Link
-    from rdzv.node.part.state import Part
+    from rdzv.node.link.link import Link
+    from rdzv.node.member.part import Part
 
-__all__ = ["Candidacy"]
+__all__ = ["Candidacy", "be_ready_to_coordinate"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
@@ -183,3 +183,8 @@ class Candidacy:
         finally:
             with anyio.CancelScope(shield=True):
                 await role.lease.release()
+
+
+def be_ready_to_coordinate(link: Link, part: Part, role: Role | None) -> None:
+    """From now on take the role whenever nobody has it; `role`: this node's arrival has taken it."""
+    Candidacy(link, part).begin(role)

@@ -1,4 +1,4 @@
-"""Shell: accuses a member of the round, for another one; and takes it out, as coordinator, where that is believed."""
+"""Shell: takes a member out of the round whom others accuse, where that is believed."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.core.stuck.accusing import SOMEBODY, WHY_MOST, Accusation
-from store import LeaseNotFound, Put, StoreError, when
+from rdzv.core.stuck.accusing import SOMEBODY
+from store import LeaseNotFound, StoreError
 from store.keeping import RENEWALS_PER_TTL
 from store.messages import TimeToLive
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    from rdzv.core.keys import Keys
-    from rdzv.membership import Membership
-    from rdzv.node.office import Office
-    from store import Store
+    from rdzv.node.coordinator.office import Office
 
-__all__ = ["AccusationWatch", "put_accusation"]
+__all__ = ["AccusationWatch"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
@@ -35,24 +32,6 @@ ASKED_ABOUT_MOST: Final = 256
 LOOKS_AFTER: Final = (0.0, 0.01, 0.03)
 """Seconds between looks at the lease of whom one member accuses: the store may hear of its end a moment later. After
 `gone_ttl`, which is longer than all of them, the lease ends by itself."""
-
-
-async def put_accusation(store: Store, keys: Keys, membership: Membership, *, by: str, accused: str, why: str) -> bool:
-    """Write that one member accuses another, on the accuser's lease; False if it is not in the round any more."""
-    record = await store.get(keys.node(by))
-    if record is None:
-        return False
-    said = Accusation(round=membership.round.number, accused=accused, by=by, why=why[:WHY_MOST])
-    result = await store.transact(
-        when=(
-            when.mod_revision(keys.round) == membership.round.revision,
-            when.mod_revision(record.key) == membership.arrival,
-        ),
-        then=(Put(keys.accusation(accused, by), said.pack(), lease=record.lease),),
-    )
-    if result.succeeded and accused != SOMEBODY:
-        log.warning("run %s, round %d: %s accuses %s: %s", keys.run_id, said.round, by, accused, why)
-    return result.succeeded
 
 
 class AccusationWatch:

@@ -20,19 +20,20 @@ from rdzv._version import __version__
 from rdzv.core.addresses import way_of
 from rdzv.core.decision import GIVEN_UP_MOST, JoinClock, Me
 from rdzv.core.state import Ban, NodeRecord, ban_names
-from rdzv.node.admission import agree_on_settings, grant_of_run, note_of_run, refusal_of
-from rdzv.node.link import StoreEndingError
-from rdzv.node.part.role import Role
-from rdzv.node.part.stopwatch import Stopwatch
-from rdzv.node.wakeup import Wakeup
+from rdzv.node.link.link import StoreEndingError
+from rdzv.node.link.role import Role
+from rdzv.node.link.stopwatch import Stopwatch
+from rdzv.node.link.wakeup import Wakeup
+from rdzv.node.run.agreed import agree_on_settings
+from rdzv.node.run.lease import grant_of_run, note_of_run, refusal_of
 from store import Create, Delete, Entry, Get, Grant, Lease, LeaseNotFound, LimitExceeded, Put, StoreError, when
 from store.keeping import HeldLease, renewed_if_old
 from store.net.process import loopback_id
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
-    from rdzv.node.link import Link
-    from rdzv.node.part.state import Part
+    from rdzv.node.link.link import Link
+    from rdzv.node.member.part import Part
     from store import TransactionResult
     from store.messages import Operation
 

@@ -40,12 +40,12 @@ from rdzv.core.ranks import newest_of
 from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, bucket_of, name_arrivals
 from rdzv.core.state import NodeRecord, Phase, Progress, Unban, unpack_settings
 from rdzv.core.view import View
-from rdzv.node.accusing import AccusationWatch
-from rdzv.node.admission import OverruledError, take_settings
-from rdzv.node.agreement import Agreement
-from rdzv.node.office import Office, SharedLease
-from rdzv.node.status import participant_of
-from rdzv.node.stuck.others import look_for_stalls
+from rdzv.node.coordinator.accusations import AccusationWatch
+from rdzv.node.coordinator.agreement import Asking
+from rdzv.node.coordinator.office import Office, SharedLease
+from rdzv.node.coordinator.stalls import look_for_stalls
+from rdzv.node.run.agreed import OverruledError, take_settings
+from rdzv.node.run.status import participant_of
 from store import ConditionFailed, Delete, Entry, Get, Lease, LimitExceeded, Put, StoreError, when
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping, without_durations
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rdzv.core.decision import Decision, Rules
-    from rdzv.node.link import Link
-    from rdzv.node.part.role import Role
-    from rdzv.node.part.state import Part
+    from rdzv.node.link.link import Link
+    from rdzv.node.link.role import Role
+    from rdzv.node.member.part import Part
     from store import Condition, Event
 
 __all__ = ["Term"]
@@ -105,7 +105,7 @@ class Term:
         self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * part.settings.ttl))
         self._chronicle = Chronicle()
         self._accusations = AccusationWatch(self._office, gone_ttl=max(part.settings.gone_ttl, link.reconnects_in))
-        self._agreement = Agreement(self._office)
+        self._agreement = Asking(self._office)
 
     async def lead(self, round_entry: Entry | None, progress_entry: Entry | None, history: Entry | None) -> None:
         """Decide, and do what was decided, until the role is lost (`ConditionFailed`) or this node leaves it.

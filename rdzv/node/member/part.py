@@ -22,10 +22,10 @@ from rdzv.errors import (
     RendezvousTimeoutError,
 )
 from rdzv.membership import Membership
-from rdzv.node.admission import Agreed
-from rdzv.node.part.arrival import Arrival
-from rdzv.node.part.ports import HeldPort
-from rdzv.node.stuck.own import OwnBeats
+from rdzv.node.link.ports import HeldPort
+from rdzv.node.member.arrival import Arrival
+from rdzv.node.member.own_beats import OwnBeats
+from rdzv.node.run.agreed import Agreed
 from store.printable import escaping, without_durations
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from rdzv.core.round import Round
     from rdzv.core.state import Ban, Closed, Head, Leaving
-    from rdzv.node.link import Link
-    from rdzv.node.loops import NodeLoop
-    from rdzv.node.wakeup import Listeners
+    from rdzv.node.link.link import Link
+    from rdzv.node.link.loops import NodeLoop
+    from rdzv.node.link.wakeup import Listeners
     from store.keeping import HeldLease
 
 __all__ = ["NOT_WAITING", "Part"]

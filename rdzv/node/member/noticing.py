@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from rdzv.node.agreement import Steps
-from rdzv.node.part.arrival import State
-from rdzv.node.stuck.own import earlier
-from rdzv.node.wakeup import Wakeup
+from rdzv.node.link.wakeup import Wakeup
+from rdzv.node.member.arrival import State
+from rdzv.node.member.own_beats import earlier
+from rdzv.node.member.steps import Steps
 from store import ConditionFailed, StoreError, when
 from store.printable import escaping
 
 if TYPE_CHECKING:
     from rdzv.core.state import Ban
     from rdzv.membership import Membership
-    from rdzv.node.link import Link
-    from rdzv.node.part.state import Part
+    from rdzv.node.link.link import Link
+    from rdzv.node.member.part import Part
 
 __all__ = ["Noticing"]
 

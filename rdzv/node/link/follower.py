@@ -19,8 +19,8 @@ from rdzv.core.state import Ban, Closed, Coordinator, Head, LastCoordinator, Lea
 from rdzv.core.stopping import Drain, Resized, Stop
 from rdzv.core.stored import pass_over
 from rdzv.errors import RendezvousStateError
-from rdzv.node.part.stopwatch import Stopwatch
-from rdzv.node.wakeup import Listeners
+from rdzv.node.link.stopwatch import Stopwatch
+from rdzv.node.link.wakeup import Listeners
 from store import ConnectionLost, Entry, StoreTimeoutError
 from store.printable import escaping
 

@@ -24,13 +24,13 @@ from rdzv.core.decision import JoinClock, Me, Parked, Refused, follow
 from rdzv.core.round import Participant, Round
 from rdzv.core.state import ban_among
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, RendezvousStateError
-from rdzv.node.admission import check_prefix, report_health
-from rdzv.node.candidacy import Candidacy
-from rdzv.node.link import is_away
-from rdzv.node.part.record import Recording
-from rdzv.node.part.state import NOT_WAITING
-from rdzv.node.status import find_member
-from rdzv.node.wakeup import Wakeup
+from rdzv.node.link.link import is_away
+from rdzv.node.link.wakeup import Wakeup
+from rdzv.node.member.health import report_health
+from rdzv.node.member.part import NOT_WAITING
+from rdzv.node.member.record import Recording
+from rdzv.node.run.agreed import check_prefix
+from rdzv.node.run.status import find_member
 from store import Put, StoreError, StoreReplaced, when
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping
@@ -39,9 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
     from rdzv.membership import Membership
-    from rdzv.node.link import Link
-    from rdzv.node.part.leaving import Leaving
-    from rdzv.node.part.state import Part
+    from rdzv.node.link.link import Link
+    from rdzv.node.link.role import Role
+    from rdzv.node.member.leaving import Leaving
+    from rdzv.node.member.part import Part
 
 __all__ = ["Joining"]
 
@@ -56,8 +57,17 @@ TRY_AGAIN_AFTER = 1.0  # seconds, or as soon as the connection is back
 class Joining:
     """Makes a node a member of the next round, for one call, and over one link to a store."""
 
-    def __init__(self, part: Part, leaving: Leaving, link: Link, clock: JoinClock) -> None:
+    def __init__(
+        self,
+        part: Part,
+        leaving: Leaving,
+        link: Link,
+        clock: JoinClock,
+        *,
+        be_ready_to_coordinate: Callable[[Link, Part, Role | None], None],
+    ) -> None:
         self._part = part
+        self._be_ready_to_coordinate = be_ready_to_coordinate
         self._leaving = leaving
         self._link = link
         self._clock = clock
@@ -148,7 +158,7 @@ class Joining:
                 self._me, role = await self._recording.write(self._me)
             # Only from now on: the run has accepted this node, and with it the settings by which it would decide.
             if link.resign is None:
-                Candidacy(link, part).begin(role)
+                self._be_ready_to_coordinate(link, part, role)
             link.keep_run()
             return
         raise part.timeout(link)

@@ -1,0 +1,1 @@
+"""Shell: the role of coordinator: who takes it, and what whoever has it watches, decides, commits and reports."""

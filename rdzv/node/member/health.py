@@ -1,0 +1,67 @@
+"""Shell: a node's health check, before it joins (promise R17): why it failed lies beside the run, for `status`."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from rdzv.errors import (
+    RendezvousRefusedError,
+)
+from store import Delete, Lease, Put
+from store.net.threads import Call
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from rdzv.core.keys import Keys
+    from store import Store
+
+__all__ = ["examine", "examine_in", "report_health"]
+
+
+UNFIT_MOST = 64  # nodes of a run of which it is kept that they failed their health check, the last ones
+
+
+async def examine_in(there: asyncio.AbstractEventLoop, check: Callable[[], Any]) -> str | None:
+    """Run the user's health check in the loop where it may run; one that hangs ends with whoever waits for it."""
+    call = Call(examine(check), there)
+    try:
+        return await call
+    finally:
+        call.cancel()
+
+
+async def examine(check: Callable[[], Any]) -> str | None:
+    """Run the user's health check: why it failed, or None.
+
+    It fails if it raises, or returns anything but None and True.
+    """
+    try:
+        verdict = check()
+        if inspect.isawaitable(verdict):
+            verdict = await verdict
+    except Exception as error:  # noqa: BLE001  whatever goes wrong in a health check is a failed one
+        verdict = f"{type(error).__name__}: {error}"
+    if verdict is None or verdict is True:
+        return None
+    return f"failed its health check: {verdict}" if isinstance(verdict, str) else "failed its health check"
+
+
+async def report_health(store: Store, keys: Keys, lease: Lease, *, node_id: str, failure: str | None) -> None:
+    """Let everybody read why a node stays out, or that it does not.
+
+    Raises:
+        RendezvousRefusedError: It failed its health check.
+    """
+    key = keys.unfits + node_id
+    if failure is None:
+        await store.delete(key)  # it may have failed before
+        return
+    # Whoever is started again and again under new names must not fill the store of all.
+    others = [entry for entry in await store.list(keys.unfits, keys_only=True) if entry.key != key]
+    others.sort(key=lambda entry: entry.mod_revision, reverse=True)
+    forgotten = [Delete(entry.key) for entry in others[UNFIT_MOST - 1 :]]
+    await store.transact(then=[Put(key, failure.encode(), lease=lease.id), *forgotten])
+    raise RendezvousRefusedError(f"run {keys.run_id}: node {node_id} {failure}")

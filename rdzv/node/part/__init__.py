@@ -1,1 +1,0 @@
-"""A node's part in its run: it arrives, waits for a round that holds it, is a member, and withdraws."""

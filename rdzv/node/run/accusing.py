@@ -1,0 +1,37 @@
+"""Shell: writes that one member of a round accuses another."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from rdzv.core.stuck.accusing import SOMEBODY, WHY_MOST, Accusation
+from store import Put, when
+from store.printable import escaping
+
+if TYPE_CHECKING:
+    from rdzv.core.keys import Keys
+    from rdzv.membership import Membership
+    from store import Store
+
+__all__ = ["put_accusation"]
+
+log: logging.Logger = escaping(logging.getLogger(__name__))
+
+
+async def put_accusation(store: Store, keys: Keys, membership: Membership, *, by: str, accused: str, why: str) -> bool:
+    """Write that one member accuses another, on the accuser's lease; False if it is not in the round any more."""
+    record = await store.get(keys.node(by))
+    if record is None:
+        return False
+    said = Accusation(round=membership.round.number, accused=accused, by=by, why=why[:WHY_MOST])
+    result = await store.transact(
+        when=(
+            when.mod_revision(keys.round) == membership.round.revision,
+            when.mod_revision(record.key) == membership.arrival,
+        ),
+        then=(Put(keys.accusation(accused, by), said.pack(), lease=record.lease),),
+    )
+    if result.succeeded and accused != SOMEBODY:
+        log.warning("run %s, round %d: %s accuses %s: %s", keys.run_id, said.round, by, accused, why)
+    return result.succeeded

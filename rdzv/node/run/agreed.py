@@ -1,0 +1,152 @@
+"""Shell: the settings that all nodes of a run must come with (promise R18), and how an operator changes them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rdzv.config.config_errors import refuse, shown
+from rdzv.config.endpoint import SCHEMES
+from rdzv.config.resizing import describe_size, sizes_of, was_resized_from
+from rdzv.config.settings import describe_difference
+from rdzv.core.decision import Rules
+from rdzv.core.ranks import order_named
+from rdzv.core.state import pack_settings, unpack_settings
+from rdzv.errors import (
+    RendezvousSettingsError,
+)
+from rdzv.node.run.status import read_nodes
+from store import Entry, Lease
+from store.printable import escaping
+
+if TYPE_CHECKING:
+    from rdzv.config.settings import Settings
+    from rdzv.core.keys import Keys
+    from store import Store, TransactionResult
+
+__all__ = ["Agreed", "OverruledError", "agree_on_settings", "check_prefix", "take_settings"]
+
+T = TypeVar("T")
+
+log: logging.Logger = escaping(logging.getLogger(__name__))
+
+
+class Agreed:
+    """What the nodes of a run have agreed on, as far as this node knows, and the rules that follow from it.
+
+    A run may be resized while it lives (`rdzv.config.resizing`); then this takes the run's numbers.
+
+    Args:
+        settings: This node's own, by which it may join.
+
+    Attributes:
+        value: What is expected in the store.
+        rules: What that means to a coordinator.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._run_id = settings.run_id
+        self._ours = settings.shared()
+        self._agreed = self._ours
+        self.value: bytes = pack_settings(self._ours)
+        self.rules: Rules = Rules(
+            needed=settings.needed,
+            capacity=settings.capacity,
+            unit=settings.node_unit,
+            last_call=settings.last_call_timeout,
+            early_last_call=settings.early_last_call,
+            order=order_named(settings.rank_order),
+            expected=settings.expected,
+            unit_within=settings.unit_within or "",
+        )
+
+    def take(self, there: bytes) -> str:
+        """Go by what the run has, if this node can; else say in words how it differs from this node's own settings.
+
+        They are compared field by field, so that another release may know a field more; what the run has is then taken
+        as it stands.
+        """
+        theirs = unpack_settings(there)
+        difference = describe_difference(self._ours, theirs)
+        if difference and not was_resized_from(theirs, self._ours):
+            return difference
+        sizes = [(agreed["min_nodes"], agreed["max_nodes"]) for agreed in (self._agreed, theirs)]
+        if sizes[0] != sizes[1]:
+            log.warning(
+                "run %s was resized to %s; this node uses these numbers now, instead of %s",
+                self._run_id,
+                describe_size(*sizes[1]),
+                describe_size(*sizes[0]),
+            )
+        self._agreed, self.value = theirs, there
+        needed, capacity = sizes_of(theirs)
+        self.rules = replace(self.rules, needed=needed, capacity=capacity)
+        return ""
+
+    def forget(self) -> None:
+        """Go by this node's own settings again: nobody is left who has agreed on others."""
+        assert self.take(pack_settings(self._ours)) == "", "they do not differ from themselves"
+
+
+async def agree_on_settings(
+    store: Store, keys: Keys, agreed: Agreed, lease: Lease, *, incarnation: str, there: Entry | None
+) -> None:
+    """See to it that the run has this node's settings; if nobody else is in it, they are rewritten.
+
+    A run that was resized keeps its numbers for nodes that were told the former ones, also where none is left in it.
+    Every node that arrives writes the settings again, unchanged: so a rewriting, which is conditional on their
+    revision, fails if anybody has arrived since it looked. And others may have rewritten them since `there` was read:
+    so whoever is in the run then says nothing about `there`, and the next attempt to arrive sees what holds now.
+
+    Raises:
+        RendezvousSettingsError: Others are in it, with other settings.
+    """
+    if there is None:
+        await store.compare_and_set(keys.settings, agreed.value, expected_revision=0, lease=lease)
+    elif there.value != agreed.value and (difference := agreed.take(there.value)):
+        records = (await read_nodes(store, keys)).values()
+        if any(record.incarnation != incarnation for record in records):
+            now = await store.get(keys.settings)
+            if now is None or now.value != there.value:  # by value: each node that arrives writes the same ones again
+                return
+            raise RendezvousSettingsError(f"run {keys.run_id} was started with other settings: {difference}")
+        agreed.forget()
+        await store.compare_and_set(keys.settings, agreed.value, expected_revision=there.mod_revision, lease=lease)
+
+
+async def check_prefix(store: Store, prefix: str) -> None:
+    """Refuse to keep runs among the keys of another run: what stands there would be taken for that run's.
+
+    Raises:
+        RendezvousSettingsError: There is a run of that name.
+    """
+    parts = prefix.split("/")
+    above = ["/".join(parts[:count]) for count in range(3, len(parts) + 1)]  # from "/rdzv/job-7" on
+    if not above or prefix in {scheme.prefix for scheme in SCHEMES.values()}:
+        return
+    for run, entry in zip(above, await store.get_many([f"{run}/settings" for run in above]), strict=True):
+        if entry is not None:
+            refuse(f"prefix={shown(prefix)} is among the keys of the run {shown(run)}; choose another")
+
+
+class OverruledError(Exception):
+    """The run has other settings than this node decides by."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__("the run has got other settings")
+        self.settings = settings
+
+
+def take_settings(refused: TransactionResult, agreed: Agreed) -> bool:
+    """Take the run's settings if a transaction that gives them otherwise was refused for their sake; whether it was.
+
+    Raises:
+        OverruledError: This node cannot go by them.
+    """
+    entry = refused.results[-1]
+    if not isinstance(entry, Entry) or entry.value == agreed.value:
+        return False
+    if agreed.take(entry.value):
+        raise OverruledError(unpack_settings(entry.value))
+    return True

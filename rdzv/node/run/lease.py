@@ -1,0 +1,67 @@
+"""Shell: the lease that everything of a run is on but its nodes (promise R19): found, or made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rdzv.errors import (
+    RendezvousError,
+    RendezvousSettingsError,
+)
+from store import Create, Entry, Grant, Lease, LimitExceeded, StoreError
+
+if TYPE_CHECKING:
+    from rdzv.core.keys import Keys
+    from store import Store
+
+__all__ = ["grant_of_run", "is_too_long", "note_of_run", "refusal_of", "take_run_lease"]
+
+
+RUN_TTL_LEAST = 60.0  # seconds; a shorter closed_ttl must not end a run between two of its nodes
+
+
+async def take_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
+    """The run's one lease: the one that its first writer has made, or a new one if nobody has.
+
+    A key that holds nothing but the lease's TTL says which one it is. Those that come first at once grant the same one.
+
+    Raises:
+        RendezvousSettingsError: The store takes no lease of `closed_ttl`.
+    """
+    entry = await store.get(keys.lease)
+    if entry is None:
+        grant = grant_of_run(keys, closed_ttl, most=store.lease_ttl_max)
+        try:
+            made = await store.transact(then=(note_of_run(keys, grant),), grants=(grant,))
+        except LimitExceeded as error:
+            raise refusal_of(error, closed_ttl=closed_ttl) from error
+        (there,) = made.results
+        entry = there if isinstance(there, Entry) else None
+        if entry is None:
+            return Lease(store, id=grant.id or 0, ttl=grant.ttl)
+    assert entry.lease is not None, "the key is written on the lease that it tells of"
+    return Lease(store, id=entry.lease, ttl=float(entry.value))
+
+
+def grant_of_run(keys: Keys, closed_ttl: float, *, most: float) -> Grant:
+    """The run's lease, for the first transaction that writes anything of it; `most` is what the store grants."""
+    return Grant(ttl=max(closed_ttl, min(RUN_TTL_LEAST, most)), id=keys.lease_id)
+
+
+def note_of_run(keys: Keys, grant: Grant) -> Create:
+    """The key that says which lease is the run's, and what its TTL is, unless it is there already."""
+    return Create(keys.lease, f"{grant.ttl:g}".encode(), lease=grant.id)
+
+
+def is_too_long(error: LimitExceeded) -> bool:
+    """Whether a lease was refused for its TTL, and not for want of room: the store's message names the limit."""
+    return "lease_ttl_max" in str(error)
+
+
+def refusal_of(error: LimitExceeded, *, closed_ttl: float, ttl: float | None = None) -> StoreError | RendezvousError:
+    """The error to raise if a store refuses leases: the setting that asks too much, or the error itself."""
+    if not is_too_long(error):
+        return error  # no room, or a disk that is full: that is not what this node was told to ask for
+    if ttl is not None and f"ttl is {ttl:g} s" in str(error):
+        return RendezvousSettingsError(f"ttl={ttl:g} s is not to be had: {error}; lower ttl")
+    return RendezvousSettingsError(f"closed_ttl={closed_ttl:g} s is not to be had: {error}; lower closed_ttl")

@@ -1,0 +1,39 @@
+"""Pure: what a node can be called, and an attribute that nodes are banned by."""
+
+from __future__ import annotations
+
+import msgpack
+
+from rdzv.config.config_errors import refuse, shown
+from rdzv.config.value_types import ATTRIBUTES_BYTES_MAX, NAME, TEXT
+
+__all__ = ["attribute_ban", "check_node_id"]
+
+
+def check_node_id(node_id: str) -> None:
+    """Refuse what no node can be called; a ban of it would look as if it did something.
+
+    Raises:
+        RendezvousSettingsError: It says what a node may be called.
+    """
+    try:
+        NAME.convert(node_id)
+    except (TypeError, ValueError):
+        refuse(f"node_id={shown(node_id)} must be {NAME.limit}")
+
+
+def attribute_ban(attribute: str, value: str) -> str:
+    """Name a ban of all nodes with an attribute: "rack=17".
+
+    Raises:
+        RendezvousSettingsError: No node can have such an attribute.
+    """
+    try:
+        name, value = TEXT.convert(attribute), TEXT.convert(value)
+    except (TypeError, ValueError):
+        refuse(f"the attribute {shown(attribute)}={shown(value)} must be {TEXT.limit}, on both sides")
+    if "=" in name:
+        refuse(f"the attribute {shown(attribute)} cannot be banned by: there is a '=' in its name")
+    if len(msgpack.packb({name: value})) > ATTRIBUTES_BYTES_MAX:
+        refuse(f"the attribute {shown(attribute)}={shown(value)} has more than {ATTRIBUTES_BYTES_MAX} bytes")
+    return f"{name}={value}"

@@ -1,1 +1,0 @@
-"""Shell: what a node tells of its member's steps, and what a coordinator makes of those of all members."""
