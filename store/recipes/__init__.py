@@ -1,4 +1,4 @@
-"""What many programs do with a store: locks, an election, a barrier, a queue; each step of them fenced by a revision.
+"""What many programs do with a store: locks and elections, each step of them fenced by a revision.
 
     async with store.recipes.lock(client, "reports/today") as held:
         await client.put("reports/today/text", text, when=[held.fence])
@@ -13,9 +13,6 @@ higher than all before it.
 
 from store.recipes.awaited import (
     Held,
-    Item,
-    Queue,
-    double_barrier,
     leader,
     leaders,
     leadership,
@@ -26,9 +23,6 @@ from store.recipes.awaited import (
 
 __all__ = [
     "Held",
-    "Item",
-    "Queue",
-    "double_barrier",
     "leader",
     "leaders",
     "leadership",

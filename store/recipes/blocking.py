@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from store.calls import AtOnce, Block, blocking, finished
+from store.calls import AtOnce, Block, finished
 from store.recipes import awaited
 
 if TYPE_CHECKING:
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from store.calls import BlockingCalls, Calls
-    from store.recipes.awaited import Item
 
-__all__ = ["Queue", "double_barrier", "leader", "leaders", "leadership", "lock", "read_lock", "write_lock"]
+__all__ = ["leader", "leaders", "leadership", "lock", "read_lock", "write_lock"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,7 +38,6 @@ lock = _block(awaited.lock)
 write_lock = _block(awaited.write_lock)
 read_lock = _block(awaited.read_lock)
 leadership = _block(awaited.leadership)
-double_barrier = _block(awaited.double_barrier)
 
 
 def leader(store: BlockingCalls, name: str) -> bytes | None:
@@ -52,18 +50,3 @@ def leaders(store: BlockingCalls, name: str) -> Iterator[bytes | None]:
     told = awaited.leaders(AtOnce(store), name)
     while True:
         yield finished(anext(told))
-
-
-class Queue:
-    """The blocking twin of `store.recipes.Queue`."""
-
-    def __init__(self, store: BlockingCalls, name: str) -> None:
-        self._awaited = awaited.Queue(AtOnce(store), name)
-
-    put = blocking(awaited.Queue.put)
-    get = blocking(awaited.Queue.get)
-    count = blocking(awaited.Queue.count)
-
-    def take(self, *, ttl: float = awaited.TTL, timeout: float | None = None) -> AbstractContextManager[Item]:
-        """Have the first item for the length of a block. It goes if the block ends well, else it is another's."""
-        return Block(self._awaited.take(ttl=ttl, timeout=timeout))

@@ -1,4 +1,4 @@
-"""Locks, elections, barriers and queues: on both kinds of store, with holders that die."""
+"""Locks and elections: on both kinds of store, with holders that die."""
 
 from __future__ import annotations
 
@@ -248,121 +248,6 @@ async def test_who_watches_an_election_sees_each_change(client: store.Client, na
             assert await following is None
 
 
-# ------------------------------------------------------------------------------------------- double barriers
-
-
-async def test_a_double_barrier_begins_and_ends_for_all_together_again_and_again(
-    client: store.Client, name: str
-) -> None:
-    inside: list[set[int]] = [set(), set()]
-    left: list[set[int]] = [set(), set()]
-
-    async def work(number: int) -> None:
-        for meeting in range(2):
-            async with store.recipes.double_barrier(client, name, 3):
-                inside[meeting].add(number)
-            left[meeting].add(number)
-            assert inside[meeting] == {0, 1, 2}
-            assert not meeting or left[0] == {0, 1, 2}
-
-    with anyio.fail_after(LIMIT):
-        async with asyncio.TaskGroup() as tasks:
-            for number in range(3):
-                tasks.create_task(work(number))
-
-
-async def test_too_few_at_a_barrier_time_out_and_leave_no_trace(client: store.Client, name: str) -> None:
-    with pytest.raises(StoreTimeoutError, match="fewer than 2 came to the barrier"):
-        async with store.recipes.double_barrier(client, name, 2, timeout=2.0):  # etcd has to answer first
-            pytest.fail("it is alone")
-    assert await client.count(f"{name}/members/") == 0
-
-
-async def test_one_that_died_within_a_barrier_keeps_neither_the_others_nor_the_next_meeting(
-    client: store.Client, name: str
-) -> None:
-    with anyio.fail_after(LIMIT):
-        doomed = await client.grant(60.0)
-
-        async def die() -> None:
-            with contextlib.suppress(StoreTimeoutError):
-                await client.wait(["never"], timeout=0.1)
-            await doomed.revoke()
-
-        # What one that enters and dies leaves behind: a place on its lease.
-        await client.put(f"{name}/members/dead", b"", lease=doomed)
-        async with asyncio.TaskGroup() as tasks, store.recipes.double_barrier(client, name, 2):
-            tasks.create_task(die())
-        assert await client.get(f"{name}/members/dead") is None
-        await client.put(f"{name}/ready", b"")  # as of a meeting in which all have died
-        async with store.recipes.double_barrier(client, name, 1):
-            pass
-        assert await client.count(f"{name}/") == 0
-
-
-# --------------------------------------------------------------------------------------------------- queues
-
-
-async def test_a_queue_gives_each_value_once_in_order(client: store.Client, name: str) -> None:
-    queue = store.recipes.Queue(client, name)
-    with anyio.fail_after(LIMIT):
-        first = asyncio.ensure_future(queue.get())
-        await queue.put(b"0")
-        assert await first == b"0"
-        assert [await queue.put(b"%d" % number) for number in (1, 2, 3)] == [1, 2, 3]
-        assert await queue.count() == 3
-        assert [await queue.get() for _ in range(3)] == [b"1", b"2", b"3"]
-        with pytest.raises(StoreTimeoutError, match="nothing came in the queue"):
-            await queue.get(timeout=0.5)
-
-
-async def test_many_producers_and_consumers_lose_nothing_and_get_nothing_twice(client: store.Client, name: str) -> None:
-    queue = store.recipes.Queue(client, name)
-    got: list[bytes] = []
-
-    async def produce(producer: int) -> None:
-        for number in range(5):
-            await queue.put(b"%d-%d" % (producer, number))
-
-    async def consume() -> None:
-        got.extend([await queue.get() for _ in range(5)])
-
-    with anyio.fail_after(LIMIT):
-        async with asyncio.TaskGroup() as tasks:
-            for worker in range(3):
-                tasks.create_task(produce(worker))
-                tasks.create_task(consume())
-    assert sorted(got) == [b"%d-%d" % (producer, number) for producer in range(3) for number in range(5)]
-
-
-async def test_an_item_goes_when_its_block_ends_well_and_is_anothers_when_it_fails(
-    client: store.Client, name: str
-) -> None:
-    queue = store.recipes.Queue(client, name)
-    await queue.put(b"work")
-    with anyio.fail_after(LIMIT):
-        with pytest.raises(RuntimeError, match="failed"):
-            async with queue.take() as item:
-                assert item.value == b"work"
-                with pytest.raises(StoreTimeoutError):  # it is claimed
-                    await queue.get(timeout=0.5)
-                raise RuntimeError("failed")
-        async with queue.take() as item:
-            assert (item.number, item.value) == (0, b"work")
-    assert await queue.count() == 0
-
-
-async def test_who_waits_gets_the_item_whose_claim_has_lapsed(client: store.Client, name: str) -> None:
-    queue = store.recipes.Queue(client, name)
-    await queue.put(b"work")
-    with anyio.fail_after(LIMIT):
-        with pytest.raises(LeaseNotFound, match="another may have it now"):
-            async with queue.take() as item:
-                waiting = asyncio.ensure_future(queue.get())
-                await client.delete(item.key)
-                assert await waiting == b"work"
-
-
 # -------------------------------------------------------------------------------- for those who block
 
 
@@ -388,13 +273,3 @@ def test_each_recipe_has_a_blocking_twin(url: str, name: str) -> None:
         assert next(leaders) is recipes.leader(client, f"{name}-led") is None
         with recipes.leadership(client, f"{name}-led", b"me"):
             assert next(leaders) == recipes.leader(client, f"{name}-led") == b"me"
-        with recipes.double_barrier(client, f"{name}-met", 1):
-            pass
-        queue = recipes.Queue(client, f"{name}-queued")
-        getting = pool.submit(queue.get, timeout=LIMIT)
-        assert [queue.put(b"0"), getting.result(LIMIT), queue.put(b"1"), queue.count()] == [0, b"0", 1, 1]
-        with pytest.raises(RuntimeError, match="failed"), queue.take():
-            raise RuntimeError("failed")
-        with queue.take() as item:
-            assert (item.number, item.value) == (1, b"1")
-        assert queue.count() == 0
