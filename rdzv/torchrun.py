@@ -33,6 +33,9 @@ def create_handler(parameters: Any) -> Any:
 
 def main() -> None:
     """Be torchrun, with our backend known to it."""
+    from store.net.standard_streams import open_standard_streams
+
+    open_standard_streams(for_command=True)
     try:
         from torch.distributed import run
     except ImportError as error:

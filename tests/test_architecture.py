@@ -145,7 +145,7 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "rdzv.cli": EVERYTHING_PUBLIC | {"rdzv._version", "rdzv.display", "rdzv.http"},
     "rdzv.torch": EVERYTHING_PUBLIC | {"rdzv.display"},
     "rdzv.torchrun": EVERYTHING_PUBLIC | {"rdzv.torch"},
-    "rdzv.__main__": {"rdzv.cli"},
+    "rdzv.__main__": {"rdzv.cli", "store.net"},
 }
 """The layers: what each folder, and each room outside the folders, may import, type-checking imports included.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from store.net.racing import Addresses, connected_socket
 from store.net.sockets import prepare
+from store.net.standard_streams import open_before_uvloop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -48,6 +49,7 @@ class TcpDial:
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         """Connect and give what `loop.create_connection` gives."""
         loop, context = asyncio.get_running_loop(), self._context
+        open_before_uvloop(loop)
         try:
             # No await between the two: a socket that nobody has taken over yet could be lost there, unclosed.
             sock = await connected_socket(self.addresses)

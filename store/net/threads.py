@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import anyio
 
 from store.net.callers import check_threads
+from store.net.standard_streams import open_standard_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -106,8 +107,12 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     if importlib.util.find_spec("uvloop") is not None:
         import uvloop
 
-        factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-        return factory
+        def make_loop() -> asyncio.AbstractEventLoop:
+            open_standard_streams()
+            loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+            return loop
+
+        return make_loop
     return asyncio.new_event_loop
 
 

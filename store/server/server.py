@@ -27,6 +27,7 @@ from store.errors import StoreUsageError
 from store.net.address import Address, host_and_port
 from store.net.callers import serves, serves_no_more
 from store.net.sockets import bound_sockets, forget, let_go_in_children, open_files, raised_file_limit
+from store.net.standard_streams import open_before_uvloop
 from store.net.tasks import cancel_and_wait
 from store.net.threads import in_thread
 from store.protocol import wire
@@ -340,6 +341,7 @@ async def serve(
     for address in addresses:
         check_exposure(address, token=secret, tls=tls, insecure=insecure)
     loop = asyncio.get_running_loop()
+    open_before_uvloop(loop)
     async with contextlib.AsyncExitStack() as stack:
         files = stack.enter_context(raised_file_limit())
         journal = None
