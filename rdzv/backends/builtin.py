@@ -231,7 +231,7 @@ class _WayToTcp:
         if self._hosting is None:
             # At the first connect only, unless that led to a store which was about to end: a second, empty store must
             # not stand beside a living run.
-            self._hosting = hosting = Hosting(self._settings, self._credentials, self.client)
+            self._hosting = hosting = Hosting(self._settings, self._credentials, self.client, self._rng)
             self.node.on_close(hosting.aclose)
             self.node.hosts_store = lambda: hosting.hosts
         elif self.node.handed_on:

@@ -1,9 +1,9 @@
 """Shell: which node starts the embedded store, and how long it lingers.
 
-The URL names a host. The node whose machine that is starts the store there, while it first looks for one, if nobody
-listens yet; of several on one machine the one whose bind succeeds. An address is bound as it is; for the machine's name
-all its addresses are, as PyTorch's own rendezvous does. It never starts one on a reconnect: a node that replaces the
-store's host must not found a second, empty store beside a run that lives on elsewhere.
+The URL names a host. The node whose machine that is starts the store there, while it first looks for one, if no
+process listens yet; of several nodes on one machine, the one whose bind succeeds. `bind_address` decides whether the
+machine is this one, and where to listen. A node never starts a store on a reconnect: a node that replaces the store's
+host must not found a second, empty store beside a run that lives on elsewhere.
 
 The store runs in a thread of that process, and dies with it. So that rank zero may leave first, it lingers after its
 own node is done until nobody else is connected, for at most `close_timeout`.
@@ -20,9 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import logging
-import socket
 from ssl import CERT_REQUIRED
 from typing import TYPE_CHECKING, Final
 
@@ -30,15 +28,24 @@ import anyio
 import anyio.to_thread
 
 import store.sync
+from rdzv.backends.bind_address import (
+    BindAddress,
+    HostedElsewhereError,
+    NotResolvedError,
+    PortTakenError,
+    choose_bind_address,
+    listening,
+)
 from rdzv.backends.monitoring import http_room, serve_page
 from rdzv.core.keys import Keys
 from rdzv.errors import RendezvousConnectionError, RendezvousError, RendezvousSettingsError
-from rdzv.node.run.status import run_ids
+from rdzv.node.run.status import read_nodes_of_all_runs
 from store import StoreError, StoreUsageError
 from store.net.threads import in_thread
 from store.printable import escaping
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable
 
     from rdzv.backends.credentials import Credentials
@@ -47,11 +54,11 @@ if TYPE_CHECKING:
 
     OpenClient = Callable[[], contextlib.AbstractAsyncContextManager[Store]]
 
-__all__ = ["HostedStore", "Hosting", "NotResolvedError", "PortTakenError", "host_if_called_for"]
+__all__ = ["HostedStore", "Hosting", "host_if_called_for"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-TRY_AGAIN_AFTER: Final = 0.5  # seconds; all the others wait for the node that hosts
+TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds, drawn anew each time: all other nodes wait for the one that hosts
 LOOK_AGAIN_AFTER: Final = 2.0  # seconds, while others keep a store whose own node is done ...
 ENDING_TTL: Final = (
     10.0  # ... and for so long newcomers are refused after each look: it may be late, but not more often
@@ -59,6 +66,7 @@ ENDING_TTL: Final = (
 CLOSING_WITHIN: Final = 0.3  # seconds for a server to hear that a connection on its own machine is closed
 CALL_TIMEOUT: Final = 30.0  # seconds for one request; a wait for nodes is not a request
 MEETS_WITHIN: Final = 2.0  # seconds for a store on this machine to say whether it is ending
+FORWARDED_WITHIN: Final = 10.0  # seconds for a Service or NAT to lead the URL's host to the store that was just started
 
 
 class HostedStore:
@@ -68,10 +76,12 @@ class HostedStore:
         server: The store.
         serving: What ends it: first what is served beside it.
         settings: The node's.
+        bound: Where it listens, and which addresses of the URL's host are another machine's.
     """
 
-    def __init__(self, server: Server, serving: contextlib.ExitStack, settings: Settings) -> None:
+    def __init__(self, server: Server, serving: contextlib.ExitStack, settings: Settings, bound: BindAddress) -> None:
         self.server = server
+        self.bound = bound
         self._serving = serving
         self._keys = Keys(settings.prefix, settings.run_id)
         self._linger = settings.close_timeout
@@ -87,9 +97,13 @@ class HostedStore:
             if not await self._alone_within(CLOSING_WITHIN):
                 await self._let_others_go(open_client)
         finally:
-            self.server.way_out.stop_waiting()
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._serving.close)
+            await self.end()
+
+    async def end(self) -> None:
+        """End the store at once."""
+        self.server.way_out.stop_waiting()
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._serving.close)
 
     async def _let_others_go(self, open_client: OpenClient) -> None:
         """Wait for those of the host's own run, but not for ever, and for newcomers as long as they stay."""
@@ -132,9 +146,9 @@ class HostedStore:
 
 
 async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int, str]:
-    """Have no node arrive any more, unless some have moved in that stay: then as many more may.
+    """Reject new nodes of all runs. If nodes of another run have joined and stay, accept new nodes again.
 
-    What is asked for comes after the key that refuses the others: who is not found here has not come, and does not.
+    The listings are read after the keys were written, so they contain every node that was accepted.
 
     Args:
         client: Of the store.
@@ -144,30 +158,21 @@ async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int,
     Returns:
         The revision of the refusal; and which runs, and nodes of the host's own run, have come meanwhile, in words.
     """
-    # A host that is killed, or whose store comes back from its disk under another host, refuses nobody any more.
+    # With a lifetime: a host that is killed, or whose store comes back from its disk, rejects no node any more.
     revision = await client.put(keys.ending, b"", ttl=ENDING_TTL)
+    endings = {keys.ending} | {run.ending for run in await read_nodes_of_all_runs(client)}
+    for ending in endings - {keys.ending}:
+        await client.put(ending, b"", ttl=ENDING_TTL)
     newcomers = []
-    for run_id in await run_ids(client, keys.prefix):
-        nodes = Keys(keys.prefix, run_id).nodes
-        own = run_id == keys.run_id
-        there = [
-            entry
-            for entry in await client.list(nodes, keys_only=True)
-            if not entry.key.startswith(f"{nodes}/") and not (own and entry.create_revision <= (since or revision))
-        ]
+    for run, nodes in (await read_nodes_of_all_runs(client)).items():
+        own = run == keys
+        there = [node for node in nodes if not (own and node.create_revision <= (since or revision))]
         if there:
-            newcomers.append(f"{len(there)} of run {run_id}")
+            newcomers.append(f"{len(there)} of run {run.run_id}")
     if newcomers:
-        await client.delete(keys.ending)
+        for ending in endings:
+            await client.delete(ending)
     return revision, ", ".join(newcomers)
-
-
-class NotResolvedError(RendezvousConnectionError):
-    """The URL's host is a name that has no address, or none yet."""
-
-
-class PortTakenError(RendezvousConnectionError):
-    """Somebody listens there already."""
 
 
 class Hosting:
@@ -181,6 +186,7 @@ class Hosting:
         settings: Those of the node.
         credentials: What the store asks of its clients, and what it is served with.
         open_client: Makes a client of the store at the URL.
+        rng: Draws the pauses between two attempts.
     """
 
     def __init__(
@@ -188,8 +194,9 @@ class Hosting:
         settings: Settings,
         credentials: Credentials,
         open_client: Callable[[float], contextlib.AbstractAsyncContextManager[Store]],
+        rng: random.Random,
     ) -> None:
-        self._settings, self._credentials = settings, credentials
+        self._settings, self._credentials, self._rng = settings, credentials, rng
         self._ending = Keys(settings.prefix, settings.run_id).ending
         self._open_client = open_client
         self._task: asyncio.Task[HostedStore | None] | None = None
@@ -250,8 +257,10 @@ class Hosting:
         while True:
             try:
                 host = await in_thread(lambda: host_if_called_for(self._settings, self._credentials))
-                if host is not None and self._settings.data_dir is not None:
-                    await self._begin_life_anew()
+                if host is not None:
+                    await self._check_that_it_is_the_only_one(host)
+                    if self._settings.data_dir is not None:
+                        await self._begin_life_anew()
                 return host
             except RendezvousError as error:
                 if not await self._may_go_by(error):
@@ -259,14 +268,43 @@ class Hosting:
                         raise
                     log.error("%s", error)  # noqa: TRY400  whoever waits for the store waits on, and reads here why
                     return None
-                log.debug("%s; looking again in %g s", error, TRY_AGAIN_AFTER)
+                log.debug("%s; looking again in a moment", error)
             finally:
                 # No await between this and the end of the task, if it ends: `begin` is to find it done.
                 asyncio.get_running_loop().call_soon(self._asked.set)
-            with anyio.move_on_after(TRY_AGAIN_AFTER):
+            with anyio.move_on_after(self._rng.uniform(*TRY_AGAIN_AFTER)):
                 await self._settled.wait()
             if self._settled.is_set():
                 return None
+
+    async def _check_that_it_is_the_only_one(self, host: HostedStore) -> None:
+        """End a store that was just started if the URL leads to another one, or does not lead to it.
+
+        Raises:
+            HostedElsewhereError: Another node has started one, too.
+            RendezvousConnectionError: The URL's host has no address of this machine, and nothing forwards it here.
+        """
+        url, error = self._settings.endpoint.url, RendezvousConnectionError("")
+        if not host.bound.indirect:
+            began_too = await in_thread(lambda: listening(host.bound.foreign)) if host.bound.foreign else []
+            if not began_too:
+                return
+            error = HostedElsewhereError(f"another node has started a store at {url} at the same moment")
+        else:
+            try:
+                async with self._open_client(FORWARDED_WITHIN) as client:
+                    met = client.store_id
+                if met == host.server.store_id:
+                    return
+                error = HostedElsewhereError(f"{url} leads to the store of another node")
+            except StoreError as problem:
+                error = RendezvousConnectionError(
+                    f"is_host is set, and the store listens on every address of this machine, but {url} did not lead "
+                    f"here within {FORWARDED_WITHIN:g} s ({problem}): let the Service or NAT forward that port to this "
+                    f"machine, also for connections from it (hairpin), or write an address of this machine in the URL"
+                )
+        await host.end()
+        raise error
 
     async def _begin_life_anew(self) -> None:
         """Take back what the last host wrote before the store ended: it goes on with what is on its disk."""
@@ -277,10 +315,12 @@ class Hosting:
             log.warning("newcomers could not be told whether the store takes them in: %s", error)
 
     async def _may_go_by(self, error: RendezvousError) -> bool:
-        """Whether what keeps the store from being started here may be otherwise in a moment.
+        """Return True if the reason why the store is not started here may pass, or a store may be found meanwhile.
 
-        Who is to host in any case waits for a store that is ending, and for none else.
+        With `is_host=1`, a node waits for a port of this machine only if the store that holds it is shutting down.
         """
+        if isinstance(error, HostedElsewhereError):
+            return True
         if isinstance(error, PortTakenError) and self._settings.is_host is True:
             return await self._is_ending() or not await self._is_taken()
         return isinstance(error, NotResolvedError | PortTakenError)
@@ -294,10 +334,10 @@ class Hosting:
             return False
 
     async def _is_taken(self) -> bool:
-        """Whether the port still is, now that its holder did not say that it is about to end: it may just have."""
+        """Return True if the port is still taken: its holder may have ended just before it was asked."""
         ((host, port),) = self._settings.endpoint.hosts
         try:
-            await in_thread(lambda: _address_to_listen_on(host, port, may_be_open=True))
+            await in_thread(lambda: choose_bind_address(host, port, may_be_open=True, insist=True))
         except OSError as error:
             return error.errno == errno.EADDRINUSE
         return False
@@ -308,9 +348,9 @@ def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedSt
 
     Raises:
         NotResolvedError: The URL's host is a name that has no address, as it may be for a moment when a job starts.
-        PortTakenError: Somebody listens there already.
+        PortTakenError: Another process listens there already.
         RendezvousConnectionError: `is_host` was asked for, and cannot be.
-        RendezvousSettingsError: It would be open to strangers.
+        RendezvousSettingsError: It would be open to strangers, or the URL's host names several machines.
     """
     if settings.is_host is False:
         return None
@@ -326,11 +366,13 @@ def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedSt
     serving = contextlib.ExitStack()
     try:
         is_closed_to_strangers = token is not None or (tls is not None and tls.verify_mode is CERT_REQUIRED)
-        address = _address_to_listen_on(host, port, may_be_open=settings.insecure or is_closed_to_strangers)
+        bound = choose_bind_address(host, port, may_be_open=settings.insecure or is_closed_to_strangers, insist=insist)
+        if bound.foreign and not insist:
+            _refuse_shared_name(settings, host, bound)
         if settings.http_port is not None:
             http_room("app", "http_port")  # which may not be installed: then no store is started
         store_serving = store.sync.serve(
-            address,
+            bound.address,
             port,
             token=token,
             tls=tls,
@@ -341,7 +383,7 @@ def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedSt
         server = serving.enter_context(store_serving)
     except StoreUsageError as error:
         raise RendezvousSettingsError(f"the store cannot be started on {host}:{port}: {error}") from None
-    except NotResolvedError:  # which is an OSError, too
+    except RendezvousError:  # among them ConnectionErrors, which are OSErrors, too
         raise
     except OSError as error:
         if not insist and error.errno == errno.EADDRNOTAVAIL:
@@ -351,59 +393,22 @@ def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedSt
         raise (PortTakenError if error.errno == errno.EADDRINUSE else RendezvousConnectionError)(why) from error
     log.info("this node hosts the store of run %s at %s", settings.run_id, server.url)
     if settings.http_port is not None:
-        serving.enter_context(serve_page(store_serving, server, address, settings, token=token, tls=tls))
-    return HostedStore(server, serving, settings)
+        serving.enter_context(serve_page(store_serving, server, bound.address, settings, token=token, tls=tls))
+    return HostedStore(server, serving, settings, bound)
 
 
-def _address_to_listen_on(host: str, port: int, *, may_be_open: bool) -> str:
-    """Where to listen for a URL's host: "" for every address of this machine, if the host is its name.
-
-    A name may stand for several addresses of this machine, and for others elsewhere: on Debian a machine calls itself
-    127.0.1.1. Nodes of one machine that bind all its addresses cannot start two stores, and those elsewhere reach it.
+def _refuse_shared_name(settings: Settings, host: str, bound: BindAddress) -> None:
+    """Refuse to start a store for a name of which only some addresses are this machine's.
 
     Raises:
-        NotResolvedError: The name has no address.
-        OSError: None of its addresses is this machine's, or somebody listens there already.
+        RendezvousSettingsError: Several nodes may join, and each machine of that name would start a store of its own.
     """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (socket.gaierror, UnicodeError) as error:
-        raise NotResolvedError(f"the store cannot be started on {host}:{port}: {host!r} names no address") from error
-    ours = [(family, address) for family, _, _, _, address in found if _is_of_this_machine(family, address)]
-    if not ours:
-        raise OSError(errno.EADDRNOTAVAIL, "it is no address of this machine")
-    if any(_somebody_listens(family, address) for family, address in ours):
-        raise OSError(errno.EADDRINUSE, "somebody listens there already")
-    if host == "localhost":
-        return host
-    with contextlib.suppress(ValueError):  # it is a name, then
-        ipaddress.ip_address(host.partition("%")[0])
-        return host
-    if may_be_open:
-        return ""
-    first = str(ours[0][1][0])
-    if all(ipaddress.ip_address(str(address[0])).is_loopback for _, address in ours):
-        log.warning(
-            "the store listens on %s only, which is all that %s stands for here, and no other machine reaches it: "
-            "give the run a token or mutual TLS, or say insecure=1, and it will listen on every address",
-            first,
-            host,
-        )
-    return first
-
-
-def _is_of_this_machine(family: int, address: tuple[object, ...]) -> bool:
-    """Whether an address is one of this machine's: then, and only then, a socket can be bound to it."""
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind((address[0], 0, *address[2:]))
-    except OSError:
-        return False
-    return True
-
-
-def _somebody_listens(family: int, address: tuple[object, ...]) -> bool:
-    """Whether somebody listens at an address of ours, perhaps on all of them: some systems let one bind beside it."""
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(address) == 0
+    problem = (
+        f"{host} also names {bound.foreign_names}, of other machines, and each of them would start a store of its own"
+    )
+    remedy = "write a name or an address of one machine in the URL, or is_host=1 on one node only"
+    if settings.max_nodes != 1:
+        raise RendezvousSettingsError(f"run {settings.run_id}: {problem}; {remedy}")
+    log.warning(
+        "run %s: %s; this node starts one all the same, since max_nodes is 1; %s", settings.run_id, problem, remedy
+    )

@@ -17,10 +17,12 @@ import socket
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
+import anyio.to_thread
 from anyio.abc import SocketAttribute
 
 import store
 from rdzv._version import __version__
+from rdzv.backends.bind_address import in_words, split_addresses
 from rdzv.backends.credentials import with_expected_nodes
 from rdzv.cli.command import DONE, FAILED, JSON, STORE, command, option, say
 from rdzv.cli.reach import open_run, open_store, settings_of
@@ -112,6 +114,8 @@ async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
             reached_from, check = await _reach(host, port, addresses, step, etcd=is_etcd(url))
             checks.append(check)
             own_address = reached_from or own_address
+            if not is_etcd(url):
+                await _look_for_other_machines(host, port, checks)
     if not own_address:
         return
     if not is_loopback(own_address):
@@ -168,6 +172,16 @@ async def _resolve(host: str, port: int, checks: list[Check], *, timeout: float,
         found += ", which only this machine reaches"
     checks.append(Check(what, found, remedy))
     return addresses
+
+
+async def _look_for_other_machines(host: str, port: int, checks: list[Check]) -> None:
+    """Find a name that stands for several machines, of which each would start a store of its own."""
+    with contextlib.suppress(OSError):
+        ours, others = await anyio.to_thread.run_sync(split_addresses, host, port)
+        if ours and others:
+            remedy = "write a name or an address of one machine in the URL, or is_host=1 on one node only"
+            found = f"{host} is {in_words(ours)} of this machine, and {in_words(others)}, which it does not have"
+            checks.append(Check("machines", found, remedy))
 
 
 async def _reach(host: str, port: int, addresses: list[str], timeout: float, *, etcd: bool) -> tuple[str, Check]:

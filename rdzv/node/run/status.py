@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rdzv.core.absent import NAMED_MOST, Absent
 from rdzv.core.decision import explain
 from rdzv.core.history import History, gone_before
+from rdzv.core.keys import Keys
 from rdzv.core.report import RunStatus, StepOf
 from rdzv.core.round import Member, Participant, Round, bucket_of
 from rdzv.core.state import WITH, Ban, Head, NodeRecord, Phase, unpack_settings
@@ -21,7 +22,6 @@ from store import Lease, LeaseNotFound, Unsupported
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rdzv.core.keys import Keys
     from rdzv.core.stopping import Resized
     from store import Entry, KeyGroup, Store
 
@@ -33,6 +33,7 @@ __all__ = [
     "read_account",
     "read_history",
     "read_nodes",
+    "read_nodes_of_all_runs",
     "read_roster",
     "read_run",
     "run_ids",
@@ -206,6 +207,24 @@ async def run_ids(store: Store, prefix: str) -> list[str]:
     """Which runs a store holds anything of, under a prefix."""
     account = await read_account(store, prefix)
     return sorted(await count_keys(store, prefix) if account is None else account)
+
+
+async def read_nodes_of_all_runs(store: Store) -> dict[Keys, list[Entry]]:
+    """Return the nodes that have arrived at each run of a store, under whichever prefix: keys and revisions only.
+
+    Raises:
+        Unsupported: The store keeps no account of groups: an etcd cluster.
+    """
+    found: dict[Keys, list[Entry]] = {}
+    for group in await store.groups():
+        # A run under a prefix of one part is a group of its own. Only another group has to be listed as a whole.
+        entries = await store.list(f"{group.name}nodes/", keys_only=True)
+        for entry in entries or await store.list(group.name, keys_only=True):
+            root, _, node_id = entry.key.rpartition("/nodes/")
+            prefix, _, run_id = root.rpartition("/")
+            if run_id and node_id and not node_id.startswith("/") and entry.lease:
+                found.setdefault(Keys(prefix, run_id), []).append(entry)
+    return found
 
 
 async def read_account(store: Store, prefix: str) -> dict[str, KeyGroup] | None:

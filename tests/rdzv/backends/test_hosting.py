@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import random
 import socket
 import threading
 import time
@@ -15,13 +16,12 @@ import pytest
 
 import rdzv
 import store
+from rdzv.backends.bind_address import NotResolvedError, PortTakenError
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.hosting import (
     CALL_TIMEOUT,
     HostedStore,
     Hosting,
-    NotResolvedError,
-    PortTakenError,
     host_if_called_for,
 )
 from rdzv.config.settings import parse
@@ -105,7 +105,7 @@ def test_what_keeps_its_own_machine_from_starting_it_is_said(monkeypatch: pytest
     def forbidden(*_: object, **__: object) -> str:
         raise PermissionError(errno.EACCES, "cannot listen on 127.0.0.1 port 80: permission denied")
 
-    monkeypatch.setattr("rdzv.backends.hosting._address_to_listen_on", forbidden)
+    monkeypatch.setattr("rdzv.backends.hosting.choose_bind_address", forbidden)
     with pytest.raises(RendezvousConnectionError, match="port 80: permission denied"):
         host_of("tcp://127.0.0.1:80/job")
 
@@ -259,6 +259,7 @@ async def test_who_is_to_host_and_finds_the_port_taken_later_says_so(
             settings,
             Credentials(settings),
             lambda within: store.Client(TcpDial(address, None), name="it", timeout=within),
+            random.Random(1),
         )
         await hosting.begin()
         names["head.test"] = ["127.0.0.1"]
@@ -271,7 +272,7 @@ async def test_who_is_to_host_and_finds_the_port_taken_later_says_so(
 async def test_a_node_that_has_found_the_store_elsewhere_starts_none_later(
     names: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rdzv.backends.hosting.TRY_AGAIN_AFTER", 60.0)
+    monkeypatch.setattr("rdzv.backends.hosting.TRY_AGAIN_AFTER", (60.0, 60.0))
     async with store.serve() as server:
         asyncio.get_running_loop().call_later(0.5, names.update, {"head.test": ["127.0.0.1"]})
         async with rdzv.connect(f"tcp://head.test:{server.port}/job?min_nodes=1&join_timeout=30") as handler:

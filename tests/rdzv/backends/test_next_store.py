@@ -118,13 +118,14 @@ async def met(url: str, **parameters: Any) -> bool:
         return handler.node.hosts_store()
 
 
+@pytest.mark.parametrize("prefix", ["/rdzv", "/elsewhere", "/team/x", "/rdzv/x"])
 async def test_a_run_that_had_moved_in_keeps_the_store_with_all_its_newcomers_for_as_long_as_it_stays(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    prefix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was dropped `close_timeout` after the node that happened to host the store."""
+    """It was dropped `close_timeout` after the node that happened to host the store, under any other prefix at once."""
     monkeypatch.setattr("rdzv.backends.hosting.LOOK_AGAIN_AFTER", 0.05)
     url = f"tcp://127.0.0.1:{free_port()}"
-    other = f"{url}/other?min_nodes=1&max_nodes=2&last_call_timeout=0"
+    other = f"{url}/other?min_nodes=1&max_nodes=2&last_call_timeout=0&prefix={prefix}"
     host = await rdzv.connect(f"{url}/job?min_nodes=1&close_timeout=0.05", node_id="host")
     await host.next_rendezvous()
     async with rdzv.connect(other, node_id="a") as a, rdzv.connect(other, node_id="b") as b:

@@ -111,6 +111,18 @@ async def test_a_name_that_is_loopback_here_is_a_trap_and_an_unknown_one_a_troub
     assert "Name or service not known" in unknown.found
 
 
+async def test_a_name_of_several_machines_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them would start a store of its own."""
+    own, foreign = (int(socket.AF_INET), ("127.0.0.1", 29400)), (int(socket.AF_INET), ("192.0.2.7", 29400))
+    monkeypatch.setattr("rdzv.backends.bind_address._resolve", lambda host, _: [own, foreign][: 1 + (host == "pods")])
+    checks: list[doctor.Check] = []
+    for host in ("head", "pods"):
+        await doctor._look_for_other_machines(host, 29400, checks)
+    (check,) = checks
+    assert "192.0.2.7" in check.found
+    assert "is_host=1 on one node only" in check.remedy
+
+
 async def test_what_goes_wrong_last_does_not_hide_what_was_found_before(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

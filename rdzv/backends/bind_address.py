@@ -1,0 +1,254 @@
+"""Shell: the address on which a node listens if it starts the embedded store, or why it must not start one.
+
+The URL names a host. A machine starts the store only if the host's addresses are its own, since each machine decides
+this alone: if one name stands for several machines (a headless Service of Kubernetes, round-robin DNS), each of them
+would start a store, and one job would become several. An address belongs to this machine if a socket can be bound to
+it, or if a connection to it arrives here (NAT, a floating address). A loopback address belongs to every machine.
+
+An address that refuses the connection, or is silent for three seconds, is another machine's. A store that accepts a
+connection at any address of the host is used, whatever else is true of the name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import logging
+import secrets
+import selectors
+import socket
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from rdzv.core.addresses import is_loopback
+from rdzv.errors import RendezvousConnectionError
+from store.printable import escaping, first_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+__all__ = [
+    "BindAddress",
+    "HostedElsewhereError",
+    "NotResolvedError",
+    "PortTakenError",
+    "choose_bind_address",
+    "in_words",
+    "listening",
+    "other_machines",
+    "split_addresses",
+]
+
+log: logging.Logger = escaping(logging.getLogger(__name__))
+
+ANSWERS_WITHIN: Final = 3.0  # seconds for an address to accept or to refuse a connection
+NO_SUCH_ADDRESS: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})
+NAMED_MOST: Final = 4  # addresses in one sentence
+TOKEN_BYTES: Final = 16
+
+Target = tuple[int, tuple[Any, ...]]
+"""A family, and an address of it with the port, as `socket.connect` takes it."""
+
+
+class NotResolvedError(RendezvousConnectionError):
+    """The URL's host is a name that has no address, or none yet."""
+
+
+class PortTakenError(RendezvousConnectionError):
+    """Another process of this machine listens at the URL's port already."""
+
+
+class HostedElsewhereError(PortTakenError):
+    """Another machine listens at an address of the URL's host already, perhaps with the store of this run."""
+
+
+class BindAddress(NamedTuple):
+    """Where to listen for a URL's host.
+
+    Attributes:
+        address: An address or a name; "" for every address of this machine.
+        foreign: Addresses of the host that are another machine's.
+        indirect: True if none of the host's addresses is this machine's: a Service or NAT has to forward to it.
+    """
+
+    address: str
+    foreign: tuple[Target, ...] = ()
+    indirect: bool = False
+
+    @property
+    def foreign_names(self) -> str:
+        """The addresses that are another machine's, in words."""
+        return in_words(self.foreign)
+
+
+def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool) -> BindAddress:
+    """Return where to listen for a URL's host.
+
+    A name may stand for several addresses of this machine: on Debian a machine calls itself 127.0.1.1. So for a name
+    the store listens on all of them. Then nodes of one machine cannot start two stores, and other machines reach it.
+
+    Args:
+        host: The URL's host.
+        port: The URL's port.
+        may_be_open: True if the store may listen on all addresses, since strangers cannot enter or are welcome.
+        insist: True if the user has said that this node hosts the store, whatever the host's addresses are.
+
+    Raises:
+        NotResolvedError: The name has no address.
+        HostedElsewhereError: Another machine listens at one of its addresses.
+        OSError: EADDRNOTAVAIL if none of its addresses is this machine's; EADDRINUSE if this machine listens there
+            already; anything else if this machine lacks what is needed to find out.
+    """
+    ours, others = split_addresses(host, port)
+    if not ours and not insist:
+        raise OSError(errno.EADDRNOTAVAIL, "it is no address of this machine")
+    if listening(ours):
+        raise OSError(errno.EADDRINUSE, "somebody listens there already")
+    if not ours and not may_be_open:
+        raise OSError(
+            errno.EADDRNOTAVAIL,
+            "it is no address of this machine. If a Service or NAT forwards it to this machine, the store has to "
+            "listen on every address: give the run a token or mutual TLS, or say insecure=1",
+        )
+    accepting = listening(others)
+    if accepting:
+        raise HostedElsewhereError(f"{host}:{port} is served at {in_words(accepting)} already")
+    if not ours:
+        return BindAddress("", indirect=True)
+    foreign = other_machines(others, port)
+    if host == "localhost":
+        return BindAddress(host, foreign)
+    with contextlib.suppress(ValueError):  # the host is a name, then
+        ipaddress.ip_address(host.partition("%")[0])
+        return BindAddress(host, foreign)
+    if may_be_open:
+        return BindAddress("", foreign)
+    if all(is_loopback(str(address[0])) for _, address in ours):
+        log.warning(
+            "the store listens on %s only, which is all that %s stands for here, and no other machine reaches it: "
+            "give the run a token or mutual TLS, or say insecure=1, and it will listen on every address",
+            *(ours[0][1][0], host),
+        )
+    return BindAddress(str(ours[0][1][0]), foreign)
+
+
+def split_addresses(host: str, port: int) -> tuple[list[Target], list[Target]]:
+    """Return a host's addresses that can be bound on this machine, and all others but loopback addresses.
+
+    Raises:
+        NotResolvedError: The name has no address.
+        OSError: This machine lacks what is needed to find out.
+    """
+    found = _resolve(host, port)
+    ours = [target for target in found if _can_be_bound(target)]
+    return ours, [target for target in found if target not in ours and not is_loopback(str(target[1][0]))]
+
+
+def other_machines(targets: Sequence[Target], port: int) -> tuple[Target, ...]:
+    """Return those addresses at which a connection does not arrive at this machine.
+
+    This listens at the port on all addresses for a moment, and sends a random word to each target.
+
+    Raises:
+        OSError: EADDRINUSE if another process listens at the port.
+    """
+    if not targets:
+        return ()
+    here = _dial(targets, listen_on=port)
+    return tuple(target for target in targets if target not in here)
+
+
+def listening(targets: Collection[Target]) -> list[Target]:
+    """Return those addresses that accept a connection."""
+    return _dial(list(dict.fromkeys(targets)))
+
+
+def _resolve(host: str, port: int) -> list[Target]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError) as error:
+        raise NotResolvedError(f"the store cannot be started on {host}:{port}: {host!r} names no address") from error
+    return list(dict.fromkeys((int(family), address) for family, _, _, _, address in found))
+
+
+def _can_be_bound(target: Target) -> bool:
+    """Return whether an address is one of this machine's: then, and only then, a socket can be bound to it.
+
+    Raises:
+        OSError: This machine lacks what it takes to find out, such as open files.
+    """
+    family, address = target
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address[0], 0, *address[2:]))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:  # all ports that the system hands out are taken, at an address of ours
+            return True
+        if error.errno in NO_SUCH_ADDRESS:
+            return False
+        raise
+    return True
+
+
+def _dial(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Target]:
+    """Connect to all targets at once, and return those that accept.
+
+    With `listen_on`, return those whose connection arrives at this machine, which listens at that port meanwhile. A
+    client of a store that connects here in that moment is hung up on, and tries again.
+    """
+    word, reached = secrets.token_bytes(TOKEN_BYTES), set[int]()
+    with contextlib.ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+
+        def watch(sock: socket.socket, event: int, what: object) -> None:
+            sock.setblocking(False)
+            selector.register(stack.enter_context(sock), event, what)
+
+        for family in {family for family, _ in targets} if listen_on is not None else ():
+            listener = socket.create_server(("", listen_on), family=family, backlog=len(targets) + 8)
+            watch(listener, selectors.EVENT_READ, "listener")
+        dialled = set[int]()
+        for number, (family, address) in enumerate(targets):
+            with contextlib.suppress(OSError):  # the system knows no way to it, or has not this family
+                sock = socket.socket(family, socket.SOCK_STREAM)
+                watch(sock, selectors.EVENT_WRITE, number)
+                if sock.connect_ex(address) in {0, errno.EINPROGRESS}:
+                    dialled.add(number)
+        until = time.monotonic() + ANSWERS_WITHIN
+        while dialled and (left := until - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                what = key.data
+                sock = cast("socket.socket", key.fileobj)
+                if what == "listener":
+                    with contextlib.suppress(OSError):  # it has gone again
+                        watch(sock.accept()[0], selectors.EVENT_READ, "caller")
+                    continue
+                selector.unregister(sock)
+                if what == "caller":
+                    arrived = _number_of(word, sock)
+                    reached |= arrived & dialled
+                    dialled -= arrived
+                elif sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                    dialled.discard(what)
+                elif listen_on is None:
+                    reached.add(what)
+                    dialled.discard(what)
+                else:
+                    with contextlib.suppress(OSError):  # it hung up
+                        sock.send(word + what.to_bytes(2))
+    return [targets[number] for number in sorted(reached)]
+
+
+def _number_of(word: bytes, sock: socket.socket) -> set[int]:
+    """Return which of our own connections has arrived at a listener of ours; nothing if it is not one of ours."""
+    with contextlib.suppress(OSError):
+        got = sock.recv(TOKEN_BYTES + 2)
+        if got.startswith(word) and len(got) == TOKEN_BYTES + 2:
+            return {int.from_bytes(got[TOKEN_BYTES:])}
+    return set()
+
+
+def in_words(targets: Sequence[Target]) -> str:
+    """Return addresses in words, without their ports."""
+    return first_of([str(address[0]) for _, address in targets], NAMED_MOST)
