@@ -62,10 +62,10 @@ def left_out() -> dict[str, str]:
 
 def measure(results: Results, path: Path, parts: Sequence[str], seconds: float, options: Sequence[str]) -> None:
     """Measure these parts within so many seconds: each has its share of what those before it have left."""
-    results.data |= {
-        "machine": support.describe_machine(load=False),
-        "left_out": left_out(),
-    }
+    machine = support.describe_machine(load=False)
+    if not results.data["parts"].keys() - set(parts):  # else the parts that are kept were measured on another
+        results.data["machine"] = machine
+    results.data["left_out"] = left_out()
     print(support.describe_machine())
     for name, why in results.data["left_out"].items():
         print(f"left out: {name}: {why}")
@@ -75,6 +75,8 @@ def measure(results: Results, path: Path, parts: Sequence[str], seconds: float, 
         results.begin(name)
         of_part = results.data["parts"][name]
         of_part |= {"date": time.strftime("%Y-%m-%d"), "commit": _commit(), "load": round(os.getloadavg()[0], 1)}
+        if results.data["machine"] != machine:
+            of_part["machine"] = machine
         if part.lacks():
             of_part["status"] = f"left out: {part.lacks()}"
             print(f"[{number + 1}/{len(parts)}] {name} is left out: {part.lacks()}", flush=True)

@@ -92,14 +92,26 @@ def _runs(nodes: int) -> int:
     return 5 if nodes <= 256 else 3 if nodes <= 1024 else 2
 
 
+def _pytorch_meets(kind: str, nodes: int, processes: int, way: str) -> dict[str, float]:
+    figures: dict[str, float] = dict.fromkeys(("seconds", "bytes", "server_cpu"), math.nan)
+    try:
+        with pytorch.Round(kind, nodes, processes, PEER_PATIENCE, parked=way == "parked") as one:
+            figures = {"seconds": one.seconds, "bytes": one.bytes, "server_cpu": one.server_cpu}
+    except TimeoutError as error:  # PyTorch's rendezvous does not always complete; that is no failure of ours
+        print(f"not done: {error}", flush=True)
+    return figures
+
+
+def _pytorch_removes(kind: str) -> float:
+    with pytorch.Round(kind, 4, 3, PEER_PATIENCE, parked=False) as one:
+        one.watch()
+        time.sleep(1.0)
+        return one.lose_one()
+
+
 def _pytorch(kind: str, plan: Plan) -> Iterator[Step]:
     def measure(nodes: int, way: str, run: int) -> list[Row]:
-        figures: dict[str, float] = dict.fromkeys(("seconds", "bytes", "server_cpu"), math.nan)
-        try:
-            with pytorch.Round(kind, nodes, plan.processes, PEER_PATIENCE, parked=way == "parked") as one:
-                figures = {"seconds": one.seconds, "bytes": one.bytes, "server_cpu": one.server_cpu}
-        except TimeoutError as error:  # at times it does not end, which is no failure of ours
-            print(f"not done: {error}", flush=True)
+        figures = _pytorch_meets(kind, nodes, plan.processes, way)
         return [{"who": kind, "nodes": nodes, "way": way, "which": "first", "run": run, **figures}]
 
     for run in range(1 if plan.quick else 3):
@@ -208,13 +220,34 @@ def _detection(plan: Plan) -> Iterator[Step]:
 
 def _detection_peers(plan: Plan) -> Iterator[Step]:  # noqa: ARG001  as all of them
     def measure(kind: str) -> list[Row]:
-        with pytorch.Round(kind, 4, 3, PEER_PATIENCE, parked=False) as one:
-            one.watch()
-            time.sleep(1.0)
-            return [{"who": kind, "nodes": 4, "victim": "member", "run": 0, "removed": one.lose_one()}]
+        return [{"who": kind, "nodes": 4, "victim": "member", "run": 0, "removed": _pytorch_removes(kind)}]
 
     for kind in filter(lambda kind: not pytorch.why_not(kind), pytorch.KINDS):
         yield Step(f"4 nodes of {kind}, one killed", partial(measure, kind))
+
+
+def _beside(plan: Plan) -> Iterator[Step]:
+    def meet(who: str, nodes: int, run: int) -> list[Row]:
+        if who == "rdzv":
+            one = arrivals.measure(nodes, plan.processes, "parked")[0]
+            return [{"who": who, "nodes": nodes, "run": run, "seconds": one.seconds, "bytes": one.bytes}]
+        figures = _pytorch_meets(who, nodes, plan.processes, "parked")
+        return [{"who": who, "nodes": nodes, "run": run, "seconds": figures["seconds"], "bytes": figures["bytes"]}]
+
+    def lose(who: str, run: int) -> list[Row]:
+        what = {"who": who, "nodes": 4, "run": run}
+        if who == "rdzv":
+            _, done = regroup.measure(4, 1.0, killed=1, kill_coordinator=False)
+            return [{**what, "next_round": max(done)}]
+        return [{**what, "removed": _pytorch_removes(who)}]
+
+    known = ["rdzv", *(kind for kind in pytorch.KINDS if not pytorch.why_not(kind))]
+    for run in range(1 if plan.quick else 3):
+        for nodes in (4, 64):
+            for who in known if nodes == 4 else known[:2]:  # 64 nodes of etcd-v2 take minutes
+                yield Step(f"{nodes} nodes of {who} meet", partial(meet, who, nodes, run))
+        for who in known:
+            yield Step(f"4 nodes of {who}, one killed", partial(lose, who, run))
 
 
 def _without_torch() -> str:
@@ -222,6 +255,13 @@ def _without_torch() -> str:
 
 
 PARTS = {
+    "beside": Part(
+        section="a",
+        says="the README's figures: rdzv beside PyTorch's backends, in turns",
+        seconds=240,
+        steps=_beside,
+        lacks=_without_torch,
+    ),
     "rendezvous": Part(
         section="a",
         says="N nodes meet, at once and parked, first and again",
