@@ -145,7 +145,7 @@ class _Director:
         self.narrate(f"{name} {what}")
 
     def kill(self, name: str) -> float:
-        self.narrate(f"SIGKILL for {name}")
+        self.narrate(f"SIGKILL to {name}")
         self._actors[name].process.kill()
         return time.monotonic()
 
@@ -173,9 +173,9 @@ class _Director:
         by_rank = sorted((said["rank"], name) for name, said in heard.items())
         if [rank for rank, _ in by_rank] != list(range(size)):
             raise _Failed(f"the ranks are not 0 to {size - 1}: {heard}")
-        ranks = ", ".join(f"{rank} {name}" for rank, name in by_rank)
-        self.narrate(f"round {number} is complete, world size {size}: {ranks}")
-        self.narrate(f"all-reduce over the shared store: every node has {total}")
+        ranks = ", ".join(f"{name} has rank {rank}" for rank, name in by_rank)
+        self.narrate(f"round {number} is complete with {size} nodes: {ranks}")
+        self.narrate(f"all-reduce over the round's store: each node has {total}")
         return max(float(said["at"]) for said in heard.values())
 
     async def end(self) -> None:
@@ -189,7 +189,7 @@ async def _play(director: _Director) -> None:
     everyone = set(NODES)
     async with store.serve("127.0.0.1", 0) as server:
         url = f"{server.url}/demo?{SETTINGS}"
-        director.narrate(f"a store listens at {server.url}")
+        director.narrate(f"a store listens at {server.url}; {len(NODES)} nodes, each a process, will meet at it")
         for name in NODES:
             await director.start(name, url)
         await director.expect_round(0, everyone)
@@ -201,22 +201,24 @@ async def _play(director: _Director) -> None:
         if not any(VICTIM in said["reason"] for said in over.values()):
             raise _Failed(f"nobody misses {VICTIM}: {over}")
         told = max(said["at"] for said in over.values()) - killed_at
-        director.narrate(f"the survivors were told {told * 1000:.0f} ms after the kill, and meet again")
+        director.narrate(f"the survivors were told of it {told * 1000:.0f} ms later, and meet again")
         regrouped = await director.expect_round(1, survivors) - killed_at
-        director.narrate(f"from SIGKILL to the next round: {regrouped * 1000:.0f} ms, most of it gone_ttl (100 ms)")
+        director.narrate(
+            f"from SIGKILL to the next round: {regrouped * 1000:.0f} ms; for 100 ms {VICTIM} could reconnect"
+        )
 
         started_at = time.monotonic()
-        await director.start(REPLACEMENT, url, what="starts, as a replacement")
+        await director.start(REPLACEMENT, url, what=f"starts, in place of {VICTIM}")
         everyone = survivors | {REPLACEMENT}
         admitted = await director.expect_round(2, everyone) - started_at
-        director.narrate(f"from start to admission: {admitted * 1000:.0f} ms, most of it starting Python")
+        director.narrate(f"{REPLACEMENT} was in a round after {admitted * 1000:.0f} ms, most of it the start of Python")
 
         async with rdzv.connect(url, is_host=False) as handler:
             await handler.set_closed("the demo is over")
         closed = await director.hear(everyone, "over")
         if not all("the demo is over" in said["reason"] for said in closed.values()):
             raise _Failed(f"the reason for closing did not reach everyone: {closed}")
-        director.narrate("the run is closed, and every node was told why")
+        director.narrate("the run is closed, and every node was told why: the demo is over")
         await director.hear(everyone, "ended")
         director.narrate("every node has ended")
 

@@ -22,7 +22,7 @@ async def test_the_demo_verifies_every_step() -> None:
         assert await child.wait(timeout=120) == 0
         text = "\n".join(child.output)
     assert text.endswith("every step was verified")
-    assert "the run is closed, and every node was told why" in text
+    assert "the run is closed, and every node was told why: the demo is over" in text
     assert re.search(r"from SIGKILL to the next round: \d+ ms", text)
 
 
