@@ -1,9 +1,12 @@
-"""Make the recording of the demo and the pictures in docs/pictures: needs Chromium, and the extras `http` and `live`.
+"""Make every picture of docs/pictures, each with the digest of the files that it shows.
 
-    python -m tools.pictures docs/pictures
+    python -m tools.pictures                 all of them
+    python -m tools.pictures page demo       those of some subjects only
 
-`demo.cast` is the demo as asciinema plays it, `demo.svg` what it wrote; `page.png` is the page of a store after one of
-four nodes was killed, `timeline.png` the timeline of a longer run.
+`demo.cast` is the demo as asciinema plays it, `demo.svg` the same as a picture. `page.png` and `page-dark.png` are
+the page of a store after one of four nodes was killed. `timeline.png` is the timeline of a longer run. `bench-*.svg`
+are drawn from docs/benchmarks.json. `SUBJECTS` names the files that each of them shows. A test compares the digests:
+after a change of one of these files, run this again. It needs Chromium, and the extras `http` and `live`.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ import shutil
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -30,12 +34,14 @@ import store
 from rdzv.core.history import Chapter, History, Incident
 from rdzv.display.history import account, timeline
 from rdzv.display.pages import timeline_page
+from tools import stamps
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from aiohttp import ClientWebSocketResponse
 
+FOLDER: Final = stamps.ROOT / "docs" / "pictures"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 COLUMNS, LINES = 120, 40
 NOON = 1_800_000_000.0
@@ -80,6 +86,10 @@ DRAWN = """new Promise((done) => {
     const look = () => document.querySelector("#timeline canvas") ? done() : setTimeout(look, 50);
     look();
 })"""
+NAMED = """new Promise((done) => {
+    const look = () => document.body.innerText.match(/LOST|missing/i) ? done() : setTimeout(look, 50);
+    look();
+})"""
 SETTLED = "new Promise((done) => requestAnimationFrame(() => setTimeout(done, 300)))"
 
 
@@ -87,7 +97,7 @@ class Page:
     """A page in a browser, over its debugging protocol.
 
     Attributes:
-        problems: What it has complained of, while it was asked something.
+        problems: Errors that the page reported during a call.
     """
 
     def __init__(self, socket: ClientWebSocketResponse) -> None:
@@ -124,6 +134,9 @@ async def browser() -> AsyncIterator[Page]:
     if CHROMIUM is None:
         sys.exit("Chromium is not installed")
     switches = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-port=0"]
+    # It asks no other host for anything.
+    switches += ["--disable-quic", "--no-first-run", "--disable-background-networking"]
+    switches += ["--disable-component-update", "--disable-sync"]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         process = await asyncio.create_subprocess_exec(
             *(CHROMIUM, *switches, f"--user-data-dir={folder}", "about:blank"),
@@ -136,7 +149,7 @@ async def browser() -> AsyncIterator[Page]:
                 while not (listens := re.search(rb"listening on ws://([^/]+)/", await process.stderr.readline())):
                     if process.stderr.at_eof():
                         sys.exit("Chromium has ended")
-            rest = asyncio.create_task(process.stderr.read())  # or it would stand still once nobody has read for long
+            rest = asyncio.create_task(process.stderr.read())  # a full pipe would block the browser
             async with aiohttp.ClientSession() as session:
                 async with session.get(f"http://{listens[1].decode()}/json/list") as answer:
                     (target,) = [one for one in await answer.json() if one["type"] == "page"]
@@ -148,38 +161,77 @@ async def browser() -> AsyncIterator[Page]:
         await rest
 
 
-async def shoot(url: str, path: Path, *, height: int) -> None:
-    """Take a picture of a page once its timeline is drawn.
+async def shoot(url: str, path: Path, *, height: int, ready: str, dark: bool = False) -> None:
+    """Take a picture of a page once it is ready.
 
     A page that listens for events is never done loading, so that `chromium --screenshot` takes it too early, or late.
+
+    Args:
+        url: Of the page.
+        path: Of the picture.
+        height: Of the window, in pixels.
+        ready: An expression whose promise resolves when the page shows everything.
+        dark: Whether the viewer prefers dark pages.
     """
     async with browser() as page:
         await page.resize(1100, height)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await page.call("Emulation.setEmulatedMedia", features=[scheme])
         await page.call("Page.navigate", url=url)
-        for expression in (DRAWN, SETTLED):
+        for expression in (ready, SETTLED):
             await page.evaluate(expression)
         picture = base64.b64decode((await page.call("Page.captureScreenshot", format="png"))["data"])
     await anyio.Path(path).write_bytes(picture)
 
 
-async def shoot_page(path: Path) -> None:
-    """Take a picture of a store's page on which a node is missing."""
+NODE = """
+import asyncio, itertools, sys
+import rdzv
+
+async def main():
+    async for round in rdzv.rounds(sys.argv[1], node_id=sys.argv[2], is_host=False):
+        async with round:
+            for step in itertools.count(0 if round.newest is None else round.newest[1] + 1):
+                await round.check(step)
+                await asyncio.sleep(0.05)
+
+asyncio.run(main())
+"""
+TRAINS: Final = 12.0  # seconds of steps before a node is killed
+GOES_ON: Final = 4.0  # seconds of steps after that
+
+
+async def shoot_page(folder: Path) -> None:
+    """Take pictures of a store's page: four nodes have trained, one was killed, and three go on."""
     from rdzv.http import app
 
+    names = [f"gpu-{number:03}" for number in range(4)]
+    lost = names[2]
     async with (
         store.serve() as server,
         app.serve(server, "127.0.0.1", 0, token=None, tls=None, prefix="/rdzv") as page,
+        contextlib.AsyncExitStack() as started,
     ):
-        url = f"{server.url}/job-7?min_nodes=4"
-        handlers = [await rdzv.connect(url, node_id=f"gpu-{number:03}", is_host=False) for number in range(4)]
-        try:
-            await asyncio.gather(*(handler.next_rendezvous() for handler in handlers))
-            await handlers.pop(2).aclose()
-            await anyio.sleep(2)
-            await shoot(f"{page}/", path, height=1000)
-        finally:
-            for handler in handlers:
-                await handler.aclose()
+        url = f"{server.url}/job-7?min_nodes=3&max_nodes=4&last_call_timeout=60"
+        nodes = {}
+        for name in names:
+            nodes[name] = await asyncio.create_subprocess_exec(sys.executable, "-c", NODE, url, name)
+            started.push_async_callback(nodes[name].wait)
+            started.callback(_kill, nodes[name])
+        async with rdzv.connect(url, is_host=False) as onlooker:
+            with anyio.fail_after(60):
+                while (await onlooker.status()).world_size != len(names):  # noqa: ASYNC110  an observer gets no events
+                    await anyio.sleep(0.1)
+        await anyio.sleep(TRAINS)
+        nodes[lost].kill()
+        await anyio.sleep(GOES_ON)
+        for name, dark in (("page.png", False), ("page-dark.png", True)):
+            await shoot(f"{page}/#job-7", folder / name, height=1000, ready=NAMED.replace("LOST", lost), dark=dark)
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
 
 
 def record(folder: Path) -> None:
@@ -187,7 +239,7 @@ def record(folder: Path) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(TERM="xterm-256color", COLUMNS=str(COLUMNS), LINES=str(LINES))
-        os.execv(sys.executable, [sys.executable, "-m", "rdzv", "demo"])  # noqa: S606  that is what is recorded
+        os.execv(sys.executable, [sys.executable, "-m", "rdzv", "demo"])  # noqa: S606  the demo is recorded
     began, events, written = time.monotonic(), [], b""
     while True:
         try:
@@ -208,23 +260,78 @@ def record(folder: Path) -> None:
 
     console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"))  # noqa: SIM115  for as long as this runs
     console.print(Text.from_ansi(written.decode(errors="replace").replace("\r\n", "\n")))
-    # Without the fonts that Rich has a browser load from elsewhere: whoever looks at the picture tells nobody.
+    # Without the fonts that Rich makes a browser load from another host: a view of the picture causes no request.
     picture = re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title="rdzv demo"), flags=re.DOTALL)
     (folder / "demo.svg").write_text(picture, encoding="utf-8")
 
 
-def main() -> None:
-    """Make all of them."""
-    parser = argparse.ArgumentParser(description="Make the recording and the pictures for the documentation.")
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
-    record(folder)
+def make_page(folder: Path) -> None:
+    """Make the pictures of a store's page."""
+    asyncio.run(shoot_page(folder))
+
+
+def make_timeline(folder: Path) -> None:
+    """Make the picture of a timeline."""
     with tempfile.TemporaryDirectory() as pages:
         page = Path(pages) / "timeline.html"
         write_timeline(page, 16, 24)
-        asyncio.run(shoot(page.as_uri(), folder / "timeline.png", height=500))
-    asyncio.run(shoot_page(folder / "page.png"))
+        asyncio.run(shoot(page.as_uri(), folder / "timeline.png", height=500, ready=DRAWN))
+
+
+def draw_results(folder: Path) -> None:
+    """Draw the figures of the benchmarks."""
+    from benchmarks.whole import pictures
+    from benchmarks.whole.results import Results
+
+    for name, text in pictures.svgs(Results.load(stamps.ROOT / RESULTS)).items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+RESULTS: Final = "docs/benchmarks.json"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Pictures that are made together.
+
+    Attributes:
+        pattern: Of the names of their files.
+        shows: The files whose change makes them out of date.
+        make: Makes them in a folder.
+    """
+
+    pattern: str
+    shows: tuple[str, ...]
+    make: Callable[[Path], None]
+
+
+SUBJECTS: Final = {
+    "demo": Subject("demo.*", ("rdzv/cli/demo.py",), record),
+    "page": Subject("page*.png", ("rdzv/http/page.html", "rdzv/display/timeline.js"), make_page),
+    "timeline": Subject("timeline*.png", ("rdzv/display/timeline.html", "rdzv/display/timeline.js"), make_timeline),
+    "bench": Subject("bench-*.svg", (RESULTS,), draw_results),
+}
+
+
+def main() -> None:
+    """Make the pictures of all subjects, or of those that are named."""
+    parser = argparse.ArgumentParser(description="Make the pictures and the recording for the documentation.")
+    parser.add_argument(
+        "subjects", nargs="*", metavar="SUBJECT", help=f"of {', '.join(SUBJECTS)}; all if none is named"
+    )
+    names = parser.parse_args().subjects or list(SUBJECTS)
+    if unknown := set(names) - set(SUBJECTS):
+        parser.error(f"no subject is called {', '.join(sorted(unknown))}; there are {', '.join(SUBJECTS)}")
+    for name in names:
+        subject = SUBJECTS[name]
+        mark = stamps.digest(subject.shows)
+        with tempfile.TemporaryDirectory() as new:
+            subject.make(Path(new))
+            for old in FOLDER.glob(subject.pattern):
+                old.unlink()
+            for made in sorted(Path(new).iterdir()):
+                (FOLDER / made.name).write_bytes(stamps.stamped(made.suffix, made.read_bytes(), mark))
+                print(FOLDER / made.name)
 
 
 if __name__ == "__main__":
