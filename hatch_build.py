@@ -29,7 +29,8 @@ def for_an_index(readme: str, *, source: str | None, tag: str) -> str:
     def changed(link: re.Match[str]) -> str:
         mark, text, path = link.groups()
         if source is not None:
-            return f"{mark}[{text}]({source.rstrip('/')}/blob/{tag}/{path})"
+            shown = "raw" if mark else "blob"  # a picture's own bytes, and not a page about it
+            return f"{mark}[{text}]({source.rstrip('/')}/{shown}/{tag}/{path})"
         file = path.partition("#")[0]
         return text if file in text else f"{text} ({file})"
 

@@ -4,7 +4,7 @@
     python -m benchmarks                            all of it, within 25 minutes
     python -m benchmarks --only a idle              the parts of section (a), and the part `idle`; the rest is kept
     python -m benchmarks --draw                     figures and judgement once more, of what was measured
-    python -m benchmarks --draw --docs              the same into the documents: tables, figures, the README's rows
+    python -m benchmarks --draw --docs              the same into the documents: tables, figures, the README's lines
 
 Sections: (a) a rendezvous of N nodes, in both ways of arriving, the first and the second one, beside PyTorch's `c10d`
 and `etcd-v2`; (b) what a request costs, one call, one change told to many, and process groups, beside an echo, TCPStore
@@ -63,11 +63,11 @@ def left_out() -> dict[str, str]:
 def measure(results: Results, path: Path, parts: Sequence[str], seconds: float, options: Sequence[str]) -> None:
     """Measure these parts within so many seconds: each has its share of what those before it have left."""
     machine = support.describe_machine(load=False)
-    if not results.data["parts"].keys() - set(parts):  # else the parts that are kept were measured on another
-        results.data["machine"] = machine
-    results.data["left_out"] = left_out()
+    missing = left_out()
+    if not results.data["parts"].keys() - set(parts):  # else what is said here is of the parts that are kept
+        results.data |= {"machine": machine, "left_out": missing}
     print(support.describe_machine())
-    for name, why in results.data["left_out"].items():
+    for name, why in missing.items():
         print(f"left out: {name}: {why}")
     began = time.monotonic()
     for number, name in enumerate(parts):

@@ -21,6 +21,7 @@ from benchmarks.whole.figures import Lines, draw
 from benchmarks.whole.parts import PARTS, Part, Plan, Step
 from benchmarks.whole.promises import PROMISES, Limit
 from benchmarks.whole.results import Results
+from tools import stamps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -248,9 +249,11 @@ def test_a_page_says_what_was_measured(page: str) -> None:
 def test_the_figures_show_what_was_measured() -> None:
     drawn = pictures.svgs(kept_results())
     assert set(drawn) == {path.name for path in (ROOT / "docs" / "pictures").glob("bench-*.svg")}
+    mark = stamps.digest(["docs/benchmarks.json"])
     for name, text in drawn.items():
-        assert text == (ROOT / "docs" / "pictures" / name).read_text(encoding="utf-8"), name
-        ElementTree.fromstring(text)
+        kept = (ROOT / "docs" / "pictures" / name).read_bytes()
+        assert kept == stamps.stamped(".svg", text.encode(), mark), f"{name}: python -m tools.pictures bench"
+        ElementTree.fromstring(kept)
 
 
 def test_every_promised_ratio_is_on_the_page() -> None:

@@ -33,8 +33,10 @@ def functions_of(path: Path) -> list[str]:
     return [node.name for node in ast.walk(tree) if isinstance(node, functions) and node.name.startswith("test_")]
 
 
-def test_the_readme_lists_the_same_promises() -> None:
-    assert promised_in("README.md") == PROMISED
+def test_the_readme_lists_six_of_them() -> None:
+    """The list is docs/promises.md."""
+    assert promised_in("README.md") < PROMISED
+    assert len(promised_in("README.md")) == 6
 
 
 @pytest.mark.parametrize("number", sorted(PROMISED))

@@ -4,8 +4,8 @@
     ...
     <!-- measured: end -->
 
-`python -m benchmarks --docs` writes them; a test holds the pages to the results that lie beside them. Of the README's
-table the rows in `README_ROWS` are made of them, too.
+`python -m benchmarks --docs` writes them; a test holds the pages to the results that lie beside them. The lines of the
+README that have figures are in `README_LINES`; all of them come from the part `beside`, which is one run.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from benchmarks.load import MANY, OPERATIONS
 from benchmarks.whole import pictures, promises
 from benchmarks.whole.figures import quantity
+from tools import stamps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from benchmarks.whole.promises import Verdict
     from benchmarks.whole.results import Results
 
-__all__ = ["BLOCKS", "README_ROWS", "render", "write"]
+__all__ = ["BLOCKS", "README_LINES", "render", "write"]
 
 US = {"who": "rdzv"}
 TURNS = [(way, which) for way in ("at once", "parked") for which in ("first", "again")]
@@ -59,7 +60,7 @@ def _machine(results: Results) -> str:
     parts = results.data["parts"]
     troubles = [f"`{name}`: {'; '.join(part['errors'])}" for name, part in parts.items() if part["errors"]]
     left_out = [f"{name} ({why})" for name, why in results.data["left_out"].items()]
-    known = [part for part in parts.values() if part["rows"]]
+    known = [part for part in parts.values() if part["rows"] and "machine" not in part]
     dates, commits = (sorted({part.get(what, "") for part in known} - {""}) for what in ("date", "commit"))
     loads = [part["load"] for part in known if "load" in part]
     when = f", {' and '.join(dates)}, of commit {', '.join(commits)}" if dates else ""
@@ -71,6 +72,32 @@ def _machine(results: Results) -> str:
             *([f"What went wrong: {'. '.join(troubles)}."] if troubles else []),
         ]
     )
+
+
+def _beside(results: Results) -> str:
+    part = results.data["parts"]["beside"]
+    sizes = _sizes(results, "beside")
+
+    def row(who: str) -> list[str]:
+        figures = [
+            *(_shown(results.value("beside", "seconds", who=who, nodes=nodes)) for nodes in sizes),
+            *(_shown(results.value("beside", "bytes", who=who, nodes=nodes), "B") for nodes in sizes),
+            *(_shown(results.value("beside", each, who=who)) for each in ("next_round", "removed")),
+        ]
+        return [f"`{who}`", *figures]
+
+    header = [
+        "",
+        *(f"last arrival to all ranks, {nodes} nodes" for nodes in sizes),
+        *(f"bytes per node, {nodes}" for nodes in sizes),
+        "SIGKILL to the survivors' next round",
+        "SIGKILL to removal from the record",
+    ]
+    says = (
+        f"{part.get('machine', results.data['machine'])}, {part['date']}, of commit {part['commit']}; medians of "
+        f"{1 + max(each['run'] for each in part['rows'])}. The machine's load was {part['load']:g} when the part began."
+    )
+    return f"{says}\n\n" + _table(header, map(row, (US["who"], *PEERS)))
 
 
 def _rendezvous(results: Results) -> str:
@@ -312,6 +339,7 @@ def _percent(share: float) -> str:
 BLOCKS: dict[str, dict[str, Callable[[Results], str]]] = {
     "docs/benchmarks.md": {
         "machine": _machine,
+        "beside": _beside,
         "promises": _promises,
         "rendezvous": _rendezvous,
         "rendezvous-figures": _figures("rendezvous", "messages", "processor", "coordinator", "memory"),
@@ -334,39 +362,75 @@ BLOCKS: dict[str, dict[str, Callable[[Results], str]]] = {
 # ------------------------------------------------------------------------------------------ README.md
 
 
-def _of(results: Results, part: str, figure: str, nodes: Sequence[int], unit: str, **what: object) -> str:
-    values = [results.value(part, figure, nodes=each, **what) for each in nodes]
-    return " / ".join(_shown(value, unit) for value in values)
+def _of(results: Results, figure: str, unit: str, *nodes: int, who: str = "rdzv") -> str:
+    """A figure of the part `beside` for each of these numbers of nodes."""
+    return " / ".join(_shown(results.value("beside", figure, who=who, nodes=each), unit) for each in nodes)
 
 
-def _row_of_barrier(results: Results) -> list[str]:
-    ours = _of(results, "rendezvous", "seconds", (4, 64), "s", **US, way="parked", which="first")
-    theirs = [_of(results, kind, "seconds", (4, 64), "s", way="parked") for kind in PEERS]
-    return ["last arrival to everyone done, 4 / 64 nodes", ours, *theirs]
+def _sentence_of_death(results: Results) -> tuple[str, str]:
+    ours, theirs = _of(results, "next_round", "s", 4), _of(results, "removed", "s", 4, who="c10d")
+    return (
+        "[Measured in one run](docs/benchmarks.md#beside-pytorch):",
+        f" {ours} after SIGKILL of one of 4 nodes, the others are in the next round; `c10d` removes it after {theirs}.",
+    )
 
 
-def _row_of_bytes(results: Results) -> list[str]:
-    ours = _of(results, "rendezvous", "bytes", (64, 256), "B", **US, way="at once", which="first")
-    theirs = [_of(results, kind, "bytes", (64, 256), "B", way="at once") for kind in PEERS]
-    return ["bytes per node of a round, 64 / 256 nodes", ours, *theirs]
+def _sentence_of_barrier(results: Results) -> tuple[str, str]:
+    ours, theirs = (_of(results, "seconds", "s", 4, 64, who=who) for who in ("rdzv", "c10d"))
+    return (
+        "From the last arrival until every node has its rank,",
+        f" 4 / 64 nodes take {ours}; with `c10d` {theirs}.",
+    )
 
 
-README_ROWS: tuple[Callable[[Results], list[str]], ...] = (_row_of_barrier, _row_of_bytes)
-"""Rows of the README's table: what they are called, and a cell for each who was measured."""
+def _sentence_of_bytes(results: Results) -> tuple[str, str]:
+    ours, theirs = (_of(results, "bytes", "B", 4, 64, who=who) for who in ("rdzv", "c10d"))
+    return "One round of 4 / 64 nodes moves", f" {ours} per node; with `c10d` {theirs}."
+
+
+def _row(name: str, *cells: str) -> tuple[str, str]:
+    return f"| {name} |", f" {' | '.join(cells)} |"
+
+
+def _row_of_death(results: Results) -> tuple[str, str]:
+    ours = f"the others' next round: {_of(results, 'next_round', 's', 4)}"
+    theirs = (f"removed: {_of(results, 'removed', 's', 4, who=kind)}; no member is told" for kind in PEERS)
+    return _row("SIGKILL of one of 4 nodes", ours, *theirs)
+
+
+def _row_of_barrier(results: Results) -> tuple[str, str]:
+    cells = (_of(results, "seconds", "s", 4, 64, who=who) for who in ("rdzv", *PEERS))
+    return _row("last arrival to all ranks, 4 / 64 nodes", *cells)
+
+
+def _row_of_bytes(results: Results) -> tuple[str, str]:
+    cells = (_of(results, "bytes", "B", 4, 64, who=who) for who in ("rdzv", *PEERS))
+    return _row("bytes per node of a round, 4 / 64 nodes", *cells)
+
+
+README_LINES: tuple[Callable[[Results], tuple[str, str]], ...] = (
+    _sentence_of_death,
+    _sentence_of_barrier,
+    _sentence_of_bytes,
+    _row_of_death,
+    _row_of_barrier,
+    _row_of_bytes,
+)
+"""Lines of the README: the beginning, by which each is found, and the rest, which has the figures."""
 
 
 # ------------------------------------------------------------------------------------------ writing
 
 
 def render(page: str, text: str, results: Results) -> str:
-    """The page with what was measured: its blocks, or the README's rows."""
+    """Return the page with the results in it: its blocks, or the README's lines."""
     if page == "README.md":
-        for make in README_ROWS:
-            name, *cells = make(results)
-            line = f"| {name} | {' | '.join(cells)} |"
-            text, found = re.subn(rf"^\| {re.escape(name)} \|.*$", line.replace("\\", r"\\"), text, flags=re.MULTILINE)
+        for make in README_LINES:
+            beginning, rest = make(results)
+            line = (beginning + rest).replace("\\", r"\\")
+            text, found = re.subn(rf"^{re.escape(beginning)}.*$", line, text, flags=re.MULTILINE)
             if found != 1:
-                raise ValueError(f"README.md has {found} rows that begin with {name!r}, and not one")
+                raise ValueError(f"README.md has {found} lines that begin with {beginning!r}, and not one")
         return text
     blocks = BLOCKS[page]
     named = [match[1] for match in MARKED.finditer(text)]
@@ -382,9 +446,10 @@ def write(root: Path, results: Results) -> list[Path]:
     kept = root / "docs" / "benchmarks.json"
     results.save(kept)
     written = [kept]
+    mark = stamps.digest(["docs/benchmarks.json"])
     for name, text in pictures.svgs(results).items():
         written.append(root / "docs" / "pictures" / name)
-        written[-1].write_text(text, encoding="utf-8")
+        written[-1].write_bytes(stamps.stamped(".svg", text.encode(), mark))
     for page in ("README.md", *BLOCKS):
         path = root / page
         path.write_text(render(page, path.read_text(encoding="utf-8"), results), encoding="utf-8")

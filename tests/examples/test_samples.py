@@ -29,8 +29,19 @@ SAMPLES = [
 ]
 
 
-def test_the_readme_has_samples() -> None:
-    assert sum(str(sample.id).startswith("README") for sample in SAMPLES) >= 2
+JOINS = [sample for sample in SAMPLES if "tcp://" in str(sample.values[0]) and "--json" not in str(sample.values[0])]
+
+
+def the_one_with(part: str) -> str:
+    """The only sample that contains this text and no node of ours."""
+    (code,) = [str(sample.values[0]) for sample in SAMPLES if part in str(sample.values[0]) and sample not in JOINS]
+    return code
+
+
+def test_every_sample_is_run_by_one_of_these_tests() -> None:
+    assert any(str(sample.id).startswith("README") for sample in JOINS)
+    apart = [str(sample.values[0]) for sample in SAMPLES if sample not in JOINS]
+    assert sorted(apart) == sorted(map(the_one_with, ("--json", "init_process_group")))
 
 
 async def test_all_samples_pass_mypy_strict(tmp_path: Path) -> None:
@@ -45,7 +56,7 @@ async def test_all_samples_pass_mypy_strict(tmp_path: Path) -> None:
         assert await mypy.wait(timeout=120) == 0, mypy.written()
 
 
-@pytest.mark.parametrize("code", SAMPLES)
+@pytest.mark.parametrize("code", JOINS)
 async def test_a_sample_runs_with_a_second_node_and_until_the_run_is_closed(code: str, tmp_path: Path) -> None:
     """On the store of the test instead of the machine `head`; nothing else of it is changed."""
     if "import torch" in code:
@@ -67,3 +78,51 @@ async def test_a_sample_runs_with_a_second_node_and_until_the_run_is_closed(code
                 await observer.set_closed("the test has seen enough")
         for sample in samples:
             assert await sample.wait(timeout=30) == 0, sample.written()
+
+
+async def test_the_health_check_tells_a_run_that_trains_from_others(tmp_path: Path) -> None:
+    async with store.serve() as server:
+        path = tmp_path / "health.py"
+        path.write_text(re.sub(r"tcp://[\w.]+:29400", server.url, the_one_with("--json")))
+
+        async def checked() -> tuple[int, str]:
+            async with start_python("-W", "error", str(path)) as child:
+                return await child.wait(timeout=30), child.written()
+
+        status, said = await checked()
+        assert (status, "no run job-7" in said) == (1, True), said
+        url = f"{server.url}/job-7?min_nodes=2"
+        async with rdzv.connect(url, node_id="ada", is_host=False) as ada:
+            async with rdzv.connect(url, node_id="ben", is_host=False) as ben, anyio.create_task_group() as meeting:
+                for handler in (ada, ben):
+                    meeting.start_soon(handler.next_rendezvous)
+                with anyio.fail_after(30):
+                    while (await ada.status()).phase is not rdzv.Phase.TRAINING:  # noqa: ASYNC110  no event says it
+                        await anyio.sleep(0.05)
+                status, said = await checked()
+                assert (status, "trains with 2 nodes" in said) == (0, True), said
+            status, said = await checked()
+            assert (status, "ben" in said) == (1, True), said
+
+
+async def test_the_script_for_torchrun_trains_and_continues_from_its_checkpoint(tmp_path: Path) -> None:
+    require("torch")
+    path, checkpoint = tmp_path / "train.py", tmp_path / "checkpoint.pt"
+    path.write_text(the_one_with("init_process_group"))
+    async with store.serve() as server:
+        for run_id in ("first", "second"):
+            words = [
+                *("--rdzv-backend=rdzv", f"--rdzv-endpoint=127.0.0.1:{server.port}", f"--rdzv-id={run_id}"),
+                *("--rdzv-conf=is_host=0", "--nnodes=2:2", "--max-restarts=3", str(path)),
+            ]
+            async with AsyncExitStack() as started:
+                agents = [
+                    await started.enter_async_context(
+                        start_python("-m", "torch.distributed.run", *words, env={"CHECKPOINT": str(checkpoint)})
+                    )
+                    for _ in range(2)
+                ]
+                for agent in agents:
+                    assert await agent.wait(timeout=120) == 0, agent.written()
+                assert sum("trained 1000 steps" in agent.written() for agent in agents) == 1
+            assert checkpoint.exists()
