@@ -33,7 +33,7 @@ class Changes:
 
     def __init__(self, state: State, *, facts: Facts | None) -> None:
         self._keys, self._leases = state.keys, state.leases
-        self._snapshots, self._postponed = state.snapshots, state.postponed
+        self._snapshots, self._postponed, self._past = state.snapshots, state.postponed, state.past
         self.facts = facts
         self.made: list[Change] = []
 
@@ -72,7 +72,7 @@ class Changes:
         elif before is not None:
             lease = before.lease  # an `Add` or an `Append` leaves it where it is
         if self._snapshots.unread or self._postponed.heaps:
-            self._changing(key, before)
+            self._changing(key, before, index_changes=before is None)
         if before is None:
             created = revision
         else:
@@ -94,19 +94,19 @@ class Changes:
         if entry is None:
             return False
         if self._snapshots.unread or self._postponed.heaps:
-            self._changing(key, entry)
+            self._changing(key, entry, index_changes=True)
         self._keys.pop(key)
         if entry.lease is not None:
             self._detach(key, entry.lease)
         self.made.append(Event(kind="delete", revision=self._keys.revision + 1, key=key, cause=cause))
         return True
 
-    def _changing(self, key: str, before: Entry | None) -> None:
-        """Keep what a key holds for those who are to find it as it was."""
-        if self._snapshots.unread:
-            self._snapshots.changing(key, before)
-        if self._postponed.heaps:
-            self._postponed.note(key, before, self._keys.revision + 1)
+    def _changing(self, key: str, before: Entry | None, *, index_changes: bool) -> None:
+        """Keep what a key holds for readers of earlier revisions."""
+        unread = self._snapshots.unread
+        is_read = unread and self._snapshots.changing(key, before, index_changes=index_changes)
+        if is_read or self._postponed.heaps:
+            self._past.note(key, before, self._keys.revision + 1)
 
     def _detach(self, key: str, lease_id: int | None) -> None:
         lease = None if lease_id is None else self._leases.with_keys(lease_id)

@@ -195,7 +195,7 @@ class Engine:
         end = chain(leases, self._watches.peer_closed(peer), self._waits.peer_closed(peer), unread)
         if self._ends or next(end, ENDED) is not ENDED:  # thousands of connections may end together, too
             self._ends.append(end)
-            self.has_chores = True
+        self.has_chores = bool(self.has_chores or self._ends or self._state.past)
         session = self._session_of.pop(peer, None)
         if session is not None:
             if how is Closing.GOODBYE:
@@ -266,6 +266,7 @@ class Engine:
         more, self._asked.work = self._asked.work, None
         if more is None:
             del self._works[work.watcher[0]]
+            self.has_chores = self.has_chores or bool(self._state.past)
         return _make_applied(Applied, (response, self._take_deliveries(), more))
 
     def _check_mutation(self, session: Session, request: Request[Any]) -> None:
@@ -382,17 +383,20 @@ class Engine:
         if self._waits.parked and (stirred := self._waits.stirred(changes)):
             self._look_at_waits(stirred)
 
-    def _look_at_waits(self, places: list[dict[Watcher, None]]) -> None:
+    def _look_at_waits(self, stirred: list[tuple[dict[str, dict[Watcher, None]], str]]) -> None:
         """Answer the waits that a change has ended, now or, if they are many, in steps to come."""
-        if sum(map(len, places)) <= WAITS_AT_ONCE:
-            # Who is to be looked at later anyway is looked at for this change then, after those that came before it:
-            # looked at now, it would be answered though its condition has failed in between.
-            watchers = {watcher: None for place in places for watcher in place if watcher not in self.postponed}
+        if sum(len(standing[key]) for standing, key in stirred) <= WAITS_AT_ONCE:
+            watchers = {watcher: None for standing, key in stirred for watcher in standing[key]}
             if self._waits.weigh(watchers) <= WAITED_KEYS_AT_ONCE:
+                if self.postponed:
+                    # A wait that is to be looked at later anyway is looked at for this change then, after those that
+                    # came before it: looked at now, it would be answered though its condition has failed in between.
+                    watchers = {watcher: None for watcher in watchers if self._waits.stands(watcher)}
+                for standing, key in stirred:
+                    del standing[key]
                 self._asked.look_at_waits(watchers)
                 return
-            places = [watchers]
-        self.postponed.add(places, self.revision)
+        self.postponed.add([standing.pop(key) for standing, key in stirred], self.revision)
         self.has_chores = True
 
     # -------------------------------------------------------------------------------------- what is left for later
@@ -403,7 +407,8 @@ class Engine:
             self._asked.look_at_postponed()
         if self._ends and next(self._ends[0], ENDED) is ENDED:
             self._ends.popleft()
-        self.has_chores = bool(self.postponed or self._ends)
+        is_past_left = self._state.forget_past()
+        self.has_chores = bool(self.postponed or self._ends or is_past_left)
         return self._take_deliveries()
 
 

@@ -190,15 +190,13 @@ class Chunk(list[str]):
 
     Attributes:
         born: The revision from which on it is as it is; snapshots of that revision and of later ones may share it.
-        entries: What its keys held when it was changed for the first time after that; None if it never was.
     """
 
-    __slots__ = ("born", "entries")
+    __slots__ = ("born",)
 
     def __init__(self, keys: Iterable[str] = (), *, born: int = 0) -> None:
         super().__init__(keys)
         self.born: int = born
-        self.entries: list[Entry | None] | None = None
 
 
 class SortedKeys:

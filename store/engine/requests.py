@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from store.engine.applied import Answer, Delivery, Overtaken, Work
 from store.engine.keyspace import answer_bytes, put_event
+from store.engine.past import AsOf
 from store.engine.snapshots import PART_BYTES, STEP_KEYS, Snapshot
 from store.engine.waits import Parked, wait_bytes
 from store.engine.watches import Watcher, watch_bytes
@@ -100,7 +101,7 @@ class Requests:
     def __init__(self, state: State, changes: Changes, *, figures: Callable[[], dict[str, Any]]) -> None:
         self._limits, self._keys, self._leases = state.limits, state.keys, state.leases
         self._watches, self._waits, self._postponed = state.watches, state.waits, state.postponed
-        self._history, self._snapshots = state.history, state.snapshots
+        self._history, self._snapshots, self._past = state.history, state.snapshots, state.past
         self._state, self._changes, self._figures = state, changes, figures
         self._peer = self._request_id = 0  # whose request is being carried out, and which
         self._when: tuple[Condition, ...] = ()  # on what condition
@@ -146,7 +147,7 @@ class Requests:
         listing = self._listing(tuple(map(self._keys.get, request.keys)), self._keys.revision)
         if len(request.keys) <= STEP_KEYS:
             return listing
-        snapshot = Snapshot.of(self._keys, request.keys, list(listing.entries))
+        snapshot = Snapshot.of(self._keys, self._past, request.keys, list(listing.entries))
         return self._list_part(Work(watcher=self._asker, snapshot=snapshot))
 
     def _listing(self, entries: tuple[Entry | None, ...], revision: int) -> Listing:
@@ -155,7 +156,7 @@ class Requests:
         return Listing(entries, revision)
 
     def _list(self, request: List) -> Listing | ListingPart:
-        snapshot = Snapshot.under(self._keys, request.prefix)
+        snapshot = Snapshot.under(self._keys, self._past, request.prefix)
         return self._list_part(Work(watcher=self._asker, snapshot=snapshot, keys_only=request.keys_only))
 
     def _list_part(self, work: Work) -> Listing | ListingPart:
@@ -351,7 +352,7 @@ class Requests:
             raise StoreUsageError(f"a watch cannot start at revision {start}: the store is at {self._keys.revision}")
         self._state.check_size(request.prefix, "prefix")
         self._state.check_open(self._peer, watch_bytes(request.prefix))
-        snapshot = Snapshot.under(self._keys, request.prefix) if request.snapshot else None
+        snapshot = Snapshot.under(self._keys, self._past, request.prefix) if request.snapshot else None
         if start <= self._history.compacted:
             return Failed(
                 kind=FailureKind.COMPACTED,
@@ -404,32 +405,72 @@ class Requests:
     def look_at_waits(self, watchers: Iterable[Watcher]) -> None:
         """Answer those of these waits that are over now, either way."""
         for watcher in watchers:
-            self._look_at_wait(watcher, self._waits.parked[watcher], self._keys.entries, self._keys.revision)
+            missing = self._look_at_wait(watcher, self._keys.entries, self._keys.revision)
+            if missing is not None:
+                self._waits.move(watcher, missing)
 
     def look_at_postponed(self) -> None:
         """The same for some of many waits, as of the revision that bears on them, and then of all that came after."""
         left = LOOKS_A_STEP
         while left > 0 and self._postponed:
-            left -= 1
             watcher, since = self._postponed.next()
-            parked = self._waits.parked.get(watcher)
-            if parked is None:  # nobody waits any more
-                continue
-            for revision, entries in self._postponed.states(parked.names, since):
-                left -= LOOKS_OF_A_WAIT + len(parked.keys) + len(parked.when)
-                if self._look_at_wait(watcher, parked, entries, revision):
-                    break
-        self._postponed.tidy()
+            if watcher in self._waits.parked:
+                left -= LOOKS_OF_A_WAIT + self._look_back(watcher, since)
+            else:  # it was cancelled
+                left -= 1
 
-    def _look_at_wait(self, watcher: Watcher, parked: Parked, entries: Mapping[str, Entry], revision: int) -> bool:
-        """Answer a wait if it is over at this revision, at which there were these entries; whether it is."""
+    def _look_back(self, watcher: Watcher, since: int) -> int:
+        """Answer a wait if it is over as of a revision or a later one; return how many keys were looked at.
+
+        Of each later revision only the keys are looked at that it changed. After many revisions, the rest of them is
+        left to the next step.
+        """
+        parked = self._waits.parked[watcher]
+        keys = {*parked.keys}
+        later = self._past.changed_after(keys.union(condition.key for condition in parked.when), since)
+        changed = {name for each in later.values() for name in each}
+        entries = AsOf(self._past, changed, since)
+        looks = len(parked.keys) + len(parked.when)
+        if self._look_at_wait(watcher, entries, since) is None:
+            return looks
+        missing = {key for key in keys if key not in entries} if later else keys
+        conditions: dict[str, list[Condition]] = {}
+        for condition in parked.when:
+            if condition.key in changed:
+                conditions.setdefault(condition.key, []).append(condition)
+        most = 2 * looks + LOOKS_A_STEP
+        for revision in sorted(later):
+            entries.move_to(revision, later[revision])
+            affected = [condition for name in later[revision] for condition in conditions.get(name, ())]
+            looks += len(later[revision]) + len(affected)
+            for name in later[revision]:
+                if name in entries:
+                    missing.discard(name)
+                elif name in keys:
+                    missing.add(name)
+            if not (missing and _all_hold(affected, entries)):
+                self._look_at_wait(watcher, entries, revision)
+                return looks
+            if looks > most:
+                self._postponed.again(watcher, revision)
+                return looks
+        place = parked.next_missing(self._keys.entries)
+        assert place is not None, "it is not over"
+        self._waits.move(watcher, place)
+        return looks
+
+    def _look_at_wait(self, watcher: Watcher, entries: Mapping[str, Entry] | AsOf, revision: int) -> int | None:
+        """Answer a wait if it is over at this revision, at which there were these entries.
+
+        Return None if it is; else the place of a key that is missing.
+        """
         peer, request_id = watcher
+        parked = self._waits.parked[watcher]
         response: Response
         if not _all_hold(parked.when, entries):
             response = Failed(kind=FailureKind.CONDITION, message=_broken(parked.when, entries))
         elif (missing := parked.next_missing(entries)) is not None:
-            self._waits.move(watcher, missing)
-            return False
+            return missing
         else:
             try:
                 response = self._listing(tuple(map(entries.get, parked.keys)), revision)
@@ -437,17 +478,17 @@ class Requests:
                 response = Failed(kind=FailureKind.LIMIT, message=str(error))
         self._waits.remove(watcher)
         self.deliveries.append(Answer(peer=peer, request_id=request_id, response=response))
-        return True
+        return None
 
 
-def _all_hold(when: Sequence[Condition], entries: Mapping[str, Entry]) -> bool:
+def _all_hold(when: Sequence[Condition], entries: Mapping[str, Entry] | AsOf) -> bool:
     for condition in when:  # noqa: SIM110 - a generator takes twice as long, and members of a round always ask
         if not condition.holds(entries.get(condition.key)):
             return False
     return True
 
 
-def _broken(when: Sequence[Condition], entries: Mapping[str, Entry]) -> str:
+def _broken(when: Sequence[Condition], entries: Mapping[str, Entry] | AsOf) -> str:
     broken = next(condition for condition in when if not condition.holds(entries.get(condition.key)))
     return f"{broken.target.name.lower()} of {shown(broken.key)} is no longer {shown(broken.expected)}"
 

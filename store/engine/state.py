@@ -7,10 +7,12 @@ limit, and what to do: `PAST` has the words for each limit, and `at_most` puts t
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from store.engine.keyspace import ENTRY_OVERHEAD, Keyspace, answer_bytes
-from store.engine.leases import LeaseRecord, Leases
+from store.engine.leases import LEASE_OVERHEAD, LeaseRecord, Leases
+from store.engine.past import Past
 from store.engine.sessions import Session, Sessions, reply_cost_at_most
 from store.engine.snapshots import Snapshots
 from store.engine.waits import Postponed, Waits
@@ -54,7 +56,7 @@ PAST = {
     "leases_max": ("the store would have {} leases", f"revoke some, or {RAISE_IT}"),
     "memory_bytes_max": (
         "the server would hold {} bytes in all, with what it keeps free for its connections",
-        f"delete some, end watches and waits, or {RAISE_IT}",
+        f"delete some, end watches and waits, revoke leases, or {RAISE_IT}",
     ),
     "operations_max": ("the request names {} {of}", "split it"),
     "replies_bytes_max": ("{} bytes of replies would wait to be acknowledged", READ_THEM),
@@ -84,7 +86,8 @@ class State:
         self.leases: Leases = Leases()
         self.watches: Watches = Watches(self.keys.groups.name_of)
         self.waits: Waits = Waits()
-        self.postponed: Postponed = Postponed(self.keys.entries)
+        self.past: Past = Past(self.keys.entries)
+        self.postponed: Postponed = Postponed()
         self.snapshots: Snapshots = Snapshots(self.keys)
         self.history: History = History(limits.history_bytes_max)
         self.sessions: Sessions = Sessions(ttl=limits.session_ttl, sessions_max=limits.sessions_max)
@@ -95,7 +98,12 @@ class State:
         """What the store takes, without what its server holds for its connections and its disk."""
         parked = self.watches.bytes + self.waits.bytes
         kept = self.history.bytes + self.sessions.budget.bytes + self.snapshots.held_bytes
-        return self.keys.bytes + parked + kept
+        return self.keys.bytes + self.leases.bytes + parked + kept
+
+    def forget_past(self) -> bool:
+        """Forget some of the notes on revisions that are no longer read; return whether more of them are left."""
+        looked_at = min((revision for revision, _ in self.postponed.heaps), default=math.inf)
+        return self.past.forget(min(looked_at, self.snapshots.oldest_revision))
 
     def at_most(self, limit: str, amount: float, of: object = "") -> None:
         """Refuse an amount that is past a limit; `of` is what else its message names."""
@@ -298,6 +306,7 @@ class State:
         """Refuse so many more leases."""
         if leases:
             self.at_most("leases_max", len(self.leases) + leases)
+            self.check_memory(leases * LEASE_OVERHEAD)
 
     def check_note(self, note: bytes) -> None:
         """Refuse a note that is too long: each lease keeps one."""

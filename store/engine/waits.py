@@ -11,16 +11,14 @@ at once (`Postponed`, promise S11).
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from store.messages import Entry, key_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping
+    from collections.abc import Container, Iterable, Iterator
 
     from store.engine.keyspace import Change
     from store.engine.watches import Watcher
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["WAIT_OVERHEAD", "Parked", "Postponed", "Waits", "wait_bytes"]
 
 _Places = dict[str, dict[tuple[int, int], None]]  # who stands at a key; dicts, for their order
-
-_revision = itemgetter(0)  # of what a key held before a change
 
 FORGOTTEN_AT_ONCE = 256  # waits of one peer: half a millisecond
 WAIT_OVERHEAD = 200  # bytes of bookkeeping per key that is waited for: two sets, and a dictionary of who waits
@@ -43,11 +39,6 @@ class Parked:
     keys: tuple[str, ...]
     missing: int  # the place in `keys` of one that does not exist, at which the wait stands
     when: tuple[Condition, ...]
-
-    @property
-    def names(self) -> set[str]:
-        """The keys that bear on it."""
-        return {*self.keys, *(condition.key for condition in self.when)}
 
     def next_missing(self, entries: Container[str]) -> int | None:
         """The place of the next key that does not exist; None if all do."""
@@ -137,18 +128,26 @@ class Waits:
             if count % FORGOTTEN_AT_ONCE == 0:
                 yield
 
-    def stirred(self, changes: Iterable[Change]) -> list[dict[Watcher, None]]:
-        """The waits that the changes of one revision bear on: what they wait for has come, or a condition may fail.
+    def stirred(self, changes: Iterable[Change]) -> list[tuple[_Places, str]]:
+        """Find where the waits stand that the changes of one revision bear on.
 
-        They are the caller's to be looked at, now or later: each ends then, or moves. Until then they stand nowhere.
+        A wait is affected if its key was put, or the key of a condition was changed. The caller takes it out of there
+        and looks at it, now or later: it ends then, or moves. Until then it does not stand at that key.
         """
-        stirred = []
+        found = []
         for change in changes:
             if (isinstance(change, Entry) or change.kind == "put") and change.key in self._at:
-                stirred.append(self._at.pop(change.key))
+                found.append((self._at, change.key))
             if change.key in self._under:
-                stirred.append(self._under.pop(change.key))
-        return stirred
+                found.append((self._under, change.key))
+        return found
+
+    def stands(self, watcher: Watcher) -> bool:
+        """Return whether a wait stands at all its keys; one that is to be looked at later does not."""
+        parked = self.parked[watcher]
+        return watcher in self._at.get(parked.keys[parked.missing], ()) and all(
+            watcher in self._under.get(condition.key, ()) for condition in parked.when
+        )
 
     def weigh(self, watchers: Iterable[Watcher]) -> int:
         """About what it takes to look at these waits: their keys and conditions."""
@@ -158,38 +157,26 @@ class Waits:
 class Postponed:
     """Waits that are looked at in several steps, each as if no time had passed since the change that bears on it.
 
-    What a key held before each later change is noted here first. So what each wait finds is what was there at that
-    revision, and then what came after it, one revision after the other. The first change's are looked at first: a wait
-    that two changes bear on is looked at for both then.
-
-    Args:
-        entries: The keys as they are.
+    `Past` has what each key held before each later change. So a wait finds what was there at that revision, and then
+    what came after it, one revision after the other. The first change's are looked at first: a wait that two changes
+    bear on is looked at for both then.
 
     Attributes:
         heaps: Where those stood that each revision bears on, the first revision first.
     """
 
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
-        self._entries = entries
+    def __init__(self) -> None:
         self.heaps: deque[tuple[int, list[dict[Watcher, None]]]] = deque()
-        self._before: dict[str, list[tuple[int, Entry | None]]] = {}  # what each key held before a revision, in order
 
     def __len__(self) -> int:
         return len(self.heaps)
-
-    def __contains__(self, watcher: Watcher) -> bool:
-        return any(watcher in place for _, places in self.heaps for place in places)
 
     def add(self, places: list[dict[Watcher, None]], revision: int) -> None:
         """Look at these later, which a revision bears on."""
         self.heaps.append((revision, places))
 
-    def note(self, key: str, before: Entry | None, revision: int) -> None:
-        """A key is about to be changed at a revision; `before` is what it holds."""
-        self._before.setdefault(key, []).append((revision, before))
-
     def next(self) -> tuple[Watcher, int]:
-        """The next wait to be looked at, and since which revision, for the caller to do before it asks for another."""
+        """The next wait to be looked at, and since which revision."""
         revision, places = self.heaps[0]
         watcher, _ = places[-1].popitem()
         if not places[-1]:
@@ -198,39 +185,6 @@ class Postponed:
                 self.heaps.popleft()
         return watcher, revision
 
-    def tidy(self) -> None:
-        """Forget what nobody is to find any more."""
-        if not self.heaps:
-            self._before.clear()
-
-    def states(self, names: set[str], since: int) -> Iterator[tuple[int, Mapping[str, Entry]]]:
-        """What there was of these keys at a revision, and then at each later one that changed any of them.
-
-        Other keys may be there, too, and mean nothing.
-        """
-        later: dict[int, list[str]] = {}  # what each later revision changed
-        for name in names:
-            for revision, _ in self._noted_after(name, since):
-                later.setdefault(revision, []).append(name)
-        if not later:
-            yield since, self._entries
-            return
-        state = {name: entry for name in names if (entry := self._as_of(name, since)) is not None}
-        yield since, state
-        for revision in sorted(later):
-            for name in later[revision]:
-                entry = self._as_of(name, revision)
-                if entry is None:
-                    state.pop(name, None)
-                else:
-                    state[name] = entry
-            yield revision, state
-
-    def _noted_after(self, name: str, revision: int) -> list[tuple[int, Entry | None]]:
-        noted = self._before.get(name, [])
-        return noted[bisect_right(noted, revision, key=_revision) :]
-
-    def _as_of(self, name: str, revision: int) -> Entry | None:
-        """What a key held at a revision."""
-        after = self._noted_after(name, revision)
-        return after[0][1] if after else self._entries.get(name)
+    def again(self, watcher: Watcher, revision: int) -> None:
+        """Go on with a wait in the next step: it has been looked at up to this revision."""
+        self.heaps.appendleft((revision, [{watcher: None}]))

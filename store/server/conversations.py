@@ -83,7 +83,7 @@ class Conversations:
         self._turns: Turns[Peer] = Turns()
         self._pass_comes = False
         self.telling: Telling = Telling(peers, stopwatch=stopwatch, have_pass=self._have_pass)
-        self._slowed: dict[Peer, None] = {}  # peers that are not read until the disk has taken more
+        self._slowed: dict[Peer, None] = {}  # peers that are not read until the disk has taken more, or they are told
         self.buffer: memoryview[int] = memoryview(bytearray(RECEIVE_BYTES))
         self.bytes_in: int = 0
         self.on_request: Callable[[str, str, float], None] | None = None
@@ -111,7 +111,7 @@ class Conversations:
             return  # the journal takes its last group: what came after that could not be answered any more
         assert peer.unread is None, "a peer is not read while its requests wait"
         data = bytes(self.buffer[:size])  # what is left of it may wait for its turn; the buffer is everybody's
-        if self._pass_comes and self._busy:
+        if self._pass_comes and (self._busy or self.telling.owes_much(peer.id)):
             peer.unread = peer.connection.receive(data)
         elif not self._done_at_once(peer, data, now):
             peer.unread = iter(()) if peer.work is not None else peer.connection.receive(data)
@@ -122,8 +122,7 @@ class Conversations:
         self._go_on(peer)
         self._peers.make_room_in_inboxes(now)
         if peer.connection.held_bytes > PIECE_BYTES and self._durability.behind and not peer.gone:
-            peer.pause_reading()
-            self._slowed[peer] = None
+            self._slow_down(peer)
 
     def read_on(self, peer: Peer) -> None:
         """Carry out what was read of a peer, and read it again, if the disk does not keep it from that."""
@@ -167,6 +166,9 @@ class Conversations:
         """Carry out what a peer has asked, in its turn, while its outbox has room for the answers. No await here."""
         if self._durability.leaving or peer.unread is None or peer in self._turns:
             return
+        if self.telling.owes_much(peer.id):
+            self._slow_down(peer)
+            return
         if self._busy:
             self._wait_for_turn(peer, used=False)
             return
@@ -208,6 +210,9 @@ class Conversations:
                         self._note(peer, item[2], response, took)
             if peer.gone:
                 return
+            if self.telling.owes_much(peer.id):
+                self._slow_down(peer)
+                return
             if peer.outbox.bytes > PIECE_BYTES:
                 peer.flush()
                 if peer.reading_paused and peer.outbox.ready:
@@ -226,6 +231,11 @@ class Conversations:
         self._turns.wait(peer, used=used)
         peer.pause_reading()
         self._have_pass()
+
+    def _slow_down(self, peer: Peer) -> None:
+        """Read a peer no further until the disk has taken more, or the peer has been told what it watches."""
+        peer.pause_reading()
+        self._slowed[peer] = None
 
     def _count_time(self, seconds: float) -> None:
         self._turns.spent += seconds
@@ -246,6 +256,8 @@ class Conversations:
             began = self._stopwatch()
             self.telling.go_on(TURN)
             self._turns.spent = self._stopwatch() - began
+            if not self._durability.behind:
+                self._read_slowed()
         self.telling.flush()
         while not self._busy and (peer := self._turns.next()) is not None:
             self._go_on(peer)
@@ -317,6 +329,9 @@ class Conversations:
     def became_durable(self, number: int) -> None:
         """Let go of the frames that waited for this, and read those again who were not read meanwhile."""
         self.telling.release(number)
+        self._read_slowed()
+
+    def _read_slowed(self) -> None:
         slowed, self._slowed = self._slowed, {}
         for peer in slowed:
             peer.read_on()

@@ -32,7 +32,8 @@ __all__ = ["Telling"]
 log: logging.Logger = logging.getLogger(__name__)
 
 SHARED_BYTES = 16 * 1024  # events from here on are queued as they are, and not copied for each who watches
-AT_ONCE = 64  # who are told of a change before others have a turn
+AT_ONCE = 64  # watches and waits that are told of a change before others have a turn
+CAUGHT_UP_AT_ONCE = 1024  # of one peer: with more of them still to be told, its requests wait
 WRITTEN_AT_ONCE = 16  # peers, before it is asked how long that has taken
 POSTPONED_MOST = 64  # changes that have each ended more waits than are answered at once; no more are made meanwhile
 ANNOUNCEMENTS_MOST = 256  # that have begun; while there are so many, no more changes are made
@@ -65,6 +66,7 @@ class Telling:
         self._have_pass = have_pass
         # In order: who is still to be told, by number, what of a change; and how.
         self._announcements: deque[tuple[OrderedDict[int, list[Any]], Callable[[Peer, Any], None]]] = deque()
+        self._owed: dict[int, int] = {}  # by peer: how many of its watches and waits are among them
         self._ended: set[tuple[int, int]] = set()  # watches that have ended while they were among those to be told
         self.dirty: OrderedDict[Peer, None] = OrderedDict()
         self._later: OrderedDict[Peer, None] = OrderedDict()  # and those that are written to in the passes to come
@@ -87,8 +89,13 @@ class Telling:
         """The peers that may be told nothing more before the disk has come further."""
         return (peer for peer in self._holding if not peer.outbox.ready)
 
+    def owes_much(self, peer_id: int) -> bool:
+        """Return whether a peer is still to be told so much that its requests wait until it has been."""
+        return self._owed.get(peer_id, 0) > CAUGHT_UP_AT_ONCE
+
     def forget(self, peer: Peer) -> None:
         """A connection has ended."""
+        self._owed.pop(peer.id, None)
         self.dirty.pop(peer, None)
         self._later.pop(peer, None)
         self._holding.pop(peer, None)
@@ -120,23 +127,32 @@ class Telling:
 
     def _announce(self, items: Sequence[tuple[int, Any]], tell: Callable[[Peer, Any], None]) -> None:
         """Tell all of these what was just done: a few at once, and many in the passes to come."""
-        if len(items) > AT_ONCE:
-            left: OrderedDict[int, list[Any]] = OrderedDict()
+        late: Sequence[tuple[int, Any]] = items
+        if len(items) <= AT_ONCE:
+            late = [item for item in items if self.owes_much(item[0])]
             for peer_id, what in items:
-                left.setdefault(peer_id, []).append(what)
+                # Its watches may be there for a moment longer than the peer.
+                if not self.owes_much(peer_id) and (peer := self._peers.by_id.get(peer_id)) is not None:
+                    self._catch_up(peer)
+                    tell(peer, what)
+        if late:
+            left: OrderedDict[int, list[Any]] = OrderedDict()
+            for peer_id, what in late:
+                if peer_id in left:
+                    left[peer_id].append(what)
+                else:
+                    left[peer_id] = [what]
+            for peer_id, whats in left.items():
+                self._owed[peer_id] = self._owed.get(peer_id, 0) + len(whats)
             self._announcements.append((left, tell))
             self._have_pass()
-            return
-        for peer_id, what in items:
-            if (peer := self._peers.by_id.get(peer_id)) is not None:  # its watches may be there for a moment longer
-                self._catch_up(peer)
-                tell(peer, what)
 
     def _catch_up(self, peer: Peer) -> None:
         """Tell a peer what is still to come of earlier changes, before it is told anything else."""
-        for left, tell in self._announcements:
-            for what in left.pop(peer.id, ()):
-                tell(peer, what)
+        if self._owed.pop(peer.id, 0):
+            for left, tell in self._announcements:
+                for what in left.pop(peer.id, ()):
+                    tell(peer, what)
 
     # ------------------------------------------------------------------------------------------ in the next passes
 
@@ -166,13 +182,21 @@ class Telling:
         return self._durability.engine.has_chores
 
     def _announce_on(self) -> bool:
-        """Tell some of those who are still to be told of the first change."""
+        """Tell some of the watches and waits that are still to be told of the first change."""
         if self._announcements:
             left, tell = self._announcements[0]
-            for _ in range(min(len(left), AT_ONCE)):
+            room = AT_ONCE
+            while left and room:
                 peer_id, items = left.popitem(last=False)
+                some, rest = items[:room], items[room:]
+                room -= len(some)
+                if rest:
+                    left[peer_id] = rest
+                    left.move_to_end(peer_id, last=False)
+                if (owed := self._owed.pop(peer_id, 0)) > len(some):
+                    self._owed[peer_id] = owed - len(some)
                 if (peer := self._peers.by_id.get(peer_id)) is not None:  # it may have gone meanwhile
-                    for what in items:
+                    for what in some:
                         tell(peer, what)
             if not left:
                 self._announcements.popleft()
@@ -221,8 +245,7 @@ class Telling:
 
     def say(self, peer: Peer, *frames: bytes, number: int | None = None) -> None:
         """Queue frames, to be sent once all up to `number` is durable; None: all that was done until now."""
-        if self._announcements:
-            self._catch_up(peer)
+        self._catch_up(peer)
         for frame in frames:
             self._queue(peer, frame, self._durability.unwritten.appended if number is None else number)
 

@@ -122,3 +122,34 @@ def test_what_is_kept_for_an_unread_listing_is_no_reason_to_refuse_a_write() -> 
         desk.ask(Put(f"k/{number:04}", bytes(1000)))
     assert desk.engine.unread_bytes > 3 * mib
     assert isinstance(desk.ask(Put("one more", bytes(1000))), Written)
+
+
+def test_a_write_pays_for_what_it_changes_also_beside_an_unread_listing() -> None:
+    """All that stood near a changed key was copied with it: 1,950 puts over a million keys took 280 ms."""
+    desk = Desk()
+    for number in range(3000):
+        desk.ask(Put(f"k/{number:04}", b""))
+    desk.connect(2)
+    desk.engine.apply(List(prefix="k/"), peer=2, request_id=1, acknowledged=0, now=desk.now)
+    for number in range(0, 3000, 1000):
+        desk.ask(Put(f"k/{number:04}", b"new"))
+    assert [key for _, key in desk.engine._state.past._order] == ["k/0000", "k/1000", "k/2000"]
+    chunks = desk.engine._keys.index._chunks
+    assert not any(chunk.born for chunk in chunks), "the index is the same as long as no key comes or goes"
+    desk.disconnect(2)
+    assert not desk.engine._state.past
+
+
+def test_the_names_that_an_unread_answer_is_about_are_counted() -> None:
+    """They were counted nowhere: 30 MB of each who asked for many long keys and did not read the answer."""
+    desk = Desk()
+    keys = tuple(f"{number:04}".ljust(2000, "k") for number in range(3000))
+    for key in keys:
+        desk.ask(Put(key, bytes(200)))
+    desk.connect(2)
+    before = desk.engine.memory_bytes
+    work = desk.engine.apply(GetMany(keys=keys), peer=2, request_id=1, acknowledged=0, now=desk.now).work
+    assert work is not None
+    assert desk.engine.memory_bytes - before >= 6_000_000
+    desk.disconnect(2)
+    assert desk.engine.memory_bytes == before

@@ -20,7 +20,7 @@ from store.messages import (
     Watch,
 )
 from store.protocol.wire import Events, Reply
-from store.server.telling import AT_ONCE
+from store.server.telling import AT_ONCE, CAUGHT_UP_AT_ONCE
 from store.server.turns import PASS, TURN, Turns
 from tests.support.stores import introduce
 
@@ -96,7 +96,8 @@ class Timed:
         self._received, self._apply = conversations.received, conversations._apply
         self._arrived: dict[int, float] = {}
         self.waits: list[float] = []
-        self.peers = conversations.telling._peers.by_id
+        self.telling = conversations.telling
+        self.peers = self.telling._peers.by_id
         conversations.received = self.received  # type: ignore[method-assign]
         conversations._apply = self.apply  # type: ignore[method-assign]
 
@@ -210,6 +211,44 @@ async def test_what_one_change_means_to_thousands_is_told_in_slices_and_in_order
         assert {1, 2, 3} <= set(told)
     assert isinstance(await watching[-1].answer(asked), Pong)
     assert max(timed.waits) < 0.05
+
+
+@pytest.mark.virtual_time
+async def test_a_peer_with_thousands_of_watches_is_told_in_slices_and_in_order() -> None:
+    """All the watches of 64 peers were told in one step: 262,144 events; and all of one peer as soon as it asked."""
+    network = MemoryNetwork()
+    timed = serve_counted(network, Engine(store_id="it"))
+    watching = [await introduce(network, source=f"watching {number}") for number in range(3)]
+    each = CAUGHT_UP_AT_ONCE * 3 // 2
+    for peer in watching:
+        await peer.answer(peer.ask(*[Watch(prefix="head/")] * each)[-1])
+    told: list[int] = []
+    tell, announce_on = timed.telling._tell, timed.telling._announce_on
+
+    def counted(*what: Any) -> None:
+        told[-1] += 1
+        tell(*what)
+
+    def step() -> bool:
+        told.append(0)
+        return announce_on()
+
+    timed.telling._tell, timed.telling._announce_on = counted, step  # type: ignore[method-assign,assignment]
+    writer, bystander = await introduce(network, source="writer"), await introduce(network, source="bystander")
+    writer.ask(Put("head/round", b"1"), Put("head/round", b"2"))
+    (asked,) = watching[-1].ask(Ping())
+    await bystander.answer(*bystander.ask(Ping()))
+    assert sum(told) < each, "others were served before all were told"
+    assert max(timed.waits) < 0.05
+    assert isinstance(await watching[-1].answer(asked), Pong)
+    for peer in watching:
+        await peer.until(lambda peer=peer: len([one for one in peer.said if isinstance(one, Events)]) == 2 * each)  # type: ignore[misc]
+        pongs = [one for one in peer.replies() if isinstance(one.response, Pong)]
+        places = [place_of(one) for one in peer.said if isinstance(one, Events) or one in pongs]
+        assert places == sorted(places), "and the answer to a ping comes after all that it says has been"
+    assert max(told) <= CAUGHT_UP_AT_ONCE + AT_ONCE
+    assert sum(told) == 3 * 2 * each
+    assert not timed.telling._owed
 
 
 def place_of(said: Any) -> float:

@@ -1,0 +1,92 @@
+"""Pure: what keys held before they were changed, kept while a reader of an earlier revision needs it (S6, S11).
+
+Each note is one entry of one key, so that a write pays for the keys that it changes and for nothing else. Notes are
+forgotten in the order in which they were made, some in each step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from store.messages import Entry
+
+__all__ = ["AsOf", "Past"]
+
+FORGOTTEN_AT_ONCE = 2048  # notes: about a millisecond
+
+_revision = itemgetter(0)  # of a note
+
+
+class Past:
+    """The notes on earlier revisions.
+
+    Args:
+        entries: The keys as they are.
+    """
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        self.entries = entries
+        self._before: dict[str, list[tuple[int, Entry | None]]] = {}  # what each key held before a revision, in order
+        self._order: deque[tuple[int, str]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._order)
+
+    def note(self, key: str, before: Entry | None, revision: int) -> None:
+        """Note that a key is about to be changed at a revision; `before` is its entry until then."""
+        self._before.setdefault(key, []).append((revision, before))
+        self._order.append((revision, key))
+
+    def as_of(self, key: str, revision: int) -> Entry | None:
+        """Return the entry that a key had at a revision."""
+        noted = self._before.get(key)
+        if noted is not None and (place := bisect_right(noted, revision, key=_revision)) < len(noted):
+            return noted[place][1]
+        return self.entries.get(key)
+
+    def changed_after(self, names: set[str], revision: int) -> dict[int, list[str]]:
+        """Return which of these keys each later revision changed, in no order."""
+        later: dict[int, list[str]] = {}
+        for name in names & self._before.keys():
+            noted = self._before[name]
+            for changed_at, _ in noted[bisect_right(noted, revision, key=_revision) :]:
+                later.setdefault(changed_at, []).append(name)
+        return later
+
+    def forget(self, until: float) -> bool:
+        """Forget some of the notes on this revision and earlier ones; return whether more of them are left."""
+        for _ in range(FORGOTTEN_AT_ONCE):
+            if not self._order or self._order[0][0] > until:
+                return False
+            _, key = self._order.popleft()
+            noted = self._before[key]
+            del noted[0]
+            if not noted:
+                del self._before[key]
+        return bool(self._order) and self._order[0][0] <= until
+
+
+class AsOf:
+    """Some keys at a revision, and then at later ones, as a mapping."""
+
+    def __init__(self, past: Past, names: set[str], revision: int) -> None:
+        self._past = past
+        self._entries: dict[str, Entry | None] = {}  # of those that have changed since
+        self.move_to(revision, names)
+
+    def move_to(self, revision: int, changed: set[str] | list[str]) -> None:
+        """Go to a revision, up to which only these keys have changed."""
+        self._entries.update((name, self._past.as_of(name, revision)) for name in changed)
+
+    def get(self, key: Any) -> Entry | None:
+        """Return the entry of a key."""
+        return self._entries[key] if key in self._entries else self._past.entries.get(key)
+
+    def __contains__(self, key: object) -> bool:
+        return self.get(key) is not None
