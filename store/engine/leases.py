@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from store.engine.processes import Process
     from store.messages import Cause
 
-__all__ = ["STALL_AFTER", "LeaseRecord", "Leases"]
+__all__ = ["LEASE_OVERHEAD", "STALL_AFTER", "LeaseRecord", "Leases"]
 
 STALL_AFTER = 0.3  # seconds; the server looks at least every 0.1 s, so that more than this between two is a stall
 SOONEST = 1e-6  # seconds; less may be lost when added to a clock's reading, and who waited would wait for ever
@@ -37,6 +37,7 @@ LOOK_AGAIN_AFTER = 0.1  # seconds; how late a lease lapses whose keeper was not 
 LOOKED_AT_ONCE = 4096  # leases: a few milliseconds
 SHORTENED_AT_ONCE = 512  # when their connection or process has gone: half a millisecond
 SLOTS_A_SECOND = 1024  # a power of two, so that nothing is lost in rounding
+LEASE_OVERHEAD = 1024  # bytes of bookkeeping per lease: its record, its slot, and who keeps it
 UNTIDY = 64  # slots that are empty by now and not worth a tidying
 
 
@@ -82,9 +83,14 @@ class LeaseRecord:
 
 
 class Leases:
-    """All leases of a store, and its served time."""
+    """All leases of a store, and its served time.
+
+    Attributes:
+        bytes: About how many bytes they take, without their keys.
+    """
 
     def __init__(self) -> None:
+        self.bytes: int = 0
         self._leases: dict[int, LeaseRecord] = {}
         self._processes = Processes()
         self._kept_by: dict[int, set[int]] = {}
@@ -139,6 +145,7 @@ class Leases:
             lapses_at=self._served + terms.ttl,
         )
         self._leases[lease.id] = lease
+        self.bytes += LEASE_OVERHEAD
         self._stand(lease, _slot_of(lease.lapses_at))
         self._keep(lease, peer)
         return lease
@@ -160,6 +167,7 @@ class Leases:
     def end(self, lease: LeaseRecord) -> None:
         """Forget a lease that lapsed or was revoked. Its keys are the caller's to delete."""
         del self._leases[lease.id]
+        self.bytes -= LEASE_OVERHEAD + len(lease.note)
         self._step_away(lease)
         self._let_go(lease)
 
@@ -203,6 +211,7 @@ class Leases:
 
     def take_note(self, lease: LeaseRecord, note: bytes) -> None:
         """Keep what came with a keep-alive, in place of what came before."""
+        self.bytes += len(note) - len(lease.note)
         lease.note, lease.noted_at = note, self._looked_at or 0.0
 
     def note_age(self, lease: LeaseRecord) -> float:

@@ -19,8 +19,11 @@ from store.messages import (
     Failed,
     FailureKind,
     GetMany,
+    Granted,
     Guarded,
+    KeepAlive,
     Request,
+    Revoke,
     TimeToLive,
     Transact,
     Wait,
@@ -292,3 +295,34 @@ def test_no_client_passes_any_limit_whatever_it_asks(requests: list[Request[Any]
         assert all(len(each.value) <= 300 for each in desk.engine._keys.entries.values())
         assert desk.engine._waits.bytes_of(1) <= 1500
         assert all(session.replies <= 20 for session in desk.engine._sessions._sessions.values())
+
+
+def test_leases_count_in_the_memory_and_are_granted_no_further_than_it_reaches_but_always_renewed() -> None:
+    """They were counted nowhere: 200,000 took 190 MiB."""
+    mib = 2**20
+    desk = Desk(
+        value_bytes_max=mib // 2,
+        frame_bytes_max=mib,
+        outbox_bytes_max=mib,
+        history_bytes_max=mib // 10,
+        memory_bytes_max=4 * mib,
+    )
+    leases = []
+    while isinstance(granted := desk.ask(Grant(ttl=10.0)), Granted):
+        leases.append(granted.lease)
+    assert isinstance(granted, Failed)
+    assert granted.kind is FailureKind.LIMIT
+    assert "memory_bytes_max is 4194304" in granted.message
+    assert len(leases) * 1024 == pytest.approx(2 * mib, rel=0.05), "but for what is kept back"
+    asked = [Put("k", b"", ttl=9.0), Transact(when=(), then=(Put("k", b"", ttl=9.0),))]
+    asked.append(Transact(when=(), then=(Put("k", b"", lease=2**62),), grants=(Grant(ttl=9.0, id=2**62),)))
+    for request in asked:
+        assert desk.fails(request).kind is FailureKind.LIMIT
+    before = desk.engine._leases.bytes
+    for lease in leases:
+        assert isinstance(desk.ask(KeepAlive(lease=lease, note=b"n" * 128)), Granted), "a renewal is never refused"
+    assert desk.engine._leases.bytes == before + 128 * len(leases), "and what it keeps is counted"
+    for lease in leases:
+        desk.ask(Revoke(lease=lease))
+    assert desk.engine.memory_bytes < mib // 10
+    assert isinstance(desk.ask(Grant(ttl=10.0)), Granted)
