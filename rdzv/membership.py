@@ -6,14 +6,13 @@ for this node, once it is, to whoever asks and to whoever wanted to be told.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 
 from rdzv.core.state import Change, Draining, Dropped, Head, NodesLeft, NodesLost, NodesWaiting, Progress
 from rdzv.core.stopping import Resized, StepGate
+from rdzv.listeners import Listeners
 from store.printable import escaping
 
 if TYPE_CHECKING:
@@ -116,58 +115,113 @@ class Previous(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Membership:
-    """A round this node is in, or was. It is written in the node's loop, and read from any thread."""
+    """A round that this node is in, or was. It is written in the node's loop, and read from any thread.
 
-    round: Round  # which one
-    rank: int  # this node's place in it
-    arrival: int  # which arrival of this node it holds
-    beats: Beats  # how far this member has come
-    over: str | None = None  # why the node is not in it any more; None while it is
-    over_at: float | None = None  # since when, on this node's clock
-    dropped: bool = False  # the node was not asked
-    # The members that have died since the round completed, as far as they are known by name.
+    Attributes:
+        round: The round.
+        rank: This node's place in it.
+        arrival: The arrival of this node that it holds.
+        beats: How far this member has come.
+        node_id: The node.
+        head: The run's head, as it was taken in last; it changes no more once the membership is over.
+        over: Why the node is not in the round any more; None while it is.
+        over_at: Since when, on this node's clock.
+        dropped: The node was not asked.
+        record_gone: The head has said that the others have lost this node.
+        expelled: They have lost it by a decision, and not because its record had lapsed.
+        lost_ids: The members that have died since the round completed, as far as they are known by name.
+        gate: What this member passes at each step, if it goes from round to round by `rounds()`.
+        listeners: Notified when any of this has changed. A user's callback is none of them: see `call_once`.
+    """
+
+    round: Round
+    rank: int
+    arrival: int
+    beats: Beats
+    node_id: str = ""
+    head: Head = field(default_factory=Head)
+    over: str | None = None
+    over_at: float | None = None
+    dropped: bool = False
+    record_gone: bool = False
+    expelled: bool = False
     lost_ids: tuple[str, ...] = ()
-    # What this member passes at each step, if it goes from round to round by `rounds()`.
     gate: StepGate = field(default_factory=StepGate)
-    # Whom to call back, once, with the reason when it is over.
-    on_over: deque[Callable[[str], None]] = field(default_factory=deque)
-    # Whom to call back whenever members have died, with the names of all that have.
-    on_loss: list[Callable[[tuple[str, ...]], None]] = field(default_factory=list)
+    listeners: Listeners = field(default_factory=Listeners)
+
+    def take(self, head: Head, *, rejoins: bool = False) -> None:
+        """Take in what the head says of this round, all of it before anybody is notified; nothing here waits.
+
+        A departure may come in the same read as the decision after which it was no loss. So the decision is set before
+        the losses, and both before a listener looks.
+
+        Args:
+            head: The run's head.
+            rejoins: This node has sent another record, which a later round may hold.
+        """
+        if self.over is not None:
+            return
+        self.head = head
+        stop, gate, progress, later = head.stop, self.gate, self.progress, head.round
+        why = None if progress is None else dict(progress.why_lost).get(self.node_id)
+        if progress is not None and (why is not None or self.node_id in progress.lost_ids):
+            self.record_gone, self.expelled = True, why is not None
+            self._set_over(why or "the others have lost it: its record is gone", dropped=True)
+        elif later is not None and later.revision > self.round.revision and not rejoins:
+            self._set_over(f"round {later.number} was completed without this node", dropped=True)
+        if stop is not None and stop.decided and stop.round == self.round.number and self.round.in_steps:
+            gate.decide(stop.step, why=stop.why, for_newcomers=stop.for_newcomers)
+        if progress is not None and self.over is None:  # its own loss is no news of another's
+            self.lost_ids = progress.lost_ids
+        self.listeners.changed()
+
+    @property
+    def progress(self) -> Progress | None:
+        """What the coordinator tells of this round; None if it has told nothing yet, or tells of a later one."""
+        progress = self.head.progress
+        return progress if progress is not None and progress.round == self.round.number else None
 
     def end(self, reason: str, *, dropped: bool) -> None:
-        """The node is not in it any more."""
+        """End the membership."""
+        self._set_over(reason, dropped=dropped)
+        self.listeners.changed()
+
+    def _set_over(self, reason: str, *, dropped: bool) -> None:
         self.dropped = dropped
         self.over_at = self.beats.clock()
         self.over = reason
-        self.tell(reason)
 
-    def call_when_over(self, callback: Callable[[str], None]) -> None:
+    def call_when_over(self, callback: Callable[[str], object]) -> None:
         """Call back once, with the reason, when it is over; from any thread, and here if it is over already."""
-        self.on_over.append(callback)
-        if self.over is not None:  # perhaps since a moment ago, in another thread
-            self.tell(self.over)
+        self.call_once(lambda: self.over, callback)
 
-    def lose(self, lost_ids: tuple[str, ...]) -> None:
-        """These members have died since the round completed; whoever waits for them is told."""
-        if lost_ids != self.lost_ids:
-            self.lost_ids = lost_ids
-            for callback in tuple(self.on_loss):
-                _call(callback, lost_ids)
+    def call_when_lost(self, callback: Callable[[tuple[str, ...]], object]) -> None:
+        """Call back once, with the first names, when members have died; here if some have already."""
+        self.call_once(lambda: self.lost_ids or None, callback)
 
-    def tell(self, reason: str) -> None:
-        """Call back whoever has not been called yet; taking one out is atomic, so each is called once."""
-        while self.on_over:
-            with contextlib.suppress(IndexError):  # another thread has just taken the last one
-                callback = self.on_over.popleft()
-                _call(callback, reason)
+    def call_once(self, news: Callable[[], T | None], callback: Callable[[T], object]) -> None:
+        """Call back once, with what `news` gives, as soon as that is not None; see `call_when_over`."""
+        once = _Once(self.listeners, news, callback)
+        self.listeners.add(once)
+        once.changed()  # there may be news since a moment ago, in another thread
 
 
-def _call(callback: Callable[[T], None], news: T) -> None:
-    """Call back a user's code, whose error is not to keep the node from what it does, or others from hearing."""
-    try:
-        callback(news)
-    except Exception:
-        log.exception("a callback of a round has failed")
+class _Once(Generic[T]):
+    """A listener that calls back once. The thread that takes it out of the listeners calls, and no other."""
+
+    __slots__ = ("_callback", "_listeners", "_news")
+
+    def __init__(self, listeners: Listeners, news: Callable[[], T | None], callback: Callable[[T], object]) -> None:
+        self._listeners, self._news, self._callback = listeners, news, callback
+
+    def changed(self) -> None:
+        """Call back, if there is news and no other thread does."""
+        news = self._news()
+        if news is not None and self._listeners.remove(self):
+            try:
+                self._callback(news)
+            except (Exception, SystemExit):  # a user's code, which must not end the thread in which all nodes live
+                log.exception("a callback of a round has failed")
 
 
 def _what_is_known(progress: Progress, node_ids: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:

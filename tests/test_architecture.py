@@ -50,6 +50,7 @@ PURE_ROOMS_ELSEWHERE = (
     "rdzv.display.live",
     "rdzv.display.status",
     "rdzv.http.door",
+    "rdzv.listeners",
     "rdzv.membership",
     "rdzv.shared_store.arguments",
     "rdzv.shared_store.company",
@@ -86,7 +87,7 @@ STORE = NOUNS | {
 }
 BELOW_NODE = NOUNS | {
     *("rdzv.errors", "rdzv.core", "rdzv.config", "rdzv.shared_store", "rdzv.membership", "rdzv.interface"),
-    "rdzv.bootstrap_check",
+    *("rdzv.bootstrap_check", "rdzv.listeners"),
 }
 NODES_STORE = STORE - {"store.engine", "store.disk", "store.server", "store.etcd"}
 INSIDE_A_NODE = ("rdzv.node.run", "rdzv.node.link", "rdzv.node.member", "rdzv.node.coordinator")
@@ -125,7 +126,8 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "rdzv.core": NOUNS | {"rdzv.errors"},
     "rdzv.config": NOUNS | {"rdzv.errors"},
     "rdzv.shared_store": NOUNS | {"rdzv.errors", "rdzv.config"},
-    "rdzv.membership": NOUNS | {"rdzv.core", "rdzv.shared_store"},
+    "rdzv.listeners": NOUNS,
+    "rdzv.membership": NOUNS | {"rdzv.core", "rdzv.shared_store", "rdzv.listeners"},
     "rdzv.bootstrap_check": {"rdzv.core", "store.net"},
     "rdzv.interface": NOUNS | {"rdzv.errors", "rdzv.core", "rdzv.membership"},
     "rdzv.node.run": NODES_STORE | BELOW_NODE,

@@ -32,7 +32,7 @@ from rdzv.core.stored import Stored
 from rdzv.errors import RendezvousSettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection, Mapping
     from typing import SupportsIndex
 
 __all__ = ["Agreement", "Begun", "Drain", "Resized", "StepGate", "Stop", "step_of", "stop_of"]
@@ -208,7 +208,6 @@ class StepGate:
         self.why: str = ""  # what they have agreed for, in words
         self.for_newcomers: bool = False  # whether nodes that wait to come in are the only reason
         self._asked = False
-        self._on_decision: Callable[[], None] | None = None
 
     # ------------------------------------------------------------------------------------------ the member's side
 
@@ -235,12 +234,6 @@ class StepGate:
         """The body has come to its end: the member begins no step any more, and holds up nobody who stops."""
         self.finished, self.begun, self._at_end = self.begun, None, True
 
-    def on_decision(self, callback: Callable[[], None] | None) -> None:
-        """Call back once the members have agreed; here, if they have; from the node's thread, if not yet."""
-        self._on_decision = callback
-        if callback is not None and self.decided:
-            callback()
-
     # ------------------------------------------------------------------------------------------ the node's side
 
     def ask(self) -> int | None:
@@ -250,8 +243,6 @@ class StepGate:
 
     def decide(self, stop: int | None, *, why: str = "", for_newcomers: bool = False) -> None:
         """The members have agreed; perhaps once more, if they were to leave at once, and for newcomers."""
-        self.stop, self.why, self.for_newcomers = stop, why, for_newcomers
-        self.decided = self._asked = True
-        callback = self._on_decision
-        if callback is not None:
-            callback()
+        if not self.decided or (self.for_newcomers and not for_newcomers):
+            self.stop, self.why, self.for_newcomers = stop, why, for_newcomers
+            self.decided = self._asked = True

@@ -80,7 +80,6 @@ class Round(MemberOfRound):
         self.store: BlockingSharedStore = info.store
         self._handler: Handler = handler
         self._info = info
-        self._over = Flag()
 
     def begin(self) -> bool:
         """Make ready what the body needs, before the loop gives the round; False if it has ended meanwhile."""
@@ -100,8 +99,7 @@ class Round(MemberOfRound):
         return self._handler.call(work)
 
     def _ended(self, ending: Ending) -> None:
-        """Wake who waits, in the round's store, too: nobody is left who would end that; from the node's thread."""
-        self._over.set()
+        """Wake who waits in the round's store: nobody is left who would end that; from the node's thread."""
         if ending.others_have_gone:
             self.store.end_waits()
 
@@ -132,14 +130,9 @@ class Round(MemberOfRound):
 
     def _until_decided(self) -> None:
         """Wait until the members have agreed, or the round has ended."""
-        self.gate.on_decision(self._over.set)
-        try:
-            self._over.wait()
-        finally:
-            self.gate.on_decision(None)
-            self._over.clear()
-            if self.life.ending is not None:  # perhaps while that was cleared
-                self._over.set()
+        known = Flag()
+        self._membership.call_once(lambda: self.gate.decided or self.life.ending, lambda _: known.set())
+        known.wait()
         self._check_not_over()
 
     def keep(self, key: str, data: bytes) -> None:

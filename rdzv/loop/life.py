@@ -100,12 +100,12 @@ class Life(RoundLife):
 
     def start(self) -> None:
         """Listen from now on."""
-        self._node.listeners.add(self)
+        self._membership.listeners.add(self)
         self.changed()
 
     def stop(self) -> None:
         """Listen no more."""
-        self._node.listeners.remove(self)
+        self._membership.listeners.remove(self)
 
     def changed(self) -> None:
         """Look whether it has ended; from any thread."""
@@ -131,7 +131,7 @@ class Life(RoundLife):
         if membership.over is not None:
             why = f"this node was dropped: {membership.over}" if membership.dropped else membership.over
             return Ending(kind=EndKind.DROPPED, reason=why)
-        head, me, at_end = self._node.head, self._node.node_id, self.state is State.AT_END
+        head, me, at_end = membership.head, membership.node_id, self.state is State.AT_END
         stops_nowhere = at_end or (gate.begun is None and gate.stop is None)  # where all may: it begins no step
         for change in changes_since([], head, round=membership.round, dropped=None, node_id=me):
             match change:
@@ -157,9 +157,7 @@ class Life(RoundLife):
 
     @property
     def _progress(self) -> Progress | None:
-        """What the coordinator tells of this round; None if it has told nothing yet, or tells of a later one."""
-        progress = self._node.head.progress
-        return progress if progress is not None and progress.round == self._membership.round.number else None
+        return self._membership.progress
 
     def _others_stop(self) -> bool:
         """Whether a member has stopped, as all are to: it waits for the next round, or has gone as was agreed."""
@@ -171,9 +169,8 @@ class Life(RoundLife):
 
         It has failed, and could not ask who was first.
         """
-        head, progress, round = self._node.head, self._progress, self._membership.round
-        agreed = head.stop is not None and head.stop.decided and head.stop.round == round.number
-        if progress is None or agreed or not round.in_steps:
+        progress, round = self._progress, self._membership.round
+        if progress is None or self.gate.decided or not round.in_steps:
             return False
         return progress.live + progress.lost + progress.departed < round.size
 

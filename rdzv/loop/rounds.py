@@ -37,6 +37,7 @@ from rdzv.errors import (
     RendezvousSettingsError,
 )
 from rdzv.loop.member import MemberOfRound, OnWaiting, Options, SoFar, change_nothing
+from rdzv.node.front.queries import WakeupHere
 from rdzv.node.handler import Handler
 from store.printable import escaping
 
@@ -190,16 +191,10 @@ class Round(MemberOfRound):
 
     async def _until_decided(self) -> None:
         """Wait until the members have agreed: a round trip, since their nodes answer while they compute."""
-        decided = asyncio.Event()
-
-        def tell() -> None:
-            self._loop.call_soon_threadsafe(decided.set)
-
-        self.gate.on_decision(tell)
-        try:
-            await decided.wait()
-        finally:
-            self.gate.on_decision(None)
+        wakeup = WakeupHere()
+        with self._membership.listeners.listening(wakeup):
+            while not self.gate.decided:
+                await wakeup.sleep()
 
     async def keep(self, key: str, data: bytes) -> None:
         """Keep a little state of the run, from round to round: the path of a checkpoint, a seed.

@@ -228,13 +228,9 @@ class Handler(RendezvousHandler):
         shared = shared_store(self.node, membership, self.shared_client)
         here = asyncio.get_running_loop()
 
-        def end_waits(_: tuple[str, ...]) -> None:
-            with contextlib.suppress(RuntimeError):  # as below
-                here.call_soon_threadsafe(shared.end_waits)
-
-        def supersede(reason: str) -> None:
+        def here_soon(call: Callable[..., None], *arguments: object) -> None:
             with contextlib.suppress(RuntimeError):  # the caller's loop has closed: nothing is under way there
-                here.call_soon_threadsafe(shared.supersede, reason)
+                here.call_soon_threadsafe(call, *arguments)
 
         info = RendezvousInfo(
             run_id=self.run_id,
@@ -247,9 +243,9 @@ class Handler(RendezvousHandler):
             _membership=membership,
             _read_roster=lambda: self._roster(membership),
         )
-        info.on_superseded(supersede)
-        if self.settings.waits_end_on_loss:
-            membership.on_loss.append(end_waits)
+        membership.call_when_over(functools.partial(here_soon, shared.supersede))
+        if self.settings.waits_end_on_loss:  # waits that begin later see the loss themselves
+            membership.call_when_lost(lambda _: here_soon(shared.end_waits))
         return info
 
     # ------------------------------------------------------------------------------------------ what is known

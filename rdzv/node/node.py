@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -34,9 +35,9 @@ from rdzv.errors import (
     RendezvousSettingsError,
     RendezvousStateError,
 )
+from rdzv.listeners import Listeners
 from rdzv.node.coordinator.candidacy import be_ready_to_coordinate
 from rdzv.node.link.link import Link, StoreEndingError
-from rdzv.node.link.wakeup import Listeners
 from rdzv.node.member.joining import Joining
 from rdzv.node.member.leaving import Leaving
 from rdzv.node.member.noticing import Noticing
@@ -186,8 +187,9 @@ class Node:
                 client = await stack.enter_async_context(self._open_store())
                 link = Link(client, self.keys, node_id=self.node_id, closed_ttl=self.settings.closed_ttl, rng=self._rng)
                 stack.push_async_callback(link.aclose)
-                link.start(link.follower.run(), f"follow run {self.run_id}")
+                link.follower.on_change = functools.partial(self.part.take, link)
                 link.follower.listeners.add(self.listeners)
+                link.start(link.follower.run(), f"follow run {self.run_id}")
                 link.start(Noticing(self.part, link).run(), f"notice what befalls node {self.node_id}")
                 link.say_when_away(self._who_waits, self._is_counted)
                 if not self.hosts_store():

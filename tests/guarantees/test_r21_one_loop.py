@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -134,6 +134,36 @@ async def test_r21_progress_that_is_no_whole_number_ends_the_loop_of_who_tells_i
             await round.check(1)
         with pytest.raises(ValueError):
             await anext(rounds)
+
+
+async def test_r21_two_tasks_of_a_member_that_check_together_both_hear_of_the_decision() -> None:
+    """One took the other's place where the decision was told, and was never woken."""
+    async with a_run(ttl=3) as run:
+        played: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+
+        async def train(name: str, pace: float) -> None:
+            async for round in rounds_of(run.handler(name)):
+                played[name].append(round.world_size)
+                async with round:
+                    for step in range(1000):
+                        async with anyio.create_task_group() as group:
+                            group.start_soon(round.check, step)
+                            group.start_soon(round.check, step)
+                        await asyncio.sleep(pace)
+
+        async def slow(request: Any, when: str) -> None:
+            if when == "before" and any(
+                getattr(put, "key", "").startswith(begun) for put in getattr(request, "then", ())
+            ):
+                await asyncio.sleep(1)
+
+        run.start(train("a", 0.3)), run.start(train("b", 0.1))
+        await until(lambda: played["a"][-1:] == played["b"][-1:] == [2])
+        begun = run._handlers["a"].node.keys.begun
+        await asyncio.sleep(3)
+        run.clients["b"].hook = slow
+        run.start(train("c", 0.1))
+        await until(lambda: all(sizes[-1:] == [3] for sizes in played.values()))
 
 
 async def test_r21_a_loss_ends_the_body_at_once_and_the_next_round_names_who_has_gone() -> None:

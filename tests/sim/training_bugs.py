@@ -10,9 +10,8 @@ from unittest.mock import patch
 from rdzv.core import decision
 from rdzv.core.decision import decide
 from rdzv.core.stopping import StepGate
-from rdzv.loop import life
 from rdzv.loop.life import Life
-from rdzv.membership import changes_since
+from rdzv.membership import Membership, changes_since
 from rdzv.node.coordinator import term as coordinator
 from rdzv.node.coordinator.agreement import Asking
 from rdzv.node.coordinator.candidacy import Candidacy
@@ -110,7 +109,14 @@ def _ones_own_loss_is_anothers() -> Iterator[None]:
     def told(seen: Sequence[Change], head: Head, *, node_id: str, **more: Any) -> list[Change]:  # noqa: ARG001
         return changes_since(seen, head, node_id="", **more)
 
-    with patch.object(life, "changes_since", told), patch.object(queries, "changes_since", told):
+    take = Membership.take
+
+    def nameless(self: Membership, head: Head, **more: Any) -> None:
+        self.node_id, node_id = "", self.node_id
+        take(self, head, **more)
+        self.node_id = node_id
+
+    with patch.object(Membership, "take", nameless), patch.object(queries, "changes_since", told):
         yield
 
 

@@ -319,7 +319,7 @@ def blocking_share(handler: AsyncHandler, membership: Membership) -> tuple[Block
 
     membership.call_when_over(supersede)
     if handler.settings.waits_end_on_loss:
-        membership.on_loss.append(lambda _: client.end_waits())
+        membership.call_when_lost(lambda _: client.end_waits())
     return shared_store(handler.node, membership, handler.shared_client).blocking(client), client
 
 

@@ -106,13 +106,13 @@ def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
     Returns:
         0 if this node is in no round, and once the run is closed: then there is nothing to meet again for.
     """
-    head, membership, has_lost_store = node.head, node.membership, node.has_lost_store
-    if membership is None or head.closed is not None:
+    membership, has_lost_store = node.membership, node.has_lost_store
+    if membership is None or node.head.closed is not None:
         return 0
     if membership.over is not None or has_lost_store:
         return int((membership.dropped or has_lost_store) and on_loss)
-    surplus, progress = int(too_large(membership.round, head.resized)), head.progress
-    if progress is None or progress.round != membership.round.number:
+    surplus, progress = int(too_large(membership.round, membership.head.resized)), membership.progress
+    if progress is None:
         return surplus
     return surplus + progress.waiting + (progress.lost + progress.departed if on_loss else 0)
 

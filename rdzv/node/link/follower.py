@@ -19,8 +19,8 @@ from rdzv.core.state import Ban, Closed, Coordinator, Head, LastCoordinator, Lea
 from rdzv.core.stopping import Drain, Resized, Stop
 from rdzv.core.stored import pass_over
 from rdzv.errors import RendezvousStateError
+from rdzv.listeners import Listeners
 from rdzv.node.link.stopwatch import Stopwatch
-from rdzv.node.link.wakeup import Listeners
 from store import ConnectionLost, Entry, StoreTimeoutError
 from store.printable import escaping
 
@@ -53,7 +53,8 @@ class Follower:
         opened_in: Seconds that the store took to answer.
         round_at: When the round completed, on this node's clock, if it was there.
         synced: Set once the head is known as it stands.
-        listeners: Who is woken at every change.
+        on_change: Called at every change, before any listener: the node's membership takes the change in.
+        listeners: Notified at every change then.
     """
 
     def __init__(self, store: Store, keys: Keys, *, node_id: str = "") -> None:
@@ -72,6 +73,7 @@ class Follower:
         self.opened_in: float | None = None
         self.round_at: float | None = None
         self.synced: asyncio.Event = asyncio.Event()
+        self.on_change: Callable[[], object] = int
         self.listeners: Listeners = Listeners()
         self._seen = 0  # the last revision that the watch has told of
         self._anew: Head | None = None  # what a snapshot has said so far, until it is whole
@@ -79,6 +81,11 @@ class Follower:
     def has_attributes(self, attributes: Mapping[str, str]) -> None:
         """Learn what this node says of itself: by that, it may be banned with others."""
         self._own_ban_keys = frozenset(map(self._keys.banned, ban_names(self._node_id, attributes)))
+
+    def tell(self) -> None:
+        """Have the membership take in what has changed, and notify the listeners then. Nothing here waits."""
+        self.on_change()
+        self.listeners.changed()
 
     async def run(self) -> None:
         """Follow until cancelled, or until the store is of no more use."""
@@ -88,7 +95,7 @@ class Follower:
         except Exception as error:  # noqa: BLE001  whatever it is, nobody must wait for a head that will not come
             self.error = error
             self.synced.set()
-            self.listeners.changed()
+            self.tell()
             log.debug("the head of run %s is not followed any more: %s", self._keys.run_id, error)
 
     async def _follow(self) -> None:
@@ -106,7 +113,7 @@ class Follower:
                         for event in events:
                             self._take(event)
                             self._seen = max(self._seen, event.revision)
-                        self.listeners.changed()
+                        self.tell()
             except (ConnectionLost, StoreTimeoutError) as error:
                 if self.opened_in is not None or self._store.failure is not None:
                     raise
@@ -119,20 +126,20 @@ class Follower:
     def take_round(self, round: Round) -> None:
         """Learn of a round; the later one counts."""
         if self._take_round(round):
-            self.listeners.changed()
+            self.tell()
 
     def take_coordinator(self, there: object, *, revision: int) -> None:
         """Learn who coordinates by the entry of its key as of a revision, unless the watch has come further."""
         if isinstance(there, Entry) and self.head.coordinator is None and revision > self._seen:
             coordinator = Coordinator(node_id=there.value.decode(errors="replace"), term=there.create_revision)
             self.head = replace(self.head, coordinator=coordinator)
-            self.listeners.changed()
+            self.tell()
 
     def take_closing(self, closed: Closed) -> None:
         """Learn of the closing; what the watch says later counts."""
         if self.head.closed is None:
             self.head = replace(self.head, closed=closed)
-            self.listeners.changed()
+            self.tell()
 
     # ------------------------------------------------------------------------------------ learned by the watch
 

@@ -7,20 +7,8 @@ a coroutine sleeps until then, or until something has changed, whichever comes f
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["Listener", "Listeners", "Wakeup"]
-
-
-class Listener(Protocol):
-    """Somebody who wants to be told."""
-
-    def changed(self) -> None:
-        """Something has happened."""
+__all__ = ["Wakeup"]
 
 
 class Wakeup:
@@ -65,36 +53,3 @@ class Wakeup:
 def _wake(sleeping: asyncio.Future[None]) -> None:
     if not sleeping.done():
         sleeping.set_result(None)
-
-
-class Listeners:
-    """Wakeups that are woken together, and groups of them.
-
-    Anybody may begin and end to listen, from any thread: each step on the table is a single one to the interpreter.
-    Being woken is in the thread of whoever says that something has changed.
-    """
-
-    def __init__(self) -> None:
-        self._listeners: dict[Listener, None] = {}
-
-    def changed(self) -> None:
-        """Wake all of them."""
-        for listener in list(self._listeners):
-            listener.changed()
-
-    @contextlib.contextmanager
-    def listening(self, listener: Listener) -> Iterator[None]:
-        """Wake this one, too, for as long as the context lasts."""
-        self.add(listener)
-        try:
-            yield
-        finally:
-            self.remove(listener)
-
-    def add(self, listener: Listener) -> None:
-        """Wake this one, too."""
-        self._listeners[listener] = None
-
-    def remove(self, listener: Listener) -> None:
-        """Wake it no more."""
-        self._listeners.pop(listener, None)

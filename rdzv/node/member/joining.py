@@ -195,7 +195,7 @@ class Joining:
                         if not part.arrival.stands(me.arrival):
                             continue  # the lease was lost while we read: we were in it, perhaps, and are not any more
                         if rank is not None:
-                            return part.become_member(round, rank, me, time=loop.time)
+                            return part.become_member(round, rank, me, link, time=loop.time)
                         self._me = replace(me, passed_over=round.revision, known_round=round.number, was_member=False)
                         part.known_round = max(part.known_round, round.number)
                     case Refused(closed=closed, spare=spare):

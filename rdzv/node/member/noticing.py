@@ -1,7 +1,7 @@
-"""Shell: what others do to a node: a later round without it, a ban, a record that was deleted, a drain, a loss.
+"""Shell: what others do to a node and it has to ask the store about: a ban, a deleted record, the end of a drain.
 
-The head of the run tells it; where that does not, since it was reset or a ban was lifted in between, the node looks
-whether its own record is still there. A node that was dropped says so itself, and arrives again.
+What the head of the run says of a round is in the `Membership` already (`Membership.take`): nothing waits for this task
+to hear of it. A node that was dropped says so itself, and arrives again.
 """
 
 from __future__ import annotations
@@ -82,8 +82,6 @@ class Noticing:
                 await self._see_whether_it_stands(link)
                 self._resets = missed
             if part.membership is not None and part.membership.over is None:
-                await self._notice_own_loss(link, part.membership)
-                self._notice_as_member(link, part.membership)
                 await self._steps.heed(link, part.membership)
                 again = part.own_beats.attend(link, part.membership)
                 again = earlier(again, await self._notice_end_of_drain(link, part.membership))
@@ -92,41 +90,6 @@ class Noticing:
             log.log(level, "what befalls node %s is not known: %r", part.node_id, error)
             again = anyio.current_time() + LOOK_AGAIN_AFTER
         return again
-
-    def _notice_as_member(self, link: Link, membership: Membership) -> None:
-        part = self._part
-        round = link.follower.head.round
-        progress = link.follower.head.progress
-        # The later round may hold what it has sent: on etcd an answer and a push come by two ways.
-        goes_on = part.arrival.state is State.SENT
-        if link.follower.error is not None:
-            part.end_membership(f"the store is lost: {link.follower.error}", dropped=True)
-        elif round is not None and round.revision > membership.round.revision and not goes_on:
-            part.end_membership(f"round {round.number} was completed without this node", dropped=True)
-        elif membership.over is None and progress is not None and progress.round == membership.round.number:
-            membership.lose(progress.lost_ids)
-
-    async def _notice_own_loss(self, link: Link, membership: Membership) -> None:
-        """The others are told that this node is lost, alive as it is: the coordinator has taken it out, and says why.
-
-        Or its lease was over, and it is told before it knows that by its own clock.
-        """
-        part, progress = self._part, link.follower.head.progress
-        if progress is None or progress.round != membership.round.number:
-            return
-        why = dict(progress.why_lost).get(part.node_id)
-        if why is None and part.node_id not in progress.lost_ids:
-            return
-        await self._put_out(link, why or "the others have lost it: its record is gone", is_outage=why is None)
-
-    async def _put_out(self, link: Link, why: str, *, is_outage: bool = False) -> None:
-        """This node's record has gone: it is in no round, and decides nothing for those who are."""
-        part = self._part
-        part.arrival.gone()
-        part.end_membership(why, dropped=True)
-        if not is_outage:  # in which others have lapsed, too
-            part.lapsed_in = -1
-        await link.step_down()
 
     async def _notice_end_of_drain(self, link: Link, membership: Membership) -> float | None:
         """This node was to leave by now, and is still a member: it is lost to the others, who may wait for it.
@@ -148,14 +111,14 @@ class Noticing:
             await link.store.delete(key, when=(when.mod_revision(key) == record.arrival,))
             if membership.over is None and part.arrival.stands(record.arrival):
                 reason = f": {leaving.reason}" if leaving.reason else ""
-                await self._put_out(link, f"it was to leave, and its time is over{reason}")
+                part.put_out(link, f"it was to leave, and its time is over{reason}")
         return None
 
     async def _notice_ban(self, link: Link, ban: Ban) -> None:
         """This node was banned since it arrived, and may have been unbanned since: its record may have been deleted."""
         part = self._part
         if ban.now and part.arrival.state is State.TAKEN_IN:
-            await self._put_out(link, f"this node is {ban}")  # whoever banned it deletes its record
+            part.put_out(link, f"this node is {ban}")  # whoever banned it deletes its record
         else:
             await self._see_whether_it_stands(link)
 

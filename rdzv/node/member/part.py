@@ -23,7 +23,7 @@ from rdzv.errors import (
 )
 from rdzv.membership import Membership
 from rdzv.node.link.ports import HeldPort
-from rdzv.node.member.arrival import Arrival
+from rdzv.node.member.arrival import Arrival, State
 from rdzv.node.member.own_beats import OwnBeats
 from rdzv.node.run.agreed import Agreed
 from store.printable import escaping, without_durations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from rdzv.core.round import Round
     from rdzv.core.state import Ban, Closed, Head, Leaving
+    from rdzv.listeners import Listeners
     from rdzv.node.link.link import Link
     from rdzv.node.link.loops import NodeLoop
-    from rdzv.node.link.wakeup import Listeners
     from store.keeping import HeldLease
 
 __all__ = ["NOT_WAITING", "Part"]
@@ -205,7 +205,7 @@ class Part:
         """What goes with the next keep-alive; `away`: the store was out of reach until a moment ago."""
         return self.own_beats.note(self.membership, away=away)
 
-    def become_member(self, round: Round, rank: int, me: Me, *, time: Callable[[], float]) -> Membership:
+    def become_member(self, round: Round, rank: int, me: Me, link: Link, *, time: Callable[[], float]) -> Membership:
         """Be a member of the round that holds us; `time` is this node's clock, from any thread."""
         self.arrival.taken_in()
         self.lapses = 0
@@ -214,25 +214,56 @@ class Part:
             round=round,
             rank=rank,
             arrival=me.arrival,
+            node_id=self.node_id,
             beats=Beats(round.number, time, expected=self.progress is not None),
         )
         self.known_round = max(self.known_round, round.number)
         who = f"run {self.keys.run_id}, round {round.number}: node {self.node_id}"
         log.info("%s has rank %d of %d", who, rank, round.size)
-        self.listeners.changed()  # the head may have asked something of this round before it was known to be ours
+        self.take(link)  # the head may have said something of this round before it was known to be ours
+        self.listeners.changed()
         return membership
+
+    def take(self, link: Link) -> None:
+        """Have the membership take in the head; called whenever that has changed, before anybody looks at it."""
+        membership = self.membership
+        if membership is None or membership.over is not None:
+            return
+        if link.follower.error is not None:
+            self.end_membership(f"the store is lost: {link.follower.error}", dropped=True)
+            return
+        # The later round may hold what it has sent: on etcd an answer and a push come by two ways.
+        membership.take(link.follower.head, rejoins=self.arrival.state is State.SENT)
+        if not self.is_member:
+            self._note_end(membership)
+        if membership.record_gone:
+            self._forget_record(link, by_decision=membership.expelled)
+
+    def put_out(self, link: Link, why: str) -> None:
+        """By a decision, this node's record has gone."""
+        self.end_membership(why, dropped=True)
+        self._forget_record(link, by_decision=True)
+
+    def _forget_record(self, link: Link, *, by_decision: bool) -> None:
+        """This node is in no round, and decides nothing for the others."""
+        self.arrival.gone()
+        if by_decision:  # else it was an outage, in which others have lapsed, too
+            self.lapsed_in = -1
+        link.start(link.step_down(), f"decide nothing more of {self.keys.run_id}")
 
     def end_membership(self, reason: str, *, dropped: bool = False) -> None:
         """This node is no longer in its round: it went on, it left, or it was dropped without being asked."""
         membership = self.membership
         if membership is None or membership.over is not None:
             return
-        if dropped:
-            self.note_lapse()
         membership.end(reason, dropped=dropped)
-        if dropped:
+        self._note_end(membership)
+
+    def _note_end(self, membership: Membership) -> None:
+        if membership.dropped:
+            self.lapsed_in = membership.round.number
             who = f"run {self.keys.run_id}, round {membership.round.number}: node {self.node_id}"
-            log.warning("%s was dropped: %s", who, reason)
+            log.warning("%s was dropped: %s", who, membership.over)
         self.listeners.changed()
 
     def note_lapse(self) -> None:

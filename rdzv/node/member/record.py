@@ -195,7 +195,7 @@ class Recording:
         """What the next attempt is to replace, once what refused this one does not stand in its way."""
         part, link = self._part, self._link
         part.arrival.refused()
-        part.listeners.changed()  # a member still, it may have been left out of a later round meanwhile
+        part.take(link)  # a member still, it may have been left out of a later round meanwhile
         settings_entry, there, ending, *bans = cast("list[Entry | None]", result.results)
         for ban in bans:
             if ban is not None:

@@ -64,15 +64,13 @@ def test_a_member_has_stopped_once_it_has_come_to_the_agreed_step(
     assert gate.has_stopped is has_stopped
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_who_waits_is_called_back_once_the_decision_is_there(first: bool) -> None:
-    gate, called = StepGate(), list[str]()
-    if first:
-        gate.on_decision(lambda: called.append("told"))
-    gate.decide(3)
-    if not first:
-        gate.on_decision(lambda: called.append("told"))
-    assert called == ["told"]
+@pytest.mark.parametrize(("for_newcomers", "stop"), [(True, 5), (False, None)])
+def test_a_decision_stands_but_for_a_better_reason_than_newcomers(for_newcomers: bool, stop: int | None) -> None:
+    gate = StepGate()
+    gate.decide(None, why="1 waiting", for_newcomers=for_newcomers)
+    gate.decide(5, why="c to leave")
+    gate.decide(6, why="d to leave")
+    assert (gate.stop, gate.for_newcomers) == (stop, False)
 
 
 @pytest.mark.parametrize("seed", range(200))

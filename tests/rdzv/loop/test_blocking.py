@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
+import rdzv
 import rdzv.sync
+import store
 import store.sync
 from rdzv.errors import GiveUp, RendezvousClosedError, RunGivenUpError
 from rdzv.loop.life import FINISHED
+from rdzv.node.member.steps import Steps
+from tests.support.processes import start_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -118,3 +123,52 @@ def test_a_run_without_progress_is_given_up_at_every_member(url: str) -> None:
     assert {(error.reason, error.status) for error in both} == {
         ("the last rounds have failed before a step was finished: 1 of them, one after the other (no_progress=1)", 93)
     }
+
+
+DIES = """
+import sys, time, rdzv.sync
+
+with rdzv.sync.connect(sys.argv[1], node_id="killed", is_host=False) as handler:
+    info = handler.next_rendezvous()
+    print("in", flush=True)
+    info.store.get("never")
+"""
+
+
+async def test_a_wait_that_a_loss_ends_names_the_lost_also_while_the_node_waits_for_the_store(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait ended at once, and another task told later who was lost: the error was that its time was over."""
+    heed = Steps.heed
+
+    async def late(self: Steps, *arguments: Any) -> None:
+        await asyncio.sleep(1)
+        await heed(self, *arguments)
+
+    monkeypatch.setattr(Steps, "heed", late)
+    at = f"{url}/job?min_nodes=2&max_nodes=2&is_host=false&disconnect_ttl=0.3"
+    ended: list[BaseException] = []
+
+    def train() -> None:
+        for round in rdzv.sync.rounds(at, node_id="a"):
+            with round:
+                round.store.set("here", b"")
+                try:
+                    round.store.get("never")
+                except BaseException as error:
+                    ended.append(error)
+                    raise
+            return
+
+    training = asyncio.create_task(asyncio.to_thread(train))
+    async with start_python("-c", DIES, at) as child:
+        await child.line("in")
+        async with store.connect(url) as look, asyncio.timeout(WITHIN):
+            while (await look.stats())["waits"] < 2:  # noqa: ASYNC110  nobody else tells
+                await asyncio.sleep(0.01)
+        child.kill()
+    async with asyncio.timeout(WITHIN):
+        await training
+    (error,) = ended
+    assert isinstance(error, rdzv.MembersLostError)
+    assert error.node_ids == ("killed",)

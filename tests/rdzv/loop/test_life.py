@@ -16,7 +16,6 @@ from rdzv.core.stopping import Stop
 from rdzv.core.stuck.beats import Beats
 from rdzv.loop.life import Life
 from rdzv.membership import Membership
-from rdzv.node.link.wakeup import Listeners
 from rdzv.testing import ClusterNode, cluster
 
 ROUND = Round(number=7, term=1, size=3, buckets=1, host="h", port=1, in_steps=True)
@@ -24,18 +23,15 @@ ROUND = Round(number=7, term=1, size=3, buckets=1, host="h", port=1, in_steps=Tr
 
 def test_who_leaves_after_an_agreement_ends_the_round_only_if_it_does_so_before_the_agreed_step() -> None:
     membership = Membership(round=ROUND, rank=0, arrival=3, beats=Beats(7, lambda: 0.0, expected=True))
-    node = SimpleNamespace(node_id="a", head=Head(round=ROUND), listeners=Listeners())
+    node = SimpleNamespace(node_id="a")
     ended: list[Ending] = []
     Life(cast("Any", node), membership, ended.append).start()
     membership.gate.passes(4)
-    membership.gate.decide(6, why="1 node waiting to come in")
     stop = Stop(round=7, decided=True, step=6)
     left = Progress(phase=Phase.TRAINING, round=7, departed=1, departed_ids=("b",), live=1)
-    node.head = Head(round=ROUND, progress=left, stop=stop)
-    node.listeners.changed()
+    membership.take(Head(round=ROUND, progress=left, stop=stop))
     assert not ended, "who waits for it in a later step has skipped a check, and that is an error of its own"
-    node.head = Head(round=ROUND, progress=left.replace(left_early=True), stop=stop)
-    node.listeners.changed()
+    membership.take(Head(round=ROUND, progress=left.replace(left_early=True), stop=stop))
     assert [(ending.kind, ending.node_ids) for ending in ended] == [(EndKind.LEFT, ("b",))]
 
 

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from rdzv.node.link.wakeup import Listeners, Wakeup
+from rdzv.listeners import Listeners
+from rdzv.node.link.wakeup import Wakeup
 
 pytestmark = pytest.mark.virtual_time
 

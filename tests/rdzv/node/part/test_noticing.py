@@ -16,8 +16,8 @@ from rdzv.core.round import Round
 from rdzv.core.state import Head
 from rdzv.core.stopping import Begun, Stop
 from rdzv.errors import RendezvousGracefulExitError
+from rdzv.listeners import Listeners
 from rdzv.node.link.loops import NodeLoop
-from rdzv.node.link.wakeup import Listeners
 from rdzv.node.member.arrival import State
 from rdzv.node.member.noticing import Noticing
 from rdzv.node.member.part import Part
@@ -58,14 +58,15 @@ async def test_a_question_that_came_before_the_node_knew_itself_a_member_is_answ
     follower = SimpleNamespace(
         head=Head(round=round), resets=0, own_ban=None, error=None, listeners=part.listeners, has_attributes=set
     )
-    noticing = asyncio.create_task(Noticing(part, cast("Any", SimpleNamespace(store=store, follower=follower))).run())
+    link = cast("Any", SimpleNamespace(store=store, follower=follower))
+    noticing = asyncio.create_task(Noticing(part, link).run())
     try:
         await asyncio.sleep(0)
         follower.head = Head(round=round, stop=Stop(round=7, why="1 node waiting to come in"))
         part.listeners.changed()
         await asyncio.sleep(1)
         assert not answers
-        membership = part.become_member(round, 0, Me(arrival=3), time=asyncio.get_running_loop().time)
+        membership = part.become_member(round, 0, Me(arrival=3), link, time=asyncio.get_running_loop().time)
         await asyncio.sleep(1)
     finally:
         await cancel_and_wait(noticing)

@@ -11,9 +11,9 @@ import pytest
 
 from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
+from rdzv.listeners import Listeners
 from rdzv.node.link.link import Link
 from rdzv.node.link.loops import NodeLoop
-from rdzv.node.link.wakeup import Listeners
 from rdzv.node.member.part import Part
 from rdzv.node.member.record import TTL_MOST, new_record, node_ttl
 from store import Limits

@@ -1,0 +1,62 @@
+"""Pure: the listeners of an object, which are notified in the order in which they were added."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from store.printable import escaping
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Listener", "Listeners"]
+
+log: logging.Logger = escaping(logging.getLogger(__name__))
+
+
+class Listener(Protocol):
+    """An object that is notified of changes."""
+
+    def changed(self) -> None:
+        """Look at the state anew: something has changed, perhaps nothing that matters here."""
+
+
+class Listeners:
+    """Listeners that are notified together, and groups of them.
+
+    A notification has no content. A listener is added first, looks at the state then, and looks again at each
+    notification: so no change is lost between its look and its being added.
+
+    Any thread may add, remove and notify. Each access to the table is one step of the interpreter. There is no lock: a
+    child that is forked while another thread holds one could never take it.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: dict[Listener, Listener] = {}
+
+    def changed(self) -> None:
+        """Notify all of them, here and now. The error of one is logged, and keeps no other from being notified."""
+        for listener in tuple(self._listeners):
+            try:
+                listener.changed()
+            except Exception:
+                log.exception("a listener has failed: %r", listener)
+
+    @contextlib.contextmanager
+    def listening(self, listener: Listener) -> Iterator[None]:
+        """Notify this one, too, for as long as the context lasts."""
+        self.add(listener)
+        try:
+            yield
+        finally:
+            self.remove(listener)
+
+    def add(self, listener: Listener) -> None:
+        """Notify this one, too."""
+        self._listeners[listener] = listener
+
+    def remove(self, listener: Listener) -> bool:
+        """Notify it no more; True for the one caller that has taken it out."""
+        return self._listeners.pop(listener, None) is not None

@@ -1,0 +1,241 @@
+"""A membership takes in the head before any listener looks; and each listener is told, once where it acts once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from rdzv.core.round import Round
+from rdzv.core.state import Head, Phase, Progress
+from rdzv.core.stopping import Stop
+from rdzv.core.stuck.beats import Beats
+from rdzv.loop.life import Life
+from rdzv.membership import Membership
+from rdzv.node.member.steps import Steps
+from tests.guarantees.test_r21_one_loop import a_run, begin, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rdzv.core.round_life import Ending
+    from rdzv.node.link.link import Link
+
+virtual_time = pytest.mark.virtual_time
+
+ROUND = Round(number=7, term=1, size=3, buckets=1, host="h", port=1, in_steps=True)
+
+
+def member(clock: Callable[[], float] = lambda: 0.0) -> Membership:
+    return Membership(round=ROUND, rank=0, arrival=3, node_id="a", beats=Beats(7, clock, expected=True))
+
+
+class Looks:
+    """A listener, with all that it has seen."""
+
+    def __init__(self, look: Callable[[], Any]) -> None:
+        self.look = look
+        self.seen: list[Any] = []
+
+    def changed(self) -> None:
+        self.seen.append(self.look())
+
+
+# ------------------------------------------------------------------------------------------ before anybody looks
+
+LOST = Progress(phase=Phase.TRAINING, round=7, lost=1, lost_ids=("b",), live=2)
+EXPELLED = LOST.replace(lost=2, lost_ids=("b", "a"), why_lost=(("a", "it stood still"),))
+STOP = Stop(round=7, decided=True, step=6, why="c to leave")
+
+
+@pytest.mark.parametrize(
+    ("head", "rejoins", "over", "decided", "lost_ids"),
+    [
+        (Head(round=ROUND, progress=LOST), False, None, False, ("b",)),
+        (Head(round=ROUND, progress=LOST, stop=STOP), False, None, True, ("b",)),
+        (Head(round=ROUND, stop=STOP.replace(round=6)), False, None, False, ()),
+        (Head(round=ROUND, progress=LOST.replace(round=6)), False, None, False, ()),
+        (Head(round=ROUND, progress=EXPELLED), False, "it stood still", False, ()),
+        (Head(round=ROUND, progress=EXPELLED.replace(why_lost=())), False, "its record is gone", False, ()),
+        (Head(round=ROUND.replace(number=8, revision=9)), False, "round 8 was completed without", False, ()),
+        (Head(round=ROUND.replace(number=8, revision=9)), True, None, False, ()),
+    ],
+)
+def test_all_that_the_head_says_of_a_round_is_known_at_the_first_notification(
+    head: Head, rejoins: bool, over: str | None, decided: bool, lost_ids: tuple[str, ...]
+) -> None:
+    membership = member()
+    looks = Looks(lambda: (membership.over, membership.gate.decided, membership.lost_ids))
+    membership.listeners.add(looks)
+    membership.take(head, rejoins=rejoins)
+    assert looks.seen[0] == looks.seen[-1]
+    (why, *rest) = looks.seen[0]
+    assert rest == [decided, lost_ids]
+    assert (why is None) if over is None else (over in why)
+
+
+@virtual_time
+async def test_whoever_listens_to_the_node_finds_the_loss_when_it_looks() -> None:
+    """It was woken before the loss was set, and not again."""
+    async with a_run(ttl=3) as run:
+        a, _, _ = await run.met("abc")
+        await asyncio.sleep(5)
+        membership = a.node.membership
+        assert membership is not None
+        looks = Looks(lambda: membership.lost_ids)
+        with a.node.listeners.listening(looks):
+            run.crash("c")
+            await until(lambda: membership.lost_ids == ("c",))
+            await asyncio.sleep(0.02)
+        assert ("c",) in looks.seen
+
+
+@virtual_time
+async def test_a_loss_is_heard_while_the_store_has_not_answered_what_the_node_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who heard of it by the membership heard it 5 s later, when the answer to the coordinator's question was taken."""
+    ended: dict[tuple[str, str], float] = {}
+    end = Life.end
+
+    def noted(self: Life, ending: Ending) -> None:
+        ended.setdefault((self._membership.node_id, ending.kind.value), anyio.current_time())
+        end(self, ending)
+
+    monkeypatch.setattr(Life, "end", noted)
+    async with a_run(ttl=3) as run:
+        trainers = [begin(run, name) for name in "abc"]
+        await until(lambda: all(one.step >= 5 and one.played[-1][2] == 3 for one in trainers))
+        keys, asked = run._handlers["a"].node.keys, asyncio.Event()
+
+        async def slow(request: Any, when: str) -> None:
+            puts = getattr(request, "then", ())
+            if when == "before" and any(getattr(put, "key", "").startswith(keys.begun) for put in puts):
+                asked.set()
+                await asyncio.sleep(5)
+
+        run.clients["a"].hook = slow
+        await run._handlers["b"].drain(within=60)
+        await asked.wait()
+        run.crash("c")
+        at = anyio.current_time()
+        await until(lambda: ("a", "lost") in ended)
+        assert ended["a", "lost"] - at < 1
+
+
+@virtual_time
+@pytest.mark.parametrize("seconds", [0.0, 0.5, 5.0])
+@pytest.mark.parametrize("held_up", ["a", "ab"])
+async def test_decision_and_departure_in_one_read_are_no_loss(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, held_up: str
+) -> None:
+    """Another task set the decision later: the job of a healthy run ended in the middle of a step, or hung."""
+    heed = Steps.heed
+
+    async def late(self: Steps, link: Link, membership: Membership) -> None:
+        stop = link.follower.head.stop
+        if self._part.node_id in held_up and stop is not None and stop.decided and seconds:
+            await anyio.sleep(seconds)
+        await heed(self, link, membership)
+
+    monkeypatch.setattr(Steps, "heed", late)
+    async with a_run(ttl=10) as run:
+        trainers = {name: begin(run, name) for name in "abc"}
+        await until(lambda: all(one.step >= 5 and one.played[-1][2] == 3 for one in trainers.values()))
+        rounds = {name: one.rounds[-1] for name, one in trainers.items()}
+        await run._handlers["c"].drain(within=60)
+        await until(lambda: all(round.ending is not None for round in rounds.values()))
+        endings = [round.ending for round in rounds.values()]
+        assert {ending.kind.value for ending in endings if ending} == {"agreed"}
+        await until(lambda: all(trainers[name].left_before for name in "ab"))
+        assert len({one.left_before[-1] for one in trainers.values() if one.left_before}) == 1
+
+
+# ------------------------------------------------------------------------------------------ errors, threads, forks
+
+
+@virtual_time
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
+async def test_neither_a_listener_nor_a_callback_ends_what_the_node_follows(error: type[BaseException]) -> None:
+    """The error reached the follower: the member was out of its round by its own callback."""
+
+    def fails(*_: object) -> None:
+        raise error
+
+    async with a_run(ttl=3) as run:
+        a, b = await run.met("ab")
+        membership = a.node.membership
+        assert membership is not None
+        membership.call_when_lost(fails)
+        membership.call_when_over(fails)
+        if error is ZeroDivisionError:
+            a.node.listeners.add(Looks(fails))
+            membership.listeners.add(Looks(fails))
+        looks = Looks(lambda: membership.lost_ids)
+        membership.listeners.add(looks)
+        run.crash("b")
+        await until(lambda: looks.seen[-1:] == [("b",)])
+        assert membership.dropped is False
+        assert membership.over is None
+        await a.leave()
+        over = a.node.membership
+        assert over is membership
+        assert over.over == "this node has left it"
+        assert b.node.membership is not None
+
+
+def test_what_acts_once_is_called_once_though_two_threads_come_together() -> None:
+    for _ in range(300):
+        membership, calls, both = member(), list[str](), threading.Barrier(2)
+
+        def end(membership: Membership = membership, both: threading.Barrier = both) -> None:
+            both.wait()
+            membership.end("over", dropped=True)
+
+        def listen(
+            membership: Membership = membership, both: threading.Barrier = both, calls: list[str] = calls
+        ) -> None:
+            both.wait()
+            membership.call_when_over(calls.append)
+
+        threads = [threading.Thread(target=end), threading.Thread(target=listen)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        membership.end("over again", dropped=True)
+        assert calls == ["over"]
+
+
+def test_a_child_that_is_forked_in_the_middle_of_a_callback_may_ask_and_listen() -> None:
+    """With a lock it would wait for ever: the thread that holds it is not in the child."""
+    membership, in_callback, may_return = member(), threading.Event(), threading.Event()
+
+    def callback(_: str) -> None:
+        in_callback.set()
+        may_return.wait()
+
+    membership.call_when_over(callback)
+    thread = threading.Thread(target=membership.end, args=("over",), kwargs={"dropped": True})
+    thread.start()
+    in_callback.wait()
+    pid = os.fork()
+    if pid == 0:
+        told: list[str] = []
+
+        def ask() -> None:
+            membership.call_when_over(told.append)
+            membership.listeners.changed()
+            os._exit(0 if told == ["over"] else 2)
+
+        threading.Thread(target=ask, daemon=True).start()
+        time.sleep(30)
+        os._exit(1)
+    may_return.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
