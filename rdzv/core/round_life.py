@@ -1,23 +1,13 @@
-"""Pure: a round's life for one of its members, from its first step to the next round, or to an error of one's own.
+"""Pure: how a round ends for one of its members, and whose error it is.
 
-Whoever drives a member (a body under `rounds()`, the processes of `rdzv run`) tells what has happened (`Fact`), and is
-told what to do next (`Act`). All changes there are stand in one table, `TRANSITIONS`:
+**Whose error it is.** When a member dies, the others fail, too: their peer has hung up, and mostly sooner than any of
+them is told of the death. So a member that fails writes its name into the round's store before it releases what others
+wait for. Of several that fail the first is to blame, and the others meet again. A member that was killed has written
+nothing. So the first one waits until a death would have been announced; once a loss is known, the error is taken to
+have come of it.
 
-    AT_WORK         the member takes its steps
-    AT_END          it has come to the end of its work, and waits for the others to come to theirs
-    ASKING          it has failed, and asks who was the first of the round to fail, or to end it
-    AWAITING_NEWS   it was the first, and waits for news of a loss: who was killed cannot say that it was first
-    OVER            it meets the others again, or raises its error
-
-**Whose error it is.** When a member dies, the others fail, too: their peer has hung up, and mostly sooner than anybody
-is told of the death. So who fails writes its name into the round's store, before it lets go of what others wait for: of
-several that fail, the first is to blame, and the others meet again. A member that was killed has written nothing. So
-the first one waits until a death would have been announced; once a loss is known, the error is taken to have come of
-it.
-
-How a round ends for a member is an `Ending`; the first one counts, but for one thing: who has not come out yet since
-all have agreed to leave may be waiting for somebody who goes meanwhile, and must hear of that. It may come at any time,
-from another thread, and is looked at when the member has come out of its work.
+A round ends for a member by an `Ending`. The first one counts, but for one thing: a member that has not come out yet
+since all have agreed to leave may be waiting for one that goes meanwhile, and must hear of that.
 """
 
 from __future__ import annotations
@@ -30,9 +20,9 @@ from typing import TYPE_CHECKING, Final
 from rdzv.errors import GiveUp, MembersLostError, RoundChanged, RoundSupersededError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator
 
-__all__ = ["ASK_WITHIN", "TRANSITIONS", "Act", "EndKind", "Ending", "Fact", "RoundLife", "State", "news_within"]
+__all__ = ["ASK_WITHIN", "EndKind", "Ending", "Outcome", "Phase", "gave_up", "news_within", "own_failure"]
 
 ASK_WITHIN: Final = 2.0  # seconds for a word with the round's store, before one does without
 # Seconds after its lease's end in which a member's death is known to the others: a lease goes within 0.1 s, and a
@@ -71,140 +61,46 @@ class Ending:
         return self.kind is not EndKind.AGREED
 
 
-class State(Enum):
-    """Where a member is; see the module."""
+class Phase(Enum):
+    """Where a member is in its round."""
 
-    AT_WORK = "at work"
-    AT_END = "at its end"
-    ASKING = "asking"
-    AWAITING_NEWS = "awaiting news"
-    OVER = "over"
+    AT_WORK = "at work"  # it takes its steps
+    AT_END = "at its end"  # its work has come to its end, and it waits for the others to come to theirs
+    FAILED = "failed"  # it asks which member was the first to fail, and waits for news of a loss if it was that
 
 
-class Fact(Enum):
-    """What has happened."""
+class Outcome(Enum):
+    """The consequence of the end of a member's work."""
 
-    FINISHED = "finished"  # the work has come to its end, and the round had not ended before
-    WENT_ALONG = "went along"  # the member has come out since the round has ended
-    GAVE_UP = "gave up"  # it wants nobody to go on
-    FAILED = "failed"  # it has failed, and that nobody has gone is all that is known
-    INTERRUPTED = "interrupted"  # somebody wants this very process to stop
-    WAS_FIRST = "was first"  # to fail, of all members
-    WAS_NOT_FIRST = "was not first"  # or it cannot be known: who is cut off has that against it, and not its work
-    WAS_ALONE = "was alone"  # in its round
-    WAS_LAST = "was last"  # to come to its end, of all members
-    WAS_NOT_LAST = "was not last"
-    CLOSED = "closed"  # by this member, as was told
-    ENDED = "ended"  # the round has, while the member waited
-    NO_NEWS = "no news"  # nobody has gone in the time in which that would be known
-
-
-class Act(Enum):
-    """What to do next; what comes of it is the next fact."""
-
-    COUNT_IN = "count in"  # among those that have come to their end
-    CLOSE = "close"  # the run, which has done what it was for
-    AWAIT_END = "await end"  # until the run is closed, or something else ends the round
-    ASK_WHO_WAS_FIRST = "ask who was first"  # and be it, if nobody was
-    AWAIT_NEWS = "await news"  # of a loss, having let go of what others wait for
-    GIVE_UP = "give up"  # close the run, and raise
     MEET_AGAIN = "meet again"
-    RAISE = "raise"
+    RAISE = "raise"  # the error is its own
+    GIVE_UP = "give up"  # raise; the run is closed with its verdict
 
 
-# Every change there is.
-TRANSITIONS: Final[Mapping[State, Mapping[Fact, tuple[State, Act]]]] = {
-    State.AT_WORK: {
-        Fact.FINISHED: (State.AT_END, Act.COUNT_IN),
-        Fact.WENT_ALONG: (State.OVER, Act.MEET_AGAIN),
-        Fact.GAVE_UP: (State.OVER, Act.GIVE_UP),
-        Fact.FAILED: (State.ASKING, Act.ASK_WHO_WAS_FIRST),
-        Fact.INTERRUPTED: (State.OVER, Act.RAISE),
-    },
-    State.AT_END: {
-        Fact.WAS_LAST: (State.AT_END, Act.CLOSE),
-        Fact.WAS_NOT_LAST: (State.AT_END, Act.AWAIT_END),
-        Fact.CLOSED: (State.AT_END, Act.AWAIT_END),
-        Fact.ENDED: (State.OVER, Act.MEET_AGAIN),
-    },
-    State.ASKING: {
-        Fact.WAS_FIRST: (State.AWAITING_NEWS, Act.AWAIT_NEWS),
-        Fact.WAS_NOT_FIRST: (State.OVER, Act.MEET_AGAIN),
-        Fact.WAS_ALONE: (State.OVER, Act.RAISE),
-    },
-    State.AWAITING_NEWS: {
-        Fact.ENDED: (State.OVER, Act.MEET_AGAIN),
-        Fact.NO_NEWS: (State.OVER, Act.RAISE),
-    },
-    State.OVER: {},
-}
+def _leaves(failure: BaseException) -> Iterator[BaseException]:
+    """Yield the errors that a group of tasks has ended by, at any depth."""
+    if isinstance(failure, BaseExceptionGroup):
+        for one in failure.exceptions:
+            yield from _leaves(one)
+    else:
+        yield failure
 
 
-class RoundLife:
-    """One member's life in one round."""
+def gave_up(failure: BaseException | str | None) -> GiveUp | None:
+    """Return the verdict not to go on that the work has ended by, also in a group of tasks; of several, the first."""
+    if not isinstance(failure, BaseException):
+        return None
+    return next((leaf for leaf in _leaves(failure) if isinstance(leaf, GiveUp)), None)
 
-    def __init__(self) -> None:
-        self.state: State = State.AT_WORK
-        self.ending: Ending | None = None  # why the round has ended for it; None while it goes on
-        self.blames_others: bool = False  # an error of its own work was found to be others' fault
-        self.all_have_finished: bool = False  # it was the last to come to its end
 
-    def ends(self, ending: Ending) -> bool:
-        """The round has ended; False if that is no news. From any thread."""
-        is_news = self.ending is None or (ending.others_have_gone and not self.ending.others_have_gone)
-        if is_news:
-            self.ending = ending
-        return is_news
-
-    def happens(self, fact: Fact, *, failure: BaseException | str | None = None) -> Act:
-        """Go on by one fact; what to do next.
-
-        Args:
-            fact: What has happened.
-            failure: What the member has failed with, where it has.
-        """
-        after = TRANSITIONS[self.state].get(fact)
-        assert after is not None, f"of a member that is {self.state.value} it cannot be told: {fact.value}"
-        was, (self.state, act) = self.state, after
-        self.blames_others |= was in (State.ASKING, State.AWAITING_NEWS) and act is Act.MEET_AGAIN
-        self.all_have_finished |= fact is Fact.WAS_LAST
-        if fact is Fact.WAS_NOT_FIRST:
-            reason = f"others have failed before, as this member has: {failure!r}"
-            self.ends(Ending(kind=EndKind.FAILED, reason=reason))
-        return act
-
-    def comes_out(self, failure: BaseException | str | None) -> Act:
-        """The work of the member is over, by this error, or failed in these words, if it is; what to do next."""
-        return self.happens(self._what_it_means(failure))
-
-    def _what_it_means(self, failure: BaseException | str | None) -> Fact:
-        match failure:
-            case None:
-                return Fact.FINISHED if self.ending is None else Fact.WENT_ALONG
-            case GiveUp():
-                return Fact.GAVE_UP
-            case RoundChanged() | MembersLostError() | RoundSupersededError():
-                return Fact.WENT_ALONG
-            case Exception() | str():
-                return Fact.WENT_ALONG if self.others_have_gone else Fact.FAILED
-            case _:
-                return Fact.INTERRUPTED
-
-    @property
-    def others_have_gone(self) -> bool:
-        """Whether the round has ended since somebody has gone."""
-        return self.ending is not None and self.ending.others_have_gone
-
-    @property
-    def news(self) -> Fact:
-        """What the wait for news has come to."""
-        return Fact.ENDED if self.others_have_gone else Fact.NO_NEWS
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether it has ended by a failure or a loss, and not by anything that was announced."""
-        gone = (EndKind.LOST, EndKind.LEFT, EndKind.FAILED, EndKind.DROPPED)
-        return self.blames_others or (self.ending is not None and self.ending.kind in gone)
+def own_failure(failure: BaseException | str) -> bool | None:
+    """Return whether the work has failed by more than the round's end; None if this very process is to stop."""
+    leaves = () if isinstance(failure, str) else tuple(_leaves(failure))
+    if not all(isinstance(leaf, Exception) for leaf in leaves):
+        return None
+    return not leaves or not all(
+        isinstance(leaf, RoundChanged | MembersLostError | RoundSupersededError) for leaf in leaves
+    )
 
 
 def news_within(*, disconnect_ttl: float, ttl: float, back_for: float = math.inf) -> float:

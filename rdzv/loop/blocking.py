@@ -13,25 +13,16 @@ Nothing can cancel a body that blocks. When a round has ended, the next `check` 
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from rdzv.core.round_life import Act, Ending, EndKind
-from rdzv.errors import (
-    RendezvousClosedError,
-    RendezvousError,
-    RendezvousGracefulExitError,
-    RendezvousSettingsError,
-    RoundChanged,
-)
-from rdzv.loop.member import MemberOfRound, Options, SoFar, change_nothing
+from rdzv.core.round_life import Ending, EndKind
+from rdzv.errors import RendezvousSettingsError, RoundChanged
+from rdzv.loop.member import MemberOfRound, Options, RoundLoop
 from store.calls import finished
 from store.net.threads import Flag
-from store.printable import escaping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
     from typing import SupportsIndex
 
@@ -42,8 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Round", "rounds_made_by"]
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
-
 SomeRound = TypeVar("SomeRound", bound="Round")
 
 
@@ -52,51 +41,28 @@ def rounds_made_by(make: Callable[..., SomeRound], handler: Handler, options: Op
     node = handler.node
     if node is None:
         raise RendezvousSettingsError(f"the backend of run {handler.run_id} is not one of ours, and has no rounds")
-    so_far = SoFar(node, options, was_open=not handler.is_closed())
-    while so_far.goes_on():
-        try:
-            info = handler.next_rendezvous()
-        except (RendezvousGracefulExitError, RendezvousClosedError) as error:
-            so_far.end(error)
-            return
-        if so_far.counts and (given_up := so_far.check(handler.change_tally(change_nothing))):
-            handler.give_up(given_up.reason, status=given_up.status)
-            raise given_up
-        round = make(handler, info, so_far)
-        if round.begin():
-            yield round
-            round.check_entered()
-        so_far.left(round)
-        if so_far.counts:
-            with contextlib.suppress(RendezvousError):  # the store is away; the next call says so, if it stays away
-                handler.change_tally(so_far.count)
+    loop = RoundLoop(make, handler, node, options)
+    while (round := finished(loop.next())) is not None:
+        yield round
 
 
 class Round(MemberOfRound):
     """One round, for one of its members; made by `rdzv.sync.rounds`."""
 
-    def __init__(self, handler: Handler, info: BlockingRendezvousInfo, so_far: SoFar) -> None:
-        super().__init__(so_far)
+    def __init__(self, handler: Handler, info: BlockingRendezvousInfo, loop: RoundLoop[Any]) -> None:
+        super().__init__(handler, loop)
         self.store: BlockingSharedStore = info.store
-        self._handler: Handler = handler
+        self._handler: Handler
         self._info = info
-
-    def begin(self) -> bool:
-        """Make ready what the body needs, before the loop gives the round; False if it has ended meanwhile."""
-        return True
 
     def __enter__(self) -> Self:
         self._enter()
-        self.life.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         return finished(self._conclude(error))
-
-    async def _in_node(self, work: Coroutine[Any, Any, Act]) -> Act:
-        return self._handler.call(work)
 
     def _ended(self, ending: Ending) -> None:
         """Wake who waits in the round's store: nobody is left who would end that; from the node's thread."""

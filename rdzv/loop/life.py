@@ -1,18 +1,18 @@
 """Shell: a round's life for one of its members: notices what ends it, and does what follows, in the node's loop.
 
-`rdzv.core.round_life` says what follows from what, as a table; here it is done, for all who drive a member through its
-rounds: `rounds()`, `rdzv.torch.rounds`, `rdzv run`, and the handler that torchrun calls. What differs between these is
-what a member's work is, and how it is ended.
+It serves all who drive a member through its rounds: `rounds()`, `rdzv.torch.rounds`, `rdzv run`, and the handler that
+torchrun calls. These differ in what a member's work is, and in how it is ended. Whose error a failure is says
+`rdzv.core.round_life`.
 
 **What ends a round** is noticed in the node's thread the moment that the node knows. A loss, a departure elsewhere
 than where all had agreed to stop, and being dropped end it at once. A closing ends it where the members agree to stop,
-as all that was wished for does; at once where no step has been begun, and where it is a verdict not to go on: whoever
-gave that has left in the middle of its step, and the others would wait for it in theirs. An agreement is no news here:
-the member meets it at its next `check`, unless all may leave at once.
+as all that was wished for does; at once where no step has been begun, and where it is a verdict not to go on: the
+member that gave it has left in the middle of its step, and the others would wait for it in theirs. An agreement is no
+news here: the member meets it at its next `check`, unless all may leave at once.
 
-**Who was first** of a round to fail, or to end it, stands in one key of the round's store, which is written once.
-Beside its name, a member may say how it has failed; who listens to that (`hear`) stops, too: it may not notice by
-itself, or hang in a collective.
+**Which member was the first** of a round to fail, or to end it, stands in one key of the round's store, which is
+written once. Beside its name, a member may say how it has failed; a member that listens to that (`hear`) stops, too: it
+may not notice by itself, or hang in a collective.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from rdzv.core.absent import named
-from rdzv.core.round_life import ASK_WITHIN, Act, Ending, EndKind, Fact, RoundLife, State, news_within
-from rdzv.core.state import Closed, Dropped, NodesLeft, NodesLost
+from rdzv.core.round_life import ASK_WITHIN, Ending, EndKind, Outcome, Phase, gave_up, news_within, own_failure
+from rdzv.core.state import Closed, NodesLeft, NodesLost
 from rdzv.core.stuck.accusing import SOMEBODY
-from rdzv.errors import GiveUp, RendezvousError, RoundSupersededError
+from rdzv.errors import RendezvousError, RoundSupersededError
 from rdzv.membership import changes_since
 from rdzv.node.front import verbs
 from rdzv.node.front.sharing import shared_store
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
     from typing import Any
 
-    from rdzv.core.state import Progress
     from rdzv.core.stopping import StepGate
+    from rdzv.errors import GiveUp
     from rdzv.membership import Membership
     from rdzv.node.node import Node
     from rdzv.shared_store.store import SharedStore
@@ -62,16 +62,21 @@ LISTENS_AGAIN: Final = 1.0  # seconds after the store was out of reach
 LOOKS_FOR_NEWS_EVERY: Final = 0.1  # seconds: that this process stood still is known to that part
 
 
-class Life(RoundLife):
+class Life:
     """One member's life in one round.
 
     Args:
-        node: Who is a member of it.
-        membership: Of which round.
+        node: The node that is a member of it.
+        membership: The round.
         on_end: Called with why it has ended, in the node's thread; or where it is noticed, if it has by now. Called
-            again if it had ended by an agreement, and somebody goes before this member has come out.
+            again if it had ended by an agreement, and a member goes before this one has come out.
         lets_newcomers_wait: Work that begins no step is not interrupted by nodes that wait to come in.
         finished: Why the run is closed once all members have come to the end of their work.
+
+    Attributes:
+        phase: Where the member is.
+        blames_others: An error of its own work was found to be others' fault.
+        all_have_finished: It was the last to come to its end.
     """
 
     def __init__(
@@ -83,7 +88,10 @@ class Life(RoundLife):
         lets_newcomers_wait: bool = False,
         finished: str = FINISHED,
     ) -> None:
-        super().__init__()
+        self.phase: Phase = Phase.AT_WORK
+        self.blames_others: bool = False
+        self.all_have_finished: bool = False
+        self._endings: dict[bool, Ending] = {}  # by whether others have gone; each is set once, from any thread
         self._node = node
         self._membership = membership
         self._on_end = on_end
@@ -97,6 +105,22 @@ class Life(RoundLife):
     def gate(self) -> StepGate:
         """What the member passes at each step."""
         return self._membership.gate
+
+    @property
+    def ending(self) -> Ending | None:
+        """Why the round has ended for the member; None while it goes on."""
+        return self._endings.get(True) or self._endings.get(False)
+
+    @property
+    def others_have_gone(self) -> bool:
+        """Whether the round has ended since others have gone."""
+        return True in self._endings
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended by a failure or a loss, and not by anything that was announced."""
+        gone = (EndKind.LOST, EndKind.LEFT, EndKind.FAILED, EndKind.DROPPED)
+        return self.blames_others or (self.ending is not None and self.ending.kind in gone)
 
     def start(self) -> None:
         """Listen from now on."""
@@ -112,15 +136,20 @@ class Life(RoundLife):
         ending = None if self.others_have_gone else self._look()
         if ending is not None:
             self.end(ending)
-        if self.state is State.AWAITING_NEWS and self._others_live():
+        if self.phase is Phase.FAILED and self._others_live():
             self._wake()
 
     def end(self, ending: Ending) -> None:
-        """It has ended; which reason counts is said in `round_life`."""
-        if self.ends(ending):
+        """It has ended; which reason counts is said in `round_life`. From any thread."""
+        if self._note(ending):
             self._on_end(ending)
-            if self.state is not State.AT_WORK:  # it is the node's thread then, where something may be awaited
+            if self.phase is not Phase.AT_WORK:  # it is the node's thread then, where something may be awaited
                 self._wake()
+
+    def _note(self, ending: Ending) -> bool:
+        """Note why it has ended; False if that is no news."""
+        is_first = self._endings.setdefault(ending.others_have_gone, ending) is ending
+        return is_first and self.ending is ending
 
     def _wake(self) -> None:
         if self._awaits is not None:
@@ -131,62 +160,48 @@ class Life(RoundLife):
         if membership.over is not None:
             why = f"this node was dropped: {membership.over}" if membership.dropped else membership.over
             return Ending(kind=EndKind.DROPPED, reason=why)
-        head, me, at_end = membership.head, membership.node_id, self.state is State.AT_END
+        head, progress, round = membership.head, membership.progress, membership.round
+        at_end = self.phase is Phase.AT_END
         stops_nowhere = at_end or (gate.begun is None and gate.stop is None)  # where all may: it begins no step
-        for change in changes_since([], head, round=membership.round, dropped=None, node_id=me):
+        for change in changes_since([], head, round=round, dropped=None, node_id=membership.node_id):
             match change:
                 case NodesLost(node_ids=ids) as lost:
                     return Ending(kind=EndKind.LOST, reason=f"lost: {names_of(lost)}", node_ids=ids)
                 case NodesLeft(node_ids=ids) as left if not gate.decided or self._left_early:
                     return Ending(kind=EndKind.LEFT, reason=f"left: {names_of(left)}", node_ids=ids)
-                case Dropped(reason=reason):
-                    return Ending(kind=EndKind.DROPPED, reason=reason)
                 case Closed(reason=reason, given_up=given_up) if given_up or stops_nowhere:
                     return Ending(kind=EndKind.CLOSED, reason=f"the run is closed: {reason}")
         if gate.decided and gate.stop is None and not (gate.for_newcomers and self._lets_newcomers_wait):
-            # All leave at once, since nobody has begun a step; or since the run is closed, and not all have: then who
-            # has begun its first may wait in it for somebody who has gone.
+            # All leave at once, since no member has begun a step; or since the run is closed, and not all have: then a
+            # member that has begun its first may wait in it for one that has gone.
             return Ending(kind=EndKind.AGREED if gate.begun is None else EndKind.CLOSED, reason=gate.why)
-        if at_end and self._others_stop():
+        if progress is None:
+            return None
+        if at_end and progress.live < round.size:
             # It comes to no step any more where all stop: either all come to their ends, and the run is closed, or the
             # others stop, and it goes on with them. Those who begin no steps (`rdzv run`) stop without agreeing on one.
             return Ending(kind=EndKind.AGREED, reason=gate.why or "others, who were not done, meet again")
-        if self.state is State.AT_WORK and self._somebody_went_on():
+        has_left = progress.live + progress.lost + progress.departed < round.size
+        if self.phase is Phase.AT_WORK and has_left and round.in_steps and not gate.decided:
+            # It came for the next round from the middle of a step, in which the others wait for it: it has failed, and
+            # could not ask which member was first.
             return Ending(kind=EndKind.LEFT, reason="left: a member meets again, and all had not agreed to")
         return None
 
-    @property
-    def _progress(self) -> Progress | None:
-        return self._membership.progress
-
-    def _others_stop(self) -> bool:
-        """Whether a member has stopped, as all are to: it waits for the next round, or has gone as was agreed."""
-        progress = self._progress
-        return progress is not None and progress.live < self._membership.round.size
-
-    def _somebody_went_on(self) -> bool:
-        """Whether a member came for the next round from the middle of a step, in which the others wait for it.
-
-        It has failed, and could not ask who was first.
-        """
-        progress, round = self._progress, self._membership.round
-        if progress is None or self.gate.decided or not round.in_steps:
-            return False
-        return progress.live + progress.lost + progress.departed < round.size
-
     def _others_live(self) -> bool:
         """Whether all other members have come for the next round: then none of them has died."""
-        progress = self._progress
+        progress = self._membership.progress
         return progress is not None and progress.live <= 1 and not (progress.lost or progress.departed)
 
     @property
     def _left_early(self) -> bool:
-        """Whether somebody has left elsewhere than where all had agreed to stop: the others wait for it in their step.
+        """Whether a member has left elsewhere than where all had agreed to stop: the others wait for it in their step.
 
-        Who has left where all do is no reason: a body that waits for it in a later step has gone on without `check`,
-        and must hear of that.
+        A member that has left where all do is no reason: a body that waits for it in a later step has gone on without
+        `check`, and must hear of that.
         """
-        return self._progress is not None and self._progress.left_early
+        progress = self._membership.progress
+        return progress is not None and progress.left_early
 
     # ------------------------------------------------------------------------------------------ what follows
 
@@ -194,46 +209,90 @@ class Life(RoundLife):
         self,
         failure: BaseException | str | None,
         *,
-        in_node: Callable[[Coroutine[Any, Any, Act]], Awaitable[Act]],
-        let_go: Callable[[], Awaitable[None]],
-    ) -> Act:
-        """Draw the consequence of the work's end: to meet again, to raise, or to raise and have nobody go on.
+        in_node: Callable[[Coroutine[Any, Any, bool]], Awaitable[bool]],
+        release: Callable[[], Awaitable[None]],
+    ) -> Outcome:
+        """Draw the consequence of the work's end. Whose error a failure is says `rdzv.core.round_life`.
+
+        For callers that block, both `in_node` and `release` are over before there is anything to wait for.
 
         Args:
-            failure: What it has ended by: an error, or how it has failed, in words that others are to hear.
+            failure: What the work has ended by: an error, or how it has failed, in words that others are to hear.
             in_node: Does something in the node's loop.
-            let_go: Lets go of what others wait for. Not before this member has said that it has failed: others, who
+            release: Releases what others wait for. Not before this member has said that it has failed: others, which
                 fail because of that, would be the first to say so.
         """
-        act = self.comes_out(failure)
-        if act not in (Act.MEET_AGAIN, Act.RAISE):
-            act = await in_node(self._follow(act, failure))
-        if act is Act.AWAIT_NEWS:
-            await let_go()
-            act = await in_node(self._await_news())
-        return act
+        verdict = gave_up(failure)
+        if verdict is not None:
+            await in_node(self._give_up(verdict))
+            return Outcome.GIVE_UP
+        if failure is None:
+            if self.ending is None:
+                await in_node(self._finish())
+            return Outcome.MEET_AGAIN
+        is_own = own_failure(failure)
+        if is_own is None:
+            return Outcome.RAISE
+        if not is_own or self.others_have_gone:
+            return Outcome.MEET_AGAIN
+        self.phase = Phase.FAILED
+        if await in_node(self._fails_first(failure)):
+            await release()
+            await in_node(self._await_news())
+        self.blames_others = True in self._endings  # what has ended it meanwhile
+        return Outcome.MEET_AGAIN if self.blames_others else Outcome.RAISE
 
-    async def _follow(self, act: Act, failure: BaseException | str | None) -> Act:
-        while self.state is not State.OVER and act is not Act.AWAIT_NEWS:
-            try:
-                fact = await self._do(act, failure)
-            except (RendezvousError, StoreError) as error:
-                # Only who is at its end needs the store. It goes on with the others, who cannot know that all is done.
-                self._say(f"this member has come to its end, and cannot say so: {error}")
-                fact = Fact.ENDED
-            act = self.happens(fact, failure=failure)
-        if isinstance(failure, GiveUp):
-            try:
-                await self._node.loop.start(verbs.give_up(self._node, failure.reason, status=failure.status))
-            except RendezvousError as error:  # the verdict stands here all the same
-                self._say(f"the others are not told that the run is given up: {error}")
-        return act
+    async def _give_up(self, verdict: GiveUp) -> bool:
+        try:
+            await self._node.loop.start(verbs.give_up(self._node, verdict.reason, status=verdict.status))
+        except RendezvousError as error:  # the verdict stands here all the same
+            self._say(f"the others are not told that the run is given up: {error}")
+        return True
 
-    def _say(self, what: str) -> None:
-        log.warning("run %s, round %d: %s", self._node.run_id, self._membership.round.number, what)
+    async def _finish(self) -> bool:
+        """Wait until all have come to their ends, and the last one closes the run, or until the round ends otherwise.
 
-    async def _await_news(self) -> Act:
-        """Wait until a loss would be known; what to do then."""
+        A member that cannot reach the store goes on with the others, which cannot know that all is done.
+        """
+        self.phase = Phase.AT_END
+        self._membership.beats.finish()  # it begins no step any more, and holds up no member that stops
+        self.gate.finish()
+        self.changed()
+        try:
+            with anyio.CancelScope() as self._awaits:
+                if self.ending is None:
+                    await self._count_in(1)
+                    await anyio.sleep_forever()
+            if self.ending is not None and self.ending.kind in (EndKind.LOST, EndKind.LEFT):
+                await self._count_in(0)  # the last to be counted may have gone before it could close the run
+        except (RendezvousError, StoreError) as error:
+            self._say(f"this member has come to its end, and cannot say so: {error}")
+        return True
+
+    async def _count_in(self, more: int) -> None:
+        """Count this member, or not, among those that have come to their ends; close the run if all have."""
+        with contextlib.suppress(RoundSupersededError):
+            count = await (await self._store()).add(DONE, more)
+            self.all_have_finished = count == self._membership.round.size
+        if self.all_have_finished:
+            # Who is cancelled meanwhile leaves that to go on.
+            await self._node.loop.start(verbs.set_closed(self._node, self._finished))
+
+    async def _fails_first(self, failure: BaseException | str) -> bool:
+        """Say that this member has failed; whether it was the first, and others may have news of a loss."""
+        how = failure if isinstance(failure, str) else ""
+        if not await self.be_first(how):
+            reason = f"others have failed before, as this member has: {failure!r}"
+            self._note(Ending(kind=EndKind.FAILED, reason=reason))
+            return False
+        if self._membership.round.size == 1:
+            return False
+        with contextlib.suppress(RendezvousError):  # it may hasten the news, and nothing else
+            await suspect(self._node, how or repr(failure))
+        return True
+
+    async def _await_news(self) -> bool:
+        """Wait until a loss would be known; whether one is."""
         settings = self._node.settings
         left = news_within(disconnect_ttl=settings.disconnect_ttl, ttl=settings.ttl, back_for=self._node.back_for)
         with anyio.CancelScope() as self._awaits:
@@ -244,45 +303,10 @@ class Life(RoundLife):
                 took = anyio.current_time() - began
                 # Without the time for which this process stood still: what came meanwhile it is about to read.
                 left -= took if took < LOOKS_FOR_NEWS_EVERY + STOOD_STILL else 0.0
-        return self.happens(self.news)
+        return self.others_have_gone
 
-    async def _do(self, act: Act, failure: BaseException | str | None) -> Fact:
-        match act:
-            case Act.COUNT_IN:  # the work begins no step any more, and holds up nobody who stops
-                self._membership.beats.finish()
-                self.gate.finish()
-                self.changed()
-                with anyio.CancelScope() as self._awaits:
-                    if self.ending is None:
-                        return Fact.WAS_LAST if await self._count(1) else Fact.WAS_NOT_LAST
-                return Fact.ENDED
-            case Act.CLOSE:
-                # Who is cancelled meanwhile leaves that to go on.
-                await self._node.loop.start(verbs.set_closed(self._node, self._finished))
-                return Fact.CLOSED if self.ending is None else Fact.ENDED
-            case Act.AWAIT_END:  # until the run is closed, or a change ends the wait, and all goes on
-                with anyio.CancelScope() as self._awaits:
-                    if self.ending is None:
-                        await anyio.sleep_forever()
-                # The last to be counted may have gone before it could close the run.
-                has_gone = self.ending is not None and self.ending.kind in (EndKind.LOST, EndKind.LEFT)
-                return Fact.WAS_LAST if has_gone and await self._count(0) else Fact.ENDED
-            case _:
-                assert act is Act.ASK_WHO_WAS_FIRST, "there is nothing else to be done here"
-                how = failure if isinstance(failure, str) else ""
-                if not await self.be_first(how):
-                    return Fact.WAS_NOT_FIRST
-                if self._membership.round.size == 1:
-                    return Fact.WAS_ALONE
-                with contextlib.suppress(RendezvousError):  # it may hasten the news, and nothing else
-                    await suspect(self._node, how or repr(failure))
-                return Fact.WAS_FIRST
-
-    async def _count(self, more: int) -> bool:
-        """Count this member, or not, among those that have come to the end of their work; whether all have."""
-        with contextlib.suppress(RoundSupersededError):
-            return await (await self._store()).add(DONE, more) == self._membership.round.size
-        return False
+    def _say(self, what: str) -> None:
+        log.warning("run %s, round %d: %s", self._node.run_id, self._membership.round.number, what)
 
     async def _store(self) -> SharedStore:
         """What the members share, for the node's loop."""
@@ -296,7 +320,7 @@ class Life(RoundLife):
 
         Who cannot say so is cut off, or is in the round no more: it has that against it, not its work.
         """
-        said = f"{self._node.node_id}\n{how}".encode()
+        said = f"{self._node.node_id}\n{how}".encode(errors="backslashreplace")
         with anyio.move_on_after(ASK_WITHIN), contextlib.suppress(RendezvousError, StoreError):
             return await (await self._store()).compare_set(BLAME, b"", said) == said
         return False
@@ -311,7 +335,7 @@ class Life(RoundLife):
         while True:
             try:
                 await listening.wait([BLAME], LISTENS_FOR)
-                name, _, how = (await listening.get(BLAME)).decode().partition("\n")
+                name, _, how = (await listening.get(BLAME)).decode(errors="replace").partition("\n")
             except RoundSupersededError:
                 return  # which everybody is told
             except (RendezvousError, StoreError):

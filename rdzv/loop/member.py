@@ -1,22 +1,25 @@
-"""What a round offers to a member's body, awaited or blocking: who it is, what has changed, and how the body ends.
+"""Shell: the loop over the rounds of a run, and a round for a member's body, as far as both twins share them.
 
-Both twins of the loop share it. `SoFar` is where a node stands between two rounds. What follows from the end of a body
-is `RoundLife`'s to say; `MemberOfRound` does it, over a few things that each twin does in its own way.
+`RoundLoop` goes from round to round. `MemberOfRound` is a round: the member in it, what has changed, and how the body
+ends, over the few things that each twin does in its own way.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, get_args
 
 from rdzv.config.config_errors import shown
-from rdzv.core.round_life import Act, Ending
+from rdzv.core.round_life import Ending, Outcome, gave_up
 from rdzv.core.stopping import step_of
 from rdzv.core.stuck.tally import Tally
 from rdzv.errors import (
     RendezvousClosedError,
+    RendezvousError,
     RendezvousGracefulExitError,
     RendezvousSettingsError,
     RendezvousStateError,
@@ -33,9 +36,12 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import StepGate
     from rdzv.node.node import Node
 
-__all__ = ["MemberOfRound", "OnWaiting", "Options", "SoFar", "change_nothing"]
+__all__ = ["MemberOfRound", "OnWaiting", "Options", "RoundLoop", "done"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
+
+T = TypeVar("T")
+SomeRound = TypeVar("SomeRound", bound="MemberOfRound")
 
 OnWaiting = Literal["now", "wait"]
 """What becomes of a body that never calls `check` when nodes wait to come in."""
@@ -64,37 +70,60 @@ class Options:
             )
 
 
-def change_nothing(tally: bytes) -> bytes:
-    """What `change_tally` is given by who only reads it."""
-    return tally
+async def done(work: Awaitable[T] | T) -> T:
+    """Await what a handler has been asked for; what a blocking handler has answered is there already."""
+    return await work if isinstance(work, Awaitable) else work
 
 
-class SoFar:
-    """Where a node stands between the rounds of a run, for both twins of the loop.
+class RoundLoop(Generic[SomeRound]):
+    """The loop over the rounds of a run, for both twins. Over a handler that blocks it is a coroutine that never waits.
 
     Args:
-        node: Whose rounds they are.
+        make: Makes a round of the handler, of what `next_rendezvous` has given, and of this.
+        handler: Either handler, which is connected.
+        node: Its node.
         options: What the loop was asked for.
-        was_open: The run was not closed when the loop began, so that a closing is the end of the loop, and no error.
     """
 
-    def __init__(self, node: Node, options: Options, *, was_open: bool) -> None:
+    def __init__(self, make: Callable[..., SomeRound], handler: Any, node: Node, options: Options) -> None:
         self.node: Node = node
         self.options: Options = options
-        self._was_open = was_open
-        self._finished: int | None = None  # the last step, if it is known
-        self._last: MemberOfRound | None = None
+        self._make = make
+        self._handler = handler
+        self._was_open: bool | None = None  # so that a closing is the end of the loop, and no error; None before it
+        self._finished = -1  # the last step of this node
+        self._last: SomeRound | None = None
         self._has_got_on = False
 
-    def goes_on(self) -> bool:
-        """Whether to meet again: then the node says how far it has come, in its arrival."""
-        if self.node.is_draining:
-            return False
-        self.node.part.progress = -1 if self._finished is None else self._finished
-        return True
+    async def next(self) -> SomeRound | None:
+        """Leave the last round, meet again, and return the next one; None at the end of the loop.
+
+        Raises:
+            RunGivenUpError: A member has given the run up; or it has had as many rounds without a step as it may.
+            RendezvousError: The next round was not reached, and a retry would not help.
+        """
+        if self._last is None:
+            self._was_open = not await done(self._handler.is_closed())
+        else:
+            self._last.check_entered()
+            await self._leave(self._last)
+        while not self.node.is_draining:
+            self.node.part.progress = self._finished  # which the arrival tells the others
+            try:
+                info = await done(self._handler.next_rendezvous())
+            except (RendezvousGracefulExitError, RendezvousClosedError) as error:
+                self.end(error)
+                return None
+            await self._give_up_without_progress()
+            round = self._make(self._handler, info, self)
+            if await round.begin():
+                self._last = round
+                return round
+            await self._leave(round)
+        return None
 
     def end(self, error: RendezvousGracefulExitError | RendezvousClosedError) -> None:
-        """The run is closed: the loop ends, with this call's error if there is one.
+        """End because the run is closed: without an error, unless it was given up, or closed before the loop began.
 
         Raises:
             RunGivenUpError: A member has given the run up.
@@ -119,10 +148,11 @@ class SoFar:
         """Which rank this node had in the round before; None if there was none."""
         return None if self._last is None else self._last.rank
 
-    def left(self, round: MemberOfRound) -> None:
-        """The loop has come back from this round, which it should have entered."""
+    async def _leave(self, round: SomeRound) -> None:
+        """Note how far the round has brought this node and, if that is counted, the run."""
         self._last = round
-        before, gate, progress = self._finished, round.gate, self.options.progress
+        gate, progress = round.gate, self.options.progress
+        before = self._finished
         if progress is not None:
             self._finished = step_of(progress())
         elif gate.begun is not None:
@@ -130,34 +160,37 @@ class SoFar:
         elif gate.finished is not None:
             self._finished = gate.finished
         self._has_got_on = round.has_got_on or (progress is not None and self._finished != before)
+        if self.options.no_progress:
+            with contextlib.suppress(RendezvousError):  # the store is away; the next call says so, if it stays away
+                await done(self._handler.change_tally(self._count))
 
-    # ------------------------------------------------------------------------------------------ rounds without a step
-
-    @property
-    def counts(self) -> bool:
-        """Whether rounds in which no step was finished are counted."""
-        return self.options.no_progress > 0
-
-    def count(self, tally: bytes) -> bytes:
-        """What the run has counted, with the round that this member has just left."""
+    def _count(self, tally: bytes) -> bytes:
+        """Count the round that this member has just left."""
         last = self._last
         assert last is not None, "it has left one"
         return Tally.of(tally).after(last.number, failed=last.life.has_failed, achieved=self._has_got_on).pack()
 
-    def check(self, tally: bytes) -> RunGivenUpError | None:
-        """What this loop ends with, if the run has had as many rounds without a step as it may.
+    async def _give_up_without_progress(self) -> None:
+        """Give the run up if it has had as many rounds without a step as it may.
 
         To be asked once the members have met, and so all of the last round have counted it: all come to one answer.
         """
-        fruitless = Tally.of(tally).fruitless
+        if not self.options.no_progress:
+            return
+        fruitless = Tally.of(await done(self._handler.change_tally(_as_it_is))).fruitless
         if fruitless < self.options.no_progress:
-            return None
+            return
         reason = (
             f"the last rounds have failed before a step was finished: {fruitless} of them, one after the other "
             f"(no_progress={self.options.no_progress})"
         )
+        await done(self._handler.give_up(reason, status=NO_PROGRESS_STATUS))
         message = f"run {self.node.run_id} is given up: {reason}"
-        return RunGivenUpError(message, reason=reason, given_up=True, status=NO_PROGRESS_STATUS)
+        raise RunGivenUpError(message, reason=reason, given_up=True, status=NO_PROGRESS_STATUS)
+
+
+def _as_it_is(tally: bytes) -> bytes:
+    return tally
 
 
 class Busy:
@@ -204,8 +237,8 @@ class MemberOfRound(ABC):
     store: Any
     _handler: Any
 
-    def __init__(self, so_far: SoFar) -> None:
-        node, membership, last_rank = so_far.node, so_far.membership, so_far.last_rank
+    def __init__(self, handler: Any, loop: RoundLoop[Any]) -> None:
+        node, membership, last_rank = loop.node, loop.membership, loop.last_rank
         round = membership.round
         self.number: int = round.number
         self.rank: int = membership.rank
@@ -219,16 +252,23 @@ class MemberOfRound(ABC):
         self.gate: StepGate = membership.gate
         finished = node.part.progress  # as this member's arrival said, and as `newest` was chosen by
         self.lags: bool = newest is not None and finished is not None and 0 <= finished < newest[1]
+        self._handler = handler
         self._node = node
         self._membership = membership
         self._is_entered = False
-        waits = so_far.options.on_waiting == "wait"
+        waits = loop.options.on_waiting == "wait"
         self.life: Life = Life(node, membership, self._ended, lets_newcomers_wait=waits)
 
+    async def begin(self) -> bool:
+        """Make ready what the body needs, before the loop gives the round; False if it has ended meanwhile."""
+        return True
+
     def _enter(self) -> None:
+        """Enter the round, and hear from now on of what ends it."""
         if self._is_entered:
             raise RendezvousStateError("a round is entered once: the loop gives the next one")
         self._is_entered = True
+        self.life.start()
 
     def check_entered(self) -> None:
         """Complain of a loop that asks for the next round before it has entered this one."""
@@ -266,18 +306,24 @@ class MemberOfRound(ABC):
     def _ended(self, ending: Ending) -> None:
         """Get the body out of the round; from the node's thread."""
 
-    @abstractmethod
-    async def _in_node(self, work: Coroutine[Any, Any, Act]) -> Act:
-        """Do something in the node's loop. For those who block it is over before there is anything to wait for."""
+    async def _in_node(self, work: Coroutine[Any, Any, bool]) -> bool:
+        """Do something in the node's loop."""
+        return await done(self._handler.call(work))
 
     async def _release(self) -> None:  # noqa: B027  as a rule there is nothing
         """Let go of what `begin` has made ready, at the round's end, be it cancelled or not; perhaps twice."""
 
     async def _conclude(self, error: BaseException | None) -> bool:
-        """Draw the consequence of the body's end; whether its error goes no further."""
+        """Draw the consequence of the body's end; whether its error goes no further.
+
+        A verdict not to go on that a group of tasks has raised is raised by itself, from the group.
+        """
         try:
-            act = await self.life.conclude(error, in_node=self._in_node, let_go=self._release)
-            if act is not Act.MEET_AGAIN:
+            outcome = await self.life.conclude(error, in_node=self._in_node, release=self._release)
+            if outcome is not Outcome.MEET_AGAIN:
+                verdict = gave_up(error)
+                if verdict is not None and isinstance(error, ExceptionGroup):
+                    raise verdict from error
                 return False
         finally:
             try:

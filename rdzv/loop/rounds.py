@@ -23,26 +23,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import anyio
 
 from rdzv.backends.builtin import create_handler
-from rdzv.core.round_life import Act, Ending, EndKind
-from rdzv.errors import (
-    RendezvousClosedError,
-    RendezvousError,
-    RendezvousGracefulExitError,
-    RendezvousSettingsError,
-)
-from rdzv.loop.member import MemberOfRound, OnWaiting, Options, SoFar, change_nothing
+from rdzv.core.round_life import Ending, EndKind
+from rdzv.errors import RendezvousSettingsError
+from rdzv.loop.member import MemberOfRound, OnWaiting, Options, RoundLoop
 from rdzv.node.front.queries import WakeupHere
 from rdzv.node.handler import Handler
-from store.printable import escaping
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping
     from types import TracebackType
     from typing import SupportsIndex
 
@@ -52,8 +45,6 @@ if TYPE_CHECKING:
     from rdzv.shared_store.store import SharedStore
 
 __all__ = ["Round", "handler_of", "rounds", "rounds_made_by"]
-
-log: logging.Logger = escaping(logging.getLogger(__name__))
 
 SomeRound = TypeVar("SomeRound", bound="Round")
 
@@ -72,7 +63,8 @@ def rounds(
         url: As for `rdzv.connect`.
         on_waiting: What becomes of a body that never calls `check` when nodes wait to come in: it is cancelled at once
             (`now`), or left alone until the round ends otherwise (`wait`). A body that calls `check` leaves there.
-        progress: Tells the last step that this node has finished, if the steps given to `check` do not.
+        progress: Tells the last step that this node has finished, -1 for none, if the steps given to `check` do not. It
+            is asked before the first round, and after each.
         no_progress: After so many rounds, one after the other, that ended by a failure or a loss before any member had
             finished a step, the run is given up everywhere; 0: never. What was announced does not count.
         overrides: As for `rdzv.connect`.
@@ -109,50 +101,26 @@ async def rounds_made_by(
         options: What the loop was asked for.
     """
     async with handler:
-        so_far = SoFar(handler.node, options, was_open=not await handler.is_closed())
-        while so_far.goes_on():
-            try:
-                info = await handler.next_rendezvous()
-            except (RendezvousGracefulExitError, RendezvousClosedError) as error:
-                so_far.end(error)
-                return
-            if so_far.counts and (given_up := so_far.check(await handler.change_tally(change_nothing))):
-                await handler.give_up(given_up.reason, status=given_up.status)
-                raise given_up
-            round = make(handler, info, so_far)
-            if await round.begin():
-                yield round
-                round.check_entered()
-            so_far.left(round)
-            if so_far.counts:
-                with contextlib.suppress(RendezvousError):  # the store is away; the next call says so, if it stays away
-                    await handler.change_tally(so_far.count)
+        loop = RoundLoop(make, handler, handler.node, options)
+        while (round := await loop.next()) is not None:
+            yield round
 
 
 class Round(MemberOfRound):
     """One round, for one of its members; made by `rounds`."""
 
-    def __init__(self, handler: Handler, info: RendezvousInfo, so_far: SoFar) -> None:
-        super().__init__(so_far)
+    def __init__(self, handler: Handler, info: RendezvousInfo, loop: RoundLoop[Any]) -> None:
+        super().__init__(handler, loop)
         self.store: SharedStore = info.store
-        self._handler: Handler = handler
+        self._handler: Handler
         self._info = info
         self._scope = anyio.CancelScope()
-
-    async def begin(self) -> bool:
-        """Make ready what the body needs, before the loop gives the round; False if it has ended meanwhile."""
-        return True
+        self._loop = asyncio.get_running_loop()
 
     async def __aenter__(self) -> Self:
         self._enter()
-        self._listen()
         self._scope.__enter__()
         return self
-
-    def _listen(self) -> None:
-        """Hear from now on of what ends the round."""
-        self._loop = asyncio.get_running_loop()
-        self.life.start()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -160,9 +128,6 @@ class Round(MemberOfRound):
         # The scope swallows the cancellation that it has sent itself, and nothing else.
         cancelled_by_us = bool(self._scope.__exit__(kind, error, trace))
         return await self._conclude(None if cancelled_by_us else error)
-
-    async def _in_node(self, work: Coroutine[Any, Any, Act]) -> Act:
-        return await self._handler.call(work)
 
     def _ended(self, _: Ending) -> None:
         """Cancel the body; from the node's thread."""

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 
 import rdzv.sync
-from rdzv.core.round_life import State
+from rdzv.core.round_life import Phase
 from rdzv.errors import RendezvousStateError
 from rdzv.loop import blocking
 from rdzv.loop import rounds as awaited
@@ -51,7 +51,6 @@ from rdzv.torch.group import RoundGroup
 from rdzv.torch.pytorch import dist, same_device
 from rdzv.torch.state import synchronize
 from rdzv.torch.store import TorchStore
-from store.calls import finished
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Sequence
@@ -169,8 +168,9 @@ class _GroupOfRound(MemberOfRound):
     async def _make(self) -> None:
         """Make the group. For those who block it is there before there is anything to wait for."""
 
-    async def _make_group(self) -> bool:
+    async def begin(self) -> bool:
         """Make the group, whose failing is judged as a body's; False if the round is over by that."""
+        self.life.start()
         try:
             await self._make()
         except BaseException as error:
@@ -195,11 +195,6 @@ class TorchRound(_GroupOfRound, blocking.Round):
     def __init__(self, *of_round: Any, backend: str, timeout: timedelta, **more: Any) -> None:
         super().__init__(*of_round, **more)
         self._prepare(self.store, backend=backend, timeout=timeout)
-
-    def begin(self) -> bool:
-        """Make the group; False if a member has gone meanwhile: then the round is over."""
-        self.life.start()
-        return finished(self._make_group())
 
     async def _make(self) -> None:
         self.group.make()
@@ -257,11 +252,6 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         self._released = False
         self._prepare(self.blocking_store, backend=backend, timeout=timeout)
 
-    async def begin(self) -> bool:
-        """Make the group; False if a member has gone meanwhile: then the round is over."""
-        self._listen()
-        return await self._make_group()
-
     async def _make(self) -> None:
         await self.in_thread(self.group.make)
 
@@ -269,7 +259,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         """Let no collective wait for who has gone, and cancel the body; from the node's thread."""
         if ending.others_have_gone:
             self._end_thread_waits()
-        elif self.life.state is State.AT_WORK:
+        elif self.life.phase is Phase.AT_WORK:
             return  # it leaves at its next `check`, as all do; until then it may be in a collective
         super()._ended(ending)
 

@@ -26,7 +26,7 @@ import anyio
 
 from rdzv.cli.launcher.job import SIGNALLED, OnChange, environment_of, error_in, place_of
 from rdzv.cli.launcher.processes import Process
-from rdzv.core.round_life import Act, Ending, EndKind
+from rdzv.core.round_life import Ending, EndKind, Outcome
 from rdzv.core.state import Change, Draining, NodesWaiting, to_leave
 from rdzv.core.stopping import Resized
 from rdzv.errors import GiveUp, RoundSupersededError
@@ -126,7 +126,7 @@ class JobRound:
         self.achieved: bool = False
         self.failed: tuple[str, int] | None = None
 
-    async def run(self) -> Act | signal.Signals:
+    async def run(self) -> Outcome | signal.Signals:
         """Run the command until the round is over.
 
         Returns:
@@ -137,7 +137,7 @@ class JobRound:
             place = place_of(info.rank, await info.participants(), job.nproc)
         except RoundSupersededError as error:
             self.life.end(Ending(kind=EndKind.DROPPED, reason="the round is over before it began"))
-            return self.life.comes_out(error)
+            return await self.life.conclude(error, in_node=self._handler.call, release=self._ask_all_to_end)
         log.info(
             "run %s, round %d: ranks %d to %d of %d, to meet at %s:%d",
             info.run_id,
@@ -157,14 +157,14 @@ class JobRound:
                 listening.start_soon(self._hear_of_end, process)
             self.life.start()
             failure = await self._end()
-            act: Act | signal.Signals
+            outcome: Outcome | signal.Signals
             if isinstance(failure, signal.Signals):
-                act = failure
+                outcome = failure
             else:
-                act = await self.life.conclude(failure, in_node=self._handler.call, let_go=self._ask_all_to_end)
+                outcome = await self.life.conclude(failure, in_node=self._handler.call, release=self._ask_all_to_end)
             listening.cancel_scope.cancel()
         self.achieved = self._has_achieved()
-        return act
+        return outcome
 
     async def _start(self, place: Place) -> None:
         preloaded = self._workplace.preloaded

@@ -45,7 +45,7 @@ from rdzv.cli.launcher.stacks import WorkerStacks
 from rdzv.cli.look import read
 from rdzv.config.settings import parse
 from rdzv.core.asking import KILL, STACKS
-from rdzv.core.round_life import Act, EndKind
+from rdzv.core.round_life import EndKind, Outcome
 from rdzv.core.stuck.tally import Tally
 from rdzv.errors import (
     RendezvousClosedError,
@@ -233,7 +233,7 @@ class _Launcher:
                 log.info("%s", error)
                 return self._job.status_for(Then.REPLACE, 0) if handler.node.is_draining else 0
             except RendezvousClosedError as error:
-                if was_open and error.reason == SUCCEEDED:
+                if was_open and error.reason == SUCCEEDED and not error.given_up:
                     return 0
                 if error.given_up and error.status:
                     sys.stderr.write(f"rdzv run: {printable(str(error))}\n")
@@ -253,26 +253,26 @@ class _Launcher:
             if ended is not None:
                 return ended
 
-    async def _play(self, handler: Handler, info: RendezvousInfo) -> tuple[JobRound, Act]:
+    async def _play(self, handler: Handler, info: RendezvousInfo) -> tuple[JobRound, Outcome]:
         """Run the command in a round until that is over; what follows. No process is left then."""
         current = self._round = JobRound(self._workplace, handler, info, restarts=self._tally.restarts)
-        act: Act | signal.Signals | None = None
+        outcome: Outcome | signal.Signals | None = None
         try:
-            act = await current.run()
-            if isinstance(act, signal.Signals):  # our command has ended by it, and we do as it does
+            outcome = await current.run()
+            if isinstance(outcome, signal.Signals):  # our command has ended by it, and we do as it does
                 if self._signal is None:
-                    self._asked_to_stop(act)
+                    self._asked_to_stop(outcome)
                 await anyio.sleep_forever()  # which the line before has cancelled
         finally:
             current.life.stop()
             with anyio.CancelScope(shield=True):
-                if not isinstance(act, Act):
+                if not isinstance(outcome, Outcome):
                     # A signal; or a defect, and then, too, others had better not be blamed.
                     await current.say_it_ends()
                 await current.stop(self._signal or signal.SIGTERM)
                 self._round = None
-        assert isinstance(act, Act)
-        return current, act
+        assert isinstance(outcome, Outcome)
+        return current, outcome
 
     async def _count(self, handler: Handler, change: Callable[[Tally], Tally]) -> None:
         """Change what all launchers count, or learn of it; where the store is away, this node counts for itself."""
@@ -282,18 +282,18 @@ class _Launcher:
             self._tally = change(self._tally)
             log.warning("what the run counts is not known: %s", error)
 
-    async def _follow(self, handler: Handler, info: RendezvousInfo, round: JobRound, act: Act) -> int | None:
+    async def _follow(self, handler: Handler, info: RendezvousInfo, round: JobRound, outcome: Outcome) -> int | None:
         """Draw the consequence of a round's end: the exit status, or None to meet again."""
         where, life, achieved = f"run {info.run_id}, round {info.round}", round.life, round.achieved
         how, status = round.failed or ("", 0)
         if life.all_have_finished:
             return 0
-        if act is Act.GIVE_UP:
+        if outcome is Outcome.GIVE_UP:
             log.error("%s: given up: %s", where, how)
             return self._job.status_for(Then.OVER, status)
         if life.ending is not None and life.ending.kind is EndKind.CLOSED:
             return None  # who meets again is told by whom, why, and whether that was a verdict
-        is_ours, leaves = act is Act.RAISE, act is not Act.RAISE and handler.node.is_draining
+        is_ours, leaves = outcome is Outcome.RAISE, outcome is not Outcome.RAISE and handler.node.is_draining
         if life.ending is not None and not is_ours:
             then = "this node leaves, and does not come again" if leaves else "meeting again"
             why = f"{how} because others have gone" if how else life.ending.reason

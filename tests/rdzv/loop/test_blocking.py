@@ -36,8 +36,8 @@ def side_by_side(*calls: Callable[[], T]) -> list[T]:
         return [future.result(WITHIN) for future in [pool.submit(call) for call in calls]]
 
 
-def verdict_on(url: str, name: str, *, gives_up: bool) -> GiveUp | RunGivenUpError:
-    """What the loop of one member raises, if a member gives up at its third step."""
+def verdict_on(url: str, name: str, verdict: Exception | None = None) -> GiveUp | RunGivenUpError:
+    """What the loop of one member raises, if a member gives up at its third step: this one, if it has a verdict."""
     try:
         for round in rdzv.sync.rounds(f"{url}/job?min_nodes=2", is_host=False, node_id=name):
             with round:
@@ -46,19 +46,24 @@ def verdict_on(url: str, name: str, *, gives_up: bool) -> GiveUp | RunGivenUpErr
                     round.check(step)
                     step += 1
                     if step == 3:
-                        if gives_up:
-                            raise GiveUp("loss is NaN", status=93)  # noqa: TRY301
+                        if verdict is not None:
+                            raise verdict
                         round.store.wait(["what the other would have written"])
     except (GiveUp, RunGivenUpError) as error:
         return error
     raise AssertionError("the loop has ended without a word")
 
 
-def test_giving_up_reaches_every_member_in_the_middle_of_a_step_with_its_reason_and_its_status(url: str) -> None:
+@pytest.mark.parametrize("in_group", [False, True])
+def test_giving_up_reaches_every_member_in_the_middle_of_a_step_with_its_reason_and_its_status(
+    url: str, in_group: bool
+) -> None:
+    verdict = GiveUp("loss is NaN", status=93)
+    group = ExceptionGroup("tasks", [OSError("peer has hung up"), ExceptionGroup("more", [verdict])])
     theirs, own = side_by_side(
-        lambda: verdict_on(url, "a", gives_up=False), lambda: verdict_on(url, "b", gives_up=True)
+        lambda: verdict_on(url, "a"), lambda: verdict_on(url, "b", group if in_group else verdict)
     )
-    assert isinstance(own, GiveUp)
+    assert own is verdict
     assert isinstance(theirs, RunGivenUpError)
     assert (theirs.reason, theirs.status, theirs.given_up) == ("loss is NaN", 93, True)
     with rdzv.sync.connect(f"{url}/job", min_nodes=1, is_host=False) as late:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,13 +11,14 @@ import pytest
 
 import rdzv
 from rdzv.core.round import Round
-from rdzv.core.round_life import Ending, EndKind
+from rdzv.core.round_life import Ending, EndKind, Outcome
 from rdzv.core.state import Head, Phase, Progress
 from rdzv.core.stopping import Stop
 from rdzv.core.stuck.beats import Beats
 from rdzv.loop.life import Life
 from rdzv.membership import Membership
 from rdzv.testing import ClusterNode, cluster
+from store.calls import finished
 
 ROUND = Round(number=7, term=1, size=3, buckets=1, host="h", port=1, in_steps=True)
 
@@ -33,6 +35,131 @@ def test_who_leaves_after_an_agreement_ends_the_round_only_if_it_does_so_before_
     assert not ended, "who waits for it in a later step has skipped a check, and that is an error of its own"
     membership.take(Head(round=ROUND, progress=left.replace(left_early=True), stop=stop))
     assert [(ending.kind, ending.node_ids) for ending in ended] == [(EndKind.LEFT, ("b",))]
+
+
+LOST = Ending(kind=EndKind.LOST, reason="lost: b", node_ids=("b",))
+AGREED = Ending(kind=EndKind.AGREED, reason="1 waits to come in")
+
+
+class Driven:
+    """A life over a store that answers as it is told, driven as by callers that block: nothing has to wait.
+
+    Attributes:
+        life: The life.
+        did: What was done in the node's loop, and the release, in order.
+    """
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, is_first: bool = False, size: int = 3, news: bool = False
+    ) -> None:
+        self.did: list[str] = []
+        self.told: list[Ending] = []
+        membership = Membership(
+            round=ROUND.replace(size=size), rank=0, arrival=3, beats=Beats(7, lambda: 0.0, expected=True)
+        )
+        self.life = Life(cast("Any", SimpleNamespace(node_id="a", run_id="job")), membership, self.told.append)
+
+        async def be_first(how: str = "") -> bool:
+            self.did.append(f"claim {how}".strip())
+            return is_first
+
+        async def await_news() -> bool:
+            self.did.append("await news")
+            if news:
+                self.life.end(LOST)
+            return news
+
+        async def note(*_: object) -> bool:
+            self.did.append("suspect")
+            return True
+
+        monkeypatch.setattr(self.life, "be_first", be_first)
+        monkeypatch.setattr(self.life, "_await_news", await_news)
+        monkeypatch.setattr("rdzv.loop.life.suspect", note)
+
+    def conclude(self, failure: BaseException | str | None) -> Outcome:
+        async def in_node(work: Any) -> bool:
+            return bool(await work)
+
+        async def release() -> None:
+            self.did.append("release")
+
+        return finished(self.life.conclude(failure, in_node=in_node, release=release))
+
+
+HUNG_UP = OSError("peer has hung up")
+ALL = ["claim", "suspect", "release", "await news"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "ending", "more", "outcome", "did", "has_failed"),
+    [
+        (None, LOST, {}, Outcome.MEET_AGAIN, [], True),
+        (None, AGREED, {}, Outcome.MEET_AGAIN, [], False),
+        (rdzv.RoundChanged("over"), AGREED, {}, Outcome.MEET_AGAIN, [], False),
+        (rdzv.MembersLostError("b"), None, {}, Outcome.MEET_AGAIN, [], False),
+        (HUNG_UP, LOST, {}, Outcome.MEET_AGAIN, [], True),
+        (KeyboardInterrupt(), LOST, {}, Outcome.RAISE, [], True),
+        (HUNG_UP, None, {}, Outcome.MEET_AGAIN, ["claim"], True),
+        (HUNG_UP, AGREED, {}, Outcome.MEET_AGAIN, ["claim"], True),
+        (HUNG_UP, None, {"is_first": True, "size": 1}, Outcome.RAISE, ["claim"], False),
+        (HUNG_UP, None, {"is_first": True}, Outcome.RAISE, ALL, False),
+        (HUNG_UP, None, {"is_first": True, "news": True}, Outcome.MEET_AGAIN, ALL, True),
+        (HUNG_UP, AGREED, {"is_first": True, "news": True}, Outcome.MEET_AGAIN, ALL, True),
+        (ExceptionGroup("", [HUNG_UP]), None, {"is_first": True}, Outcome.RAISE, ALL, False),
+        (
+            "it exited",
+            None,
+            {"is_first": True, "size": 1},
+            Outcome.RAISE,
+            ["claim it exited"],
+            False,
+        ),
+    ],
+)
+def test_a_way_through_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+    failure: BaseException | str | None,
+    ending: Ending | None,
+    more: dict[str, Any],
+    outcome: Outcome,
+    did: list[str],
+    has_failed: bool,
+) -> None:
+    driven = Driven(monkeypatch, **more)
+    if ending is not None:
+        driven.life.end(ending)
+    assert driven.conclude(failure) is outcome
+    assert (driven.did, driven.life.has_failed) == (did, has_failed)
+
+
+def test_the_first_ending_counts_but_after_an_agreement_that_a_member_goes_counts_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driven = Driven(monkeypatch)
+    life, told = driven.life, driven.told
+    for ending in (AGREED, Ending(kind=EndKind.AGREED, reason="b to leave")):
+        life.end(ending)
+        assert (life.ending, life.others_have_gone, told) == (AGREED, False, [AGREED])
+    for ending in (LOST, Ending(kind=EndKind.CLOSED, reason="enough"), AGREED):
+        life.end(ending)
+        assert (life.ending, life.others_have_gone, told) == (LOST, True, [AGREED, LOST])
+
+
+def test_an_ending_is_told_once_though_two_threads_notice_it_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(300):
+        driven, both = Driven(monkeypatch), threading.Barrier(2)
+
+        def end(driven: Driven = driven, both: threading.Barrier = both) -> None:
+            both.wait()
+            driven.life.end(Ending(kind=EndKind.AGREED, reason="1 waits to come in"))
+
+        threads = [threading.Thread(target=end) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(driven.told) == 1
 
 
 @pytest.mark.virtual_time

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 import rdzv
 import rdzv.sync
 from rdzv.errors import RendezvousGracefulExitError, RendezvousSettingsError
-from rdzv.loop.member import Options, SoFar
+from rdzv.loop.member import Options, RoundLoop
+from store.calls import finished
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,25 +30,34 @@ def test_both_twins_refuse_what_no_loop_can_do_when_they_are_called(
 
 
 class Quiet:
-    """As much of a node as asks nothing of a store."""
+    """As much of a node, and of a handler that blocks, as asks nothing of a store."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, error: Exception) -> None:
         self.is_draining = False
         self.part = self
         self.progress = 5
+        self._error = error
+
+    def is_closed(self) -> bool:
+        return False
+
+    def next_rendezvous(self) -> None:
+        raise self._error
 
 
-def so_far(*, node: Quiet | None = None) -> SoFar:
-    return SoFar(cast("Node", node or Quiet()), Options(), was_open=True)
+def loop_over(node: Quiet, **options: Any) -> RoundLoop[Any]:
+    return RoundLoop(cast("Any", None), node, cast("Node", node), Options(**options))
 
 
-def test_a_node_that_drains_meets_nobody_again_and_one_that_knows_of_no_steps_says_so() -> None:
-    node = Quiet()
-    assert so_far(node=node).goes_on()
-    assert node.progress == -1
+@pytest.mark.parametrize(("options", "told"), [({}, -1), ({"progress": lambda: 480}, 480)])
+def test_a_node_tells_in_its_first_arrival_how_far_it_has_come(options: dict[str, Any], told: int) -> None:
+    """`progress` was asked after a round only: of two nodes with checkpoints, the newer was taken by chance."""
+    node = Quiet(error=RendezvousGracefulExitError("a spare that is not needed ends its loop without an error"))
+    assert finished(loop_over(node, **options).next()) is None
+    assert node.progress == told
+
+
+def test_a_node_that_drains_meets_nobody_again() -> None:
+    node = Quiet(error=AssertionError("it meets others"))
     node.is_draining = True
-    assert not so_far(node=node).goes_on()
-
-
-def test_a_spare_that_is_not_needed_ends_its_loop_without_an_error() -> None:
-    so_far().end(RendezvousGracefulExitError("not needed"))
+    assert finished(loop_over(node).next()) is None

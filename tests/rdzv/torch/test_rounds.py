@@ -10,10 +10,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import pytest
 
 import rdzv
 from rdzv.node.handler import Handler
 from tests.support.processes import require, start_python
+from tests.support.twins import TWINS
 
 if TYPE_CHECKING:
     from tests.support.processes import Child
@@ -86,3 +88,42 @@ async def test_who_is_cancelled_does_not_wait_for_a_key_that_nobody_writes(url: 
             with anyio.move_on_after(0.1):
                 await round.in_thread(round.blocking_store.get, "a key")
             assert time.monotonic() - began < 10
+
+
+GIVES_UP = """
+import asyncio, sys
+import rdzv, rdzv.torch
+
+async def fail():
+    raise rdzv.GiveUp("loss is NaN", status=93)
+
+async def tasks():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(fail())
+
+async def awaited():
+    async for round in rdzv.torch.rounds(sys.argv[1]):
+        async with round:
+            await tasks()
+
+try:
+    if sys.argv[2] == "awaited":
+        asyncio.run(awaited())
+    else:
+        for round in rdzv.torch.rounds(sys.argv[1]):
+            with round:
+                asyncio.run(tasks())
+except rdzv.GiveUp as error:
+    print("gave up:", error.reason, error.status, flush=True)
+"""
+
+
+@pytest.mark.parametrize("twin", TWINS)
+async def test_a_verdict_in_a_group_of_tasks_ends_the_run(url: str, run_id: str, twin: str) -> None:
+    at = f"{url}/{run_id}?min_nodes=1&max_nodes=1&is_host=false"
+    async with start_python("-c", GIVES_UP, at, twin) as child:
+        await child.says("gave up: loss is NaN 93")
+    async with rdzv.connect(at) as late:
+        with pytest.raises(rdzv.RendezvousClosedError) as closed:
+            await late.next_rendezvous()
+    assert (closed.value.given_up, closed.value.status) == (True, 93)

@@ -1,0 +1,101 @@
+"""What a body raises in a group of tasks counts as what it raises by itself: a verdict, a loss, an error of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from rdzv import GiveUp, MembersLostError, RoundChanged, RunGivenUpError
+from tests.support.runs import VirtualRun, rounds_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+pytestmark = pytest.mark.virtual_time
+
+
+async def _fails(error: BaseException) -> None:
+    await asyncio.sleep(0.1)
+    raise error
+
+
+async def in_asyncio(error: BaseException) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asyncio.sleep(3600))
+        group.create_task(_fails(error))
+
+
+async def in_anyio(error: BaseException) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(anyio.sleep_forever)
+        group.start_soon(_fails, error)
+
+
+async def nested(error: BaseException) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asyncio.sleep(3600))
+        group.create_task(in_anyio(error))
+
+
+GROUPS = [_fails, in_asyncio, in_anyio, nested]
+
+
+async def ends_of(run: VirtualRun, group: Callable[[BaseException], Awaitable[None]], error: BaseException) -> Any:
+    """How the loops of three members end, of which one raises this in its first round, and how many rounds they had."""
+    rounds = dict.fromkeys("abc", 0)
+
+    async def live(name: str) -> None:
+        async for round in rounds_of(run.handler(name)):
+            rounds[name] += 1
+            async with round:
+                if round.number:
+                    return
+                if name == "a":
+                    await group(error)
+                await asyncio.sleep(3600)
+
+    async with asyncio.timeout(100):
+        ends = await asyncio.gather(*map(live, rounds), return_exceptions=True)
+    return ends, rounds
+
+
+@pytest.mark.parametrize("group", GROUPS)
+async def test_a_verdict_in_a_group_of_tasks_ends_the_run_everywhere(group: Any) -> None:
+    """The others went on, met again, and closed the run as a success."""
+    async with VirtualRun(min_nodes=3, max_nodes=3) as run:
+        verdict = GiveUp("loss is NaN", status=93)
+        (own, *others), _ = await ends_of(run, group, verdict)
+        assert own is verdict
+        assert isinstance(own.__cause__, ExceptionGroup) == (group is not _fails)
+        assert [(type(end), end.reason, end.status) for end in others] == [(RunGivenUpError, "loss is NaN", 93)] * 2
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("error", [MembersLostError("b"), RoundChanged("over")])
+async def test_a_member_whose_tasks_hear_of_a_loss_goes_along(group: Any, error: Exception) -> None:
+    """It was to blame for it, and its loop ended by an error that was the loss."""
+    async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
+        ends, rounds = await ends_of(run, group, error)
+        assert ends == [None, None, None]
+        assert set(rounds.values()) == {2}
+
+
+@pytest.mark.parametrize("group", GROUPS[1:])
+async def test_a_group_in_which_the_process_is_told_to_stop_is_raised_and_the_verdict_told(group: Any) -> None:
+    async with VirtualRun(min_nodes=3, max_nodes=3) as run:
+
+        class Stop(BaseException):
+            pass
+
+        async def both(error: BaseException) -> None:
+            try:
+                await group(error)
+            except BaseExceptionGroup as raised:
+                raise BaseExceptionGroup("both", [raised, Stop()]) from None
+
+        (own, *others), _ = await ends_of(run, both, GiveUp("loss is NaN"))
+        assert isinstance(own, BaseExceptionGroup)
+        assert [type(end) for end in others] == [RunGivenUpError] * 2
