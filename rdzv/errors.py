@@ -20,8 +20,10 @@ distinguish them.
 from __future__ import annotations
 
 import operator
+from typing import SupportsIndex
 
 __all__ = [
+    "STATUS_MAX",
     "GiveUp",
     "MembersLostError",
     "QueueEmptyError",
@@ -41,7 +43,27 @@ __all__ = [
     "RoundSupersededError",
     "RunGivenUpError",
     "SharedStoreTimeoutError",
+    "exit_status",
 ]
+
+
+SIGNALLED = 128
+STATUS_MAX = 255  # of what a process can end with; a shell says from 128 on by which signal
+
+
+def exit_status(status: SupportsIndex) -> tuple[int, str]:
+    """Return the exit status that a verdict ends with, and a remark for its reason if that is not the one given.
+
+    A verdict stands whatever its status is: one that no process can end with becomes another that is not 0.
+    """
+    try:
+        number = operator.index(status)
+    except TypeError:
+        number = -STATUS_MAX
+    if 0 <= number <= STATUS_MAX:
+        return number, ""
+    usable = SIGNALLED - number if 0 < -number <= STATUS_MAX - SIGNALLED else 1
+    return usable, f" (exit status {usable}: {status!r:.40} is not from 0 to {STATUS_MAX})"
 
 
 class RendezvousError(Exception):
@@ -58,14 +80,14 @@ class RendezvousClosedError(RendezvousNonRetryableError):
     Attributes:
         reason: The reason given by whoever closed the run, perhaps empty.
         given_up: Whether it is a verdict not to go on, rather than the end of the work.
-        status: The exit status that comes with that verdict; 0 for none in particular.
+        status: The exit status that comes with that verdict, from 0 to 255; 0 for none in particular.
     """
 
     def __init__(self, message: str, *, reason: str = "", given_up: bool = False, status: int = 0) -> None:
         super().__init__(message)
         self.reason = reason
         self.given_up = given_up
-        self.status = status
+        self.status: int = exit_status(status)[0]
 
 
 class RunGivenUpError(RendezvousClosedError):
@@ -101,13 +123,14 @@ class GiveUp(RendezvousError):
 
     Attributes:
         reason: Why it is no use to go on; what is no text, an error perhaps, is shown as Python shows it.
-        status: The exit status that every launcher ends with; 0 for none in particular.
+        status: The exit status that every launcher ends with, from 0 to 255; 0 for none in particular. Of another one
+            the reason says what became of it: 128 and the signal of a process that was killed by one, else 1.
     """
 
     def __init__(self, reason: object = "", *, status: int = 0) -> None:
-        text = reason if isinstance(reason, str) else repr(reason)
+        self.status, remark = exit_status(status)
+        text = (reason if isinstance(reason, str) else repr(reason)) + remark
         self.reason: str = text.encode(errors="backslashreplace").decode()  # whatever it is, it is to be carried out
-        self.status: int = operator.index(status)
         super().__init__(self.reason)
 
 

@@ -172,9 +172,9 @@ def argument_type(kind: value_types.Kind) -> Callable[[str], Any]:
 duration: Final = argument_type(value_types.duration())
 
 
-def whole_number(at_least: int) -> Callable[[str], Any]:
-    """Return what argparse calls to read a count."""
-    return argument_type(value_types.whole_number(at_least))
+def whole_number(at_least: int, at_most: int = value_types.NODES_MAX) -> Callable[[str], Any]:
+    """Return the function that argparse calls to read a count."""
+    return argument_type(value_types.whole_number(at_least, at_most))
 
 
 TIMEOUT: Final = option(

@@ -104,6 +104,8 @@ class RoundLoop(Generic[SomeRound]):
         """
         if self._last is None:
             self._was_open = not await done(self._handler.is_closed())
+            if self.options.progress is not None:
+                self._finished = step_of(self.options.progress())
         else:
             self._last.check_entered()
             await self._leave(self._last)
@@ -152,14 +154,15 @@ class RoundLoop(Generic[SomeRound]):
         """Note how far the round has brought this node and, if that is counted, the run."""
         self._last = round
         gate, progress = round.gate, self.options.progress
-        before = self._finished
+        # Coming up with a member that had finished more is no progress of the run.
+        before = max(self._finished, -1 if round.newest is None else round.newest[1])
         if progress is not None:
             self._finished = step_of(progress())
         elif gate.begun is not None:
             self._finished = max(gate.begun - 1, -1)
         elif gate.finished is not None:
             self._finished = gate.finished
-        self._has_got_on = round.has_got_on or (progress is not None and self._finished != before)
+        self._has_got_on = round.has_got_on or (progress is not None and self._finished > before)
         if self.options.no_progress:
             with contextlib.suppress(RendezvousError):  # the store is away; the next call says so, if it stays away
                 await done(self._handler.change_tally(self._count))

@@ -139,20 +139,23 @@ class Round(MemberOfRound):
     async def check(self, step: SupportsIndex) -> None:
         """Begin a step, or leave the round together with all other members, before the same step.
 
-        With nothing pending it costs no message. Leaving means that the body is cancelled here.
+        With nothing pending it costs no message. Leaving means that the body is cancelled here; also that of a body
+        which never waits, and has not been cancelled yet though the round is over.
 
         Args:
             step: The one that is about to begin; each time a larger one, any kind of whole number.
         """
-        step = self._membership.beats.beat(step)
-        if self.gate.passes(step):
-            return
-        if not self.gate.decided:
-            await self._until_decided()
-        if self.gate.leaves(step):
+        if self.life.ending is None:
+            step = self._membership.beats.beat(step)
+            if self.gate.passes(step):
+                return
+            if not self.gate.decided:
+                await self._until_decided()
+            if not self.gate.leaves(step):
+                return
             self.life.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))
-            self._scope.cancel()
-            await anyio.sleep_forever()  # the line before has cancelled it
+        self._scope.cancel()
+        await anyio.sleep_forever()  # the line before has cancelled it
 
     async def _until_decided(self) -> None:
         """Wait until the members have agreed: a round trip, since their nodes answer while they compute."""

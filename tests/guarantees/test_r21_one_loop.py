@@ -122,11 +122,30 @@ async def test_r21_a_step_is_a_whole_number_of_any_kind_and_all_else_is_refused_
         await until(lambda: all(steps[-1:] == [(1, 9)] for steps in begun.values()))
 
 
+async def test_r21_nodes_that_come_back_with_checkpoints_know_in_their_first_round_whose_is_the_newest() -> None:
+    """`progress` was asked after a round only: both could go on from the older one."""
+    async with VirtualRun(min_nodes=2, max_nodes=2) as run:
+        seen: dict[str, tuple[int, tuple[int, int] | None, bool]] = {}
+
+        async def train(name: str, finished: int) -> None:
+            async for round in rounds_of(run.handler(name), progress=lambda: finished):
+                async with round:
+                    seen[name] = round.rank, round.newest, round.lags
+                    return
+
+        await asyncio.gather(train("a", 480), train("b", 500))
+        assert seen["a"][1:] == ((seen["b"][0], 500), True)
+        assert seen["b"][1:] == ((seen["b"][0], 500), False)
+
+
 @pytest.mark.parametrize("wrong", [0.5, "7", None, 2**70])
 async def test_r21_progress_that_is_no_whole_number_ends_the_loop_of_who_tells_it(wrong: object) -> None:
     """The node's record could not be read: it was never admitted, and waited for ever."""
     async with a_run() as run:
-        rounds = rounds_of(run.handler("a"), progress=lambda: wrong)
+        with pytest.raises(ValueError):
+            await anext(rounds_of(run.handler("c"), progress=lambda: wrong))
+        answers = iter((-1, wrong))
+        rounds = rounds_of(run.handler("a"), progress=lambda: next(answers))
         async with await anext(rounds) as round:
             run.start(run.handler("b").next_rendezvous())
             await round.check(0)

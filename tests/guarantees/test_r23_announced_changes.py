@@ -253,6 +253,37 @@ async def test_r23_three_losses_without_a_finished_step_end_the_run_everywhere_a
         assert (closed.value.given_up, closed.value.status) == (True, 93)
 
 
+@pytest.mark.parametrize("finished", [{"a": 480, "b": 480}, {"a": 480, "b": 500}, {"a": -1, "b": -1}])
+async def test_r23_a_round_that_only_brings_a_node_up_with_another_is_one_without_progress(
+    finished: dict[str, int],
+) -> None:
+    """`progress` was asked after a round only, which then looked as if it had finished all steps up to that."""
+    async with a_run() as run:
+        rounds = dict.fromkeys("ab", 0)
+
+        async def live(name: str) -> RunGivenUpError | None:
+            try:
+                async for round in rounds_of(run.handler(name), progress=lambda: finished[name], no_progress=1):
+                    rounds[name] += 1
+                    async with round:
+                        if round.newest is not None:
+                            finished[name] = round.newest[1]  # as by `sync_state`
+                        await asyncio.sleep(1_000_000)
+            except RunGivenUpError as error:
+                return error
+            return None
+
+        killed = await run.join(run.handler("killed"))
+        lives = [run.start(live(name)) for name in "ab"]
+        await until(lambda: min(rounds.values()) > 0)
+        await killed
+        at_first = dict(rounds)
+        run.crash("killed")
+        ends = [await one for one in lives]
+        assert [type(end) for end in ends] == [RunGivenUpError, RunGivenUpError]
+        assert rounds == at_first
+
+
 async def test_r23_a_finished_step_of_any_member_lets_the_failures_be_counted_anew() -> None:
     async with a_run() as run:
         failing = FailingRun(run)

@@ -18,7 +18,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rdzv.cli.command import Argument, argument, duration, flag, option, whole_number
-from rdzv.errors import RendezvousStateError
+from rdzv.errors import STATUS_MAX, RendezvousStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -148,7 +148,7 @@ class Job:
     max_restarts: int = _option("--max-restarts N", whole_number(0), "of the run, after failures", 0)  # as PyTorch's
     give_up_status: int = _option(
         "--give-up-status N",
-        whole_number(1),
+        whole_number(1, STATUS_MAX),
         "a process that exits with it ends the run on every node, with this status",
         93,
     )

@@ -25,6 +25,7 @@ from rdzv.errors import (
     RendezvousStateError,
     RoundSupersededError,
     SharedStoreTimeoutError,
+    exit_status,
 )
 from rdzv.membership import too_large
 from rdzv.node.front.queries import Changes
@@ -287,7 +288,12 @@ async def set_closed(node: Node, reason: str = "") -> None:
 
 @goes_on
 async def give_up(node: Node, reason: str, *, status: int = 0) -> None:
-    """Close the run as `set_closed` does, by a verdict not to go on; every launcher then ends with this status."""
+    """Close the run as `set_closed` does, by a verdict not to go on; every launcher then ends with this status.
+
+    A status that no process can end with becomes another one: see `GiveUp`.
+    """
+    status, remark = exit_status(status)
+    reason = reason + remark if remark else reason
     await _close(node, Closed(reason=reason, by=node.node_id, given_up=True, status=status))
 
 

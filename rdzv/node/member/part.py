@@ -184,7 +184,7 @@ class Part:
         reason = f": {closed.reason}" if closed.reason else ""
         by = f" by {closed.by}" if closed.by else ""
         message = f"run {self.keys.run_id} is closed{by}{reason}"
-        if spare:
+        if spare and not closed.given_up:  # then no node of it ends with success
             return RendezvousGracefulExitError(f"{message}; node {self.node_id} was a spare and is not needed any more")
         return RendezvousClosedError(message, reason=closed.reason, given_up=closed.given_up, status=closed.status)
 

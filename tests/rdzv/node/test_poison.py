@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rdzv
-from rdzv import GiveUp, RendezvousSettingsError, RunGivenUpError
+from rdzv import GiveUp, RendezvousClosedError, RendezvousSettingsError, RunGivenUpError
 from rdzv.core import stored
 from rdzv.core.state import Closed
 from tests.support.runs import VirtualRun, assert_one_round, listen, rounds_of
@@ -30,7 +30,6 @@ CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
     "drain(within=nan)": lambda it: it.drain(within=float("nan")),
     "set_closed(None)": lambda it: it.set_closed(None),  # type: ignore[arg-type]
     "set_closed(surrogate)": lambda it: it.set_closed("\ud800"),
-    "give_up(status=1.5)": lambda it: it.give_up("done", status=1.5),  # type: ignore[arg-type]
     "ban(reason=None)": lambda it: it.ban("z", None),  # type: ignore[arg-type]
     "ban(now=1)": lambda it: it.ban("z", now=1),  # type: ignore[arg-type]
     "keep(data=text)": lambda it: it.keep("k", "text"),  # type: ignore[arg-type]
@@ -76,8 +75,59 @@ async def test_whatever_a_member_gives_up_with_the_run_is_given_up(reason: objec
         ends = await asyncio.gather(live("a"), live("b"), return_exceptions=True)
         assert [type(end) for end in ends] == [GiveUp, RunGivenUpError]
         assert all(isinstance(end, GiveUp | RunGivenUpError) and end.status == 7 for end in ends)
-    with pytest.raises(TypeError):
-        GiveUp("no data", status="7")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("status", "usable"),
+    [
+        (0, 0),
+        (1, 1),
+        (255, 255),
+        (256, 1),
+        (-9, 137),
+        (-127, 255),
+        (-128, 1),
+        (2**70, 1),
+        ("7", 1),
+        (None, 1),
+        (1.5, 1),
+    ],
+)
+@pytest.mark.parametrize("how", ["raise", "call"])
+async def test_a_verdict_stands_whatever_its_exit_status_and_never_becomes_a_success(
+    how: str, status: Any, usable: int
+) -> None:
+    """`GiveUp(status=256)` ended a failed run with 0, and one of another kind gave nothing up."""
+    async with VirtualRun(min_nodes=2, max_nodes=2) as run:
+
+        async def live(name: str) -> None:
+            handler = run.handler(name)
+            async for round in rounds_of(handler):
+                async with round:
+                    if name == "a" and how == "call":
+                        await handler.give_up("no data", status=status)
+                    elif name == "a":
+                        raise GiveUp("no data", status=status)
+                    await asyncio.sleep(3600)
+
+        ends = await asyncio.gather(live("a"), live("b"), return_exceptions=True)
+        assert [type(end) for end in ends] == [RunGivenUpError if how == "call" else GiveUp, RunGivenUpError]
+        for end in ends:
+            assert isinstance(end, GiveUp | RunGivenUpError)
+            assert end.status == usable
+            assert end.reason.startswith("no data")
+            assert (end.reason == "no data") == (status == usable), "what was changed is said"
+
+
+async def test_a_spare_of_a_run_that_is_given_up_does_not_end_with_success() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=1) as run:
+        a, spare = run.handler("a"), run.handler("spare")
+        await run.meet(a)
+        waiting = await run.join(spare)
+        await a.give_up("no data", status=7)
+        with pytest.raises(RendezvousClosedError) as closed:
+            await waiting
+        assert (closed.value.given_up, closed.value.status) == (True, 7)
 
 
 UNREADABLE = (
