@@ -370,22 +370,19 @@ def _of(results: Results, figure: str, unit: str, *nodes: int, who: str = "rdzv"
 def _sentence_of_death(results: Results) -> tuple[str, str]:
     ours, theirs = _of(results, "next_round", "s", 4), _of(results, "removed", "s", 4, who="c10d")
     return (
-        "[Measured in one run](docs/benchmarks.md#beside-pytorch):",
-        f" {ours} after SIGKILL of one of 4 nodes, the others are in the next round; `c10d` removes it after {theirs}.",
+        "- After SIGKILL of one of 4 nodes,",
+        f" the others are in the next round in {ours}; `c10d` removes the dead node after {theirs}.",
     )
 
 
 def _sentence_of_barrier(results: Results) -> tuple[str, str]:
     ours, theirs = (_of(results, "seconds", "s", 4, 64, who=who) for who in ("rdzv", "c10d"))
-    return (
-        "From the last arrival until every node has its rank,",
-        f" 4 / 64 nodes take {ours}; with `c10d` {theirs}.",
-    )
+    return "- From the last arrival until every node has its rank,", f" 4 / 64 nodes take {ours}; with `c10d` {theirs}."
 
 
 def _sentence_of_bytes(results: Results) -> tuple[str, str]:
     ours, theirs = (_of(results, "bytes", "B", 4, 64, who=who) for who in ("rdzv", "c10d"))
-    return "One round of 4 / 64 nodes moves", f" {ours} per node; with `c10d` {theirs}."
+    return "- One round of 4 / 64 nodes moves", f" {ours} per node; with `c10d` {theirs}."
 
 
 def _row(name: str, *cells: str) -> tuple[str, str]:
