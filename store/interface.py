@@ -47,7 +47,12 @@ DEFAULT_TIMEOUT = 30.0  # seconds for a call of any client, unless it is made or
 
 
 class Watch(ABC):
-    """An ordered stream of the changes under a prefix; an async context manager, and an async iterator of events."""
+    """An ordered stream of the changes under a prefix; an async context manager, and an async iterator of events.
+
+    Iteration can be left, also within a revision, and begun again: it goes on where it was.
+    """
+
+    _rest: Iterator[Event] = iter(())  # of a revision within which iteration was left
 
     @abstractmethod
     async def __aenter__(self) -> Self:
@@ -64,8 +69,11 @@ class Watch(ABC):
         """Yield one list per revision. A large snapshot comes in several lists; the last ends in `synced`."""
 
     async def __aiter__(self) -> AsyncIterator[Event]:
+        for event in self._rest:
+            yield event
         async for events in self.batches():
-            for event in events:
+            self._rest = iter(events)
+            for event in self._rest:
                 yield event
 
 
@@ -144,6 +152,8 @@ class Store(Calls):
 class BlockingWatch(ABC):
     """The blocking twin of `Watch`: a context manager, and an iterator of events."""
 
+    _rest: Iterator[Event] = iter(())  # of a revision within which iteration was left
+
     @abstractmethod
     def __enter__(self) -> Self:
         """Open it: from here on nothing is missed."""
@@ -159,8 +169,11 @@ class BlockingWatch(ABC):
         """Yield one list per revision."""
 
     def __iter__(self) -> Iterator[Event]:
-        for events in self.batches():
-            yield from events
+        # No call between what takes an event and what gives it: a signal's handler could raise in one.
+        yield from self._rest
+        for rest in map(iter, self.batches()):
+            self._rest = rest
+            yield from rest
 
 
 class BlockingStore(BlockingCalls):

@@ -45,7 +45,7 @@ class WatchCursor:
     def delivered(self, events: tuple[Event, ...]) -> None:
         """Note that these events have come."""
         last = events[-1]
-        self._seen_any = True
+        self._seen_any = last.kind != "reset"
         if last.kind == "synced" or self._next is not None:
             self._next = last.revision + 1  # within a snapshot there is no revision to resume from
 

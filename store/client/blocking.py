@@ -26,6 +26,7 @@ from store.errors import (
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Event, Pong, Request, Response, waits
 from store.net.racing import Addresses
+from store.net.sockets import raised_by_handler
 from store.protocol.wire import Events, Lagged, Reply
 from store.watch_cursor import WatchCursor
 
@@ -180,6 +181,8 @@ class Watch(interface.BlockingWatch):
         self._channel = Channel(self._shared)
         self._id = 0
         self._reset: Event | None = None  # what the reader must be told once it is open again
+        self._batch: tuple[Event, ...] = ()  # the next one for the reader ...
+        self._given = False  # ... or the last one that it was given, which the cursor does not know of yet
 
     def __enter__(self) -> Self:
         self._shared.check_usable()
@@ -204,36 +207,56 @@ class Watch(interface.BlockingWatch):
 
     def batches(self) -> Iterator[list[Event]]:
         """One list of events per revision; see `interface.BlockingWatch`."""
+        for event in self._rest:
+            yield [event]
+        # The handler of a signal may raise wherever something is called. So what comes counts as given by an assignment
+        # just before it is, and is noted in the cursor later, as often as it takes.
         while not self._channel.ended:
-            while self._channel.pushed:
-                pushed = self._channel.pushed.popleft()
-                if isinstance(pushed, Pong):
-                    # Every event up to this revision was sent before it: it need not be asked for again.
-                    self._cursor.nothing_before(pushed.revision)
-                elif pushed.request_id != self._id:
-                    continue  # of an earlier opening
-                elif isinstance(pushed, Events):
-                    self._cursor.delivered(pushed.events)
-                    yield list(pushed.events)
-                else:
-                    self._cursor.nothing_before(pushed.revision)
-                    yield from self._reopen()
-            try:
-                if self._channel.sock is None:
-                    yield from self._reopen()
-                    continue
-                for item in self._channel.receive():
-                    if isinstance(item, (Events, Lagged)):
-                        self._channel.pushed.append(item)
-                    elif isinstance(item, Reply):
-                        self._channel.connection.answered(item.request_id)
-                        if isinstance(item.response, Pong):
-                            self._channel.pushed.append(item.response)
-            except OSError as error:
-                self._channel.disconnected(error)
+            if self._given:
+                self._cursor.delivered(self._batch)
+                self._batch, self._given = (), False
+            if not self._batch:
+                self._take_batch()
+            else:
+                batch = list(self._batch)
+                self._given = True
+                yield batch
 
-    def _reopen(self) -> Iterator[list[Event]]:
-        """Open it again, however long that takes; a `reset` comes out first if history is gone."""
+    def _take_batch(self) -> None:
+        """Take what has come, or wait for it; open the watch again if its connection is lost."""
+        channel = self._channel
+        try:
+            if channel.pushed:
+                self._take(channel.pushed.popleft())
+            elif channel.sock is None:
+                self._reopen()
+            else:
+                for item in channel.receive():
+                    if isinstance(item, (Events, Lagged)):
+                        channel.pushed.append(item)
+                    elif isinstance(item, Reply):
+                        channel.connection.answered(item.request_id)
+                        if isinstance(item.response, Pong):
+                            channel.pushed.append(item.response)
+        except BaseException as error:
+            if not isinstance(error, OSError) or raised_by_handler(error):
+                channel.reset()
+                raise
+            channel.disconnected(error)
+
+    def _take(self, pushed: Events | Lagged | Pong) -> None:
+        if isinstance(pushed, Pong):
+            # Every event up to this revision was sent before it: it need not be asked for again.
+            self._cursor.nothing_before(pushed.revision)
+        elif pushed.request_id == self._id:  # else of an earlier opening
+            if isinstance(pushed, Events):
+                self._batch = pushed.events
+            else:
+                self._cursor.nothing_before(pushed.revision)
+                self._reopen()
+
+    def _reopen(self) -> None:
+        """Open it again, however long that takes; the next batch is a `reset` if history is gone."""
         while not self._channel.ended:
             try:
                 self._open()
@@ -244,12 +267,13 @@ class Watch(interface.BlockingWatch):
                 return
             except ConnectionLost:
                 self._shared.check_usable()
-            except StoreTimeoutError:
+            except StoreTimeoutError as error:
+                if raised_by_handler(error):
+                    raise
                 self._channel.close()  # the server may open it yet, and would then send everything twice
             else:
-                reset, self._reset = self._reset, None
-                if reset is not None:
-                    yield [reset]
+                if self._reset is not None:
+                    self._batch, self._reset = (self._reset,), None
                 return
 
     def _open(self) -> None:

@@ -13,7 +13,6 @@ import math
 import secrets
 import socket
 import ssl
-import struct
 import threading
 import time
 from collections import deque
@@ -38,7 +37,7 @@ from store.net import dialing
 from store.net.callers import check_blocking_caller
 from store.net.process import check_made_here, process_id
 from store.net.racing import Addresses, connected
-from store.net.sockets import let_go_in_children, outstanding, prepare
+from store.net.sockets import let_go_in_children, outstanding, prepare, raised_by_handler
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, error_of
 from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
@@ -51,7 +50,9 @@ if TYPE_CHECKING:
 __all__ = ["Channel", "Shared"]
 
 RECEIVE_BYTES = 64 * 1024
-LOOK = SILENCE / 2  # seconds; how often whoever reads or writes looks up. One figure for both: changing it costs time
+LOOK = SILENCE / 2  # seconds; how often a call that reads or writes looks up
+
+LEAST = 0.001  # seconds that a call on a socket may take: with none at all it would not wait
 
 R = TypeVar("R", bound=Response)
 
@@ -139,7 +140,6 @@ class Channel:
         )
         self.sock: socket.socket | None = None
         self.ended: bool = False
-        self._within = 0.0  # seconds that a call on it waits
         self.idle_since: float = 0.0  # when the last call on it was over
         self.pushed: deque[Events | Lagged | Pong] = deque()  # what came for a watch, in order
         self._attempt, self._welcomed_at = 0, -math.inf
@@ -149,6 +149,14 @@ class Channel:
 
     def call(self, request: Request[R], timeout: float | None) -> tuple[R, int]:
         """Ask, and wait for the answer through as many connections as it takes; the answer, and the request's id."""
+        try:
+            return self._ask(request, timeout)
+        except BaseException as error:
+            if not isinstance(error, StoreError) or raised_by_handler(error):
+                self.reset()
+            raise
+
+    def _ask(self, request: Request[R], timeout: float | None) -> tuple[R, int]:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         item = self.connection.ask(request, None)
         try:
@@ -161,6 +169,8 @@ class Channel:
                     self._patience.answered()
                     return answer, item.request_id
                 except OSError as error:
+                    if raised_by_handler(error):
+                        raise
                     self.disconnected(error)
                     self._check(request)
         except _Expired:
@@ -168,12 +178,10 @@ class Channel:
             self._give_up(item)
             raise late from None
         except StoreError as error:
+            if raised_by_handler(error):
+                raise
             self._abandon(item)
             raise with_doubt(error, item) from None
-        except BaseException:  # Ctrl-C, or a signal handler: nobody knows how much was sent or read
-            self.connection.abandon(item)
-            self.close()
-            raise
 
     def _check(self, request: Request[Any]) -> None:
         if self.ended:
@@ -223,8 +231,8 @@ class Channel:
         addresses.use_small_packets(self._patience.large_packets_seem_lost)
         try:
             sock = connected(addresses, min(began + self._patience.attempt(), deadline), check)
-        except TimeoutError:
-            if time.monotonic() < deadline:
+        except TimeoutError as error:
+            if time.monotonic() < deadline or raised_by_handler(error):
                 raise
             if self._problem == dialing.NEVER_ANSWERED:  # else that says more than that this attempt was cut short
                 self._problem = dialing.describe(TimeoutError())
@@ -234,7 +242,7 @@ class Channel:
             prepare(sock)
             if self._shared.tls is not None:
                 sock = self._shared.tls.wrap_socket(sock, server_hostname=addresses.host, do_handshake_on_connect=False)
-            self._have_calls_wait(sock, LOOK)
+            self._limit(sock, LOOK)
             let_go_in_children(self, sock)
         except BaseException:
             sock.close()
@@ -260,7 +268,7 @@ class Channel:
             untrusted = f"{self._name} has no certificate that we trust: {error.verify_message}"
             raise self._shared.fail(AuthenticationError(untrusted)) from None
         except ConnectionResetError as error:
-            if error.errno == errno.ECONNRESET and not self.connection.met:
+            if error.errno == errno.ECONNRESET and not (self.connection.met or raised_by_handler(error)):
                 raise dialing.left_without_a_word(secure=secure, met=met) from None
             raise
         except _Expired:
@@ -279,7 +287,7 @@ class Channel:
             try:
                 answer = self.connection.only_answer(data, item)
             except ProtocolError as error:
-                raise self._shared.fail(error) from None
+                raise self._refusal(error) from None
             if answer is not None:
                 break
             for received in self._received(data):
@@ -306,31 +314,34 @@ class Channel:
     def _received(self, data: bytes) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
         try:
             yield from self.connection.receive(data)
-        except (AuthenticationError, ProtocolError) as error:
-            if self._shared.store_id is not None and self.connection.welcomed is None:
-                # Whoever stands in the place of a store that was met has proved nothing: it may be back later.
-                raise dialing.TurnedAway(str(error)) from None
-            raise self._shared.fail(error) from None
-        except StoreReplaced as error:
-            raise self._shared.fail(error) from None
-        except LimitExceeded as error:  # the server is full, and may have room later
-            raise dialing.TurnedAway(str(error)) from None
+        except StoreError as error:
+            raise self._refusal(error) from None
+
+    def _refusal(self, error: StoreError) -> BaseException:
+        """Return what to raise where the bytes that came are none that this client can go on with."""
+        for each in (error, error.__cause__):  # a handler may have raised while bytes were decoded
+            if each is not None and raised_by_handler(each):
+                return each
+        met = self._shared.store_id is not None and self.connection.welcomed is None
+        # A server that is full may have room later. Another one that answers in place of the store has proved nothing:
+        # the store may be back later.
+        if isinstance(error, LimitExceeded) or (met and not isinstance(error, StoreReplaced)):
+            return dialing.TurnedAway(str(error))
+        return self._shared.fail(error)
 
     def _read(self, deadline: float) -> bytes:
         assert self.sock is not None
         now = time.monotonic()
         pulse: Pulse | None = None  # as a rule the answer is there sooner
         while True:
-            within = LOOK
-            if deadline - now < LOOK:
-                within = deadline - now
-                if within <= 0:
-                    raise _Expired
-            if within != self._within:
-                self._have_calls_wait(self.sock, within)
+            if now >= deadline:
+                raise _Expired
+            self._limit(self.sock, deadline - now)
             try:
                 data = self.sock.recv(RECEIVE_BYTES)
-            except (TimeoutError, BlockingIOError):
+            except TimeoutError as error:
+                if raised_by_handler(error):
+                    raise
                 if pulse is None:
                     pulse = self._pulse(now)
                 now = time.monotonic()
@@ -383,15 +394,15 @@ class Channel:
         assert self.sock is not None
         rest, stuck = memoryview(frame), 0.0
         while True:  # not sendall(), whose timeout is for all of it: a large value may take longer
-            within = max(min(deadline - time.monotonic(), LOOK), 0.001)
-            if within != self._within:
-                self._have_calls_wait(self.sock, within)
+            within = self._limit(self.sock, deadline - time.monotonic())
             try:
                 sent = self.sock.send(rest)
                 if sent == len(rest):
                     return
                 rest, stuck = rest[sent:], 0.0
-            except (TimeoutError, BlockingIOError):
+            except TimeoutError as error:
+                if raised_by_handler(error):
+                    raise
                 stuck += within
             if time.monotonic() >= deadline:
                 self.disconnected(TimeoutError())
@@ -399,16 +410,16 @@ class Channel:
             if stuck >= HEARTBEAT:  # a server that takes nothing for so long is as good as gone
                 raise TimeoutError
 
-    def _have_calls_wait(self, sock: socket.socket, seconds: float) -> None:
-        """Have each call on a socket wait so long. Without TLS the system keeps the time: Python would poll first."""
-        self._within = seconds
-        if self._shared.tls is not None:
-            sock.settimeout(seconds)
-            return
-        sock.settimeout(None)
-        limit = struct.pack("@ll", *divmod(max(int(seconds * 1e6), 1000), 1_000_000))  # none at all would be for ever
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    def _limit(self, sock: socket.socket, left: float) -> float:
+        """Limit the next call on a socket to the time that is left, and to a look; return the seconds.
+
+        Python keeps this limit whatever signals come (PEP 475). One of the system's, as by SO_RCVTIMEO, begins anew
+        after each signal.
+        """
+        within = LOOK if left >= LOOK else max(left, LEAST)
+        if within != sock.gettimeout():
+            sock.settimeout(within)
+        return within
 
     def _tell(self, request: Request[Response]) -> None:
         """Make a request whose answer nobody waits for."""
@@ -431,6 +442,8 @@ class Channel:
             try:
                 self._tell(Cancel(target=item.request_id))
             except OSError as error:
+                if raised_by_handler(error):
+                    raise
                 self.disconnected(error)
 
     def _abandon(self, item: InFlight) -> None:
@@ -444,6 +457,12 @@ class Channel:
         """The connection is gone; the next call makes another one."""
         self._problem = dialing.describe(error)
         self._drop()
+
+    def reset(self) -> None:
+        """Begin the conversation anew: a call has ended in its midst, and it is not known how much was sent or read."""
+        for item in tuple(self.connection.in_flight.values()):
+            self.connection.abandon(item)
+        self.close()
 
     def close(self, *, farewell: bool = False) -> None:
         """Close the socket. The conversation can go on over another one."""

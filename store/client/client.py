@@ -91,6 +91,8 @@ class Watch(interface.Watch):
 
     async def batches(self) -> AsyncIterator[list[Event]]:
         """One list of events per revision; see `interface.Watch`."""
+        for event in self._rest:
+            yield [event]
         while True:
             while self._batches:
                 events, size = self._batches.popleft()

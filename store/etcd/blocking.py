@@ -153,7 +153,8 @@ class Watch(interface.BlockingWatch):
     def __init__(self, client: Client, watch: AsyncWatch) -> None:
         self._client = client
         self._watch = watch
-        self._reading: Call[list[Event]] | None = None
+        self._reading: Call[None] | None = None
+        self._given: list[Event] | None = None  # the last batch that the reader was given
         self._closed = threading.Event()
 
     def __enter__(self) -> Self:
@@ -175,14 +176,23 @@ class Watch(interface.BlockingWatch):
 
     def batches(self) -> Iterator[list[Event]]:
         """Return one list of events per revision; see `interface.BlockingWatch`."""
+        for event in self._rest:
+            yield [event]
+        ready = self._watch.ready
         while not self._closed.is_set():
-            self._reading = self._client._begun(self._watch.next_batch)
+            # The handler of a signal may raise wherever something is called: a batch leaves only after it was given.
+            if ready and ready[0] is self._given:
+                ready.popleft()
+            if ready:
+                self._given = batch = ready[0]
+                yield batch
+                continue
+            self._reading = self._client._begun(self._watch.wait_for_batch)
             if self._closed.is_set():  # since a moment ago, in another thread
                 self._reading.cancel()
             try:
-                batch = self._client._result(self._reading)
+                self._client._result(self._reading)
             except CancelledError:
                 if self._closed.is_set():
                     return
                 raise
-            yield batch

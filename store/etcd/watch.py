@@ -48,7 +48,7 @@ class Watch(interface.Watch):
         self._prefix = prefix
         self._cursor = cursor
         self._stream: Subscription | None = None
-        self._batches: deque[list[Event]] = deque()
+        self.ready: deque[list[Event]] = deque()
         self._reset: Event | None = None  # what the reader must be told once it is open again
         self._closed = False
         self._population: int | None = None  # keys that are there, as far as was told; None: not known
@@ -70,16 +70,18 @@ class Watch(interface.Watch):
 
     async def batches(self) -> AsyncIterator[list[Event]]:
         """Return one list of events per revision; see `interface.Watch`."""
+        for event in self._rest:
+            yield [event]
         while True:
-            yield await self.next_batch()
+            await self.wait_for_batch()
+            yield self.ready.popleft()
 
-    async def next_batch(self) -> list[Event]:
-        """Return the next list of events."""
-        while not self._batches:
+    async def wait_for_batch(self) -> None:
+        """Wait until there is a list of events in `ready`."""
+        while not self.ready:
             if self._closed:
                 raise StoreUsageError("the watch is closed")
             await self._while_usable(self._more)
-        return self._batches.popleft()
 
     async def _more(self) -> None:
         """Wait for the next message; open it again if it has ended, or was silent for long."""
@@ -99,7 +101,7 @@ class Watch(interface.Watch):
             batches = events_of(message, self._reads.hidden)
             for batch in batches:
                 self._cursor.delivered(tuple(batch))
-                self._batches.append(batch)
+                self.ready.append(batch)
                 if self._population is not None:
                     self._population += sum(map(_growth, batch))
             if not message.events and not message.created:
@@ -143,11 +145,11 @@ class Watch(interface.Watch):
         if request.start_revision is None and not request.snapshot:
             self._cursor.opened(start - 1)
         if self._reset is not None:
-            self._batches.append([self._reset])
+            self.ready.append([self._reset])
             self._reset = None
         for batch in filter(None, batches):
             self._cursor.delivered(tuple(batch))
-            self._batches.append(batch)
+            self.ready.append(batch)
 
     async def _compacted(self, deadline: float) -> None:
         """History is gone: go on if nothing was in it; else with a reset and a new snapshot, or end."""

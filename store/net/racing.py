@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import logging
 import math
@@ -29,6 +30,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
+from store.net.sockets import SystemErrorsSuppressed, raised_by_handler
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -42,6 +45,7 @@ CHECK_EVERY = 0.5  # seconds; how late who blocks may notice that he is to end
 LOOKED_UP_WITHIN = 1.0  # seconds; then holds what the name stood for last time, if that is known
 HOLDS_FOR = 3.0  # seconds; longer than the longest pause before another attempt
 TOLD_MOST = 4  # addresses of a name in one sentence
+UNDER_WAY = frozenset({0, errno.EINPROGRESS, errno.EALREADY, errno.EAGAIN})  # the last on systems short of memory
 WORKED, SILENT = -1, 1  # the standings of the address that worked last, and of those that were tried since in vain
 SMALL_SEGMENT = 1024  # bytes; with all headers such a packet passes wherever IPv6 does, and through most tunnels
 
@@ -87,7 +91,7 @@ class Addresses:
     def prepare(self, sock: socket.socket) -> None:
         """Prepare a socket that is about to connect."""
         if self._small_packets:
-            with contextlib.suppress(OSError):  # as some systems have it: it is theirs to decide
+            with SystemErrorsSuppressed(OSError):  # as some systems have it: it is theirs to decide
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_SEGMENT)
 
     def where(self) -> str:
@@ -119,7 +123,7 @@ class Addresses:
             is_over = not looking.is_alive()  # first: what it finds after this counts
             if not self._has_worked and time.monotonic() >= self._holds_until:
                 if is_over:
-                    raise self._problem
+                    raise self._problem.with_traceback(None)
                 return None
         families: dict[int, list[Resolved]] = {}
         for one in self._resolved:
@@ -194,19 +198,20 @@ class Race:
                 sock = socket.socket(family, kind, protocol)
                 sock.setblocking(False)
                 self._addresses.prepare(sock)
-                sock.connect(address)
-            except BlockingIOError:
-                pass  # as a rule: it is under way
-            except BaseException as error:  # a signal handler may raise, too
+                number = sock.connect_ex(address)
+            except BaseException as error:
                 if sock is not None:
                     sock.close()
-                if not isinstance(error, OSError):
+                if not isinstance(error, OSError) or raised_by_handler(error):
                     raise
                 self._failed(error)
                 continue
             assert sock is not None, "it was made"
-            self.connecting[sock] = address
-            return sock
+            if number in UNDER_WAY:
+                self.connecting[sock] = address
+                return sock
+            sock.close()
+            self._failed(OSError(number, os.strerror(number)))
         self._check_over()
         return None
 

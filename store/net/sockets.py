@@ -1,8 +1,11 @@
-"""Shell: what every socket of ours needs: quick sending, early notice of a dead peer, and care about `fork()`.
+"""Shell: what every socket of ours needs: quick sending, early notice of a dead peer, care about `fork()` and signals.
 
 A forked child shares its parent's sockets. It must not speak on them, and while it holds them open the parent's death
 goes unnoticed at the other end. So every socket is remembered here for as long as it is open, and in a forked child
 each is replaced by `/dev/null`, which keeps its number taken and harmless.
+
+The handler of a signal may raise any exception, a `TimeoutError` say, in the midst of a call to the system. That is for
+the caller, and must not be taken for the system's answer: see `raised_by_handler`.
 """
 
 from __future__ import annotations
@@ -17,15 +20,18 @@ import socket
 import struct
 import sys
 import termios
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import TracebackType
 
 __all__ = [
     "PASSED_ON",
     "SYSTEM_TELLS",
+    "SystemErrorsSuppressed",
     "bound_sockets",
     "forget",
     "let_go_in_children",
@@ -33,6 +39,7 @@ __all__ = [
     "outstanding",
     "prepare",
     "raise_file_limit",
+    "raised_by_handler",
     "raised_file_limit",
     "unread_bytes",
 ]
@@ -61,11 +68,33 @@ OPTIONS += [
 
 # Sockets by the objects that own them: asyncio's stand-ins for sockets take no weak references themselves.
 _owned: weakref.WeakKeyDictionary[object, tuple[Any, ...]] = weakref.WeakKeyDictionary()
+CALLED = frozenset(
+    {"store", "socket", "ssl", "msgpack", "asyncio", "uvloop"}
+)  # packages that raise errors of their own
+
+
+def raised_by_handler(error: BaseException | None) -> bool:
+    """Return whether a signal's handler has raised this error: the code that raised it is none that is called here."""
+    if error is None or threading.current_thread() is not threading.main_thread():  # where handlers run
+        return False
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in CALLED
+
+
+class SystemErrorsSuppressed(contextlib.suppress):
+    """Suppress errors of the system, and none that a signal's handler has raised."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return super().__exit__(kind, error, trace) and not raised_by_handler(error)
 
 
 def prepare(sock: Any) -> None:
     """Prepare a TCP socket: no delays, and a peer gone without a word is noticed in half a minute."""
-    with contextlib.suppress(OSError):  # it may have been closed already; its owner will notice
+    with SystemErrorsSuppressed(OSError):  # it may have been closed already; its owner will notice
         for level, option, value in OPTIONS:
             sock.setsockopt(level, option, value)
 
@@ -97,13 +126,12 @@ def _queued_bytes(sock: Any) -> tuple[int, int]:
     is broken, and what was not sent counts as under way: so it is where the system cannot send at all, since the
     address that the connection was made from is not this machine's any more.
     """
-    try:
+    held = unsent = 0
+    with SystemErrorsSuppressed(OSError, ValueError):  # it is closed, or the system is not Linux
         held, unsent = (
             struct.unpack("i", fcntl.ioctl(sock.fileno(), request, bytes(4)))[0]
             for request in (termios.TIOCOUTQ, SIOCOUTQNSD)
         )
-    except (OSError, ValueError):  # it is closed, or the system is not Linux
-        return 0, 0
     if unsent and _unanswered_probes(sock) > PROBES_ANSWERED:
         return held, 0
     return held - unsent, unsent
@@ -112,13 +140,10 @@ def _queued_bytes(sock: Any) -> tuple[int, int]:
 def _unanswered_probes(sock: Any) -> int:
     """How often in a row this system has asked in vain whether the other side takes more; 0 where that is not told."""
     option = getattr(socket, "TCP_INFO", None)
-    if option is None:
-        return 0
-    try:
-        info: bytes = sock.getsockopt(socket.IPPROTO_TCP, option, TCP_INFO_PROBES + 1)
-    except OSError:
-        return 0
-    return info[TCP_INFO_PROBES]
+    if option is not None:
+        with SystemErrorsSuppressed(OSError):
+            return int(sock.getsockopt(socket.IPPROTO_TCP, option, TCP_INFO_PROBES + 1)[TCP_INFO_PROBES])
+    return 0
 
 
 def _holds_unreadable(sock: Any) -> bool:
@@ -126,20 +151,17 @@ def _holds_unreadable(sock: Any) -> bool:
 
     So it is for a moment after any loss; and for ever where the network drops large packets and lets small ones pass.
     """
-    try:
-        held: bytes = sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO_BYTES)
-    except (OSError, ValueError):  # it is closed
-        return False
-    return not unread_bytes(sock) and any(held)
+    held = b""
+    with SystemErrorsSuppressed(OSError, ValueError):  # it is closed
+        held = sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO_BYTES)
+    return any(held) and not unread_bytes(sock)
 
 
 def unread_bytes(sock: Any) -> float:
     """How much has come that was not read yet; infinity where the system does not tell."""
-    try:
-        (readable,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))
-    except (AttributeError, OSError, ValueError):  # it is no socket of the system's, or it is closed
-        return math.inf
-    return float(readable)
+    with SystemErrorsSuppressed(AttributeError, OSError, ValueError):  # none of the system's, or closed
+        return float(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))[0])
+    return math.inf
 
 
 def let_go_in_children(owner: object, *socks: Any) -> None:

@@ -473,6 +473,36 @@ async def test_a_watch_begins_with_what_is_there_and_goes_on(other: store.Client
         }
 
 
+@pytest.mark.parametrize("twin", TWINS)
+async def test_iteration_left_within_a_revision_goes_on_where_it_was(
+    url: str, twin: str, other: store.Client, at: str
+) -> None:
+    """The rest of the revision was lost."""
+    keys = [f"{at}{number}" for number in range(5)]
+
+    def told_blocking() -> list[str]:
+        seen = []
+        with store.sync.connect(url) as client, client.watch(at, start_revision=revision) as watch:
+            for _ in range(3):
+                seen.append(next(iter(watch)).key)
+            seen += [event.key for event in next(watch.batches())]
+            seen += [event.key for event in next(watch.batches())]
+        return seen
+
+    async def told_awaited() -> list[str]:
+        seen = []
+        async with other.watch(at, start_revision=revision) as watch:
+            for _ in range(3):
+                seen.append((await anext(aiter(watch))).key)
+            seen += [event.key for event in await anext(watch.batches())]
+            seen += [event.key for event in await anext(watch.batches())]
+        return seen
+
+    revision = (await other.transact(then=[store.Put(key, b"") for key in keys])).revision
+    async with asyncio.timeout(60):
+        assert await (told_awaited() if twin == "awaited" else asyncio.to_thread(told_blocking)) == keys
+
+
 async def test_a_watch_without_a_start_tells_what_comes_after_it_was_opened(
     other: store.Client, client: Any, at: str
 ) -> None:

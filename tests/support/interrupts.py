@@ -25,7 +25,7 @@ tears = pytest.mark.filterwarnings(
 )
 
 
-def torn(work: Callable[[], object], *, every: int = 1) -> Iterator[str]:
+def torn(work: Callable[[], object], *, every: int = 1, kind: type[BaseException] = Torn) -> Iterator[str]:
     """Do some work again and again, each time with an exception after one more of its calls; yield where it came.
 
     That is where CPython looks for signals: a function has been entered, or one written in C has returned.
@@ -33,21 +33,26 @@ def torn(work: Callable[[], object], *, every: int = 1) -> Iterator[str]:
     Args:
         work: What is torn. It is done in full once there is no such place any more.
         every: 1 for all places, 3 for every third one.
+        kind: What is raised.
     """
     for number in itertools.count(step=every):
         passed = 0
+        raised: BaseException | None = None
 
         def raise_there(frame: FrameType, event: str, _: object, after: int = number) -> None:
-            nonlocal passed
+            nonlocal passed, raised
             if event in ("call", "c_return"):
                 passed += 1
                 if passed > after:
-                    raise Torn(f"{frame.f_code.co_qualname}, line {frame.f_lineno}, {event}")
+                    raised = kind(f"{frame.f_code.co_qualname}, line {frame.f_lineno}, {event}")
+                    raise raised
 
         sys.setprofile(raise_there)
         try:
             work()
-        except Torn as error:
+        except kind as error:
+            if error is not raised:
+                raise
             where = str(error)
         else:
             if passed <= number:

@@ -502,19 +502,6 @@ def test_what_is_read_after_an_interruption_is_decrypted_as_before() -> None:
     channel.interrupt()  # it is closed
 
 
-def test_a_call_with_no_time_left_waits_a_moment_and_not_for_ever() -> None:
-    """No time at all is what the system takes for no limit."""
-    with sync.serve() as server, sync.connect(server.url) as client:
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            client._free[0]._have_calls_wait(ours, 0.0)
-            with pytest.raises(BlockingIOError):
-                ours.recv(1)
-            with pytest.raises(BlockingIOError):
-                while True:
-                    ours.send(bytes(65536))
-
-
 def test_a_call_keeps_its_time_limit_while_it_sends() -> None:
     """A server that took a little every now and then made a `put` of 2 s last for 32."""
     with sync.serve() as server, sync.connect(server.url) as client:
@@ -524,7 +511,6 @@ def test_a_call_keeps_its_time_limit_while_it_sends() -> None:
             ours, theirs = socket.create_connection(listener.getsockname()), listener.accept()[0]
         channel.sock.close()
         channel.sock = ours
-        channel._have_calls_wait(ours, rooms.LOOK)
         done = threading.Event()
         taken = []
 
