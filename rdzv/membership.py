@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from rdzv.core.state import Change, Draining, Dropped, Head, NodesLeft, NodesLost, NodesWaiting, Progress
 from rdzv.core.stopping import Resized, StepGate
@@ -130,6 +130,7 @@ class Membership:
         record_gone: The head has said that the others have lost this node.
         expelled: They have lost it by a decision, and not because its record had lapsed.
         lost_ids: The members that have died since the round completed, as far as they are known by name.
+        muster: The task that counts this member among those that have come, once, for `all_here`.
         gate: What this member passes at each step, if it goes from round to round by `rounds()`.
         listeners: Notified when any of this has changed. A user's callback is none of them: see `call_once`.
     """
@@ -146,6 +147,7 @@ class Membership:
     record_gone: bool = False
     expelled: bool = False
     lost_ids: tuple[str, ...] = ()
+    muster: Any = None
     gate: StepGate = field(default_factory=StepGate)
     listeners: Listeners = field(default_factory=Listeners)
 

@@ -20,7 +20,7 @@ import anyio
 
 from store.calls import AtOnce, Lease, finished
 from store.errors import LeaseNotFound, StoreError
-from store.messages import GONE_TTL
+from store.messages import GONE_TTL, NOTE_BYTES_MAX
 from store.net.tasks import cancel_and_wait
 from store.net.threads import Flag
 
@@ -187,7 +187,7 @@ class HeldLease:
             if sent_at < self.ours_until:
                 try:
                     since = sent_at - (self.ours_until - self.ttl)  # the last one that was answered
-                    said = note(since > renew_every + LATE) if note is not None else b""
+                    said = _note_of(note, since > renew_every + LATE)
                     keeping.expect_answer(sent_at)
                     await self._lease.keep_alive(note=said, timeout=max(self.ours_until - sent_at, 0.001))
                     keeping.heard()
@@ -363,3 +363,13 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
         self._thread.join(RELEASE_WITHIN)
         if kind is None:
             self.check()
+
+
+def _note_of(note: NoteOf | None, away: bool) -> bytes:
+    """Return what goes with a keep-alive: nothing if it cannot be made or sent, since the lease is renewed anyway."""
+    try:
+        said = b"" if note is None else note(away)
+    except Exception:  # a defect of whoever makes notes
+        log.exception("a lease is renewed without its note, which cannot be made")
+        return b""
+    return said if len(said) <= NOTE_BYTES_MAX else b""

@@ -18,7 +18,8 @@ same rule, so that what cannot be read back is never sent:
 - A member of an `IntEnum` is its number; an unknown number becomes `OTHER`, if there is one. A `Literal` is any word.
 - A member of a `StrEnum` is its word; what an unknown word becomes, its `_missing_` says.
 - A `Mapping` is a dict, and `tuple[X, Y]` has an element of each.
-- Of a union of records with codes, the code says which it is. `Annotated[X, Y]` is X to type checkers, and takes Y.
+- Of a union of records with codes, the code says which it is. `Annotated[X, Y]` is X to type checkers, and takes Y;
+  `Annotated[str, TextAs(f)]` takes a text, which becomes f(text).
 - What is missing at the end has its default; what follows the last field is of a later release, and is left out.
 
 Fields are therefore only ever added at the end, with a default.
@@ -47,7 +48,7 @@ from typing import (
     get_type_hints,
 )
 
-__all__ = ["CHECKED_AT_ONCE", "AnyOf", "Record", "Steps", "Unfit", "UnknownWord", "shown"]
+__all__ = ["CHECKED_AT_ONCE", "AnyOf", "Record", "Steps", "TextAs", "Unfit", "UnknownWord", "shown"]
 
 CHECKED_AT_ONCE = 1024  # elements of an array: about a millisecond
 TYPES_NOTED_MOST = 64  # of the fields of one kind of record; whoever sends others has them looked at anew
@@ -106,6 +107,19 @@ class _Kind:
         return self.read(value)
 
 
+class TextAs(_Kind):
+    """A text that becomes another one, when it is sent and when it is read: `Annotated[str, TextAs(shorten)]`."""
+
+    def __init__(self, change: Callable[[str], str]) -> None:
+        super().__init__(self._read)
+        self._change = change
+
+    def _read(self, value: Any) -> str:
+        if not isinstance(value, str):
+            raise _NotOf
+        return self._change(value)
+
+
 _ARRAYS: Any = (tuple, list)
 _ALSO: dict[type, tuple[type, ...]] = {float: (float, int), bytes: (bytes, bytearray, memoryview), bool: ()}
 
@@ -113,7 +127,7 @@ _ALSO: dict[type, tuple[type, ...]] = {float: (float, int), bytes: (bytes, bytea
 def _kind_of(type_: Any) -> _Kind:
     origin, arguments = get_origin(type_), get_args(type_)
     if origin is Annotated:
-        return _kind_of(arguments[1])
+        return arguments[1] if isinstance(arguments[1], _Kind) else _kind_of(arguments[1])
     if origin in (Union, types.UnionType):
         return AnyOf(arguments)
     if origin is tuple:

@@ -95,7 +95,7 @@ class Wait:
 
     until: float | None
     progress: Progress
-    error: Exception | None = None  # what the order, which may be the user's own, has raised, if that is why
+    error: BaseException | None = None  # what the order, which may be the user's own, has raised, if that is why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ def decide(view: View, rules: Rules, *, closed: bool, now: float, drained: Colle
     if full or nobody_else or (ends is not None and now >= ends):
         try:
             complete = _complete(view, rules, progress)
-        except Exception as error:  # noqa: BLE001  the order may be the user's own, and raise anything
+        except (Exception, SystemExit) as error:  # noqa: BLE001  the order may be the user's own, and raise anything
             stuck = hindered(progress, f"rank_order fails with {type(error).__name__}: {error}")
             return Wait(until=now + TRY_AGAIN_AFTER, progress=stuck, error=error)
         try:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from rdzv.core.absent import LEFT, LOST, Missing
 from rdzv.core.state import NAMED_MOST, Phase
-from rdzv.core.stored import Stored
+from rdzv.core.stored import Prose, Stored
 from store.records import Record
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Incident(Record, kw_only=True):
     node_ids: tuple[str, ...] = ()  # the first of them, by name
     # Why it was closed, and by whom; why it was given up; who was unbanned, by whom and why; or why these nodes were
     # lost or left, if that is known.
-    reason: str = ""
+    reason: Prose = ""
     at: float | None = None  # the hour, in seconds since 1970 by the coordinator's clock; None if it was not noted
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rdzv.core.absent import LOST, NAMED_OF_MANY, Absent, Missing
 from rdzv.core.stopping import Resized
-from rdzv.core.stored import Stored, pack, unpack
+from rdzv.core.stored import Prose, Stored, pack, unpack
 from rdzv.errors import RendezvousStateError
 from store.printable import in_words
 
@@ -82,10 +82,10 @@ class NodeRecord(Stored, kw_only=True):
     checks: bool = False  # it checks that rank 0 is reached before it takes a round
     unreached: bool = False  # it was rank 0 of a round that was given up, since not all reached it
     cut_off: tuple[str, ...] = ()  # where it did not reach rank 0, while others did, who go on without it
-    gave_up: str = ""  # which round it gave up before this arrival, and why, in words; empty if it gave up none
+    gave_up: Prose = ""  # which round it gave up before this arrival, and why, in words; empty if it gave up none
     left: bool = False  # it has left on its own account, and its record is about to go
     stopped: bool = False  # it has left before the step at which all members had agreed to stop
-    why: str = ""  # why it has left, in words, if it says
+    why: Prose = ""  # why it has left, in words, if it says
     release: str = ""  # of which release of this package it is; empty if it does not say
     since: float = 0.0  # the hour of this arrival by the node's own clock, in seconds since 1970; 0 if it does not say
     # The last step that it has finished, -1 for none, if it goes from round to round by `rounds()`: then it answers
@@ -122,8 +122,8 @@ class Closed(Stored, kw_only=True):
 
     called = "the closing"
 
-    reason: str
-    by: str = ""
+    reason: Prose
+    by: Prose = ""
     given_up: bool = False
     status: int = 0
 
@@ -170,8 +170,8 @@ class Ban(Stored, kw_only=True):
     called = "a ban"
     outside: ClassVar[tuple[str, ...]] = ("left",)
 
-    reason: str
-    by: str = ""
+    reason: Prose
+    by: Prose = ""
     now: bool = False
     lasts: float | None = None
     left: float | None = None
@@ -199,8 +199,8 @@ class Unban(Stored, kw_only=True):
     outside: ClassVar[tuple[str, ...]] = ("revision",)
 
     who: str
-    reason: str = ""
-    by: str = ""
+    reason: Prose = ""
+    by: Prose = ""
     revision: int = 0
 
     def __str__(self) -> str:
@@ -232,14 +232,14 @@ class Progress(Stored, kw_only=True):
     departed_ids: tuple[str, ...] = ()  # the first of them by name
     last_arrival: int = 0  # the latest arrival that was taken into account: those up to it stood when this was written
     # Why no round completes though everything is there for one: a `rank_order` that fails, say. Else empty.
-    problem: str = ""
+    problem: Prose = ""
     # The spares by name, where an order chooses who they are, if they are at most `NAMED_MOST`.
     spare_ids: tuple[str, ...] = ()
     absent: Absent = Absent()  # who is not here, and for how long
-    given_up: str = ""  # which round those who wait have given up, and why, in words; empty if none
+    given_up: Prose = ""  # which round those who wait have given up, and why, in words; empty if none
     # Of members that were dropped though they are alive, the first by name, each with why.
     why_lost: tuple[tuple[str, str], ...] = ()
-    standstill: str = ""  # that no member gets on, in words; else empty
+    standstill: Prose = ""  # that no member gets on, in words; else empty
     left_early: bool = False  # whether any of those who have left did so elsewhere than where all had agreed to stop
     draining: tuple[str, ...] = ()  # the live members that are to leave, the first of them by name
 

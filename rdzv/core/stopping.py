@@ -28,7 +28,7 @@ import contextlib
 import operator
 from typing import TYPE_CHECKING, ClassVar
 
-from rdzv.core.stored import Stored
+from rdzv.core.stored import Prose, Stored
 from rdzv.errors import RendezvousSettingsError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Stop(Stored, kw_only=True):
     # Whether this is the answer; until then each member's node is asked for the step it has begun.
     decided: bool = False
     step: int | None = None  # the step before which all leave; None: at once, since nobody has begun any
-    why: str = ""  # what for, in words
+    why: Prose = ""  # what for, in words
     for_newcomers: bool = False  # whether nodes that wait to come in are the only reason
     revision: int = 0  # that of the writing, on which the next one is conditional
 
@@ -62,7 +62,7 @@ class Drain(Stored, kw_only=True):
     called = "a drain"
 
     within: float  # seconds from when this was written; then it leaves, wherever the others are
-    reason: str = ""  # as given by whoever wishes it, perhaps empty
+    reason: Prose = ""  # as given by whoever wishes it, perhaps empty
 
 
 class Resized(Stored, kw_only=True):
@@ -81,8 +81,8 @@ class Resized(Stored, kw_only=True):
 
     min_nodes: int
     max_nodes: int
-    reason: str = ""
-    by: str = ""
+    reason: Prose = ""
+    by: Prose = ""
     revision: int = 0
 
 

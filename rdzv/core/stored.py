@@ -17,23 +17,47 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeVar
 
 import msgpack
 
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 from store.printable import escaping
-from store.records import Record, Unfit
+from store.records import Record, TextAs, Unfit, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import ClassVar
 
-__all__ = ["Stored", "pack", "pass_over", "unpack"]
+__all__ = ["PROSE_BYTES_MOST", "Prose", "Stored", "check_prose", "pack", "pass_over", "prose", "unpack"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 T = TypeVar("T")
+
+PROSE_BYTES_MOST: Final = 2000  # of one text: every node may be sent it
+
+
+def prose(text: str, *, most: int = PROSE_BYTES_MOST) -> str:
+    """Return a text that UTF-8 can hold, in at most so many bytes."""
+    if len(text) <= most and text.isascii():
+        return text
+    return text.encode(errors="backslashreplace")[:most].decode(errors="ignore")
+
+
+def check_prose(name: str, given: object, *, most: int = PROSE_BYTES_MOST) -> str:
+    """Return what a user gave as a text, made fit.
+
+    Raises:
+        RendezvousSettingsError: It is no text.
+    """
+    if not isinstance(given, str):
+        raise RendezvousSettingsError(f"{name}={shown(given)} must be text (str)")
+    return prose(given, most=most)
+
+
+Prose = Annotated[str, TextAs(prose)]
+"""The type of a record's field that holds such a text."""
 
 
 class Stored(Record):

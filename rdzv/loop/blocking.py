@@ -103,7 +103,7 @@ class Round(MemberOfRound):
 
     def keep(self, key: str, data: bytes) -> None:
         """Keep a little state of the run, from round to round; see the async twin."""
-        self._handler.keep(key, data)
+        self._handler.keep(key, data, in_round=self.number)
 
     def restore(self, key: str) -> bytes | None:
         """What any member has kept last under a name; None if nobody has."""
@@ -111,7 +111,7 @@ class Round(MemberOfRound):
 
     def accuse(self, rank: int, why: str) -> None:
         """Say of another member that it does not answer, as a collective that has failed does; see the async twin."""
-        self._handler.accuse(rank, why)
+        self._handler.accuse(rank, why, in_round=self.number)
 
     def participants(self) -> list[Participant]:
         """All members, by rank, with what each brought. This reads something of every member."""

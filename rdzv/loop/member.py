@@ -204,13 +204,14 @@ class Busy:
         self._beats = membership.beats
         self._seconds = seconds
         self._what = what
+        self._tokens: list[object] = []
 
     def __enter__(self) -> None:
-        self._beats.be_busy(self._seconds, self._what)
+        self._tokens.append(self._beats.be_busy(self._seconds, self._what))
         self._node.part.own_beats.send_from(self._node.loop)
 
     def __exit__(self, *_: object) -> None:
-        self._beats.be_free()
+        self._beats.be_free(self._tokens.pop())
 
     async def __aenter__(self) -> None:
         self.__enter__()

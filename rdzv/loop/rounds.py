@@ -174,7 +174,7 @@ class Round(MemberOfRound):
         Raises:
             RoundSupersededError: This node is no longer in the round.
         """
-        await self._handler.keep(key, data)
+        await self._handler.keep(key, data, in_round=self.number)
 
     async def restore(self, key: str) -> bytes | None:
         """What any member has kept last under a name; None if nobody has."""
@@ -182,7 +182,7 @@ class Round(MemberOfRound):
 
     async def accuse(self, rank: int, why: str) -> None:
         """Say of another member that it does not answer, as a collective that has failed does; see `Handler.accuse`."""
-        await self._handler.accuse(rank, why)
+        await self._handler.accuse(rank, why, in_round=self.number)
 
     async def participants(self) -> list[Participant]:
         """All members, by rank, with what each brought. This reads something of every member."""

@@ -117,6 +117,7 @@ class Node:
             settings, self.keys, node_id=self.node_id, listeners=self.listeners, loop=loop, rng=rng, port=port
         )
         self._leaving = Leaving(self.part)
+        self._leaving_call = asyncio.Lock()
         self._open_store = open_store
         self._rng = rng
         self._link: Link | None = None
@@ -283,6 +284,8 @@ class Node:
                 f"add ?min_nodes=2, say"
             )
         await self._end_join(abandoned_only=True)
+        async with self._leaving_call:  # one that was cancelled is seen to its end all the same
+            pass
         if self.joining:
             raise RendezvousStateError(f"node {self.node_id} is joining run {self.run_id} already; one call at a time")
         if ticket.abandoned:
@@ -375,9 +378,12 @@ class Node:
         """
         self.check_usable()
         await self._end_join(abandoned_only=True)
-        if self.joining:
-            raise RendezvousStateError(f"node {self.node_id} is joining run {self.run_id}; cancel that call instead")
-        await self._leaving.leave(self._link)
+        async with self._leaving_call:
+            if self.joining:
+                raise RendezvousStateError(
+                    f"node {self.node_id} is joining run {self.run_id}; cancel that call instead"
+                )
+            await self._leaving.leave(self._link)
 
     # ------------------------------------------------------------------------------------------ what is known
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Final
 
-from rdzv.core.stored import Stored
+from rdzv.core.stored import Prose, Stored
 from rdzv.errors import RendezvousStateError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Accusation(Stored, kw_only=True):
     round: int  # in which round
     accused: str  # whom
     by: str  # who says it
-    why: str  # in words
+    why: Prose  # in words
 
 
 class Accusations(dict[str, Accusation]):

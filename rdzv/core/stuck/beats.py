@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from rdzv.core.stopping import step_of
-from rdzv.core.stored import Stored
+from rdzv.core.stored import Prose, Stored, check_prose
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ __all__ = ["BeatNote", "Beats"]
 
 FINISHED: Final = -1  # stands for the round of a member that has come to its end
 WAITS_AFTER: Final = 0.5  # seconds after which a wait is one for somebody who does not come
-WHAT_MOST: Final = 24  # characters of what a member is busy with: a keep-alive takes no long notes
+LABEL_BYTES_MOST: Final = 64  # of the text that says why a member is busy: a note has at most 128 bytes
 
 
 class BeatNote(Stored, kw_only=True):
@@ -35,7 +35,7 @@ class BeatNote(Stored, kw_only=True):
     age: float  # seconds since then; without a step, since the round began for it
     first: bool = False  # it has not come beyond its first step: it compiles and loads, perhaps
     busy: float = 0.0  # seconds for which it is known to be busy yet; 0 if it is not
-    what: str = ""  # what with, in words
+    what: Prose = ""  # what with, in words
     rate: float = 0.0  # steps a second, lately
     away: bool = False  # the store was out of its reach until a moment ago
     waits: bool = False  # it waits in the round's shared store, for others
@@ -73,7 +73,7 @@ class Beats:
         self.clock: Callable[[], float] = clock
         self.counts: bool = expected
         self._last: tuple[int | None, float, int] = (None, clock(), 0)  # step, when, how many there were
-        self._busy: tuple[float, str] = (-math.inf, "")  # until when, and with what
+        self._busy: tuple[tuple[object, float, str], ...] = ()  # each stretch: its own token, until when, and the label
         self._busy_ended = -math.inf
         self._rated: tuple[int, float] | None = None  # when a note was made: step, when it was begun
         self._rate = 0.0
@@ -96,15 +96,30 @@ class Beats:
             self.counts = True
         return step
 
-    def be_busy(self, seconds: float, what: str) -> None:
-        """The member is busy for at most so long."""
-        self._busy = (self.clock() + float(seconds), what[:WHAT_MOST])
-        self.counts = True
+    def be_busy(self, seconds: float, label: str) -> object:
+        """Note that the member is busy for at most so many seconds, also while it is busy with something else.
 
-    def be_free(self) -> None:
-        """It is not any more."""
+        Returns:
+            A token that ends this stretch, for `be_free`.
+
+        Raises:
+            RendezvousSettingsError: The label is no text.
+        """
+        token = object()
+        stretch = (token, self.clock() + float(seconds), check_prose("label", label, most=LABEL_BYTES_MOST))
+        self._busy = (*self._busy, stretch)
+        self.counts = True
+        return token
+
+    def be_free(self, token: object) -> None:
+        """End one stretch; the member may be busy with something else."""
         self._busy_ended = self.clock()
-        self._busy = (-math.inf, "")
+        self._busy = tuple(one for one in self._busy if one[0] is not token)
+
+    @property
+    def _busy_longest(self) -> tuple[float, str]:
+        """Until when the member is busy, and the label of the stretch that ends last."""
+        return max(((until, label) for _, until, label in self._busy), default=(-math.inf, ""))
 
     @property
     def waits(self) -> bool:
@@ -121,8 +136,7 @@ class Beats:
 
     def quiet_since(self) -> float:
         """Since when, on this clock, nothing was heard of the member that it had to say."""
-        until = self._busy[0]
-        return max(self._last[1], self._busy_ended, until if until != -math.inf else -math.inf)
+        return max(self._last[1], self._busy_ended, self._busy_longest[0])
 
     @property
     def got_on(self) -> bool:
@@ -142,7 +156,7 @@ class Beats:
         """
         now = self.clock()
         step, at, count = self._last
-        busy_until, what = self._busy
+        busy_until, what = self._busy_longest
         busy = max(busy_until - now, 0.0)
         if step is not None:
             if self._rated is not None and at > self._rated[1]:

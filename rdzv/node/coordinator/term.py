@@ -307,7 +307,7 @@ class Term:
         said = progress.replace(absent=progress.absent.replace(said_at=time.time()))
         return self._office.put(self._keys.progress, said.pack())
 
-    def _report_error(self, error: Exception | None) -> None:
+    def _report_error(self, error: BaseException | None) -> None:
         """Log where an error comes from once, and not at every attempt; `progress` says in words that it holds."""
         said = None if error is None else repr(error)
         if error is not None and said != self._failed_with:

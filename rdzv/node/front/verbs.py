@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 import anyio
 
 from rdzv.core.state import Closed, NodesLeft, NodesLost
+from rdzv.core.stored import check_prose
 from rdzv.errors import (
     RendezvousError,
     RendezvousSettingsError,
@@ -50,7 +51,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Verb = TypeVar("Verb", bound="Callable[..., Any]")
 
-WHY_LETTERS_MOST = 200
+WHY_BYTES_MOST = 200
 CAME: Final = "rdzv/muster/came"
 ANSWER: Final = "rdzv/muster/answer"
 GO_ON: Final = b"go on"
@@ -119,8 +120,12 @@ def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
 
 
 def leaves_because(node: Node, why: str) -> None:
-    """Say why this node leaves, before it does: the others read it in `rdzv status` and in the history."""
-    node.part.leaves_because = why[:WHY_LETTERS_MOST]
+    """Say why this node leaves, before it does: the others read it in `rdzv status` and in the history.
+
+    Raises:
+        RendezvousSettingsError: It is no text.
+    """
+    node.part.leaves_because = check_prose("why", why, most=WHY_BYTES_MOST)
 
 
 async def roster(node: Node, membership: Membership) -> list[Participant]:
@@ -129,26 +134,32 @@ async def roster(node: Node, membership: Membership) -> list[Participant]:
 
 
 @goes_on
-async def keep(node: Node, key: str, data: bytes) -> None:
+async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None) -> None:
     """Keep a little state of the run from round to round.
 
+    Args:
+        node: The member.
+        key: The name of the state.
+        data: The state.
+        in_round: The number of the round in which this was asked for; by default the node's present one.
+
     Raises:
-        RoundSupersededError: This node is in no round.
+        RoundSupersededError: This node is in no round, or that round is not its present one.
         RendezvousSettingsError: The key is no text, or the data no bytes.
     """
     _check_text("key", key)
     link, membership, keys = await node.connect(), node.membership, node.keys
-    over = f"node {node.node_id} is in no round of run {node.run_id}; nothing was kept"
-    if membership is None:
+    over = f"node {node.node_id} is no longer in that round of run {node.run_id}; nothing was kept"
+    if membership is None or in_round not in {None, membership.round.number}:
         raise RoundSupersededError(over)
-    in_round = (
+    unchanged = (
         when.mod_revision(keys.round) == membership.round.revision,
         when.mod_revision(keys.node(node.node_id)) == membership.arrival,
     )
 
     async def write(store: Store) -> bool:
         put = Put(keys.kept(key), data, lease=(await link.run_lease()).id)
-        return (await store.transact(when=in_round, then=(put,))).succeeded
+        return (await store.transact(when=unchanged, then=(put,))).succeeded
 
     if not await node.ask_the_store(write):
         raise RoundSupersededError(over)
@@ -160,24 +171,30 @@ def _check_text(name: str, given: object) -> None:
 
 
 @goes_on
-async def accuse(node: Node, rank: int, why: str) -> None:
+async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None) -> None:
     """Say of a member of the round that it does not answer, as a collective that has failed does.
 
     One accuser is shown in `rdzv status`. If two accuse the same member, it is lost to the round, with their
     reasons, though its lease stands.
 
+    Args:
+        node: The member that accuses.
+        rank: The rank of the member that does not answer.
+        why: The reason, for people.
+        in_round: The number of the round in which that rank is meant; by default the node's present one.
+
     Raises:
-        RoundSupersededError: This node is in no round, or no longer in it.
+        RoundSupersededError: This node is in no round, or that round is not its present one.
         RendezvousStateError: The round has no such rank, or it is this node's own.
         RendezvousSettingsError: The rank is no whole number, or the reason no text.
     """
-    _check_text("why", why)
+    why = check_prose("why", why)
     if not hasattr(rank, "__index__"):
         raise RendezvousSettingsError(f"rank={rank!r:.80} must be a whole number")
     await node.connect()
     membership = node.membership
     over = f"node {node.node_id} is in no round of run {node.run_id} any more, and accuses nobody"
-    if membership is None or membership.over is not None:
+    if membership is None or membership.over is not None or in_round not in {None, membership.round.number}:
         raise RoundSupersededError(over)
     if not 0 <= rank < membership.round.size or rank == membership.rank:
         raise RendezvousStateError(
@@ -222,7 +239,11 @@ async def all_here(node: Node, *, timeout: float) -> bool:
 
     answering = asyncio.create_task(answer_if_one_goes(), name=f"notice who goes before all of {node.run_id} have come")
     try:
-        if await store.add(CAME, 1) >= membership.round.size:
+        # A call that is cancelled and made again must not count this member twice.
+        if membership.muster is None or _has_failed(membership.muster):
+            membership.muster = asyncio.create_task(store.add(CAME, 1), name=f"come to the muster of {node.run_id}")
+            membership.muster.add_done_callback(_has_failed)
+        if await asyncio.shield(membership.muster) >= membership.round.size:
             await store.compare_set(ANSWER, "", GO_ON)
         return await store.get(ANSWER) == GO_ON
     except SharedStoreTimeoutError:
@@ -231,6 +252,10 @@ async def all_here(node: Node, *, timeout: float) -> bool:
         return False  # it is this member that was dropped
     finally:
         await cancel_and_wait(answering)
+
+
+def _has_failed(task: asyncio.Task[int]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 @goes_on

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from rdzv.core.stored import prose
 from rdzv.errors import (
     RendezvousRefusedError,
 )
@@ -42,11 +43,11 @@ async def examine(check: Callable[[], Any]) -> str | None:
         verdict = check()
         if inspect.isawaitable(verdict):
             verdict = await verdict
-    except Exception as error:  # noqa: BLE001  whatever goes wrong in a health check is a failed one
+    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever goes wrong in a health check is a failed one
         verdict = f"{type(error).__name__}: {error}"
     if verdict is None or verdict is True:
         return None
-    return f"failed its health check: {verdict}" if isinstance(verdict, str) else "failed its health check"
+    return prose(f"failed its health check: {verdict}") if isinstance(verdict, str) else "failed its health check"
 
 
 async def report_health(store: Store, keys: Keys, lease: Lease, *, node_id: str, failure: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import rdzv
 from rdzv import GiveUp, RendezvousClosedError, RendezvousSettingsError, RunGivenUpError
+from rdzv.config.settings import parse
 from rdzv.core import stored
 from rdzv.core.state import Closed
 from tests.support.runs import VirtualRun, assert_one_round, listen, rounds_of
@@ -21,6 +23,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.virtual_time
 
+
+async def leave_because(handler: Handler, text: str) -> None:
+    handler.leaves_because(text)
+    await handler.leave()
+
+
 CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
     "resize(max_nodes=4.0)": lambda it: it.resize(max_nodes=4.0),  # type: ignore[arg-type]
     "resize(min_nodes=True)": lambda it: it.resize(min_nodes=True),
@@ -29,7 +37,6 @@ CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
     "drain(within=None)": lambda it: it.drain(within=None),  # type: ignore[arg-type]
     "drain(within=nan)": lambda it: it.drain(within=float("nan")),
     "set_closed(None)": lambda it: it.set_closed(None),  # type: ignore[arg-type]
-    "set_closed(surrogate)": lambda it: it.set_closed("\ud800"),
     "ban(reason=None)": lambda it: it.ban("z", None),  # type: ignore[arg-type]
     "ban(now=1)": lambda it: it.ban("z", now=1),  # type: ignore[arg-type]
     "keep(data=text)": lambda it: it.keep("k", "text"),  # type: ignore[arg-type]
@@ -40,6 +47,7 @@ CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
     "accuse(why=None)": lambda it: it.accuse(1, None),  # type: ignore[arg-type]
     "accuse(why=bytes)": lambda it: it.accuse(1, b"x"),  # type: ignore[arg-type]
     "unban(reason=None)": lambda it: it.unban("z", None),  # type: ignore[arg-type]
+    "leaves_because(bytes)": lambda it: leave_because(it, b"x"),  # type: ignore[arg-type]
     "ban_where(reason=7)": lambda it: it.ban_where("rack", "r1", 7),  # type: ignore[arg-type]
 }
 
@@ -58,6 +66,180 @@ async def test_a_wrong_argument_is_refused_to_who_gave_it_and_nobody_else_hears_
         assert not heard.changes
         assert (await b.status()).closed is None
         assert_one_round(await run.meet(a, b))
+
+
+ODD_TEXTS = ("", "\N{PILE OF POO}" * 24, "\ud800 and \udcff", "\x1b[2J\n\x00", "x" * 1_000_000)
+
+
+PROSE: dict[str, Callable[[Handler, str], Awaitable[Any]]] = {
+    "drain": lambda it, text: it.drain(reason=text),
+    "resize": lambda it, text: it.resize(max_nodes=3, reason=text),
+    "ban": lambda it, text: it.ban("z", text),
+    "ban_where": lambda it, text: it.ban_where("rack", "r1", text),
+    "unban": lambda it, text: it.unban("z", text),
+    "accuse": lambda it, text: it.accuse(1, text),
+    "leaves_because": leave_because,
+    "set_closed": lambda it, text: it.set_closed(text),
+    "give_up": lambda it, text: it.give_up(text),
+}
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS, ids=["empty", "4-byte characters", "surrogates", "control", "1 MB"])
+@pytest.mark.parametrize("call", PROSE)
+async def test_no_text_that_a_user_gives_keeps_a_call_from_its_work(call: str, text: str) -> None:
+    """A reason that UTF-8 cannot hold left a ghost behind: a member that had left, and whose record stood."""
+    async with VirtualRun(min_nodes=2, max_nodes=2) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await run.meet(a, b)
+        if call == "unban":
+            await a.ban("z", "to be lifted")
+        await PROSE[call](a, text)
+        await asyncio.sleep(1)
+        if call in {"set_closed", "give_up"}:
+            with pytest.raises(rdzv.RendezvousClosedError):
+                await b.next_rendezvous()
+        elif call == "drain":
+            assert list((await b.status()).draining) == ["a"]
+        else:
+            assert (run.keys("nodes/") == ["b"]) == (call == "leaves_because")
+            assert_one_round(await run.meet(a, b))
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS, ids=["empty", "4-byte characters", "surrogates", "control", "1 MB"])
+async def test_no_label_of_a_busy_member_costs_it_its_lease(text: str) -> None:
+    """Each keep-alive carried it, and failed: the healthy member was dropped."""
+    async with VirtualRun(min_nodes=2, max_nodes=2, ttl=3, stall_timeout=5) as run:
+        busy: list[str] = []
+
+        async def live(name: str) -> None:
+            async for round in rounds_of(run.handler(name)):
+                async with round, contextlib.AsyncExitStack() as stack:
+                    round.beat(1)
+                    if name == "a":
+                        await stack.enter_async_context(round.busy(60, text))
+                    await asyncio.sleep(20)
+                    busy.append(name)
+                    await run.clients[name].put("/done", b"")
+                return
+
+        await asyncio.gather(live("a"), live("b"))
+        assert sorted(busy) == ["a", "b"]
+
+
+@pytest.mark.parametrize("label", [b"bytes", None, 7])
+async def test_a_label_that_is_no_text_is_refused_where_it_is_given(label: Any) -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        async for round in rounds_of(run.handler("a")):
+            async with round:
+                with pytest.raises(RendezvousSettingsError, match="must be text"):
+                    round.busy(60, label).__enter__()
+                break
+
+
+async def test_a_note_that_cannot_be_made_does_not_keep_a_lease_from_being_renewed() -> None:
+    async with VirtualRun(min_nodes=1, ttl=3) as run:
+        a = run.handler("a")
+        await a.next_rendezvous()
+        membership = a.node.membership
+        assert membership is not None
+        membership.beats.counts = True
+        membership.beats.note = lambda **_: 1 / 0  # type: ignore[method-assign,assignment]
+        await asyncio.sleep(30)
+        assert membership.over is None
+
+
+@pytest.mark.parametrize("verdict", ["\ud800", "\N{PILE OF POO}" * 1000, b"bytes", SystemExit(3)])
+async def test_whatever_a_health_check_says_keeps_its_node_out_and_nothing_else(verdict: object) -> None:
+    def check() -> object:
+        if isinstance(verdict, BaseException):
+            raise verdict
+        return verdict
+
+    async with VirtualRun(min_nodes=1) as run:
+        with pytest.raises(rdzv.RendezvousError, match="failed its health check"):
+            await run.handler("a", health_check=check).next_rendezvous()
+        await run.handler("b").next_rendezvous()
+        assert [one.node_id for one in (await run.handler("c").status()).members] == ["b"]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"node_id": "\ud800"},
+        {"attributes": {"rack": "\ud800"}},
+        {"attributes": {"\ud800": "r"}},
+        {"payload": {"\ud800": 1}},
+    ],
+)
+async def test_a_name_that_utf8_cannot_hold_is_refused_before_a_node_joins(odd: dict[str, Any]) -> None:
+    with pytest.raises(RendezvousSettingsError):
+        parse("tcp://127.0.0.1/job?min_nodes=1", odd, {})
+    with pytest.raises(RendezvousSettingsError):
+        parse("tcp://127.0.0.1/\ud800?min_nodes=1", {}, {})
+
+
+async def test_a_round_that_is_over_accuses_and_keeps_nothing() -> None:
+    """Two late watchdogs of an earlier round took a healthy member out of the present one."""
+    async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=0.1) as run:
+        earlier: dict[str, rdzv.Round] = {}
+        checked: list[str] = []
+
+        async def live(name: str) -> None:
+            async for round in rounds_of(run.handler(name)):
+                async with round:
+                    for step in range(1_000_000 if round.number == 0 else 0):
+                        await round.check(step)
+                        await asyncio.sleep(0.1)
+                    if (old := earlier.get(name)) is not None:
+                        await round.keep("path", b"new")
+                        for act in (old.keep("path", b"old"), old.accuse((old.rank + 1) % 2, "it does not answer")):
+                            with pytest.raises(rdzv.RoundSupersededError):
+                                await act
+                        checked.append(name)
+                    await round.store.barrier("done", 3)
+                    await asyncio.sleep(5)
+                    assert await round.restore("path") == b"new"
+                if round.number == 0:
+                    await round.keep("path", b"between the rounds it still is this node's own")
+                    earlier[name] = round
+
+        async def come_later() -> None:
+            await asyncio.sleep(3)
+            await live("c")
+
+        await asyncio.gather(live("a"), live("b"), come_later())
+        assert sorted(checked) == ["a", "b"]
+
+
+@pytest.mark.parametrize("after", [0, 0.001, 0.01])
+async def test_a_call_of_leave_that_is_given_up_keeps_nothing_from_the_next_round(after: float) -> None:
+    """The next call met the record that the one before was still taking back, and failed with an AssertionError."""
+    async with VirtualRun(min_nodes=2, max_nodes=2) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await run.meet(a, b)
+        leaving = asyncio.create_task(a.leave())
+        await asyncio.sleep(after)
+        leaving.cancel()
+        assert_one_round(await run.meet(a, b))
+        with contextlib.suppress(asyncio.CancelledError):
+            await leaving
+
+
+async def test_a_muster_counts_each_member_once() -> None:
+    """A call that was cancelled and made again counted twice: the others went on without the last member."""
+    async with VirtualRun(min_nodes=3, max_nodes=3) as run:
+        handlers = [run.handler(name) for name in "abc"]
+        await run.meet(*handlers)
+        a, b, c = handlers
+        for patience in (0.0, 0.001, 0.01, 1.0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await a.all_here(timeout=60)
+        waiting = asyncio.gather(a.all_here(timeout=60), b.all_here(timeout=60))
+        await asyncio.sleep(5)
+        assert not waiting.done(), "c has not come"
+        assert await c.all_here(timeout=60)
+        assert all(await waiting)
 
 
 @pytest.mark.parametrize("reason", [None, ValueError("no data"), b"no data", "\ud800"])

@@ -38,18 +38,30 @@ def test_who_is_busy_is_quiet_from_when_that_is_over() -> None:
     clock = Clock()
     beats = Beats(0, clock)
     beats.beat(0)
-    beats.be_busy(60, "checkpoint to the other end of the world")
+    checkpoint = beats.be_busy(60, "checkpoint " * 10)
     clock.now += 20
     note = beats.note(away=False)
-    assert (note.busy, note.what, note.age) == (40.0, "checkpoint to the other ", 0.0)
+    assert (note.busy, note.what, note.age) == (40.0, ("checkpoint " * 10)[:64], 0.0)
     assert beats.quiet_since() == clock.now + 40
-    beats.be_free()
+    beats.be_free(checkpoint)
     clock.now += 3
     note = beats.note(away=False)
     assert (note.busy, note.what, note.age) == (0.0, "", 3.0)
     beats.be_busy(10, "")
     clock.now += 15
     assert beats.note(away=False).age == 5.0, "longer than it has said"
+
+
+def test_a_stretch_that_ends_leaves_another_one_standing() -> None:
+    """The first of two to end ended both, and the member was dropped in the other one."""
+    beats = Beats(0, Clock())
+    longer = beats.be_busy(60, "checkpoint")
+    shorter = beats.be_busy(10, "evaluation")
+    assert (beats.note(away=False).busy, beats.note(away=False).what) == (60.0, "checkpoint")
+    beats.be_free(shorter)
+    assert (beats.note(away=False).busy, beats.note(away=False).what) == (60.0, "checkpoint")
+    beats.be_free(longer)
+    assert beats.note(away=False).busy == 0.0
 
 
 def test_who_waits_for_others_says_so_after_a_moment() -> None:
