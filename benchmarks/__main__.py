@@ -3,7 +3,8 @@
     python -m benchmarks --quick                    a few minutes: whether all of it works; its figures mean little
     python -m benchmarks                            all of it, within 25 minutes
     python -m benchmarks --only a idle              the parts of section (a), and the part `idle`; the rest is kept
-    python -m benchmarks --draw                     figures and judgement once more, of what was measured
+    python -m benchmarks --draw                     figures and judgement once more; of docs/benchmarks.json if the
+                                                    folder of results is empty
     python -m benchmarks --draw --docs              the same into the documents: tables, figures, the README's lines
 
 Sections: (a) a rendezvous of N nodes, in both ways of arriving, the first and the second one, beside PyTorch's `c10d`
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from benchmarks.whole.results import Row
 
 ROOT = Path(__file__).resolve().parents[1]
+KEPT = ROOT / "docs" / "benchmarks.json"
 BUDGET = 25.0  # minutes
 QUICK = 0.4  # of which `--quick` has this share
 
@@ -157,7 +159,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmark-results"), help="where results and figures go")
     options = parser.parse_args()
     path = options.out / "results.json"
-    results = Results.load(path)
+    results = Results.load(KEPT if options.draw and not path.exists() else path)
     if options.draw:
         if not results.data["parts"]:
             parser.exit(2, f"there are no results at {path}\n")
