@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -37,13 +38,17 @@ class NoMark:
 
 
 class NoReserve:
-    """No room is kept back."""
+    """No room is kept back.
 
-    held = True
+    Attributes:
+        has_room: Whether there is any.
+    """
 
-    def take(self) -> bool:
+    has_room = True
+
+    def take(self, least: int) -> bool:
         """There is as much as there is."""
-        return True
+        return self.has_room or not least
 
     def give_up(self) -> None:
         """There is no more."""
@@ -86,10 +91,12 @@ class Disk:
         """No more room than for what is there."""
         (pages,) = self.database.execute("PRAGMA page_count").fetchone()
         self.database.execute(f"PRAGMA max_page_count={pages}")
+        self.reserve.has_room = False
 
     def make_room(self) -> None:
         """Room again."""
         self.database.execute(f"PRAGMA max_page_count={PAGES_ALWAYS}")
+        self.reserve.has_room = True
 
     def lose_power(self) -> None:
         """The process, or the whole machine, has died: what was in hand is on the disk, or it is not."""
@@ -124,8 +131,16 @@ class SimulatedJournal(Journal):
         self.commit_seconds: float = 0.0  # nothing takes time here
         self.in_doubt: bool = False  # nothing of a group that fails here is on the disk
         self.only_deletes: bool = False
+        self._grows = self._free_bytes = 0
         self.answered: bool = False
         self._mark, self._reserve = disk.mark, disk.reserve  # type: ignore[assignment]  # which have no files
+
+    def room(self) -> int:
+        """How many bytes a write may have: nobody counts them here."""
+        return sys.maxsize
+
+    def _growth(self) -> int:
+        return 0
 
     def _open_to_read(self) -> sqlite3.Connection:
         return _Borrowed(self._disk.database)  # type: ignore[return-value]  # to it, but for closing

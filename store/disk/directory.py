@@ -18,6 +18,7 @@ import itertools
 import logging
 import os
 import stat
+import threading
 import zlib
 from typing import TYPE_CHECKING
 
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
     from typing import IO
 
 __all__ = [
+    "DELETES_BYTES",
     "FILE",
     "LOCK",
     "MARK",
     "RESERVE",
+    "RESERVE_BYTES",
     "UNFINISHED",
     "Mark",
     "Reserve",
@@ -52,7 +55,8 @@ UNFINISHED = "store.sqlite3.new"  # while it is being made: an empty file of the
 LOCK = "lock"
 MARK = "durable"
 RESERVE = "reserve"
-RESERVE_BYTES = 512 * 1024  # some deletes: each takes a few pages of 4 KiB in the log, which then begins anew
+RESERVE_BYTES = 8 * 1024 * 1024  # what the database grows by when it takes in a log of 4 MiB, and DELETES_BYTES
+DELETES_BYTES = 4 * 1024 * 1024  # the log of some deletes, up to where it begins anew
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -233,35 +237,45 @@ class Reserve:
     """A file that takes up room, to be given up when a disk is full, so that deletes can still be written.
 
     Attributes:
-        held: Whether the room is kept back now.
+        bytes: How much room is kept back now.
     """
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / RESERVE
-        self.held: bool = False
+        self._at_work = threading.RLock()
+        self.bytes: int = 0
 
-    def take(self) -> bool:
-        """Keep room back; whether there was enough of it."""
-        if self.held:
-            return True
-        try:
-            number = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
+    def take(self, least: int) -> bool:
+        """Keep at least this room back, and more than `RESERVE_BYTES` only if asked; False if there is less.
+
+        Then what was kept back before is still kept back.
+        """
+        with self._at_work:
+            size = max(least, min(self.bytes, RESERVE_BYTES))
+            if size == self.bytes:
+                return True
             try:
-                if os.fstat(number).st_size < RESERVE_BYTES:
-                    _allocate(number, RESERVE_BYTES)
-            finally:
-                os.close(number)
-        except OSError:
-            self.give_up()  # some of it may have been taken
-            return False
-        self.held = True
-        return True
+                number = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
+                try:
+                    if os.fstat(number).st_size < size:
+                        _allocate(number, size)
+                    os.ftruncate(number, size)
+                finally:
+                    os.close(number)
+            except OSError:
+                self._cut(self.bytes)  # some of it may have been taken
+                return False
+            self.bytes = size
+            return True
 
     def give_up(self) -> None:
         """Let the room be used."""
-        self.held = False
-        with contextlib.suppress(OSError):
-            os.truncate(self._path, 0)
+        self._cut(0)
+
+    def _cut(self, size: int) -> None:
+        with self._at_work, contextlib.suppress(OSError):
+            self.bytes = size
+            os.truncate(self._path, size)
 
 
 def _allocate(number: int, size: int) -> None:

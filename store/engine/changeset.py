@@ -74,6 +74,13 @@ class Facts:
         """About how many bytes it takes to keep them until they are durable; replies are counted by their sessions."""
         return FACTS_OVERHEAD + sum(event_bytes(event) for events in self.revisions for event in events)
 
+    @property
+    def only_takes_away(self) -> bool:
+        """Whether keys and leases only go with it."""
+        return not any(self.leases.values()) and all(
+            event.kind == "delete" for events in self.revisions for event in events
+        )
+
     def opened(self, session_id: bytes, number: int) -> None:
         """Note a session that is new; one of the same id is gone, and its replies with it."""
         if session_id not in self.sessions:

@@ -81,7 +81,8 @@ class Engine:
 
     Attributes:
         read_only: Why nothing can be written now; None if it can.
-        only_deletes: Why nothing but deletes can be written now; None if more can.
+        only_deletes: Why nothing but deletes, and small writes, can be written now; None if more can.
+        writable_bytes: What such a small write may have; 0 if there may be none.
         postponed: The waits that changes have ended and that are still to be answered, by `do_chore`.
         has_chores: Whether something is left to be done by `do_chore`.
     """
@@ -91,6 +92,7 @@ class Engine:
         self.limits: Limits = limits or Limits()
         self.read_only: str | None = None
         self.only_deletes: str | None = None
+        self.writable_bytes: int = 0
         self._state = state = State(self.limits)
         self._keys, self._leases, self._sessions = state.keys, state.leases, state.sessions
         self._watches, self._waits = state.watches, state.waits
@@ -276,10 +278,13 @@ class Engine:
                 f"nothing was written, because the store takes no writes now: {self.read_only}; reading goes on"
             )
         if self.only_deletes is not None and not only_takes_away(request):
-            why = (
-                f"nothing was written, because the store takes only deletes now: {self.only_deletes}; delete something"
-            )
-            raise LimitExceeded(why)
+            size = self._state.written_bytes(request)
+            if size > self.writable_bytes:
+                small = f" and writes of {self.writable_bytes} bytes" if self.writable_bytes else ""
+                raise LimitExceeded(
+                    f"nothing was written, because the store takes only deletes{small} now, and this has {size}: "
+                    f"{self.only_deletes}; delete something"
+                )
         full = self._replies.bytes >= self.limits.replies_bytes_max
         if full:
             self._note_forgotten(self._sessions.make_room(self.limits.replies_bytes_max))

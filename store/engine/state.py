@@ -27,8 +27,10 @@ from store.messages import (
     Create,
     Delete,
     Get,
+    Guarded,
     Operation,
     Put,
+    Transact,
     key_bytes,
 )
 from store.records import shown
@@ -146,6 +148,17 @@ class State:
         if write.lease is not None:
             self._check_lease(write.lease, write)
         return value
+
+    def written_bytes(self, request: Request[Any]) -> int:
+        """About how many bytes a mutation would write; an append writes the whole value again."""
+        if isinstance(request, Guarded):
+            request = request.request
+        size = 0
+        for operation in (*request.then, *request.otherwise) if isinstance(request, Transact) else (request,):
+            size += ENTRY_OVERHEAD + len(getattr(operation, "value", b""))
+            if isinstance(operation, Append) and (entry := self.keys.get(operation.key)) is not None:
+                size += len(entry.value)
+        return size
 
     def admit_branch(self, operations: tuple[Operation, ...]) -> list[bytes | None]:
         """Refuse a branch of a transaction as a whole, before its first write.

@@ -6,7 +6,8 @@ handed over to the event loop's.
 
 If the journal cannot write, nothing of what it could not write has been said: the server goes back to what is on disk,
 drops its connections (their clients come back, and ask again what was not answered), refuses writes, and tries once a
-second to write again. If it is not even known what is on disk, since an fsync failed, it takes in nobody until it is.
+second to write again. On a full disk it goes on with deletes. If it is not even known what is on disk, since an fsync
+failed, it takes in nobody until it is.
 
 A store in memory has no journal, and nothing waits.
 """
@@ -33,7 +34,7 @@ __all__ = ["STOP_WITHIN", "Durability"]
 log: logging.Logger = logging.getLogger(__name__)
 
 STOP_WITHIN = 3.0  # seconds for the disk to take the last group
-TRY_AGAIN_AFTER = 1.0  # seconds between attempts to write to a disk that took nothing
+TRY_AGAIN_AFTER = 1.0  # seconds between looks at a disk that took nothing, or has only room for deletes
 
 
 class Durability:
@@ -115,6 +116,9 @@ class Durability:
             on_durable=lambda number: report(self._became_durable, number),
             on_failure=lambda reason: report(self._cannot_write, reason),
         )
+        if self.journal.only_deletes and self._probing is None:
+            self._probing = asyncio.create_task(self._wait_for_room(self.journal, "it is nearly full"))
+            self._probing.add_done_callback(self._ended)
 
     async def stop(self) -> None:
         """Make durable what is pending, and let its frames go; nothing more is taken on by now."""
@@ -160,20 +164,30 @@ class Durability:
         self.unwritten = Unwritten(durable=journal.appended, revision=engine.revision)
         self._on_restored(engine)
         if not journal.answered:  # else who caused it is told so by a reply that is kept: the disk takes all else
-            # Not before clients have been refused what it did not take: there may be room for the probe and not for
-            # what failed. Its client, which is about to come back and ask again, would else have it fail again, with
-            # every connection dropped, and so on until it gives up.
-            await anyio.sleep(TRY_AGAIN_AFTER)
+            if not journal.only_deletes:
+                await anyio.sleep(TRY_AGAIN_AFTER)
             while not await self._in_thread(journal.try_again):  # noqa: ASYNC110 - a disk tells nobody
                 await anyio.sleep(TRY_AGAIN_AFTER)
-        if journal.only_deletes:
-            log.warning("store %s has only room on its disk for deletes", engine.store_id)
-            engine.only_deletes = why
         engine.read_only = None
         self.start()
         self.record()  # sessions that were opened meanwhile
+        await self._wait_for_room(journal, why)
+
+    async def _wait_for_room(self, journal: Journal, why: str) -> None:
+        """Refuse all but deletes, then large writes, for as long as the disk has no room for more.
+
+        All but deletes for a second at least: the client of a write that failed comes back and asks again. Else the
+        same write would fail again, with every connection dropped, and so on until its client gives up.
+        """
+        engine = self.engine
+        if journal.only_deletes:
+            log.warning("store %s takes only deletes: %s", engine.store_id, why)
         while journal.only_deletes:
+            engine.only_deletes, engine.writable_bytes = why, 0
             await anyio.sleep(TRY_AGAIN_AFTER)
             await self._in_thread(journal.has_room)
-        engine.only_deletes = None
         log.warning("store %s can write again", engine.store_id)
+        while (room := await self._in_thread(journal.room)) < self._limits.frame_bytes_max:
+            engine.writable_bytes = room
+            await anyio.sleep(TRY_AGAIN_AFTER)
+        engine.only_deletes = None

@@ -18,7 +18,7 @@ When a write fails, the group is rolled back as a whole; what then happens depen
 - SQLite would refuse the same rows again, since one is too large for it, say. The group is then written one step at a
   time; of the step that cannot be written, its sender is told so, by the reply that is kept for it.
 - The disk is full. The log is emptied into the database, which takes what is in it once instead of many times. If that
-  is not enough, the journal stops; the room kept back (`Reserve`) is given up, and deletes can still be written.
+  is not enough, a group is written in halves, up to the step that does not fit, and the journal stops.
 - Otherwise, and then, the journal stops: nothing of the group was said to anybody yet, so the server can go back to
   what is on disk (`load`) and refuse writes until `try_again` succeeds.
 
@@ -26,6 +26,10 @@ When it is the last step that fails, which is to make the group durable (fsync),
 is in the file as a whole, and a server that starts on it would find it there. Then the journal is `in_doubt`, and
 neither a state with that group nor one without it may be told to anybody until a later commit, written over it, is
 durable.
+
+A full disk keeps no delete out. A group counts only if room is kept back (`Reserve`) for what the database must grow by
+to take in its log, with that group, and for the log of some deletes beside it (`_keep_room`). So the log can always be
+emptied, and deletes can be written: for them alone the room is given up.
 
 When there is nothing to write, the writer gives back what the file no longer needs, a slice at a time.
 """
@@ -38,13 +42,16 @@ import os
 import sqlite3
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from store.disk import rows
 from store.disk.copies import found
 from store.disk.directory import (
+    DELETES_BYTES,
     FILE,
+    RESERVE_BYTES,
     Mark,
     Reserve,
     release_lock,
@@ -65,9 +72,10 @@ log: logging.Logger = logging.getLogger(__name__)
 
 # A write that failed left a group without its end, which nobody reads; after all else, the group may be there whole.
 _WITHOUT_ITS_END = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
-PROBE_BYTES = 64 * 1024  # what must be writable again before writes are taken again
+MARGIN_BYTES = 1024 * 1024  # beside the reserve: what must be free again before more than deletes is taken
 BUSY_SECONDS = 1.0  # between looks at whether the writer is to end while somebody else holds SQLite's lock
 LOG_BYTES = 4 * 1024 * 1024  # of SQLite's log, what is kept once it has been emptied: what it then grows to again
+PAGE_BYTES = 4096  # SQLite's default
 IDLE_SECONDS = 1.0  # without anything to write before room is given back
 FREE_PAGES_KEPT = 1024  # 4 MiB, and a quarter of the file: they are about to be used again
 FREE_PAGES_AT_ONCE = 64  # some 50 ms in a file of a gigabyte, in which SQLite looks for each: a group waits for so long
@@ -111,6 +119,7 @@ class Journal:
         self._mark, self._reserve = Mark(self._directory), Reserve(self._directory)
         self._store_id, self._group = "", 0  # the number of the last group that is durable
         self._untidy = True  # there may be room to be given back
+        self._grows = self._free_bytes = 0  # what the database must grow by; what it has for that already
         self.appended: int = 0
         self.commits: int = 0
         self.commit_seconds: float = 0.0
@@ -130,7 +139,7 @@ class Journal:
         except BaseException:
             self._lock_file.close()
             raise
-        self._reserve.take()
+        self.only_deletes = not self._reserve.take(RESERVE_BYTES)
 
     # ------------------------------------------------------------------------------------------ opening
 
@@ -199,31 +208,40 @@ class Journal:
         return True
 
     def try_again(self) -> bool:
-        """After a failure: whether anything can be written again; `only_deletes` says whether that is all."""
-        assert self._database is not None, "it has been written to before"
+        """After a failure: whether deletes can be written."""
         with self._probing:
             if self._closed:
                 return False
+            was_full, self.only_deletes = self.only_deletes, True
             self._empty_log()
-            self.only_deletes = not (self._reserve.take() and self._probe(self._database, PROBE_BYTES))
-            if not self.only_deletes:
-                return True
-            self._reserve.give_up()
-            return self._probe(self._database, 0)
+            if not (self._probe() or (self._give_up_reserve([]) and self._probe())):
+                return False
+            if not was_full:
+                self.has_room()
+            return True
 
     def has_room(self) -> bool:
-        """Whether more than deletes can be written again: what they have freed has been given back to the disk."""
-        if self.only_deletes and self._reserve.take():
-            self.only_deletes = False
+        """Whether more than deletes can be written again: others have made room, or what deletes have freed is back."""
+        least = max(RESERVE_BYTES, self._grows + DELETES_BYTES)
+        if self.only_deletes and self._reserve.take(least + MARGIN_BYTES):
+            self.only_deletes = not self._reserve.take(least)  # the margin is for others to use
         return not self.only_deletes
 
-    def _probe(self, database: sqlite3.Connection, size: int) -> bool:
-        """Write something as large as a group may be, and take it away again."""
+    def room(self) -> int:
+        """How many bytes a write may have: they come twice, as an entry and in the history, and first in the log."""
+        system = os.statvfs(self._directory)
+        free = system.f_bavail * system.f_frsize
+        return min(free // 2, (free + self._free_bytes) // 4)
+
+    def _probe(self) -> bool:
+        """Write something, and take it away again."""
+        assert self._database is not None, "it has been written to before"
         try:
-            database.execute("BEGIN IMMEDIATE")
-            database.execute("INSERT OR REPLACE INTO meta VALUES ('probe', zeroblob(?), 0)", (size,))
-            database.execute("COMMIT")
-            database.execute("DELETE FROM meta WHERE name = 'probe'")
+            self._database.execute("BEGIN IMMEDIATE")
+            self._database.execute("INSERT OR REPLACE INTO meta VALUES ('probe', 0, 0)")
+            self._keep_room(0)
+            self._database.execute("COMMIT")
+            self._database.execute("DELETE FROM meta WHERE name = 'probe'")
         except sqlite3.Error as error:
             log.debug("%s cannot be written yet: %s", self._directory, error)
             self._roll_back()
@@ -265,12 +283,13 @@ class Journal:
         """Wait for something to write, and tidy up meanwhile: what it is, and its last number; None once it is over."""
         while True:
             with self._wake:
-                self._wake.wait_for(self._is_wanted, IDLE_SECONDS if self._untidy else None)
+                self._wake.wait_for(self._is_wanted, IDLE_SECONDS if self._untidy or self.only_deletes else None)
                 if self._pending:
                     group, self._pending = self._pending, []
                     return group, self.appended
                 if self._stopping:
                     return None
+            self._untidy |= self.only_deletes  # what failed for want of room may have some now
             while self._untidy and not self._is_wanted():
                 self._tidy_up()
 
@@ -278,9 +297,9 @@ class Journal:
         return bool(self._pending) or self._stopping
 
     def _write_group(self, group: list[Facts], last: int, on_durable: Callable[[int], None]) -> None:
-        """Write a group; if it is refused for what is in it, step by step up to the culprit, and an answer to that.
+        """Write a group; if it is refused for what is in it, or does not fit, in halves, up to the step to blame.
 
-        What comes after the culprit may rest upon it: it is given up, and asked again by its senders.
+        What comes after that step may rest upon it: it is given up, and asked again by its senders.
 
         Raises:
             Unwritable: Not all of it could be written, and never will be.
@@ -289,22 +308,24 @@ class Journal:
         self.answered = False
         try:
             self._commit_or_wait(group)
-        except Unwritable as why:
-            for number, facts in enumerate(group, last - len(group) + 1):
-                try:
-                    self._commit_or_wait([facts])
-                except Unwritable:
-                    log.exception("a change is refused, since it can never be written")
-                    self._commit_or_wait([rows.refusal_of(facts, str(why))])
-                    self.answered = True
-                    raise
-                on_durable(number)
-        else:
-            on_durable(last)
+        except (Unwritable, sqlite3.OperationalError) as why:
+            if not isinstance(why, Unwritable) and not _is(why, *_WITHOUT_ITS_END):
+                raise
+            if half := len(group) // 2:
+                self._write_group(group[:half], last - len(group) + half, on_durable)
+                self._write_group(group[half:], last, on_durable)
+                return
+            if isinstance(why, Unwritable):
+                log.exception("a change is refused, since it can never be written")
+                self._commit_or_wait([rows.refusal_of(group[0], str(why))])
+                self.answered = True
+            raise
+        on_durable(last)
 
     def _commit_or_wait(self, group: list[Facts]) -> None:
         """Write a group as soon as nobody else holds SQLite's lock, and there is room for it."""
-        said = emptied = False
+        said = False
+        remedies = iter((self._empty_log, partial(self._give_up_reserve, group)))
         while True:
             try:
                 self._commit(group)
@@ -314,11 +335,7 @@ class Journal:
                     if not said:
                         said = True
                         log.warning("%s waits: another process holds SQLite's lock on it", self._path)
-                elif _is(error, *_WITHOUT_ITS_END) and not emptied:
-                    emptied = True
-                    if not self._empty_log():
-                        raise
-                else:
+                elif not _is(error, *_WITHOUT_ITS_END) or not any(remedy() for remedy in remedies):
                     raise
             else:
                 return
@@ -326,6 +343,7 @@ class Journal:
     def _judge(self, error: Exception) -> None:
         """Note what a failure leaves behind."""
         self._roll_back()
+        self.only_deletes = _is(error, *_WITHOUT_ITS_END)
         if isinstance(error, sqlite3.Error):
             # Those that Python raises, and not SQLite, have no code, and prove nothing.
             code = getattr(error, "sqlite_errorcode", None)
@@ -349,6 +367,7 @@ class Journal:
         except (sqlite3.DataError, sqlite3.IntegrityError, OverflowError, UnicodeError) as error:
             self._roll_back()
             raise Unwritable(str(error)) from error
+        self._keep_room(0 if self._may_use_reserve(group) else DELETES_BYTES)
         self._database.execute("COMMIT")
         self._group += 1
         self.commits += 1
@@ -363,16 +382,46 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------ room
 
+    def _keep_room(self, beside: int) -> None:
+        """Refuse the transaction under way if its log could not be taken in, with so much room left beside that.
+
+        Raises:
+            sqlite3.OperationalError: There is no room for that.
+        """
+        if not self._reserve.take(self._growth() + beside):
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+
+    def _growth(self) -> int:
+        """How many bytes the database must grow by to take in its log, with the transaction under way."""
+        assert self._database is not None, "the writer runs on an open file"
+        (pages,) = self._database.execute("PRAGMA page_count").fetchone()
+        (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
+        self._free_bytes = free * PAGE_BYTES
+        with contextlib.suppress(FileNotFoundError):  # a directory that was moved meanwhile is written to all the same
+            self._grows = max(pages * PAGE_BYTES - self._path.stat().st_size, 0)
+        return self._grows
+
     def _empty_log(self) -> bool:
         """Move what is in SQLite's log into the database, where each page is once; whether the log is empty now."""
         assert self._database is not None, "it has been written to before"
-        for attempt in range(2):
+        for _ in range(2):
             with contextlib.suppress(sqlite3.Error):
                 (busy, *_) = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-                if not busy:
-                    return attempt == 0 or self._reserve.take()
-            self._reserve.give_up()  # the database itself may have to grow for that
+                return not busy
+            self._reserve.give_up()  # the database has to grow for that: it was kept back for that, too
         return False
+
+    def _give_up_reserve(self, group: list[Facts]) -> bool:
+        """Have deletes use the room that is kept back for them; False if there is more in the group."""
+        if self._may_use_reserve(group):
+            self._reserve.give_up()  # what the database must grow by is taken again at the next try
+            return True
+        return False
+
+    def _may_use_reserve(self, group: list[Facts]) -> bool:
+        return self.only_deletes or all(facts.only_takes_away for facts in group)
 
     def _tidy_up(self) -> None:
         """Give a slice of what the file does not need back to the disk; `_untidy` says whether there is more."""
@@ -380,6 +429,7 @@ class Journal:
         try:
             (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
             (pages,) = self._database.execute("PRAGMA page_count").fetchone()
+            self._growth()
             spare = free - (0 if self.only_deletes else max(FREE_PAGES_KEPT, pages // 4))
             anew = spare > 0 and pages - free <= PAGES_WRITTEN_ANEW and not self.only_deletes
             if anew:
@@ -387,10 +437,12 @@ class Journal:
             elif spare > 0:
                 self._database.execute(f"PRAGMA incremental_vacuum({min(spare, FREE_PAGES_AT_ONCE)})").fetchall()
             self._untidy = spare > FREE_PAGES_AT_ONCE and not anew
-            written = self._path.with_name(f"{FILE}-wal")
-            if not self._untidy and (spare > 0 or written.stat().st_size > LOG_BYTES):
+            log_bytes = self._path.with_name(f"{FILE}-wal").stat().st_size
+            full = log_bytes > (LOG_BYTES // 4 if self.only_deletes else LOG_BYTES)
+            if (self.only_deletes and full) or (not self._untidy and (spare > 0 or full)):
                 self._database.execute("PRAGMA busy_timeout=0")  # whoever reads now is not to hold up the next group
-                self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                self._empty_log()
+                self._growth()
         except (sqlite3.Error, OSError) as error:  # it is tried again after the next write
             log.debug("%s could not be made smaller: %s", self._path, error)
             self._untidy = False
@@ -398,7 +450,7 @@ class Journal:
             self._database.execute(f"PRAGMA busy_timeout={int(BUSY_SECONDS * 1000)}")
 
 
-def _is(error: sqlite3.Error, *codes: int) -> bool:
+def _is(error: Exception, *codes: int) -> bool:
     """Whether an error is of one of these codes, or of a kind of it."""
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and (code in codes or code & 0xFF in codes)

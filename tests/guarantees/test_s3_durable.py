@@ -216,7 +216,7 @@ class FileLimit:
         self._directory = directory
 
     def fill(self) -> None:
-        size = max(path.stat().st_size for path in self._directory.iterdir())
+        size = max(path.stat().st_size for path in self._directory.iterdir() if path.name != "reserve")
         resource.prlimit(self._server.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
     def empty(self) -> None:
@@ -232,7 +232,7 @@ class SmallDisk:
     async def serve(self, stack: contextlib.AsyncExitStack, directory: Path, port: int) -> None:
         if not can_mount():
             pytest.skip("skipped, this system lets nobody mount a file system of their own")
-        script = 'mount -t tmpfs -o size=4m none "$1" && exec "$2" -m rdzv serve -v --port "$3" --data-dir "$1/data"'
+        script = 'mount -t tmpfs -o size=24m none "$1" && exec "$2" -m rdzv serve -v --port "$3" --data-dir "$1/data"'
         here = str(Path(__file__).parents[2])
         self._server = await stack.enter_async_context(
             start(

@@ -37,6 +37,7 @@ class ByHand:
         self.takes = True
         self.unreadable: StoreUsageError | None = None
         self.tried = 0
+        self.free = 2**40
 
     def append(self, facts: Facts) -> int:  # noqa: ARG002
         self.appended += 1
@@ -60,6 +61,9 @@ class ByHand:
 
     def has_room(self) -> None:
         self.only_deletes = False
+
+    def room(self) -> int:
+        return self.free
 
 
 async def at_once(work: Callable[[], Any]) -> Any:
@@ -138,8 +142,12 @@ async def test_a_disk_that_takes_nothing_costs_what_it_has_not_taken_and_is_trie
     await passes(TRY_AGAIN_AFTER)
     assert (engine.store_id, engine.read_only) == ("it", None)
     assert engine.only_deletes == "the disk does not take it (no room)"
+    journal.free = 1000
     await passes(2 * TRY_AGAIN_AFTER)
-    assert [engine.only_deletes, journal.starts] == [None, 2]
+    assert [engine.writable_bytes, journal.starts] == [1000, 2], "of a large write it is known that it would fail"
+    journal.free = 2**40
+    await passes(2 * TRY_AGAIN_AFTER)
+    assert engine.only_deletes is None
 
 
 async def test_a_disk_that_is_in_doubt_lets_nobody_in_and_what_it_answered_itself_is_no_reason_to_wait() -> None:

@@ -272,10 +272,10 @@ class Hanging(Journal):
             raise error
         super()._commit(group)
 
-    def _probe(self, database: sqlite3.Connection, size: int) -> bool:
+    def _probe(self) -> bool:
         self.hangs.set()
         self.may_go_on.wait(100.0)
-        return super()._probe(database, size)
+        return super()._probe()
 
 
 async def test_a_disk_that_hangs_keeps_no_server_from_leaving(

@@ -1,0 +1,156 @@
+"""S3, on a disk that is full: deletes are always taken, and leases lapse.
+
+    docs/failures.md: "the disk of a durable store is full: writes fail with `LimitExceeded`; reads and deletes go on"
+
+Each case has a file system of its own that what is put fills up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import store
+from store import LimitExceeded
+from tests.support.processes import Child, free_port, start
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
+MOUNT = {
+    "tmpfs": 'mount -t tmpfs -o size="$4" none "$1"',
+    "ext4": 'truncate -s "$4" "$1.img" && mkfs.ext4 -q -m 0 "$1.img" && mount -o loop "$1.img" "$1"',
+}
+SERVE = 'exec "$2" -m rdzv serve --port "$3" --data-dir "$1/data"'
+AT_ONCE = 64
+
+
+@contextlib.asynccontextmanager
+async def serving(directory: Path, kind: str, size: str, port: int) -> AsyncIterator[Child]:
+    """A server on a file system of its own."""
+    # A loop device is mounted by the machine's root alone, and a tmpfs by anybody in a namespace of their own.
+    own = OWN_MOUNTS if kind == "tmpfs" else ("unshare", "--mount")
+    arguments = ("sh", str(directory), sys.executable, str(port), size)
+    tried = subprocess.run([*own, "sh", "-c", MOUNT[kind], *arguments], capture_output=True, check=False)  # noqa: ASYNC221
+    if tried.returncode:
+        pytest.skip(f"skipped, this system lets nobody mount a {kind} of their own")
+    directory.with_name(f"{directory.name}.img").unlink(missing_ok=True)
+    async with start(
+        *own, "sh", "-c", f"{MOUNT[kind]} && {SERVE}", *arguments, env={"PYTHONPATH": str(Path(__file__).parents[2])}
+    ) as server:
+        await server.says("listens on")
+        yield server
+
+
+READER = """import sqlite3, sys, time
+reader = sqlite3.connect(sys.argv[1], isolation_level=None)
+reader.execute("BEGIN")
+reader.execute("SELECT count(*) FROM entries").fetchone()
+print("it reads", file=sys.stderr, flush=True)
+time.sleep(1000)
+"""
+
+
+@contextlib.asynccontextmanager
+async def read_by_another(server: Child, directory: Path) -> AsyncIterator[None]:
+    """Another program reads the database all the while, so that its log cannot be emptied."""
+    namespaces = ("--mount", "--user", "--preserve-credentials")[: 3 if "--user" in server.name else 1]
+    async with start(
+        "nsenter",
+        "--target",
+        str(server.pid),
+        *namespaces,
+        sys.executable,
+        "-c",
+        READER,
+        str(directory / "data" / "store.sqlite3"),
+    ) as reader:
+        await reader.says("it reads")
+        yield
+
+
+async def fill(client: store.Client, size: int) -> list[str]:
+    """Put values until there is no room for another; the keys that are there."""
+    stored: list[str] = []
+    while True:
+        keys = [f"k/{len(stored) + number}" for number in range(AT_ONCE if size < 100_000 else 1)]
+        done = await asyncio.gather(*(client.put(key, bytes(size)) for key in keys), return_exceptions=True)
+        stored += [key for key, how in zip(keys, done, strict=True) if not isinstance(how, BaseException)]
+        failed = [how for how in done if isinstance(how, BaseException)]
+        assert all(isinstance(how, LimitExceeded) for how in failed), failed
+        if failed:
+            return stored
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "read"),
+    [
+        ("tmpfs", 300, False),
+        ("tmpfs", 50_000, False),
+        ("tmpfs", 50_000, True),
+        ("tmpfs", 8_000_000, False),
+        ("ext4", 1_000_000, True),
+    ],
+)
+async def test_s3_on_a_full_disk_deletes_are_taken_and_leases_lapse(
+    tmp_path: Path, kind: str, size: int, read: bool
+) -> None:
+    port = free_port()
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    async with contextlib.AsyncExitStack() as stack:
+        server = await stack.enter_async_context(serving(disk, kind, "20M" if size < 1000 else "32M", port))
+        client = await stack.enter_async_context(store.connect(f"tcp://127.0.0.1:{port}", timeout=30))
+        reading = contextlib.AsyncExitStack()
+        await client.put("leased", b"", lease=(lease := await client.grant(4.0)))
+        if read:
+            await reading.enter_async_context(read_by_another(server, disk))
+        async with reading:
+            kept = asyncio.create_task(keep(lease))
+            stored = await fill(client, size)
+            kept.cancel()
+            unkept_since = time.monotonic()
+            # One by one, and many at once; with a log that cannot be emptied not all that there are.
+            one_by_one = stored[: 20 if read else 100]
+            for key in one_by_one:
+                assert await until_taken(client, key)
+            many = stored[len(one_by_one) : 2 * len(one_by_one) if read else len(stored)]
+            for first in range(0, len(many), 2000):
+                assert all(await asyncio.gather(*map(client.delete, many[first : first + 2000])))
+            while await client.get("leased") is not None:
+                assert time.monotonic() - unkept_since < 5.5, "5 s, and what a busy machine takes"
+                await asyncio.sleep(0.1)
+        await writes_again(client, min(size, 100_000))
+        assert server.returncode is None
+
+
+async def until_taken(client: store.Client, key: str) -> bool:
+    """Delete a key; for a moment after a failure nothing is taken at all."""
+    async with asyncio.timeout(2.0):
+        while True:
+            with contextlib.suppress(LimitExceeded):
+                return await client.delete(key)
+            await asyncio.sleep(0.05)
+
+
+async def keep(lease: store.Lease) -> None:
+    while True:
+        await lease.keep_alive()
+        await asyncio.sleep(0.5)
+
+
+async def writes_again(client: store.Client, size: int) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(LimitExceeded):
+                await client.put("again", bytes(size))
+                return
+            await asyncio.sleep(0.1)
