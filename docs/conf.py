@@ -77,8 +77,10 @@ def name_links(app: Sphinx, what: str, name: str, obj: object, options: object, 
 OF_THE_INSIDE = {
     *("begin", "check_entered", "has_got_on", "gate", "life", "lags"),  # of a round
     *("all_here", "answer", "call", "change_tally", "check_usable", "leaves_because", "node", "node_here"),
-    *("note_failure", "num_nodes_changed", "open_blocking_store", "questions", "roster", "status_and_history"),
-    *("store_health", "whole_history", "blocking", "end_waits", "listening", "reopened", "supersede"),
+    *("note_failure", "num_nodes_changed", "open_blocking_store", "questions", "roster", "account"),
+    *("absence_of", "draining", "hosts_store", "is_draining", "own_node", "share", "store_gone"),
+    *("Handler.closed", "Handler.membership", "Handler.start"),
+    *("blocking", "end_waits", "listening", "reopened", "supersede"),
     *("waiting_through_losses", "Lent.lease", "Lent.fence", "prefix", "of_round", "TorchStore.end"),
     *("abandon", "ask", "ask_ping", "awaits_answer", "bound_pauses", "cancel", "ends", "fail", "fail_over", "failure"),
     *("interrupt", "last_problem", "may_write", "met", "on_connection", "received", "seek_successor", "seen_as"),

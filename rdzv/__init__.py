@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from rdzv.interface import RendezvousHandler
     from rdzv.loop.member import Busy, OnWaiting
     from rdzv.loop.rounds import Round, rounds
-    from rdzv.membership import Previous
+    from rdzv.membership import Previous, RendezvousInfo
     from rdzv.node.front.queries import Changes
-    from rdzv.node.handler import Handler, RendezvousInfo
+    from rdzv.node.handler import Handler
     from rdzv.shared_store.store import SharedStore
 else:
     __getattr__, __dir__ = _import_guard.lazy_names(
@@ -90,9 +90,9 @@ else:
             "rdzv.interface": "RendezvousHandler",
             "rdzv.loop.member": "Busy OnWaiting",
             "rdzv.loop.rounds": "Round rounds",
-            "rdzv.membership": "Previous",
+            "rdzv.membership": "Previous RendezvousInfo",
             "rdzv.node.front.queries": "Changes",
-            "rdzv.node.handler": "Handler RendezvousInfo",
+            "rdzv.node.handler": "Handler",
             "rdzv.shared_store.store": "SharedStore",
         },
     )

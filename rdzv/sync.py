@@ -3,7 +3,7 @@
     with rdzv.sync.connect("tcp://head:29400/job-7?min_nodes=2") as handler:
         store, rank, world_size = handler.next_rendezvous()
 
-The handler is in `rdzv.node.front.blocking`, the loop over rounds in `rdzv.loop.blocking`.
+The handler is in `rdzv.node.blocking_handler`, the loop over rounds in `rdzv.loop.blocking`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
 from rdzv.loop.blocking import Round, rounds_made_by
 from rdzv.loop.member import Options
 from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
-from rdzv.node.front.blocking import BlockingChanges as Changes
-from rdzv.node.front.blocking import Handler
+from rdzv.node.blocking_handler import BlockingChanges as Changes
+from rdzv.node.blocking_handler import Handler
 from rdzv.node.handler import Handler as AsyncHandler
 from rdzv.node.link.loops import NodeThread
 from rdzv.shared_store.store import BlockingSharedStore as SharedStore

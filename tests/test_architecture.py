@@ -90,9 +90,12 @@ BELOW_NODE = NOUNS | {
     *("rdzv.bootstrap_check", "rdzv.listeners"),
 }
 NODES_STORE = STORE - {"store.engine", "store.disk", "store.server", "store.etcd"}
-INSIDE_A_NODE = ("rdzv.node.run", "rdzv.node.link", "rdzv.node.member", "rdzv.node.coordinator")
-NODE = {"rdzv.node.run", "rdzv.node.link", "rdzv.node"}
-"""What others see of a node. Only the node itself knows of its member and of its coordinator."""
+INSIDE_A_NODE = {"rdzv.node.run", "rdzv.node.link", "rdzv.node.member", "rdzv.node.coordinator"}
+HANDLERS = {"rdzv.node.front", "rdzv.node.handler", "rdzv.node.blocking_handler"}
+NODE = {"rdzv.node.run", "rdzv.node.link", "rdzv.node", *HANDLERS}
+"""What others see of a node. Only the node itself knows of its coordinator; it and its handlers know of its member."""
+ROWS_OF_THEIR_OWN = INSIDE_A_NODE | HANDLERS | {"rdzv.cli.command", "rdzv.cli.launcher"}
+"""Rooms inside a sub-package that have a row of their own in `MAY_IMPORT`."""
 EVERYTHING_PUBLIC = STORE | BELOW_NODE | NODE | {"rdzv.backends", "rdzv.loop", "rdzv.sync", "rdzv"}
 
 MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
@@ -134,9 +137,14 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "rdzv.node.link": NODES_STORE | BELOW_NODE | {"rdzv.node.run"},
     "rdzv.node.member": NODES_STORE | BELOW_NODE | {"rdzv.node.run", "rdzv.node.link", "rdzv._version"},
     "rdzv.node.coordinator": NODES_STORE | BELOW_NODE | {"rdzv.node.run", "rdzv.node.link", "rdzv.node.member"},
-    "rdzv.node": NODES_STORE
+    "rdzv.node": NODES_STORE | BELOW_NODE | INSIDE_A_NODE,
+    "rdzv.node.front": NODES_STORE | BELOW_NODE | {"rdzv.node.run", "rdzv.node.link", "rdzv.node"},
+    "rdzv.node.handler": NODES_STORE
     | BELOW_NODE
-    | {"rdzv.node.run", "rdzv.node.link", "rdzv.node.member", "rdzv.node.coordinator"},
+    | {"rdzv.node.link", "rdzv.node.member", "rdzv.node", "rdzv.node.front"},
+    "rdzv.node.blocking_handler": NODES_STORE
+    | BELOW_NODE
+    | {"rdzv.node.link", "rdzv.node.member", "rdzv.node", "rdzv.node.front", "rdzv.node.handler"},
     "rdzv.display": NOUNS | {"rdzv.core", "rdzv.config", "rdzv._version", "store.net"},
     "rdzv.http": STORE | BELOW_NODE | NODE | {"rdzv.display", "rdzv._version"},
     "rdzv.backends": STORE | BELOW_NODE | NODE | {"rdzv.http"},
@@ -144,8 +152,11 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "rdzv.sync": STORE | BELOW_NODE | NODE | {"rdzv.backends", "rdzv.loop"},
     "rdzv.testing": EVERYTHING_PUBLIC - {"rdzv"},
     "rdzv": EVERYTHING_PUBLIC - {"rdzv"} | {"rdzv.testing", "rdzv._import_guard", "rdzv._version"},
-    "rdzv.cli": EVERYTHING_PUBLIC | {"rdzv._version", "rdzv.display", "rdzv.http"},
-    "rdzv.torch": EVERYTHING_PUBLIC | {"rdzv.display"},
+    "rdzv.cli.command": STORE | {"rdzv.errors", "rdzv.config"},
+    "rdzv.cli.launcher": EVERYTHING_PUBLIC - NODE | {"rdzv.cli.command"},
+    "rdzv.cli": EVERYTHING_PUBLIC
+    | {"rdzv._version", "rdzv.display", "rdzv.http", "rdzv.cli.command", "rdzv.cli.launcher"},
+    "rdzv.torch": EVERYTHING_PUBLIC - NODE | {"rdzv.display"},
     "rdzv.torchrun": EVERYTHING_PUBLIC | {"rdzv.torch"},
     "rdzv.__main__": {"rdzv.cli", "store.net"},
 }
@@ -217,7 +228,7 @@ FILES = {room_of(path): path for path in files_in(*PACKAGES)}
 def folder_of(room: str) -> str:
     """The corridor a room is on: its sub-package, or itself where it stands in the package's own folder."""
     parts = room.split(".")
-    return ".".join(parts[:3] if ".".join(parts[:3]) in INSIDE_A_NODE else parts[:2])
+    return ".".join(parts[:3] if ".".join(parts[:3]) in ROWS_OF_THEIR_OWN else parts[:2])
 
 
 PURE_ROOMS = (*PURE_ROOMS_ELSEWHERE, *(room for room in FILES if folder_of(room) in PURE_FOLDERS))
@@ -316,6 +327,40 @@ def test_the_layers_themselves_have_no_circle() -> None:
     rows = list(MAY_IMPORT)
     wrong = {row: later for at, row in enumerate(rows) if (later := (MAY_IMPORT[row] - NOUNS).intersection(rows[at:]))}
     assert wrong == {}
+
+
+def test_a_name_of_a_node_is_imported_from_where_it_is_defined() -> None:
+    """Else a room would get by way of another what its own row does not give it: `be_ready_to_coordinate` of `node`."""
+    exported = {
+        room: {name for node in tree_of(path).body if assigns_all(node) for name in ast.literal_eval(node.value)}
+        for room, path in FILES.items()
+        if room.startswith("rdzv.node.") and path.name != "__init__.py"
+    }
+    wrong = {
+        (room, f"{node.module}.{alias.name}")
+        for room, path in FILES.items()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ImportFrom) and node.module in exported
+        for alias in node.names
+        if alias.name not in exported[node.module] & defined_in(tree_of(FILES[node.module]))
+    }
+    assert wrong == set()
+    assert {room for room, names in exported.items() if not names <= defined_in(tree_of(FILES[room]))} == set()
+
+
+def assigns_all(node: ast.stmt) -> TypeGuard[ast.Assign]:
+    return isinstance(node, ast.Assign) and is_all(node)
+
+
+def test_only_the_rooms_of_a_node_look_into_its_part() -> None:
+    looking = {
+        room
+        for room, path in FILES.items()
+        if room.startswith("rdzv.") and not room.startswith("rdzv.node.")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute) and node.attr in {"part", "_part"}
+    }
+    assert looking == set(), "ask the node"
 
 
 def test_rooms_do_not_import_each_other_in_a_circle() -> None:

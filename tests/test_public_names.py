@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "docs" / "api.rst").read_text(encoding="utf-8").split()
 MODULES = ("rdzv", "rdzv.sync", "rdzv.testing", "rdzv.torch", "store", "store.recipes", "store.sync", "store.when")
 OF_THE_INSIDE = {
+    *("Account", "Call", "Leaving", "Membership"),  # of a handler, for those who drive its rounds
     *("Calls", "Request", "Node", "_Term"),  # what public classes are made of, which callers never name
     *("Engine", "Peer", "WayOut"),  # of a `Server`, for what is in its own process
     *("ClientContext", "Serving"),  # an `ssl.SSLContext`; the context of a server in a thread

@@ -32,7 +32,8 @@ import anyio
 import rdzv
 import store
 from rdzv.core.history import Chapter, History, Incident
-from rdzv.display.history import account, timeline
+from rdzv.core.report import account
+from rdzv.display.history import timeline
 from rdzv.display.pages import timeline_page
 from tools import stamps
 

@@ -28,6 +28,7 @@ from rdzv.cli.command import DONE, FAILED, JSON, STORE, command, option, say
 from rdzv.cli.reach import open_run, open_store, settings_of
 from rdzv.config.endpoint import split_url
 from rdzv.core.addresses import is_loopback
+from rdzv.node.link.wakeup import Wakeup
 from store.connecting import is_etcd
 from store.net.address import host_and_port
 from store.printable import first_of
@@ -138,8 +139,8 @@ async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
         checks.append(_refused(error))
         return
     if exists:
-        async with open_run(options) as handler:
-            await _look_at_run(await handler.status(), settings.expected, checks, timeout=options.timeout)
+        async with open_run(options, follow=Wakeup()) as run:
+            await _look_at_run(await run.status(), settings.expected, checks, timeout=options.timeout)
     elif run_id:
         remedy = "start the nodes that are expected in it" if settings.expected else ""
         checks.append(Check("run", f"the store has no run {run_id} yet", remedy))

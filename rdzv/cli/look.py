@@ -20,26 +20,22 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from rdzv.cli.command import DONE, JSON, RUN, argument, command, flag, limited_by_timeout, say
-from rdzv.cli.reach import check_exists, open_run
+from rdzv.cli.reach import open_run
 from rdzv.core.report import report
-from rdzv.display.history import account, as_json, describe, timeline
+from rdzv.display.history import as_json, describe, timeline
 from rdzv.display.live import Frame, draw
 from rdzv.display.pages import timeline_page
 from rdzv.display.status import describe_health, exceptions, member_lines, summary
-from rdzv.errors import RendezvousError
-from rdzv.node.front.queries import WakeupHere
+from rdzv.node.link.wakeup import Wakeup
+from store import StoreError, StoreReplaced
 from store.printable import without_durations
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from rdzv.core.history import History
-    from rdzv.core.report import RunStatus
-    from rdzv.display.history import Account
-    from rdzv.node.handler import Handler
-
-__all__ = ["read"]
+    from rdzv.core.report import Account, RunStatus
+    from rdzv.node.run.run import Run
 
 LOOK_EVERY: Final = 0.5  # seconds between pings
 ANSWER_WITHIN: Final = 1.0  # seconds, for a store that is there
@@ -47,12 +43,6 @@ READ_EVERY: Final = 1.0  # seconds between two readings of a run in which nothin
 READ_WITHIN: Final = 3.0  # seconds for one reading, at least; then what was read before is shown again, with its age
 READ_SHARE: Final = 0.05  # ... and so rarely that reading takes no more than this share of the time
 STYLES: Final = {"bad": "bold red", "good": "green", "soft": "dim"}
-
-
-async def read(handler: Handler) -> tuple[RunStatus, History, Account]:
-    """Read a run once: how it stands, what is remembered of it, and what it has cost until now."""
-    status, history = await handler.status_and_history()
-    return status, history, account(handler.run_id, history, now=time.time(), waited=status.waited)
 
 
 # ------------------------------------------------------------------------------------------ status and top
@@ -68,10 +58,10 @@ async def read(handler: Handler) -> tuple[RunStatus, History, Account]:
 async def _status(options: argparse.Namespace) -> int:
     if options.watch:
         return await _watch(options)
-    await check_exists(options)
-    async with open_run(options) as handler:
-        health = await handler.store_health()
-        status, _, cost = await read(handler)
+    async with open_run(options, follow=Wakeup()) as run:
+        await run.check_exists()
+        health = await run.store_health()
+        status, _, cost = await run.account()
     if options.json:
         print(json.dumps({**report(status), "cost": cost.plain(), "store": health}))
     else:
@@ -91,49 +81,50 @@ def _lines(status: RunStatus, cost: Account | None = None) -> list[str]:
 
 
 async def _watch(options: argparse.Namespace) -> int:
-    """Show a run until it is closed, or until somebody has seen enough.
+    """Show a run until it is closed, or until the user has seen enough; also in the next store, if one comes.
 
     Raises:
         StoreTimeoutError: There was nothing to show within `--timeout`.
     """
-    with limited_by_timeout(options.timeout) as answered:
-        async with open_run(options) as handler:
-            if options.json:
-                await _write_each_change(
-                    handler, answered, lambda status: print(json.dumps(report(status)), flush=True)
-                )
-                return DONE
-            if sys.stdout.isatty():
-                wakeup = WakeupHere()
-                with handler.node.listeners.listening(wakeup):
-                    last = await _frame(handler)
+    wakeup, shown = Wakeup(), list[str]()
+    with limited_by_timeout(options.timeout) as answered, contextlib.ExitStack() as stack:
+        terminal: _Terminal | None = None
+        while True:
+            with contextlib.suppress(StoreReplaced):
+                async with open_run(options, follow=wakeup) as run:
+                    last = await _frame(run)
                     answered()
-                    with _terminal(wakeup) as terminal:
-                        last = await _follow(handler, wakeup, last, terminal)
-            else:
-                await _write_each_change(handler, answered, lambda status: say(*_lines(status)))
-                last = await _frame(handler)
-            if last.cost is not None:
-                say(str(last.cost))
+                    if sys.stdout.isatty() and not options.json:
+                        terminal = terminal or stack.enter_context(_terminal(wakeup))
+                        last = await _follow(run, wakeup, last, terminal)
+                    else:
+                        last = await _write_each_change(run, wakeup, last, shown, as_json=options.json)
+                    break
+    if last.cost is not None and not options.json:
+        say(str(last.cost))
     return DONE
 
 
-async def _write_each_change(
-    handler: Handler, answered: Callable[[], None], write: Callable[[RunStatus], None]
-) -> None:
-    shown: list[str] = []
-    async with contextlib.aclosing(handler.statuses()) as statuses:
-        async for status in statuses:
-            answered()
-            before, shown = shown, [without_durations(line) for line in _lines(status)]
-            if shown != before:
-                write(status)
+async def _write_each_change(run: Run, wakeup: Wakeup, frame: Frame, shown: list[str], *, as_json: bool) -> Frame:
+    """Write how a run stands each time that this has changed, until it is closed; what was read last."""
+    while True:
+        lines = _lines(frame.status)
+        if shown != (now := [without_durations(line) for line in lines]):
+            shown[:] = now
+            if as_json:
+                print(json.dumps(report(frame.status)), flush=True)
+            else:
+                say(*lines)
+        if frame.status.closed is not None:
+            return frame
+        await wakeup.sleep_until(None)
+        frame = await _frame(run)
 
 
 class _Terminal:
     """A terminal: drawn in place by rich, which obeys NO_COLOR; `q` is read from it."""
 
-    def __init__(self, live: Any, wakeup: WakeupHere) -> None:
+    def __init__(self, live: Any, wakeup: Wakeup) -> None:
         self._live = live
         self._wakeup = wakeup
         self.over = False
@@ -159,7 +150,7 @@ class _Terminal:
 
 
 @contextlib.contextmanager
-def _terminal(wakeup: WakeupHere) -> Iterator[_Terminal]:
+def _terminal(wakeup: Wakeup) -> Iterator[_Terminal]:
     """Draw on the terminal, and read single keys from it, for as long as the block lasts."""
     try:
         from rich.console import Console
@@ -181,22 +172,28 @@ def _terminal(wakeup: WakeupHere) -> Iterator[_Terminal]:
         yield terminal
 
 
-async def _follow(handler: Handler, wakeup: WakeupHere, frame: Frame, terminal: _Terminal) -> Frame:
-    """Draw a run until it is closed, or until `q` is pressed; what was read last."""
+async def _follow(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Terminal) -> Frame:
+    """Draw a run until it is closed, or until `q` is pressed; what was read last.
+
+    Raises:
+        StoreReplaced: Another store is there now.
+    """
     read_at, took, heard = time.monotonic(), 0.0, False
     silent_since: float | None = None
     while True:
         began, answers_in = time.monotonic(), None
-        with anyio.move_on_after(ANSWER_WITHIN), contextlib.suppress(RendezvousError):
-            answers_in = await handler.ping()
+        with anyio.move_on_after(ANSWER_WITHIN), contextlib.suppress(StoreError):
+            answers_in = await run.ping()
+        if isinstance(run.store.failure, StoreReplaced):
+            raise run.store.failure
         if answers_in is None:
             silent_since = silent_since or began
         else:
             silent_since = None
             if heard or began - read_at > max(READ_EVERY, took / READ_SHARE):
                 # A run of thousands takes its time to read. Where only small packets pass, it would take for ever.
-                with anyio.move_on_after(max(READ_WITHIN, took * 10)), contextlib.suppress(RendezvousError):
-                    began, frame = time.monotonic(), await _frame(handler)
+                with anyio.move_on_after(max(READ_WITHIN, took * 10)), contextlib.suppress(StoreError):
+                    began, frame = time.monotonic(), await _frame(run)
                     read_at, heard = time.monotonic(), False
                     took = read_at - began
         now = time.monotonic()
@@ -205,12 +202,12 @@ async def _follow(handler: Handler, wakeup: WakeupHere, frame: Frame, terminal: 
         if frame.status.closed is not None or terminal.over:
             return frame
         with anyio.move_on_after(LOOK_EVERY) as waiting:
-            await wakeup.sleep()
+            await wakeup.sleep_until(None)
         heard = heard or not waiting.cancelled_caught
 
 
-async def _frame(handler: Handler) -> Frame:
-    status, history, cost = await read(handler)
+async def _frame(run: Run) -> Frame:
+    status, history, cost = await run.account()
     return Frame(status=status, cost=cost if history.chapters else None)
 
 
@@ -219,14 +216,14 @@ async def _frame(handler: Handler) -> Frame:
 
 @command("history", "tell what happened in a run, round by round", *RUN, JSON)
 async def _history(options: argparse.Namespace) -> int:
-    async with open_run(options) as handler:
-        _, history, cost = await read(handler)
+    async with open_run(options, follow=Wakeup()) as run:
+        _, history, cost = await run.account()
     if options.json:
-        print(json.dumps(as_json(handler.run_id, history, cost)))
+        print(json.dumps(as_json(run.run_id, history, cost)))
     elif history.chapters:
         say(*describe(history), str(cost))
     else:
-        say(*describe(history) or [f"run {handler.run_id}: no round has completed, as far as is remembered"])
+        say(*describe(history) or [f"run {run.run_id}: no round has completed, as far as is remembered"])
     return DONE
 
 
@@ -237,9 +234,9 @@ async def _history(options: argparse.Namespace) -> int:
     argument("-o", "--output", required=True, metavar="FILE", help="where to; - is standard output"),
 )
 async def _timeline(options: argparse.Namespace) -> int:
-    async with open_run(options) as handler:
-        _, history, cost = await read(handler)
-    page = timeline_page(timeline(handler.run_id, history, now=time.time()), cost)
+    async with open_run(options, follow=Wakeup()) as run:
+        _, history, cost = await run.account()
+    page = timeline_page(timeline(run.run_id, history, now=time.time()), cost)
     if options.output == "-":
         print(page)
     else:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from rdzv.cli.command import DONE, RUN, argument, command, duration, flag, option, say, whole_number
-from rdzv.cli.look import read
-from rdzv.cli.reach import check_exists, open_run, open_store, steer
+from rdzv.cli.reach import open_run
 from rdzv.config.resizing import describe_size
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
+from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.run.status import read_nodes
 from store.printable import first_of, in_words
+
+if TYPE_CHECKING:
+    from rdzv.node.run.run import Run
 
 NAMED_MOST = 8  # nodes, and values of an attribute
 
@@ -28,10 +32,9 @@ NODE = argument("node", metavar="NODE", help="the node's id")
 NODE_OR_WHERE = argument("node", metavar="NODE", nargs="?", help="the node's id")
 
 
-async def _check_who_is_meant(options: argparse.Namespace) -> None:
+def _check_who_is_meant(options: argparse.Namespace) -> None:
     if (options.node is None) == (options.where is None):
         raise RendezvousSettingsError("name a NODE, or give --where ATTRIBUTE=VALUE")
-    await check_exists(options)
 
 
 @command(
@@ -42,19 +45,19 @@ async def _check_who_is_meant(options: argparse.Namespace) -> None:
     flag("--create", "also a run that no node has come to; none will get in"),
 )
 async def _close(options: argparse.Namespace) -> int:
-    if not options.create:
-        await check_exists(options)
-    async with open_run(options) as handler:
-        await handler.set_closed(options.reason)
-        status, history, cost = await read(handler)
-    before = "" if status.closed == options.reason else f", and was before: {status.closed or 'no reason was given'}"
-    say(f"run {handler.run_id} is closed{before}", *([str(cost)] if history.chapters else []))
+    async with open_run(options, follow=Wakeup()) as run:
+        if not options.create:
+            await run.check_exists()
+        closed = await run.close(options.reason)
+        _, history, cost = await run.account()
+    before = "" if closed.reason == options.reason else f", and was before: {closed.reason or 'no reason was given'}"
+    say(f"run {run.run_id} is closed{before}", *([str(cost)] if history.chapters else []))
     return DONE
 
 
 @command("reopen", "open a run again that was closed, so that nodes may join it", *RUN)
 async def _reopen(options: argparse.Namespace) -> int:
-    async with steer(options) as run:
+    async with open_run(options) as run:
         closed = await run.reopen()
     if closed is None:
         raise RendezvousStateError(f"run {run.run_id} is not closed; there is nothing to open")
@@ -74,25 +77,25 @@ async def _reopen(options: argparse.Namespace) -> int:
     option("--for SECONDS", duration, "for how long, say 10m (default: until unban)", dest="lasts"),
 )
 async def _ban(options: argparse.Namespace) -> int:
-    await _check_who_is_meant(options)
+    _check_who_is_meant(options)
     span = "" if options.lasts is None else f" for {in_words(options.lasts)}"
     how = {"now": options.now, "lasts": options.lasts}
-    async with steer(options) as run:
+    async with open_run(options) as run:
+        await run.check_exists()
         if options.where is None:
             await run.ban(options.node, options.reason, **how)
             say(f"node {options.node} is banned from run {run.run_id}{span}")
             return DONE
         name, value = options.where
         here = await run.ban_where(name, value, options.reason, **how)
-    who = f"now {first_of(here, NAMED_MOST)}" if here else await _no_such_node(options, name)
+        who = f"now {first_of(here, NAMED_MOST)}" if here else await _no_such_node(run, name)
     say(f"nodes with {name}={value} are banned from run {run.run_id}{span}: {who}")
     return DONE
 
 
-async def _no_such_node(options: argparse.Namespace, name: str) -> str:
-    """Say that nobody is here whom the ban hits, and which values there are: it may be a slip of the keyboard."""
-    async with open_store(options.url, timeout=options.timeout) as (client, keys):
-        records = (await read_nodes(client, keys)).values()
+async def _no_such_node(run: Run, name: str) -> str:
+    """Say that the ban is for no node that is here, and which values there are: it may be a slip of the keyboard."""
+    records = (await read_nodes(run.store, run.keys)).values()
     there = sorted({str(record.attributes[name]) for record in records if name in record.attributes})
     has = f"its nodes have {first_of(there, NAMED_MOST)}" if there else f"none of its nodes has any {name}"
     return f"only nodes that come later; {has}"
@@ -107,8 +110,9 @@ async def _no_such_node(options: argparse.Namespace, name: str) -> str:
     argument("--reason", default="", help="why; the history says it"),
 )
 async def _unban(options: argparse.Namespace) -> int:
-    await _check_who_is_meant(options)
-    async with steer(options) as run:
+    _check_who_is_meant(options)
+    async with open_run(options) as run:
+        await run.check_exists()
         if options.where is None:
             who = f"node {options.node}"
             was_banned = await run.unban(options.node, options.reason)
@@ -131,7 +135,7 @@ async def _unban(options: argparse.Namespace) -> int:
     option("--in SECONDS", duration, "from now; then it leaves, wherever the others are", default=120.0, dest="within"),
 )
 async def _drain(options: argparse.Namespace) -> int:
-    async with steer(options) as run:
+    async with open_run(options) as run:
         await run.drain(options.node, options.within, options.reason)
     say(f"node {options.node} is to leave run {run.run_id} within {options.within:g} s")
     return DONE
@@ -148,7 +152,7 @@ async def _drain(options: argparse.Namespace) -> int:
 async def _resize(options: argparse.Namespace) -> int:
     if options.min is None and options.max is None:
         raise RendezvousSettingsError("give --min, --max or both")
-    async with steer(options) as run:
+    async with open_run(options) as run:
         resized = await run.resize(options.min, options.max, reason=options.reason)
     size = describe_size(resized.min_nodes, resized.max_nodes)
     say(f"run {run.run_id} is resized to {size}, from its next round on")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,10 +15,9 @@ import anyio
 
 import store
 from rdzv.cli.command import DONE, JSON, RUN, STORE, command, flag, option, say, whole_number
-from rdzv.cli.reach import no_such_run, open_run, open_store, settings_of
-from rdzv.config.settings import parse
+from rdzv.cli.reach import open_run, open_store, settings_of
+from rdzv.core.report import long_duration
 from rdzv.core.round import Round
-from rdzv.display.history import long_duration
 from rdzv.errors import RendezvousStateError
 from rdzv.node.run.status import count_keys, read_account
 from store.messages import Revoke
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     import argparse
 
     from rdzv.core.keys import Keys
+    from rdzv.node.run.run import Run
 
 NODES_NAMED_MOST: Final = 8
 DELETED_AT_ONCE: Final = 100  # keys: what one transaction of etcd takes
@@ -114,8 +113,9 @@ def _table(runs: list[Usage], uptime: float) -> list[str]:
     flag("--force", "also if nodes are left; the run is closed for them first"),
 )
 async def _forget(options: argparse.Namespace) -> int:
-    parse(options.url, {}, os.environ)  # raises if it names no run
-    async with open_store(options.url, timeout=options.timeout) as (client, keys):
+    async with open_run(options) as run:
+        await run.check_exists()
+        client, keys = run.store, run.keys
         nodes = await _nodes(client, keys)
         if nodes and not options.force:
             named = first_of(nodes, NODES_NAMED_MOST)
@@ -123,10 +123,8 @@ async def _forget(options: argparse.Namespace) -> int:
                 f"run {keys.run_id} has {len(nodes)} nodes: {named}; close it first, or forget it with --force"
             )
         if nodes:
-            await _close(options, client, keys)
+            await _close(run)
         forgotten = await _delete(client, keys)
-        if not forgotten:
-            raise await no_such_run(client, keys)
         say(f"run {keys.run_id} is forgotten: {forgotten} keys")
     return DONE
 
@@ -156,13 +154,12 @@ async def _nodes(client: store.Store, keys: Keys) -> list[str]:
     return [entry.key[len(keys.nodes) :] for entry in entries if entry.key != keys.marker]
 
 
-async def _close(options: argparse.Namespace, client: store.Store, keys: Keys) -> None:
-    """Close a run for the nodes that are left, and let them go."""
-    async with open_run(options) as handler:
-        await handler.set_closed("the run was forgotten by its operator")
+async def _close(run: Run) -> None:
+    """Close a run for the nodes that are left, and wait until they have gone."""
+    await run.close("the run was forgotten by its operator")
     with anyio.move_on_after(GONE_WITHIN):
-        async with client.watch(keys.nodes) as watch:
-            while await _nodes(client, keys):
+        async with run.store.watch(run.keys.nodes) as watch:
+            while await _nodes(run.store, run.keys):
                 await anext(aiter(watch))
 
 

@@ -1,4 +1,4 @@
-"""Pure: how a run stands, and the same as plain data: what `rdzv status --json` prints and the HTTP server sends.
+"""Pure: how a run stands and what it has cost, also as plain data, for `rdzv status --json` and the HTTP server.
 
 Every fact is a field of its own, so that nothing has to be parsed out of sentences. `docs/status.schema.json` describes
 the fields. `VERSION` steps when one of them goes or changes its meaning; new ones may come at any time.
@@ -7,23 +7,38 @@ the fields. `VERSION` steps when one of them goes or changes its meaning; new on
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from rdzv.core.history import Spent, seconds_between, spent
 from rdzv.core.state import WITH
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from rdzv.core.absent import Missing
+    from rdzv.core.history import Chapter, History, Incident
     from rdzv.core.round import Participant
     from rdzv.core.state import Ban, Phase
     from rdzv.core.stopping import Resized
 
-__all__ = ["VERSION", "RunStatus", "StepOf", "report"]
+__all__ = [
+    "VERSION",
+    "Account",
+    "RunStatus",
+    "StepOf",
+    "account",
+    "closing_of",
+    "lengths_of",
+    "long_duration",
+    "report",
+]
 
 VERSION: Final = 1
+WORST_NAMED: Final = 1  # nodes in the closing line, if they were lost more than once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,3 +203,122 @@ def _plain(value: Any) -> Any:
             return {str(name): _plain(each) for name, each in value.items()}
         case _:
             return repr(value)
+
+
+# ------------------------------------------------------------------------------------------------ what it has cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What the time of a run went by with, and who was lost.
+
+    Attributes:
+        run_id: Which run.
+        seconds: From its beginning until it was closed, or until now.
+        spent: What they went by with.
+        rounds: How many rounds have completed.
+        reasons: How many members were lost, by why; "other" counts the rare reasons of rounds that are forgotten.
+        lost: How often each was, the most often first, as far as it is remembered by name.
+    """
+
+    run_id: str
+    seconds: float
+    spent: Spent
+    rounds: int
+    reasons: Mapping[str, int]
+    lost: Mapping[str, int]
+
+    @property
+    def losses(self) -> int:
+        """How many members were lost."""
+        return sum(self.reasons.values())
+
+    def __str__(self) -> str:
+        """The closing line of a run."""
+        if not self.rounds:
+            return f"{self.run_id}: no round has completed"
+        parts = (
+            ("training", self.spent.trained),
+            ("regrouping", self.spent.regrouped),
+            ("waiting for nodes", self.spent.waited),
+        )
+        shares = ", ".join(f"{name} {100 * part / self.seconds if self.seconds else 0:.1f} %" for name, part in parts)
+        losses = f"{self.losses} {'loss' if self.losses == 1 else 'losses'}" if self.losses else "no losses"
+        worst = [(node_id, count) for node_id, count in self.lost.items() if count > 1][:WORST_NAMED]
+        named = "".join(f", {count} of {node_id}" for node_id, count in worst)
+        if self.losses == 1:
+            named = "".join(f", of {node_id}" for node_id in self.lost)
+        return f"{self.run_id}: {long_duration(self.seconds)}; {shares}; {losses}{named}"
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as what JSON knows, and in words."""
+        return {
+            "seconds": self.seconds,
+            "training": self.spent.trained,
+            "regrouping": self.spent.regrouped,
+            "waiting": self.spent.waited,
+            "rounds": self.rounds,
+            "losses": self.losses,
+            "lost": dict(self.lost),
+            "in_words": str(self),
+        }
+
+
+def account(run_id: str, history: History, *, now: float | None = None, waited: float | None = None) -> Account:
+    """Return what a run has cost so far.
+
+    Args:
+        run_id: Which run.
+        history: What is remembered of it.
+        now: The hour, in seconds since 1970, for a run that goes on; None to count to what is known.
+        waited: For how long it has been waiting for nodes, if it is.
+    """
+    total, lost, reasons = history.past.spent, Counter(history.past.lost), Counter(history.past.reasons)
+    if other := history.past.losses - reasons.total():
+        reasons["other"] = other
+    lengths = lengths_of(history.chapters, now)
+    for chapter, length in zip(history.chapters, lengths, strict=True):
+        if chapter is history.chapters[-1] and waited is not None and closing_of(chapter) is None:
+            chapter = chapter.replace(short=max(chapter.short, waited))  # noqa: PLW2901
+        total += spent(chapter, length)
+        for one in chapter.incidents:
+            if one.kind == "lost":
+                reasons[one.reason] += one.count
+                lost.update(one.node_ids)
+    return Account(
+        run_id=run_id,
+        seconds=total.trained + total.regrouped + total.waited,
+        spent=total,
+        rounds=history.past.rounds + len(history.chapters),
+        reasons=dict(reasons),
+        lost=dict(lost.most_common()),
+    )
+
+
+def closing_of(chapter: Chapter) -> Incident | None:
+    """Return how the run was closed in a round, if it was."""
+    return next((one for one in chapter.incidents if one.kind == "closed"), None)
+
+
+def lengths_of(chapters: Sequence[Chapter], now: float | None) -> list[float]:
+    """Return for how long each round was the last one: until the next, until the closing, or until now."""
+    lengths = [seconds_between(*pair) for pair in pairwise(chapters)]
+    if chapters:
+        last = chapters[-1]
+        known = [one.after for one in last.incidents if one.after is not None]
+        closing = closing_of(last)
+        if closing is not None and closing.after is not None:
+            length = closing.after
+        else:
+            until = now if closing is None else closing.at
+            length = max([0.0, last.stopped or 0.0, *known, *([] if None in (until, last.at) else [until - last.at])])  # type: ignore[operator]
+        lengths.append(length)
+    return lengths
+
+
+def long_duration(seconds: float) -> str:
+    """Show a duration to its two largest units: "14 h 3 min", "2 d 4 h", "41 s"."""
+    whole = round(seconds)
+    units = ((whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "min"), (whole % 60, "s"))
+    first = next((at for at, (count, _) in enumerate(units) if count), len(units) - 1)
+    return " ".join(f"{count} {unit}" for count, unit in units[first : first + 2] if count) or "0 s"

@@ -1,26 +1,22 @@
-"""Pure: the history of a run, told: in lines, as JSON, in one closing line, as a timeline."""
+"""Pure: the history of a run, told: in lines, as JSON, as a timeline."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rdzv.core.absent import named
-from rdzv.core.history import Spent, seconds_between, spent
+from rdzv.core.report import closing_of, lengths_of, long_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from rdzv.core.history import Chapter, History, Incident
+    from rdzv.core.report import Account
     from store.records import Record
 
 __all__ = [
-    "Account",
     "Span",
-    "account",
     "as_json",
     "describe",
     "timeline",
@@ -28,126 +24,6 @@ __all__ = [
 
 VERSION: Final = 1
 """Of what `as_json` returns: it steps when a field goes or changes its meaning; new ones may come at any time."""
-
-WORST_NAMED: Final = 1  # nodes in the closing line, if they were lost more than once
-
-
-# ------------------------------------------------------------------------------------------------ what it has cost
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """What the time of a run went by with, and who was lost.
-
-    Attributes:
-        run_id: Which run.
-        seconds: From its beginning until it was closed, or until now.
-        spent: What they went by with.
-        rounds: How many rounds have completed.
-        reasons: How many members were lost, by why; "other" counts the rare reasons of rounds that are forgotten.
-        lost: How often each was, the most often first, as far as it is remembered by name.
-    """
-
-    run_id: str
-    seconds: float
-    spent: Spent
-    rounds: int
-    reasons: Mapping[str, int]
-    lost: Mapping[str, int]
-
-    @property
-    def losses(self) -> int:
-        """How many members were lost."""
-        return sum(self.reasons.values())
-
-    def __str__(self) -> str:
-        """The closing line of a run."""
-        if not self.rounds:
-            return f"{self.run_id}: no round has completed"
-        parts = (
-            ("training", self.spent.trained),
-            ("regrouping", self.spent.regrouped),
-            ("waiting for nodes", self.spent.waited),
-        )
-        shares = ", ".join(f"{name} {100 * part / self.seconds if self.seconds else 0:.1f} %" for name, part in parts)
-        losses = f"{self.losses} {'loss' if self.losses == 1 else 'losses'}" if self.losses else "no losses"
-        worst = [(node_id, count) for node_id, count in self.lost.items() if count > 1][:WORST_NAMED]
-        named = "".join(f", {count} of {node_id}" for node_id, count in worst)
-        if self.losses == 1:
-            named = "".join(f", of {node_id}" for node_id in self.lost)
-        return f"{self.run_id}: {long_duration(self.seconds)}; {shares}; {losses}{named}"
-
-    def plain(self) -> dict[str, Any]:
-        """Return it as what JSON knows, and in words."""
-        return {
-            "seconds": self.seconds,
-            "training": self.spent.trained,
-            "regrouping": self.spent.regrouped,
-            "waiting": self.spent.waited,
-            "rounds": self.rounds,
-            "losses": self.losses,
-            "lost": dict(self.lost),
-            "in_words": str(self),
-        }
-
-
-def account(run_id: str, history: History, *, now: float | None = None, waited: float | None = None) -> Account:
-    """Return what a run has cost so far.
-
-    Args:
-        run_id: Which run.
-        history: What is remembered of it.
-        now: The hour, in seconds since 1970, for a run that goes on; None to count to what is known.
-        waited: For how long it has been waiting for nodes, if it is.
-    """
-    total, lost, reasons = history.past.spent, Counter(history.past.lost), Counter(history.past.reasons)
-    if other := history.past.losses - reasons.total():
-        reasons["other"] = other
-    lengths = _lengths(history.chapters, now)
-    for chapter, length in zip(history.chapters, lengths, strict=True):
-        if chapter is history.chapters[-1] and waited is not None and _closing(chapter) is None:
-            chapter = chapter.replace(short=max(chapter.short, waited))  # noqa: PLW2901
-        total += spent(chapter, length)
-        for one in chapter.incidents:
-            if one.kind == "lost":
-                reasons[one.reason] += one.count
-                lost.update(one.node_ids)
-    return Account(
-        run_id=run_id,
-        seconds=total.trained + total.regrouped + total.waited,
-        spent=total,
-        rounds=history.past.rounds + len(history.chapters),
-        reasons=dict(reasons),
-        lost=dict(lost.most_common()),
-    )
-
-
-def _closing(chapter: Chapter) -> Incident | None:
-    return next((one for one in chapter.incidents if one.kind == "closed"), None)
-
-
-def _lengths(chapters: Sequence[Chapter], now: float | None) -> list[float]:
-    """How long each round was the last one: until the next, until the closing, or until now."""
-    lengths = [seconds_between(*pair) for pair in pairwise(chapters)]
-    if chapters:
-        last = chapters[-1]
-        known = [one.after for one in last.incidents if one.after is not None]
-        closing = _closing(last)
-        if closing is not None and closing.after is not None:
-            length = closing.after
-        else:
-            until = now if closing is None else closing.at
-            length = max([0.0, last.stopped or 0.0, *known, *([] if None in (until, last.at) else [until - last.at])])  # type: ignore[operator]
-        lengths.append(length)
-    return lengths
-
-
-def long_duration(seconds: float) -> str:
-    """Show a duration to its two largest units: "14 h 3 min", "2 d 4 h", "41 s"."""
-    whole = round(seconds)
-    units = ((whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "min"), (whole % 60, "s"))
-    first = next((at for at, (count, _) in enumerate(units) if count), len(units) - 1)
-    return " ".join(f"{count} {unit}" for count, unit in units[first : first + 2] if count) or "0 s"
 
 
 def hour(at: float | None) -> str:
@@ -164,7 +40,7 @@ def describe(history: History) -> list[str]:
     if history.past.rounds:
         begun = hour(history.past.since)
         lines.append(f"{history.past.rounds} earlier rounds are forgotten{begun and f'; the run began at {begun}'}")
-    for chapter, length in zip(history.chapters, _lengths(history.chapters, None), strict=True):
+    for chapter, length in zip(history.chapters, lengths_of(history.chapters, None), strict=True):
         begun = hour(chapter.at)
         when = "" if chapter.after is None else f", {chapter.after:.1f} s after the one before"
         names = _names(chapter, chapter.node_ids, chapter.size)
@@ -264,7 +140,7 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
             text = f"{kind}{f': {why}' if why else ''}; away for {long_duration(began - since)}"
             rows[node_id].append(_span(kind, since, began - since, text))
 
-    for chapter, length in zip(history.chapters, _lengths(history.chapters, now), strict=True):
+    for chapter, length in zip(history.chapters, lengths_of(history.chapters, now), strict=True):
         gone = {node_id: one for one in chapter.incidents if one.kind in ("lost", "left") for node_id in one.node_ids}
         stopped = min(_stopped(chapter, length), length)
         bands.append(_span("round", began, stopped, f"round {chapter.number}: {_nodes(chapter.size)}"))
@@ -288,7 +164,7 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
             rows.setdefault(node_id, [])
             away[node_id] = one.kind, began + ends[node_id], one.reason
         began += length
-        closing = _closing(chapter)
+        closing = closing_of(chapter)
         if closing is not None:
             bands.append(_span("closed", began, 0.0, f"closed {closing.reason}".rstrip()))
     for node_id in list(away):

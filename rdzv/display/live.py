@@ -18,8 +18,7 @@ from rdzv.display.status import exceptions, member_lines, summary
 from store.printable import in_words, printable
 
 if TYPE_CHECKING:
-    from rdzv.core.report import RunStatus
-    from rdzv.display.history import Account
+    from rdzv.core.report import Account, RunStatus
 
 __all__ = ["Frame", "Line", "draw"]
 

@@ -7,7 +7,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rdzv.display.history import Account
+    from rdzv.core.report import Account
 
 __all__ = ["timeline_page", "timeline_script"]
 

@@ -18,17 +18,18 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rdzv.core.keys import Keys
 from rdzv.core.report import report
-from rdzv.display.history import account, describe, timeline
-from rdzv.node.link.follower import Follower
-from rdzv.node.run.status import count_keys, read_account, read_history, read_run
+from rdzv.display.history import describe, timeline
+from rdzv.node.link.follower import following
+from rdzv.node.run.run import Run
+from rdzv.node.run.status import count_keys, read_account
 from store import Client
 from store.messages import KeyGroup
-from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from rdzv.core.history import History
+    from rdzv.core.report import Account
     from store.server.server import Server
 
 __all__ = ["NoSuchRun", "Runs", "client_of"]
@@ -159,8 +160,7 @@ class Runs:
         return await self._fresh(run_id, partial(self._report, run_id))
 
     async def _report(self, run_id: str) -> dict[str, Any]:
-        told, history = await self._read(run_id)
-        cost = account(run_id, history, now=time.time(), waited=told["waited"])
+        told, history, cost = await self._read(run_id)
         return {**told, "history": describe(history)[-HISTORY_LINES:], "cost": cost.plain()}
 
     async def timeline(self, run_id: str) -> dict[str, Any]:
@@ -171,12 +171,11 @@ class Runs:
         """
         if not await self._client.count(self._keys(run_id).root):
             raise NoSuchRun(run_id)
-        return timeline(run_id, await read_history(self._client, self._keys(run_id)), now=time.time())
+        return timeline(run_id, await Run(self._client, self._keys(run_id)).whole_history(), now=time.time())
 
     async def _summary(self, run_id: str) -> tuple[dict[str, Any], bool]:
         """How a run stands, in numbers, and whether anybody is in it."""
-        full, history = await self._read(run_id)
-        cost = account(run_id, history, now=time.time(), waited=full["waited"])
+        full, history, cost = await self._read(run_id)
         told = {
             **{name: full[name] for name in ("run_id", "phase", "reason", "round", "world_size", "closed")},
             **{name: len(full[name]) for name in ("members", "waiting", "spares", "banned")},
@@ -195,17 +194,11 @@ class Runs:
     def _keys(self, run_id: str) -> Keys:
         return Keys(self._prefix, run_id)
 
-    async def _read(self, run_id: str) -> tuple[dict[str, Any], History]:
-        follower = Follower(self._client, self._keys(run_id))
-        following = asyncio.create_task(follower.run(), name=f"look at run {run_id}")
-        try:
-            await follower.synced.wait()
-        finally:
-            await cancel_and_wait(following)
-        if follower.error is not None:
-            raise follower.error
-        status, history = await read_run(self._client, self._keys(run_id), follower.head)
-        return report(status), history
+    async def _read(self, run_id: str) -> tuple[dict[str, Any], History, Account]:
+        async with following(self._client, self._keys(run_id)) as follower:
+            run = Run(self._client, self._keys(run_id), head=lambda: follower.head)
+            status, history, cost = await run.account()
+        return report(status), history, cost
 
 
 def _is_same(before: KeyGroup, now: KeyGroup) -> bool:

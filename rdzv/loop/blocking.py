@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.round import Participant
     from rdzv.membership import BlockingRendezvousInfo
-    from rdzv.node.front.blocking import Handler
+    from rdzv.node.blocking_handler import Handler
     from rdzv.shared_store.store import BlockingSharedStore
 
 __all__ = ["Round", "rounds_made_by"]

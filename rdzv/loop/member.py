@@ -110,7 +110,7 @@ class RoundLoop(Generic[SomeRound]):
             self._last.check_entered()
             await self._leave(self._last)
         while not self.node.is_draining:
-            self.node.part.progress = self._finished  # which the arrival tells the others
+            self.node.progress = self._finished  # which the arrival tells the others
             try:
                 info = await done(self._handler.next_rendezvous())
             except (RendezvousGracefulExitError, RendezvousClosedError) as error:
@@ -208,7 +208,7 @@ class Busy:
 
     def __enter__(self) -> None:
         self._tokens.append(self._beats.be_busy(self._seconds, self._what))
-        self._node.part.own_beats.send_from(self._node.loop)
+        self._node.send_steps()
 
     def __exit__(self, *_: object) -> None:
         self._beats.be_free(self._tokens.pop())
@@ -254,7 +254,7 @@ class MemberOfRound(ABC):
         newest = round.newest
         self.newest: tuple[int, int] | None = newest
         self.gate: StepGate = membership.gate
-        finished = node.part.progress  # as this member's arrival said, and as `newest` was chosen by
+        finished = node.progress  # as this member's arrival said, and as `newest` was chosen by
         self.lags: bool = newest is not None and finished is not None and 0 <= finished < newest[1]
         self._handler = handler
         self._node = node

@@ -28,13 +28,14 @@ from rdzv.errors import RendezvousStateError
 from rdzv.interface import RendezvousHandler
 from rdzv.membership import Membership, RendezvousInfo
 from rdzv.node.front import verbs
+from rdzv.node.front.known import Known
 from rdzv.node.front.queries import Changes, WakeupHere
 from rdzv.node.front.sharing import shared_store
 from rdzv.node.link.loops import check_process, result_of
 from rdzv.node.member.health import examine_in
 from rdzv.node.node import Node, Ticket
 from rdzv.shared_store.store import ClientAtFirstUse
-from store.net.threads import Call
+from store import ConnectionLost
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -43,10 +44,11 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.core.asking import Question
     from rdzv.core.report import RunStatus
+    from rdzv.shared_store.store import BlockingSharedStore
     from store import BlockingStore, Store
     from store.net.threads import Call
 
-__all__ = ["Handler", "RendezvousInfo"]
+__all__ = ["Handler"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -74,7 +76,7 @@ def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[Han
     return method
 
 
-class Handler(RendezvousHandler):
+class Handler(Known, RendezvousHandler):
     """One node's part in the rendezvous of a run; made by `rdzv.connect`.
 
     Args:
@@ -145,7 +147,7 @@ class Handler(RendezvousHandler):
 
     async def call(self, work: Coroutine[Any, Any, T], *, see_to_its_end: bool = False) -> T:
         """Have the node do something, and wait for it."""
-        call = self._begin(work)
+        call = self.start(work)
         try:
             await call.end()
         except BaseException:
@@ -154,7 +156,8 @@ class Handler(RendezvousHandler):
             raise
         return result_of(call)
 
-    def _begin(self, work: Coroutine[Any, Any, T]) -> Call[T]:
+    def start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
+        """Begin a coroutine in the node's loop; see `Known`."""
         try:
             self.check_usable()
         except BaseException:
@@ -166,6 +169,11 @@ class Handler(RendezvousHandler):
         """Refuse to go on in a forked child, where the node is not, or once it is closed."""
         check_process(self._pid, self.run_id)
         self.node.check_usable()
+
+    @property
+    def own_node(self) -> Node:
+        """The node."""
+        return self.node
 
     @property
     def run_id(self) -> str:
@@ -193,6 +201,23 @@ class Handler(RendezvousHandler):
             raise RendezvousStateError(f"run {self.run_id}: this handler was made without a way to block")
         return self._open_blocking_store()
 
+    def share(self) -> tuple[BlockingSharedStore, BlockingStore]:
+        """Return what the members of the round share, for those who block, and its client; the caller closes that.
+
+        Its waits end when a member is lost, and when the round is over for this node.
+        """
+        membership, client = self.membership, self.open_blocking_store()
+        assert membership is not None, "the node is in a round"
+
+        def supersede(reason: str) -> None:
+            # Who waits in the shared store waits on that socket: only breaking it gets them out.
+            client.interrupt(ConnectionLost(reason, maybe_applied=False))
+
+        membership.call_when_over(supersede)
+        if self.settings.waits_end_on_loss:
+            membership.call_when_lost(lambda _: client.end_waits())
+        return shared_store(self.node, membership, self.shared_client).blocking(client), client
+
     # ------------------------------------------------------------------------------------------ joining and leaving
 
     async def next_rendezvous(self) -> RendezvousInfo:
@@ -208,7 +233,7 @@ class Handler(RendezvousHandler):
             RendezvousStateError: Another call of this handler is joining already.
         """
         ticket = Ticket()
-        joining = self._begin(self.node.next_rendezvous(ticket, self._health_check()))
+        joining = self.start(self.node.next_rendezvous(ticket, self._health_check()))
         try:
             await joining.end()
             return self._info(result_of(joining))
@@ -303,9 +328,7 @@ class Handler(RendezvousHandler):
     unban_where = awaited(verbs.unban_where)
     answer = awaited(verbs.answer)
     status = awaited(verbs.status)
-    status_and_history = awaited(verbs.status_and_history)
+    account = awaited(verbs.account)
     history = awaited(verbs.history)
-    whole_history = awaited(verbs.whole_history)
     ping = awaited(verbs.ping)
-    store_health = awaited(verbs.store_health)
     _roster = awaited(verbs.roster)

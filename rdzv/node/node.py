@@ -399,6 +399,19 @@ class Node:
         return self.part.membership
 
     @property
+    def progress(self) -> int | None:
+        """The last step that this node has finished, as its next arrival says it; -1 for none, None if not known."""
+        return self.part.progress
+
+    @progress.setter
+    def progress(self, step: int | None) -> None:
+        self.part.progress = step
+
+    def send_steps(self) -> None:
+        """Tell the others of this node's steps from now on; from any thread."""
+        self.part.own_beats.send_from(self.loop)
+
+    @property
     def joining(self) -> bool:
         """Whether a call of `next_rendezvous` is under way; from any thread."""
         return self._join is not None and self._join.task is not None

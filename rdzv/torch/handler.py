@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rdzv import errors as ours
 from rdzv import sync
@@ -24,8 +24,8 @@ from rdzv.config.endpoint import split_url
 from rdzv.config.settings import PARAMETERS
 from rdzv.core.round_life import Ending, EndKind
 from rdzv.core.state import to_leave
+from rdzv.loop.beat_folder import BEAT_DIR, forget_beats, start_to_follow
 from rdzv.loop.life import Life
-from rdzv.node.front.beat_folder import BEAT_DIR, forget_beats, start_to_follow
 from rdzv.torch.agent.screen import Screen, configure_logging, end_with, told_to_end
 from rdzv.torch.agent.unnamed_run import NO_NAME, begin_anew
 from rdzv.torch.agent.worker_ends import WorkerEnds
@@ -38,11 +38,8 @@ from rdzv.torch.pytorch import (
 )
 from rdzv.torch.store import TorchStore, unconnected_handler
 from rdzv.torch.tcp_store import open_tcp_store
+from store.net.threads import in_thread
 from store.printable import escaping
-
-if TYPE_CHECKING:
-    from rdzv.core.state import Leaving
-    from rdzv.node.node import Node
 
 __all__ = ["TorchRendezvousHandler"]
 
@@ -202,19 +199,15 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         """
         return False
 
-    @property
-    def _node(self) -> Node | None:
-        return self._handler.node if self._handler is not None else None
-
-    def _begin_life(self, node: Node) -> None:
+    def _begin_life(self, handler: sync.Handler) -> None:
         """Hear of what ends this round, and of how workers fail; take their steps from the files that they write."""
-        assert node.membership is not None, "next_rendezvous has just made it a member"
+        assert handler.membership is not None, "next_rendezvous has just made it a member"
         agent = agent_above()
-        self._life = life = Life(node, node.membership, partial(self._hear_of_ending, agent))
+        self._life = life = Life(handler.own_node, handler.membership, partial(self._hear_of_ending, agent))
         life.start()
-        node.loop.start(life.hear())
+        handler.start(life.hear())
         if agent is not None:
-            self._worker_ends = WorkerEnds(node.loop, life.be_first)
+            self._worker_ends = WorkerEnds(handler.start, life.be_first)
             self._worker_ends.follow(agent.next_workers())
         if self._beats is None:
             self._beats = Path(tempfile.mkdtemp(prefix="rdzv-beats-"))
@@ -222,14 +215,15 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             weakref.finalize(self, _remove_in, os.getpid(), self._beats)
             os.environ[BEAT_DIR] = str(self._beats)  # which the agent hands on to its workers
         forget_beats(self._beats)
-        start_to_follow(node, self._beats)
+        start_to_follow(handler, self._beats)
 
     def _hear_of_ending(self, agent: Agent | None, ending: Ending) -> None:
         """Have it said, by a thread that whoever reads the screen may hold up; called in the node's."""
-        node = self._node
-        if node is not None:
+        handler = self._handler
+        if handler is not None:
             done = agent is not None and agent.is_done
-            node.loop.start(node.loop.apart(partial(self._screen.ended, ending, node.head.closed, done=done)))
+            with contextlib.suppress(ours.RendezvousStateError):  # it is being closed
+                handler.start(in_thread(partial(self._screen.ended, ending, handler.closed, done=done)))
 
     def _end_life(self, why: str = "") -> None:
         """Hear no more of this round; and say why it ends for the others, if a worker here has failed.
@@ -237,13 +231,13 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         Args:
             why: How it has failed, where nobody could say so when it did.
         """
-        life, node = self._life, self._node
+        life, handler = self._life, self._handler
         self._forget_workers()
         self._life = None
-        if life is not None and node is not None:
+        if life is not None and handler is not None:
             life.stop()
             if why and life.ending is None:
-                node.loop.start(life.be_first(why)).wait()
+                handler.start(life.be_first(why)).wait()
 
     def _forget_workers(self) -> None:
         """The agent stops them: how they end is of no interest."""
@@ -270,7 +264,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             raise self._graceful_exit from None
         except ours.RendezvousError as error:
             self._kept_out = True
-            if self._node is not None and self._node.store_gone is not None:
+            if self._handler is not None and self._handler.store_gone is not None:
                 self._was_member = False  # there is nothing left to close or to leave
             if runs_under_torchrun():
                 end_with(self._explained(error))
@@ -298,9 +292,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                     self._tcp_store = open_tcp_store(info, self._choices.read_timeout, port=0)
                 all_here = handler.all_here(timeout=self._choices.read_timeout.total_seconds())
             if all_here:
-                node = handler.node_here("a round's life")
-                self._screen.met(node, handler, again=self._was_member, seconds=time.monotonic() - began)
-                self._begin_life(node)
+                self._screen.met(handler, again=self._was_member, seconds=time.monotonic() - began)
+                self._begin_life(handler)
                 return info
             log.info("run %s, round %d: a member went before all had come; meeting again", info.run_id, info.round)
 
@@ -325,10 +318,10 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._stack.callback(self._screen.stop)
             connecting = sync.connect(self._choices.url, **self._choices.overrides)
             self._handler = handler = self._stack.enter_context(connecting)
-            self._screen.begins(self._settings, handler.node_id, hosts=_hosts(handler))
+            self._screen.begins(self._settings, handler.node_id, hosts=handler.hosts_store)
             atexit.register(self._leave_at_exit)
             if runs_under_torchrun():
-                self._screen.end_quietly(lambda: _hosts(handler), handler.leaves_because)
+                self._screen.end_quietly(lambda: handler.hosts_store, handler.leaves_because)
         return self._handler
 
     def _explained(self, error: ours.RendezvousError) -> Exception:
@@ -360,13 +353,13 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         the run is closed it is 0: there is no next round. A member of which a worker has failed has gone, too, though
         its agent may need 30 s to stop those beside it: workers here may hang in a collective meanwhile.
         """
-        node, life, on_loss = self._node, self._life, self._choices.regroup_on_loss
-        if self._handler is None or node is None:
+        handler, life, on_loss = self._handler, self._life, self._choices.regroup_on_loss
+        if handler is None:
             return 0
-        draining = _draining(node)
-        changed = self._handler.num_nodes_changed(on_loss=on_loss) + len(draining)
+        draining = handler.draining()
+        changed = handler.num_nodes_changed(on_loss=on_loss) + len(draining)
         if on_loss and life is not None and life.ending is not None and life.ending.kind is EndKind.FAILED:
-            changed += node.head.closed is None
+            changed += handler.closed is None
         if changed:
             self._forget_workers()
         if draining and life is not None:
@@ -417,20 +410,6 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._end_life()
             with contextlib.suppress(ours.RendezvousError):
                 self._handler.leave()
-
-
-def _draining(node: Node) -> dict[str, Leaving]:
-    """The members of this round that are to leave, which was announced since it came about, by one look at the head."""
-    membership, head = node.membership, node.head
-    progress = head.progress
-    if membership is None or head.closed is not None or progress is None or progress.round != membership.round.number:
-        return {}
-    since, leaving = membership.round.revision, head.drains
-    return {one: leaving[one] for one in progress.draining if one in leaving and leaving[one].revision > since}
-
-
-def _hosts(handler: sync.Handler) -> bool:
-    return handler.node is not None and handler.node.hosts_store()
 
 
 def _remove_in(pid: int, folder: Path) -> None:

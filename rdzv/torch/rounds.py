@@ -46,7 +46,6 @@ from rdzv.errors import RendezvousStateError
 from rdzv.loop import blocking
 from rdzv.loop import rounds as awaited
 from rdzv.loop.member import MemberOfRound, Options
-from rdzv.node.front.blocking import blocking_share
 from rdzv.torch.group import RoundGroup
 from rdzv.torch.pytorch import dist, same_device
 from rdzv.torch.state import synchronize
@@ -56,9 +55,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Sequence
     from typing import SupportsIndex
 
+    from rdzv import Handler
     from rdzv.core.round_life import Ending
     from rdzv.loop.member import OnWaiting
-    from rdzv.node.handler import Handler
     from rdzv.shared_store.store import BlockingSharedStore
 
 __all__ = ["AsyncTorchRound", "TorchRound", "TorchRounds", "rounds"]
@@ -247,7 +246,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
     def __init__(self, handler: Handler, *of_round: Any, backend: str, timeout: timedelta, **more: Any) -> None:
         super().__init__(handler, *of_round, **more)
         self.blocking_store: BlockingSharedStore
-        self.blocking_store, self._client = blocking_share(handler, self._membership)
+        self.blocking_store, self._client = handler.share()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"rdzv round {self.number}")
         self._released = False
         self._prepare(self.blocking_store, backend=backend, timeout=timeout)

@@ -11,12 +11,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Final, NoReturn, ParamSpec, TypeVar, cast
 from urllib.parse import quote
 
+from rdzv import Handler
 from rdzv import errors as ours
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import split_url
 from rdzv.core.keys import Keys
-from rdzv.node.handler import Handler
 from rdzv.shared_store.store import BlockingSharedStore
 from rdzv.torch.pytorch import QueueEmptyError, dist, teach_prefix_store
 from store import StoreError, StoreUsageError

@@ -10,7 +10,7 @@ import pytest
 from rdzv.interface import BlockingRendezvousHandler, RendezvousHandler
 
 if TYPE_CHECKING:
-    from rdzv.node.handler import RendezvousInfo
+    from rdzv.membership import RendezvousInfo
     from rdzv.sync import RendezvousInfo as BlockingInfo
 
 FOUR = {"next_rendezvous", "num_nodes_waiting", "is_closed", "set_closed"}

@@ -21,7 +21,8 @@ from tests.support.limits import limits_with
 from tests.support.runs import VirtualRun, assert_one_round
 
 if TYPE_CHECKING:
-    from rdzv.node.handler import Handler, RendezvousInfo
+    from rdzv.membership import RendezvousInfo
+    from rdzv.node.handler import Handler
 
 pytestmark = pytest.mark.virtual_time
 

@@ -22,11 +22,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import store
 from rdzv.backends.builtin import tcp_handler
 from rdzv.config.settings import parse
+from rdzv.core.keys import Keys
 from rdzv.loop.member import Options
 from rdzv.loop.rounds import Round, rounds_made_by
 from rdzv.node.handler import Handler
+from rdzv.node.link.follower import following
 from rdzv.node.link.loops import NodeLoop
 from rdzv.node.node import Node
+from rdzv.node.run.run import Run
 from rdzv.testing.machines import StoreMachine, World, process_id_of
 from store import Client
 from store.messages import KeepAlive, Ping, Request, Response
@@ -162,17 +165,8 @@ class VirtualRun:
         given = {**self._parameters, **parameters}
         settings = parse(f"tcp://store/{run_id or self._run_id}", {"node_id": name, **given}, {})
 
-        async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
-            return await self.network.dial("store", factory, source=source)
-
         def open_client() -> HookedClient:
-            return HookedClient(
-                dial,
-                name="store",
-                connect_timeout=settings.join_timeout,
-                rng=random.Random(self._rng.random()),
-                process=process_id_of(source),
-            )
+            return self._client(source, settings.join_timeout)
 
         def open_store() -> Client:
             client = self.clients[source] = open_client()
@@ -189,6 +183,20 @@ class VirtualRun:
         handler = Handler(node, open_store=open_shared_store)
         self._handlers[source] = handler
         return handler
+
+    def _client(self, source: str, connect_timeout: float) -> HookedClient:
+        async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
+            return await self.network.dial("store", factory, source=source)
+
+        rng = random.Random(self._rng.random())
+        return HookedClient(dial, name="store", connect_timeout=connect_timeout, rng=rng, process=process_id_of(source))
+
+    @contextlib.asynccontextmanager
+    async def looked_at(self) -> AsyncIterator[Run]:
+        """The run, for somebody who has no node in it."""
+        keys = Keys("/rdzv", self._run_id)
+        async with self._client("observer", PATIENCE) as client, following(client, keys) as follower:
+            yield Run(client, keys, head=lambda: follower.head)
 
     def start(self, work: Any, name: str = "") -> asyncio.Task[Any]:
         """Run something beside the test, until it is over or the test is."""

@@ -30,19 +30,19 @@ from rdzv.core.round_life import Ending, EndKind, Outcome
 from rdzv.core.state import Change, Draining, NodesWaiting, to_leave
 from rdzv.core.stopping import Resized
 from rdzv.errors import GiveUp, RoundSupersededError
+from rdzv.loop.beat_folder import BEAT_DIR, forget_beats, look_at_beats, start_to_follow
 from rdzv.loop.life import Life
-from rdzv.node.front.beat_folder import BEAT_DIR, forget_beats, look_at_beats, start_to_follow
 from store.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from rdzv import Handler
     from rdzv.cli.launcher.job import Job, Place
     from rdzv.cli.launcher.preload import PreloadServer
     from rdzv.cli.launcher.stacks import WorkerStacks
     from rdzv.membership import RendezvousInfo
-    from rdzv.node.handler import Handler
 
 __all__ = ["SUCCEEDED", "JobRound", "Workplace", "describe"]
 
@@ -108,21 +108,21 @@ class JobRound:
     """
 
     def __init__(self, workplace: Workplace, handler: Handler, info: RendezvousInfo, *, restarts: int) -> None:
-        node = handler.node
-        assert node.membership is not None, "next_rendezvous has just made this node a member"
+        membership = handler.membership
+        assert membership is not None, "next_rendezvous has just made this node a member"
         self._workplace = workplace
         self._job = workplace.job
         self._handler = handler
         self._info = info
         self._restarts = restarts
         self._checkpoint_before = self._checkpoint()
-        self._membership = node.membership
+        self._membership = membership
         self._processes: list[Process] = []
         self._running = 0
         self._heard: asyncio.Queue[Wished | Process | Ending] = asyncio.Queue()
         self._passed_on: set[int] = set()
         self._loop = asyncio.get_running_loop()
-        self.life: Life = Life(node, node.membership, self._hear_of_ending, finished=SUCCEEDED)
+        self.life: Life = Life(handler.node, membership, self._hear_of_ending, finished=SUCCEEDED)
         self.achieved: bool = False
         self.failed: tuple[str, int] | None = None
 
@@ -149,7 +149,7 @@ class JobRound:
         )
         forget_beats(self._workplace.beats)
         await self._start(place)
-        start_to_follow(self._handler.node, self._workplace.beats)
+        start_to_follow(self._handler, self._workplace.beats)
         async with self._handler.changes() as changes, anyio.create_task_group() as listening:
             listening.start_soon(self._hear_wishes, changes)
             listening.start_soon(self._handler.call, self.life.hear())

@@ -42,7 +42,6 @@ from rdzv.cli.launcher.job import NPROC, SIGNALLED, Then
 from rdzv.cli.launcher.job_round import SUCCEEDED, JobRound, Workplace
 from rdzv.cli.launcher.preload import preloading
 from rdzv.cli.launcher.stacks import WorkerStacks
-from rdzv.cli.look import read
 from rdzv.config.settings import parse
 from rdzv.core.asking import KILL, STACKS
 from rdzv.core.round_life import EndKind, Outcome
@@ -60,9 +59,9 @@ from store.printable import escaping, printable, without_durations
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rdzv import Handler
     from rdzv.cli.launcher.job import Job
     from rdzv.membership import RendezvousInfo
-    from rdzv.node.handler import Handler
 
 __all__ = ["run"]
 
@@ -197,7 +196,7 @@ class _Launcher:
             return await self._take_part(handler)
         finally:
             await cancel_and_wait(draining, answering)
-            if handler.node.head.closed is not None and self._job.says_cost:
+            if handler.closed is not None and self._job.says_cost:
                 with anyio.CancelScope(shield=True):
                     await _say_what_it_has_cost(handler)
 
@@ -231,7 +230,7 @@ class _Launcher:
                 info = await _meet(handler)
             except RendezvousGracefulExitError as error:
                 log.info("%s", error)
-                return self._job.status_for(Then.REPLACE, 0) if handler.node.is_draining else 0
+                return self._job.status_for(Then.REPLACE, 0) if handler.is_draining else 0
             except RendezvousClosedError as error:
                 if was_open and error.reason == SUCCEEDED and not error.given_up:
                     return 0
@@ -293,7 +292,7 @@ class _Launcher:
             return self._job.status_for(Then.OVER, status)
         if life.ending is not None and life.ending.kind is EndKind.CLOSED:
             return None  # who meets again is told by whom, why, and whether that was a verdict
-        is_ours, leaves = outcome is Outcome.RAISE, outcome is not Outcome.RAISE and handler.node.is_draining
+        is_ours, leaves = outcome is Outcome.RAISE, outcome is not Outcome.RAISE and handler.is_draining
         if life.ending is not None and not is_ours:
             then = "this node leaves, and does not come again" if leaves else "meeting again"
             why = f"{how} because others have gone" if how else life.ending.reason
@@ -337,6 +336,6 @@ async def _tell_what_is_waited_for(handler: Handler) -> None:
 async def _say_what_it_has_cost(handler: Handler) -> None:
     """Write the closing line, if the store is still there to say what it remembers."""
     with anyio.move_on_after(A_MOMENT), contextlib.suppress(RendezvousError):
-        _, history, cost = await read(handler)
+        _, history, cost = await handler.account()
         if history.chapters:
             sys.stderr.write(f"rdzv run: {printable(str(cost))}\n")

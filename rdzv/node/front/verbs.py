@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 import anyio
 
-from rdzv.core.state import Closed, NodesLeft, NodesLost
+from rdzv.core.state import NodesLeft, NodesLost
 from rdzv.core.stored import check_prose
 from rdzv.errors import (
     RendezvousError,
@@ -33,15 +33,13 @@ from rdzv.node.front.queries import Changes
 from rdzv.node.front.sharing import shared_store
 from rdzv.node.run.accusing import put_accusation
 from rdzv.node.run.run import Run
-from rdzv.node.run.status import read_roster, read_run
+from rdzv.node.run.status import read_roster
 from store import ConnectionLost, Put, StoreError, when
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from rdzv.core.history import History
-    from rdzv.core.report import RunStatus
     from rdzv.core.round import Participant
     from rdzv.membership import Membership
     from rdzv.node.node import Node
@@ -308,7 +306,7 @@ async def is_closed(node: Node) -> bool:
 @goes_on
 async def set_closed(node: Node, reason: str = "") -> None:
     """Close the run for every node, for good; the first reason given is shown for as long as the run is remembered."""
-    await _close(node, Closed(reason=reason, by=node.node_id))
+    await _close(node, reason)
 
 
 @goes_on
@@ -319,31 +317,25 @@ async def give_up(node: Node, reason: str, *, status: int = 0) -> None:
     """
     status, remark = exit_status(status)
     reason = reason + remark if remark else reason
-    await _close(node, Closed(reason=reason, by=node.node_id, given_up=True, status=status))
+    await _close(node, reason, given_up=True, status=status)
 
 
-async def _close(node: Node, closed: Closed) -> None:
+async def _close(node: Node, reason: str, **verdict: Any) -> None:
     try:
         with anyio.fail_after(node.settings.close_timeout):
-            await (await node.connect()).close_run(closed)
+            link = await node.connect()
+            closed = await _run(node, link.store).close(reason, lease=await link.run_lease(), **verdict)
+            link.follower.take_closing(closed)  # the caller finds it closed before the watch has said so
     except (StoreError, TimeoutError) as error:
         raise node.connection_error(error) from error
 
 
-# ------------------------------------------------------------------------------------------ what is known
-
-
-async def status(node: Node) -> RunStatus:
-    """How the run stands in the store, with the reason in words."""
-    return (await status_and_history(node))[0]
-
-
-async def status_and_history(node: Node) -> tuple[RunStatus, History]:
-    """How the run stands, and what is remembered of it, by one reading."""
-    return await node.ask_the_store(lambda store: read_run(store, node.keys, node.head))
-
-
 # ------------------------------------------------------------------------------------------ of any run
+
+
+def _run(node: Node, store: Store) -> Run:
+    """The run of a node, as the node steers it."""
+    return Run(store, node.keys, by=node.node_id, keep=node.settings.closed_ttl, head=lambda: node.head)
 
 
 def of_run(
@@ -353,8 +345,7 @@ def of_run(
 
     @functools.wraps(call)
     async def verb(node: Node, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        by, keep = node.node_id, node.settings.closed_ttl
-        return await node.ask_the_store(lambda store: call(Run(store, node.keys, by=by, keep=keep), *args, **kwargs))
+        return await node.ask_the_store(lambda store: call(_run(node, store), *args, **kwargs))
 
     return goes_on(verb) if must_end else verb
 
@@ -365,10 +356,10 @@ ban_where = of_run(Run.ban_where, must_end=True)
 unban = of_run(Run.unban, must_end=True)
 unban_where = of_run(Run.unban_where, must_end=True)
 answer = of_run(Run.answer, must_end=True)
+status = of_run(Run.status)
+account = of_run(Run.account)
 history = of_run(Run.history)
-whole_history = of_run(Run.whole_history)
 ping = of_run(Run.ping)
-store_health = of_run(Run.store_health)
 
 
 @goes_on

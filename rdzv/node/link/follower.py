@@ -7,6 +7,7 @@ This is all that a node watches: the coordinator's key, the last round, the clos
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,15 +23,16 @@ from rdzv.errors import RendezvousStateError
 from rdzv.listeners import Listeners
 from rdzv.node.link.stopwatch import Stopwatch
 from store import ConnectionLost, Entry, StoreTimeoutError
+from store.net.tasks import cancel_and_wait
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from rdzv.core.keys import Keys
     from store import Event, Store, StoreError
 
-__all__ = ["Follower"]
+__all__ = ["Follower", "following"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
@@ -222,3 +224,21 @@ class Follower:
         if key.startswith(keys.questions):
             return of_many("questions", keys.questions, lambda: Question.unpack(value))
         return {}
+
+
+@contextlib.asynccontextmanager
+async def following(store: Store, keys: Keys) -> AsyncIterator[Follower]:
+    """Follow the head of a run without a node, and give the follower once it knows the head.
+
+    Raises:
+        StoreError: The store does not tell it.
+    """
+    follower = Follower(store, keys)
+    task = asyncio.create_task(follower.run(), name=f"follow run {keys.run_id}")
+    try:
+        await follower.synced.wait()
+        if follower.error is not None:
+            raise follower.error
+        yield follower
+    finally:
+        await cancel_and_wait(task)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from rdzv.core.state import Closed
 from rdzv.node.link.follower import Follower
 from rdzv.node.run.lease import take_run_lease
 from store import ConnectionLost, Lease, LeaseNotFound, StoreError, StoreTimeoutError
@@ -275,14 +274,6 @@ class Link:
         if self.known_run_lease is None:
             self.known_run_lease = await take_run_lease(self.store, self._keys, self._closed_ttl)
         return self.known_run_lease
-
-    async def close_run(self, closed: Closed) -> None:
-        """Close the run for good; the first reason given stands."""
-        lease = await self.run_lease()
-        result = await self.store.compare_and_set(self._keys.closed, closed.pack(), expected_revision=0, lease=lease)
-        # Whoever has closed the run finds it closed, before the watch has said so.
-        self.follower.take_closing(Closed.of(result.entry.value) if result.entry else closed)
-        await lease.keep_alive()  # whoever closes it may be in no round, and then nobody else does
 
     def keep_run(self) -> None:
         """Renew the run's lease from now on: a run lives as long as any of its nodes does."""

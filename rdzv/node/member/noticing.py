@@ -20,7 +20,7 @@ from store import ConditionFailed, StoreError, when
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    from rdzv.core.state import Ban
+    from rdzv.core.state import Ban, NodeRecord
     from rdzv.membership import Membership
     from rdzv.node.link.link import Link
     from rdzv.node.member.part import Part
@@ -106,19 +106,26 @@ class Noticing:
             return leaving.until
         if leaving is None or record is None or part.arrival.state is not State.TAKEN_IN:
             return None  # what it has sent comes first, and wakes this task
-        key = part.keys.node(part.node_id)
-        with contextlib.suppress(ConditionFailed):  # it has changed meanwhile: it is not in this round any more
-            await link.store.delete(key, when=(when.mod_revision(key) == record.arrival,))
-            if membership.over is None and part.arrival.stands(record.arrival):
-                reason = f": {leaving.reason}" if leaving.reason else ""
-                part.put_out(link, f"it was to leave, and its time is over{reason}")
+        if await self._delete(link, record) and membership.over is None and part.arrival.stands(record.arrival):
+            reason = f": {leaving.reason}" if leaving.reason else ""
+            part.put_out(link, f"it was to leave, and its time is over{reason}")
         return None
+
+    async def _delete(self, link: Link, record: NodeRecord) -> bool:
+        """Delete this node's record; False if it has changed meanwhile: the node is not in this round any more."""
+        key = self._part.keys.node(self._part.node_id)
+        with contextlib.suppress(ConditionFailed):
+            return await link.store.delete(key, when=(when.mod_revision(key) == record.arrival,))
+        return False
 
     async def _notice_ban(self, link: Link, ban: Ban) -> None:
         """This node was banned since it arrived, and may have been unbanned since: its record may have been deleted."""
         part = self._part
         if ban.now and part.arrival.state is State.TAKEN_IN:
-            part.put_out(link, f"this node is {ban}")  # whoever banned it deletes its record
+            record = part.arrival.record
+            part.put_out(link, f"this node is {ban}")
+            if record is not None:
+                await self._delete(link, record)  # the operator does so, too, unless it was interrupted before
         else:
             await self._see_whether_it_stands(link)
 

@@ -1,4 +1,7 @@
-"""Shell: writes that one member of a round accuses another."""
+"""Shell: writes that one member of a round accuses another.
+
+A member does that. It is here since `rdzv.loop` does it for a member, and sees nothing of `rdzv.node.member`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell: reads how far each node has come, from what came with its keep-alives."""
+"""Shell: reads how far each node has come, from what came with its keep-alives; for the status and the coordinator."""
 
 from __future__ import annotations
 

@@ -8,33 +8,44 @@ it. A drain stands on the lease of the node that is to leave, so that it goes wi
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import time
 from typing import TYPE_CHECKING, Final
+
+import anyio
 
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.parameters import Parameter
 from rdzv.config.resizing import resize
 from rdzv.config.value_types import DURATION_MAX, duration
 from rdzv.core.asking import ANSWER_TTL, pack_answer
+from rdzv.core.report import account
 from rdzv.core.round import Round
-from rdzv.core.state import WITH, Ban, Closed, Unban, ban_name, pack_settings, unpack_settings
+from rdzv.core.state import WITH, Ban, Closed, Head, Unban, ban_name, pack_settings, unpack_settings
 from rdzv.core.stopping import Drain, Resized
 from rdzv.errors import RendezvousClosedError, RendezvousStateError
 from rdzv.node.run.lease import is_too_long, take_run_lease
 from rdzv.node.run.names import attribute_ban, check_node_id
-from rdzv.node.run.status import find_member, read_history, read_nodes
+from rdzv.node.run.status import find_member, read_history, read_nodes, read_run, run_ids
 from store import ConditionFailed, Delete, Entry, Get, LimitExceeded, Put, when
+from store.net.tasks import cancel_and_wait
+from store.printable import first_of
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from typing import Any
 
     from rdzv.core.history import Chapter, History
     from rdzv.core.keys import Keys
-    from store import Store
+    from rdzv.core.report import Account, RunStatus
+    from store import Lease, Store
 
 __all__ = ["Run"]
 
 WITHIN: Final = Parameter("within", duration())  # seconds after which a drained node leaves in any case
+ENDS_WITHIN: Final = 5.0  # seconds for a ban that is being written to come to its end, once its caller is cancelled
+RUNS_NAMED_MOST: Final = 10  # where a run is not found; `rdzv runs` lists them all
 
 
 class Run:
@@ -43,11 +54,15 @@ class Run:
     Args:
         store: The store that it is in.
         keys: Its keys there.
-        by: Who steers it, as others are told.
+        by: The name of the caller, for others to read.
         keep: Seconds for which what is written of it outlives its last node.
+        head: Gives the head as it is known now, for the status: a `Follower` follows it.
     """
 
-    def __init__(self, store: Store, keys: Keys, *, by: str = "", keep: float = 0.0) -> None:
+    def __init__(
+        self, store: Store, keys: Keys, *, by: str = "", keep: float = 0.0, head: Callable[[], Head] = Head
+    ) -> None:
+        self.head = head
         self.store = store
         self.keys = keys
         self._by = by
@@ -115,6 +130,20 @@ class Run:
             there = settings if isinstance(settings, Entry) else None
         raise RendezvousStateError(f"run {self.run_id} has no settings that could change: no node has come to it yet")
 
+    async def close(self, reason: str = "", *, lease: Lease | None = None, **verdict: Any) -> Closed:
+        """Close it for good, and return the closing that counts: the first one.
+
+        Args:
+            reason: Shown to every node, for as long as the run is remembered.
+            lease: The run's, if the caller knows it.
+            verdict: `given_up` and `status`, if nobody is to go on.
+        """
+        closed = Closed(reason=reason, by=self._by, **verdict)
+        lease = lease or await take_run_lease(self.store, self.keys, self._keep)
+        result = await self.store.compare_and_set(self.keys.closed, closed.pack(), expected_revision=0, lease=lease)
+        await lease.keep_alive()  # the caller may be in no round, and then no other node does
+        return Closed.of(result.entry.value) if result.entry else closed
+
     async def reopen(self) -> Closed | None:
         """Open it again; how it was closed, or None if it was not."""
         entry = await self.store.get(self.keys.closed)
@@ -136,8 +165,12 @@ class Run:
             lasts: Seconds, after which the ban ends by itself; None: it is kept with the run until it is lifted.
         """
         check_node_id(node_id)
-        await self._write_ban(node_id, Ban(reason=reason, by=self._by, now=now, lasts=lasts))
-        await self._put_out(node_id, now=now)
+
+        async def find() -> dict[str, int]:
+            there = await self.store.get(self.keys.node(node_id))
+            return {} if there is None else {node_id: there.mod_revision}
+
+        await self._impose(node_id, Ban(reason=reason, by=self._by, now=now, lasts=lasts), find)
 
     async def ban_where(
         self, attribute: str, value: str, reason: str = "", *, now: bool = False, lasts: float | None = None
@@ -145,17 +178,12 @@ class Run:
         """Keep all nodes out that have this attribute, also those that come later; return which of them are here."""
         where = attribute_ban(attribute, value)
 
-        async def who_has_it() -> set[str]:
-            records = await read_nodes(self.store, self.keys)
-            return {node_id for node_id, record in records.items() if record.attributes.get(attribute) == value}
+        async def find() -> dict[str, int]:
+            records = (await read_nodes(self.store, self.keys)).values()
+            return {each.node_id: each.arrival for each in records if each.attributes.get(attribute) == value}
 
-        before = await who_has_it()  # those that wait hear of the ban, and may have gone before we look again
-        await self._write_ban(ban_name(where), Ban(reason=reason, by=self._by, now=now, lasts=lasts, where=where))
-        # From now on no other one arrives: each arrival is conditional on there being no such ban.
-        here = await who_has_it()
-        for node_id in here:
-            await self._put_out(node_id, now=now)
-        return tuple(sorted(before | here))
+        ban = Ban(reason=reason, by=self._by, now=now, lasts=lasts, where=where)
+        return tuple(sorted(await self._impose(ban_name(where), ban, find)))
 
     async def unban(self, node_id: str, reason: str = "") -> bool:
         """Let a banned node come again; the history says why. Return whether it was banned."""
@@ -167,41 +195,73 @@ class Run:
         where = attribute_ban(attribute, value)
         return await self._lift_ban(ban_name(where), Unban(who=f"{WITH}{where}", reason=reason, by=self._by))
 
-    async def _write_ban(self, name: str, ban: Ban) -> None:
-        """Ban for as long as the ban lasts, then on a lease of its own, or until it is lifted."""
-        ban.pack()  # what nobody could read is refused before anything is written
-        if ban.lasts is None:
-            lease = await take_run_lease(self.store, self.keys, self._keep)
-        else:
-            if not 0 < ban.lasts <= DURATION_MAX:  # false for NaN, too
-                refuse(
-                    f"a ban that lasts {shown(ban.lasts)} s: it must be more than 0 s, and at most {DURATION_MAX:.0f} s"
-                )
-            try:
-                lease = await self.store.grant(ban.lasts)
-            except LimitExceeded as error:
-                if not is_too_long(error):
-                    raise
-                refuse(
-                    f"a ban that lasts {ban.lasts:g} s is not to be had: {error}; without a time it stays until lifted"
-                )
-            ban = ban.replace(lasts=lease.ttl)  # as granted: etcd makes small ones larger
-        await self.store.put(self.keys.banned(name), ban.pack(), lease=lease)
+    async def _impose(self, name: str, ban: Ban, find: Callable[[], Awaitable[dict[str, int]]]) -> set[str]:
+        """Write a ban, then delete the records of the nodes that it puts out; also if the caller is cancelled.
 
-    async def _put_out(self, node_id: str, *, now: bool) -> None:
-        """Delete the record of a banned node, unless it is a member that may finish its round."""
-        key = self.keys.node(node_id)
-        while (there := await self.store.get(key)) is not None:
-            entry = None if now else await self.store.get(self.keys.round)
-            if entry is not None:
-                round = Round.unpack(entry.value, revision=entry.mod_revision)
-                if (
-                    await find_member(self.store, self.keys, round, node_id=node_id, arrival=there.mod_revision)
-                    is not None
-                ):
-                    return
-            with contextlib.suppress(ConditionFailed):  # it has just arrived again, or left: look again
-                await self.store.delete(key, when=(when.mod_revision(key) == there.mod_revision,))
+        The ban comes first, and by itself, or the coordinator would read of a node that went for no reason. Between the
+        two a banned member is still in its round: a caller that dies there leaves it to leave by itself.
+
+        Args:
+            name: Of the ban.
+            ban: What it says.
+            find: Returns the nodes that are here and that it is for, with their arrivals.
+
+        Returns:
+            The nodes that were here.
+        """
+        ban.pack()  # what nobody could read is refused before anything is written
+
+        async def write() -> set[str]:
+            here = await find()  # nodes that wait hear of the ban, and may have gone before the next look
+            final, lease = await self._lease_of(ban)
+            await self.store.put(self.keys.banned(name), final.pack(), lease=lease)
+            # From now on no other node arrives: each arrival is conditional on there being no such ban.
+            while found := await find():
+                here |= found
+                out = found if ban.now else await self._not_in_round(found)
+                if not out:
+                    break
+                for node_id, arrival in out.items():
+                    key = self.keys.node(node_id)
+                    with contextlib.suppress(ConditionFailed):  # it has just arrived again, or left: look again
+                        await self.store.delete(key, when=(when.mod_revision(key) == arrival,))
+            return set(here)
+
+        writing = asyncio.create_task(write(), name=f"ban {name} from run {self.run_id}")
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([writing], timeout=ENDS_WITHIN)
+            raise
+        finally:
+            await cancel_and_wait(writing)
+
+    async def _not_in_round(self, nodes: dict[str, int]) -> dict[str, int]:
+        """Return those of these arrivals that are no members of the last round, which may finish it."""
+        entry = await self.store.get(self.keys.round)
+        if entry is None:
+            return nodes
+        round = Round.unpack(entry.value, revision=entry.mod_revision)
+        return {
+            node_id: arrival
+            for node_id, arrival in nodes.items()
+            if await find_member(self.store, self.keys, round, node_id=node_id, arrival=arrival) is None
+        }
+
+    async def _lease_of(self, ban: Ban) -> tuple[Ban, Lease]:
+        """Return the lease for a ban, the run's or one of its own if it has an end, and the ban with that end."""
+        if ban.lasts is None:
+            return ban, await take_run_lease(self.store, self.keys, self._keep)
+        if not 0 < ban.lasts <= DURATION_MAX:  # false for NaN, too
+            refuse(f"a ban that lasts {shown(ban.lasts)} s: it must be more than 0 s, and at most {DURATION_MAX:.0f} s")
+        try:
+            lease = await self.store.grant(ban.lasts)
+        except LimitExceeded as error:
+            if not is_too_long(error):
+                raise
+            refuse(f"a ban that lasts {ban.lasts:g} s is not to be had: {error}; without a time it stays until lifted")
+        return ban.replace(lasts=lease.ttl), lease  # as granted: etcd makes small ones larger
 
     async def _lift_ban(self, name: str, unban: Unban) -> bool:
         """Let who is banned come again, whoever has banned them; the coordinator writes into the history that, and why.
@@ -220,6 +280,26 @@ class Run:
         return False
 
     # ------------------------------------------------------------------------------------------ what is known
+
+    async def status(self) -> RunStatus:
+        """Return how it stands, with the reason in words."""
+        return (await self.account())[0]
+
+    async def account(self) -> tuple[RunStatus, History, Account]:
+        """Return how it stands, what is remembered of it, and what it has cost until now, by one reading."""
+        status, history = await read_run(self.store, self.keys, self.head())
+        return status, history, account(self.run_id, history, now=time.time(), waited=status.waited)
+
+    async def check_exists(self) -> None:
+        """Raise unless the store holds something of it: a name may be mistyped.
+
+        Raises:
+            RendezvousStateError: There is no such run; the runs that there are, are named.
+        """
+        if not await self.store.count(self.keys.root):
+            runs = await run_ids(self.store, self.keys.prefix)
+            there = f"it has {first_of(runs, RUNS_NAMED_MOST)}" if runs else f"it has none under {self.keys.prefix}"
+            raise RendezvousStateError(f"the store has no run {self.run_id}; {there}")
 
     async def restore(self, key: str) -> bytes | None:
         """Return what any member has kept last under a name; None if nobody has."""

@@ -20,9 +20,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from rdzv.core.round_life import EndKind
-from rdzv.display.history import account
 from rdzv.errors import RendezvousError
-from rdzv.node.front.sharing import absence_of
 from rdzv.torch.pytorch import signal_of
 from store.printable import escaping, without_durations
 
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.core.round_life import Ending
     from rdzv.core.state import Closed
-    from rdzv.node.node import Node
 
 __all__ = ["Screen", "configure_logging", "end_with", "told_to_end"]
 
@@ -141,24 +138,23 @@ class Screen:
             done.set()
             waiting.join(JOIN_WITHIN)
 
-    def met(self, node: Node, handler: sync.Handler, *, again: bool, seconds: float) -> None:
+    def met(self, handler: sync.Handler, *, again: bool, seconds: float) -> None:
         """Say that a round has come about, and who is not in it any more, or is new.
 
         Args:
-            node: A member of it.
-            handler: Its handler, which can say what the run has cost.
+            handler: That of a member of it.
             again: It was in another one before.
             seconds: Which it took to meet.
         """
-        assert node.membership is not None
-        round, rank = node.membership.round, node.membership.rank
+        assert handler.membership is not None
+        round, rank = handler.membership.round, handler.membership.rank
         lost, left, joined = round.since if again else ((), (), ())
-        gone = [f"{name} ({how})" if (how := absence_of(node, name)) else name for name in (*lost, *left)]
+        gone = [f"{name} ({how})" if (how := handler.absence_of(name)) else name for name in (*lost, *left)]
         changed = f"; gone: {', '.join(gone)}" * bool(gone) + f"; new: {', '.join(joined)}" * bool(joined)
         log.info(
             "run %s, round %d: %d node%s%s; this one, %s, has rank %d; met within %.1f s",
             *(self._run_id, round.number, round.size, "s" * (round.size != 1), changed),
-            *(node.node_id, rank, seconds),
+            *(handler.node_id, rank, seconds),
         )
         if gone and rank == 0:
             self.stop()
@@ -178,8 +174,7 @@ class Screen:
     def _say_cost(self, handler: sync.Handler) -> None:
         """Say what the run has cost until now, if the store is there to tell."""
         with contextlib.suppress(RendezvousError):  # it is closed, or the store is away: others will say so
-            status, history = handler.status_and_history()
-            cost = account(self._run_id, history, now=time.time(), waited=status.waited)
+            _, _, cost = handler.account()
             log.info("run %s so far: %s", self._run_id, str(cost).removeprefix(f"{self._run_id}: "))
 
     def _say_reasons(self, handler: sync.Handler, done: threading.Event) -> None:

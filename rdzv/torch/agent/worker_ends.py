@@ -22,9 +22,9 @@ import anyio
 from rdzv.torch.pytorch import how_ended, stops_workers
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+    from typing import Any
 
-    from rdzv.node.link.loops import NodeLoop
     from store.net.threads import Call
 
 __all__ = ["WorkerEnds"]
@@ -37,12 +37,16 @@ class WorkerEnds:
     """Waits for the ends of one agent's workers.
 
     Args:
-        loop: Where it waits.
+        start: Begins a coroutine in the loop where it waits: the node's.
         on_failure: Awaited there once, with how the first worker has failed.
     """
 
-    def __init__(self, loop: NodeLoop, on_failure: Callable[[str], Awaitable[object]]) -> None:
-        self._loop = loop
+    def __init__(
+        self,
+        start: Callable[[Coroutine[Any, Any, None]], Call[None]],
+        on_failure: Callable[[str], Awaitable[object]],
+    ) -> None:
+        self._start = start
         self._on_failure = on_failure
         self._waiting: Call[None] | None = None
 
@@ -54,7 +58,7 @@ class WorkerEnds:
         """
         self.forget()
         if hasattr(os, "pidfd_open"):
-            self._waiting = self._loop.start(self._wait(workers, threading.get_ident()))
+            self._waiting = self._start(self._wait(workers, threading.get_ident()))
 
     def forget(self) -> None:
         """Wait for none any more: the agent is about to stop them, or they are of a round that is over."""

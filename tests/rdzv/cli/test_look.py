@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -18,9 +19,10 @@ import rdzv
 import store
 from rdzv.cli import look
 from rdzv.cli.main import _parse, command_named
-from rdzv.node.front.queries import WakeupHere
-from rdzv.node.handler import Handler
+from rdzv.cli.reach import open_run
+from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.run import status as status_room
+from rdzv.node.run.run import Run
 from tests.rdzv.cli.test_main import run
 from tests.rdzv.core.test_report import SCHEMA
 from tests.support.processes import start, start_python
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.history import History
     from rdzv.core.keys import Keys
-    from rdzv.core.report import RunStatus
+    from rdzv.core.report import Account, RunStatus
     from rdzv.display.live import Frame
 
 LIMIT = 60.0
@@ -207,13 +209,12 @@ async def test_without_rich_a_terminal_is_told_which_extra_to_install(monkeypatc
 async def test_what_is_never_answered_ends_with_the_timeout_and_is_not_waited_for_again(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def lost(_: Handler) -> RunStatus:
+    async def lost(_: Run) -> RunStatus:
         """As on the way back through a network that drops large packets."""
         await asyncio.sleep(3600)
         raise AssertionError
 
-    monkeypatch.setattr(Handler, "status", lost)
-    monkeypatch.setattr(Handler, "status_and_history", lost)
+    monkeypatch.setattr(Run, "account", lost)
     async with store.serve() as server, two_nodes(f"{server.url}/job"):
         with pytest.raises(store.StoreTimeoutError):
             await looked([*words, f"{server.url}/job", "--timeout", "0.3"])
@@ -243,6 +244,13 @@ async def test_in_a_narrow_window_who_is_missing_and_why_is_not_cut_off_but_memb
             assert "round 0 stands with 1 node" in words
 
 
+@contextlib.asynccontextmanager
+async def looked_at(url: str) -> AsyncIterator[tuple[Run, Wakeup]]:
+    wakeup = Wakeup()
+    async with open_run(argparse.Namespace(url=url, timeout=LIMIT), follow=wakeup) as run:
+        yield run, wakeup
+
+
 class Seen(look._Terminal):
     """A screen that waits for the word that the store does not answer."""
 
@@ -265,21 +273,21 @@ async def test_a_reading_that_is_lost_later_leaves_on_the_screen_what_was_read_b
 ) -> None:
     """It stood still for as long as a request may take."""
     monkeypatch.setattr(look, "READ_WITHIN", 0.1)
-    tell, readings = Handler.status_and_history, 0
+    tell, readings = Run.account, 0
 
-    async def lost_in_between(handler: Handler) -> tuple[RunStatus, History]:
+    async def lost_in_between(run: Run) -> tuple[RunStatus, History, Account]:
         nonlocal readings
         readings += 1
         if 1 < readings < 4:
             await asyncio.sleep(3600)
         if readings == 4:
-            await handler.set_closed("seen enough")
-        return await tell(handler)
+            await run.close("seen enough")
+        return await tell(run)
 
-    async with store.serve() as server, two_nodes(f"{server.url}/job") as (stays, _):
-        monkeypatch.setattr(Handler, "status_and_history", lost_in_between)
+    async with store.serve() as server, two_nodes(f"{server.url}/job"), looked_at(f"{server.url}/job") as (run, wakeup):
+        monkeypatch.setattr(Run, "account", lost_in_between)
         async with asyncio.timeout(LIMIT):
-            last = await look._follow(stays, WakeupHere(), await look._frame(stays), Seen())
+            last = await look._follow(run, wakeup, await look._frame(run), Seen())
     assert last.status.closed == "seen enough"
 
 
@@ -290,9 +298,10 @@ async def test_that_the_store_has_gone_is_said_within_two_seconds(how: str, mome
     """Wherever in its turn of pings and readings the screen is."""
     async with VirtualRun(min_nodes=1) as run:
         await run.handler("a").next_rendezvous()
-        observer, screen = run.handler("o"), Seen()
-        following = look._follow(observer, WakeupHere(), await look._frame(observer), screen)
-        task = run.start(following, "follow")
+        screen = Seen()
+        looking = contextlib.AsyncExitStack()
+        observed = await looking.enter_async_context(run.looked_at())
+        task = run.start(look._follow(observed, Wakeup(), await look._frame(observed), screen), "follow")
         await asyncio.sleep(3 + moment)
         gone_at = asyncio.get_running_loop().time()
         if how == "died":
@@ -304,6 +313,7 @@ async def test_that_the_store_has_gone_is_said_within_two_seconds(how: str, mome
         assert screen.silent_at - gone_at <= 2.0
         task.cancel()
         run.network.heal()
+        await looking.aclose()
         if how == "died":
             run.restart_store()
 
@@ -318,7 +328,7 @@ async def test_a_run_is_read_once_for_its_status_and_its_cost(monkeypatch: pytes
         return await tell(at, keys)
 
     monkeypatch.setattr(status_room, "read_history", counted)
-    async with store.serve() as server, two_nodes(f"{server.url}/job") as (stays, _):
-        told, history, cost = await look.read(stays)
+    async with store.serve() as server, two_nodes(f"{server.url}/job"), looked_at(f"{server.url}/job") as (run, _):
+        told, history, cost = await run.account()
         assert (told.world_size, len(history.chapters), cost.losses) == (2, 1, 0)
     assert read == ["job"]

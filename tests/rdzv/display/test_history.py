@@ -17,7 +17,8 @@ from rdzv.core.history import (
     Spent,
     pack_history,
 )
-from rdzv.display.history import account, as_json, describe, long_duration, timeline
+from rdzv.core.report import account, long_duration
+from rdzv.display.history import as_json, describe, timeline
 from rdzv.display.pages import timeline_page
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "history.schema.json").read_text(encoding="utf-8"))

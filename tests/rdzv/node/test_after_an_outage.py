@@ -9,7 +9,7 @@ import pytest
 
 import rdzv
 from rdzv.core.history import History
-from rdzv.display.history import Account, account
+from rdzv.core.report import Account, account
 from rdzv.testing import ClusterNode, cluster
 
 if TYPE_CHECKING:

@@ -86,8 +86,7 @@ def test_a_round_is_told_with_who_is_gone_and_new_and_after_a_loss_with_what_the
 
         def meet(seconds: float) -> None:
             handler.next_rendezvous()
-            assert handler.node is not None
-            screen.met(handler.node, handler, again=bool(caplog.records), seconds=seconds)
+            screen.met(handler, again=bool(caplog.records), seconds=seconds)
 
         meet(0.1)
         with rdzv.sync.connect(where, node_id="b") as other:

@@ -43,7 +43,7 @@ class Told:
 
     def __init__(self) -> None:
         self.loop = NodeThread()
-        self.ends = WorkerEnds(self.loop, self._hear)
+        self.ends = WorkerEnds(self.loop.start, self._hear)
         self.heard: list[str] = []
 
     async def _hear(self, how: str) -> None:

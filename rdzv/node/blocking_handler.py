@@ -27,12 +27,11 @@ from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
 from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
 from rdzv.membership import Membership
 from rdzv.node.front import verbs
-from rdzv.node.front.sharing import shared_store
+from rdzv.node.front.known import Known
 from rdzv.node.handler import Handler as AsyncHandler
 from rdzv.node.link.loops import check_process, result_of
 from rdzv.node.member.health import examine
 from rdzv.node.node import Ticket
-from store import ConnectionLost
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -42,11 +41,10 @@ if TYPE_CHECKING:
     from rdzv.interface import RendezvousHandler as AsyncRendezvousHandler
     from rdzv.node.link.loops import NodeLoop
     from rdzv.node.node import Node
-    from rdzv.shared_store.store import BlockingSharedStore
     from store import BlockingStore
     from store.net.threads import Call
 
-__all__ = ["Handler", "blocking_share"]
+__all__ = ["BlockingChanges", "Handler"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -78,7 +76,7 @@ def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[Han
     return method
 
 
-class Handler(RendezvousHandler):
+class Handler(Known, RendezvousHandler):
     """One node's part in the rendezvous of a run, for blocking callers; made by `rdzv.sync.connect`.
 
     Args:
@@ -99,6 +97,13 @@ class Handler(RendezvousHandler):
         return self._inner.node if isinstance(self._inner, AsyncHandler) else None
 
     @property
+    def own_node(self) -> Node:
+        """The node; of one that is closed, too."""
+        if self.node is None:
+            raise RendezvousStateError(f"the backend of run {self.run_id} is not one of ours")
+        return self.node
+
+    @property
     def run_id(self) -> str:
         """Which run this is."""
         return self._inner.run_id
@@ -116,7 +121,7 @@ class Handler(RendezvousHandler):
         ticket = Ticket()
         joining: Call[Membership] | None = None
         try:
-            joining = self._start(node.next_rendezvous(ticket, self._health_check(node)))
+            joining = self.start(node.next_rendezvous(ticket, self._health_check(node)))
             return self._info(_wait_for(joining))
         except BaseException:
             # A signal handler may raise anything, anywhere in here: before the call has come to the node, while it is
@@ -131,7 +136,7 @@ class Handler(RendezvousHandler):
 
     def _abandon(self, node: Node, ticket: Ticket) -> None:
         with contextlib.suppress(RendezvousStateError):
-            self._start(node.abandon(ticket))
+            self.start(node.abandon(ticket))
 
     def _health_check(self, node: Node) -> Callable[[], Awaitable[str | None]] | None:
         """The user's health check, apart from the node's loop; this thread waits for it."""
@@ -145,7 +150,7 @@ class Handler(RendezvousHandler):
         assert isinstance(self._inner, AsyncHandler)
         if self._shared_client is not None:
             self._shared_client.close()
-        shared, self._shared_client = blocking_share(self._inner, membership)
+        shared, self._shared_client = self._inner.share()
         round = membership.round
         return RendezvousInfo(
             run_id=self.run_id,
@@ -214,7 +219,7 @@ class Handler(RendezvousHandler):
 
     def call(self, work: Awaitable[T], *, see_to_its_end: bool = False) -> T:
         """Have the node do something, and wait for it; who gets out of here by force does not wait for its end."""
-        call = self._start(cast("Coroutine[Any, Any, T]", work))
+        call = self.start(cast("Coroutine[Any, Any, T]", work))
         try:
             return _wait_for(call)
         except BaseException:
@@ -222,7 +227,8 @@ class Handler(RendezvousHandler):
                 call.cancel()  # which does nothing to what is over
             raise
 
-    def _start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
+    def start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
+        """Begin a coroutine in the node's loop; see `Known`."""
         try:
             self._check_usable()
         except BaseException:
@@ -255,11 +261,9 @@ class Handler(RendezvousHandler):
     unban_where = blocking(verbs.unban_where)
     answer = blocking(verbs.answer)
     status = blocking(verbs.status)
-    status_and_history = blocking(verbs.status_and_history)
+    account = blocking(verbs.account)
     history = blocking(verbs.history)
-    whole_history = blocking(verbs.whole_history)
     ping = blocking(verbs.ping)
-    store_health = blocking(verbs.store_health)
     _roster = blocking(verbs.roster)
 
 
@@ -304,23 +308,6 @@ class BlockingChanges:
 
         change: Change | None = self._call(next_one())
         return change
-
-
-def blocking_share(handler: AsyncHandler, membership: Membership) -> tuple[BlockingSharedStore, BlockingStore]:
-    """What the members of a round share, for those who block, and the client that it is on; the caller's to close.
-
-    Its waits end when a member is lost, and when the round is over for this node.
-    """
-    client = handler.open_blocking_store()
-
-    def supersede(reason: str) -> None:
-        # Who waits in the shared store waits on that socket: only breaking it gets them out.
-        client.interrupt(ConnectionLost(reason, maybe_applied=False))
-
-    membership.call_when_over(supersede)
-    if handler.settings.waits_end_on_loss:
-        membership.call_when_lost(lambda _: client.end_waits())
-    return shared_store(handler.node, membership, handler.shared_client).blocking(client), client
 
 
 def _wait_for(call: Call[T]) -> T:

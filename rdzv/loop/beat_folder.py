@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rdzv.membership import Membership
+    from rdzv.node.front.known import Known
     from rdzv.node.node import Node
 
 __all__ = ["BEAT_DIR", "forget_beats", "look_at_beats", "start_to_follow"]
@@ -29,11 +30,11 @@ LOOKS_EVERY = 0.25  # seconds
 DIGITS_MOST = 20
 
 
-def start_to_follow(node: Node, folder: Path) -> None:
+def start_to_follow(handler: Known, folder: Path) -> None:
     """Take the steps of a node's processes from a folder until its present round is over; from any thread."""
-    membership = node.membership
+    node, membership = handler.own_node, handler.membership
     if membership is not None:
-        node.loop.start(_follow(node, membership, folder))
+        handler.start(_follow(node, membership, folder))
 
 
 def forget_beats(folder: Path) -> None:

@@ -1,0 +1,101 @@
+"""A run as an operator steers it, without a node: interrupted wherever that may be, and its readers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rdzv
+from store.messages import Delete, Put, Transact
+from tests.support.runs import HookedClient, VirtualRun
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from rdzv.node.run.run import Run
+    from store.messages import Request
+
+pytestmark = pytest.mark.virtual_time
+
+BANS: dict[str, Callable[[Run], Awaitable[object]]] = {
+    "a node": lambda run: run.ban("b", "rogue", now=True),
+    "an attribute": lambda run: run.ban_where("rack", "17", "rogue", now=True),
+    "a node, for a time": lambda run: run.ban("b", "rogue", now=True, lasts=60),
+    "an attribute, for a time": lambda run: run.ban_where("rack", "17", "rogue", now=True, lasts=60),
+}
+
+
+@pytest.mark.parametrize("ban", BANS.values(), ids=BANS)
+@pytest.mark.parametrize("writes", [1, 2, 3, 4])
+@pytest.mark.parametrize("how", ["Ctrl-C", "Ctrl-C, and the member hangs", "killed"])
+async def test_a_ban_that_is_interrupted_after_any_write_leaves_no_banned_member_in_its_round(
+    ban: Callable[[Run], Awaitable[object]], how: str, writes: int
+) -> None:
+    """Ctrl-C between two writes left it there: banned, counted, and waited for by the others."""
+    async with VirtualRun(min_nodes=2) as run, run.looked_at() as steered:
+        a, b = run.handler("a"), run.handler("b", attributes={"rack": "17"})
+        await run.join(a)  # which coordinates
+        await b.next_rendezvous()
+        left, client = writes, steered.store
+        assert isinstance(client, HookedClient)
+
+        async def interrupt(request: Request[Any], moment: str) -> None:
+            nonlocal left
+            left -= moment == "after" and isinstance(request, Put | Delete | Transact)
+            if left <= 0 and how == "killed":
+                await asyncio.sleep(3600)
+            elif left <= 0:
+                banning.cancel()
+
+        client.hook = interrupt
+        if how == "Ctrl-C, and the member hangs":
+            run.clients["b"].hook = hang
+        banning = run.start(ban(steered))
+        await asyncio.wait([banning], timeout=1)
+        banning.cancel()
+        await asyncio.wait([banning])
+        await asyncio.sleep(1)
+        status = await a.status()
+        banned = bool(status.bans or status.bans_where)
+        assert banned is ("b" not in {member.node_id for member in status.members})
+        if banned:
+            (chapter,) = await a.history()
+            assert [(one.kind, one.node_ids) for one in chapter.incidents] == [("lost", ("b",))]
+            assert "rogue" in chapter.incidents[0].reason
+
+
+async def hang(*_: object) -> None:
+    """It renews its lease, and does nothing else."""
+    await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize("now", [True, False])
+async def test_a_ban_of_an_attribute_puts_out_all_who_have_it(now: bool) -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=1) as run, run.looked_at() as steered:
+        handlers = [run.handler(f"n{number}", attributes={"rack": "17"}) for number in range(9)]
+        await handlers[0].next_rendezvous()
+        tasks = [await run.join(handler) for handler in handlers[1:]]
+        assert len(await steered.ban_where("rack", "17", now=now)) == 9
+        for task in tasks:
+            with pytest.raises(rdzv.RendezvousRefusedError):
+                await task
+        assert len((await steered.status()).members) == (not now)
+
+
+async def test_a_run_tells_its_status_history_and_cost_without_a_node() -> None:
+    async with VirtualRun(min_nodes=1) as run, run.looked_at() as seen:
+        assert (await seen.status()).reason == "nobody is here"
+        with pytest.raises(rdzv.RendezvousStateError, match="has no run job; it has none under /rdzv"):
+            await seen.check_exists()
+        a = run.handler("a")
+        await a.next_rendezvous()
+        await asyncio.sleep(0.1)
+        status, history, cost = await seen.account()
+        assert (status.world_size, len(history.chapters), cost.rounds) == (1, 1, 1)
+        assert status == await a.status()
+        first = await seen.close("enough")
+        assert (await seen.close("more")).reason == first.reason == "enough"
+        assert (await seen.reopen()) == first
+        assert await seen.reopen() is None
