@@ -233,12 +233,12 @@ def test_a_worker_that_fails_elsewhere_is_a_reason_to_meet_again_before_its_agen
     caplog.set_level("WARNING", logger="rdzv.torch")
     one, other = (agents.add(regroup_on_loss=regroup_on_loss) for _ in range(2))
     agents.meet(one, other)
-    life, node = other._life, other._node
-    assert life is not None and node is not None
+    life, handler = other._life, other._handler
+    assert life is not None and handler is not None
     for how in ("worker 1 was killed by signal 9", "worker 0 ended with status 1"):
-        node.loop.start(life.be_first(how)).wait(10)
+        handler.start(life.be_first(how)).wait(10)
     until(lambda: "killed" in caplog.text)
-    assert f"{node.node_id}: worker 1 was killed by signal 9" in caplog.text
+    assert f"{handler.node_id}: worker 1 was killed by signal 9" in caplog.text
     assert (one.num_nodes_waiting(), other.num_nodes_waiting()) == (int(regroup_on_loss == "true"), 0)
     assert [info.world_size for info in agents.meet(one, other)] == [2, 2]
     assert (one.num_nodes_waiting(), other.num_nodes_waiting()) == (0, 0)
