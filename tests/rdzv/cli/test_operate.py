@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
 import rdzv
 import store
+from rdzv.backends.registry import rendezvous_handler_registry
 from rdzv.cli import main as command
 from rdzv.core.state import Unban
 
@@ -90,3 +92,31 @@ async def test_a_run_may_be_closed_before_anybody_has_come() -> None:
         with pytest.raises(rdzv.RendezvousClosedError):
             async with rdzv.connect(f"{server.url}/job?min_nodes=1&is_host=false") as late:
                 await late.next_rendezvous()
+
+
+EVERY_COMMAND = [
+    *("status", "close", "reopen", "history", "runs", "stats", "ping", "forget", "doctor"),
+    *("drain n", "ban n", "unban n", "stacks n", "resize --min 2", "timeline -o -"),
+]
+
+
+@pytest.mark.parametrize("words", EVERY_COMMAND)
+def test_the_store_of_a_backend_that_is_not_ours_is_refused_in_a_sentence(
+    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the commands said that no such backend was known."""
+    monkeypatch.setattr(rendezvous_handler_registry, "_creators", {"theirs": print})
+    name, *rest = words.split()
+    assert command.main([name, "theirs://head:1/job", *rest]) == 2
+    assert "the backend 'theirs' is not one of ours" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [each for each in EVERY_COMMAND if each != "doctor"])
+def test_a_store_that_is_away_is_said_alike_by_every_command(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        url = f"tcp://127.0.0.1:{held.getsockname()[1]}"
+        name, *rest = words.split()
+        assert command.main([name, f"{url}/job", *rest, "--timeout", "0.2"]) == 5
+        said = f"rdzv {name}: no store at {url} within 0.2 s: nobody listens there\n"
+        assert capsys.readouterr().err == said
