@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from rdzv.config.settings import Settings
-    from rdzv.node.link.wakeup import Listener
+    from rdzv.listeners import Listener
     from store import Store
 
 __all__ = ["open_run", "open_store", "settings_of"]
