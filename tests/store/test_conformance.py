@@ -483,8 +483,7 @@ async def test_iteration_left_within_a_revision_goes_on_where_it_was(
     def told_blocking() -> list[str]:
         seen = []
         with store.sync.connect(url) as client, client.watch(at, start_revision=revision) as watch:
-            for _ in range(3):
-                seen.append(next(iter(watch)).key)
+            seen += [next(iter(watch)).key for _ in range(3)]
             seen += [event.key for event in next(watch.batches())]
             seen += [event.key for event in next(watch.batches())]
         return seen
@@ -492,8 +491,7 @@ async def test_iteration_left_within_a_revision_goes_on_where_it_was(
     async def told_awaited() -> list[str]:
         seen = []
         async with other.watch(at, start_revision=revision) as watch:
-            for _ in range(3):
-                seen.append((await anext(aiter(watch))).key)
+            seen += [(await anext(aiter(watch))).key for _ in range(3)]
             seen += [event.key for event in await anext(watch.batches())]
             seen += [event.key for event in await anext(watch.batches())]
         return seen
