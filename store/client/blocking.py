@@ -12,7 +12,7 @@ import contextlib
 import random
 import ssl
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from store import interface
 from store.client.channel import Channel, Shared
@@ -24,7 +24,7 @@ from store.errors import (
     WatchCompacted,
 )
 from store.interface import DEFAULT_TIMEOUT
-from store.messages import Event, Pong, Request, Response, waits
+from store.messages import Event, Grant, KeepAlive, Pong, Request, Response, Revoke, Transact, waits
 from store.net.racing import Addresses
 from store.net.sockets import raised_by_handler
 from store.protocol.wire import Events, Lagged, Reply
@@ -41,6 +41,8 @@ __all__ = ["Client", "Watch"]
 
 IDLE_MOST = 60.0  # seconds; a connection that no call has needed for so long is closed, but for the last one ...
 GIVEN_BACK_AT_ONCE = 8  # ... and so many by one call, which waits for it
+PASSED_ON_WITHIN = 1.0  # seconds until another connection keeps the leases of one that is to be closed
+LEASED = frozenset({Grant, KeepAlive, Revoke, Transact})  # requests after which another connection may keep a lease
 
 R = TypeVar("R", bound=Response)
 
@@ -99,7 +101,10 @@ class Client(interface.BlockingStore):
             # Once the channel is taken, and known to wait, so that `interrupt` and `end_waits` miss nobody.
             if shared.failed is not None or shared.waits_ended:
                 shared.check(request)
-            return channel.call(request, timeout)[0]
+            answer = channel.call(request, timeout)[0]
+            if type(request) in LEASED:
+                self._note_lease(request, answer, channel)
+            return answer
         finally:
             if parks:
                 self._waiting.discard(channel)
@@ -151,20 +156,62 @@ class Client(interface.BlockingStore):
             self.shared.channels.append(channel)
             return channel
 
+    def _note_lease(self, request: Request[Any], answer: Any, channel: Channel) -> None:
+        """Note that this channel keeps a lease from now on, if the lease would end early with its connection."""
+        granted: dict[int, float] = {}
+        match request:
+            case Grant() if request.disconnect_ttl is not None:
+                granted = {answer.lease: answer.ttl}
+            case Transact(grants=grants):
+                granted = {grant.id: grant.ttl for grant in grants if grant.id and grant.disconnect_ttl is not None}
+            case KeepAlive() | Revoke():
+                kept = [each.leases.pop(request.lease, None) for each in tuple(self.shared.channels)]
+                if any(kept) and isinstance(request, KeepAlive):
+                    granted = {request.lease: answer.ttl}
+        now = time.monotonic()
+        for lease, ttl in granted.items():
+            channel.leases[lease] = now + ttl
+            if len(channel.leases).bit_count() == 1:  # each time that there are twice as many
+                channel.leases = {each: until for each, until in channel.leases.items() if until > now}
+
     def _give_back(self, now: float) -> None:
         """Close some of the channels that nobody has needed for long: at a busier moment there were more callers.
 
         The last that was put back is the next that is taken, so the first has been idle for longest. Here, since this
-        client has no thread of its own: one that makes no calls keeps what it has.
+        client has no thread of its own: one that makes no calls keeps what it has. Leases that end with a connection
+        pass to another one before.
         """
         for _ in range(GIVEN_BACK_AT_ONCE):
             try:
                 if len(self._free) < 2 or now - self._free[0].idle_since < IDLE_MOST:
                     return
-                channel = self._free.pop(0)
-            except IndexError:  # other threads have taken them meanwhile
+                channel = self._free[0]
+                if channel.leases and not self._pass_on(channel):
+                    channel.idle_since = now  # it is tried again later
+                    return
+                self._free.remove(channel)
+            except (IndexError, ValueError):  # other threads have taken them meanwhile
                 return
             self.shared.drop(channel)
+
+    def _pass_on(self, channel: Channel) -> bool:
+        """Have another connection keep the leases that a channel keeps; return whether it does."""
+        other = self._free_channel()
+        try:
+            leases = dict(channel.leases)
+            if other is channel or not other.keep(leases, PASSED_ON_WITHIN):  # other threads have taken the others
+                return False
+            other.leases.update(leases)
+            for lease in leases:
+                channel.leases.pop(lease, None)
+        except BaseException as error:
+            if isinstance(error, StoreError) and not raised_by_handler(error):
+                return False
+            other.reset()
+            raise
+        finally:
+            self._free.append(other)
+        return not channel.leases
 
     def _close_free(self) -> None:
         with contextlib.suppress(IndexError):  # another thread closes them, too

@@ -32,7 +32,7 @@ from store.errors import (
     WaitEnded,
     unsent,
 )
-from store.messages import Cancel, Failed, Ping, Pong, Request, Response, waits
+from store.messages import Cancel, Failed, KeepAlive, Ping, Pong, Request, Response, waits
 from store.net import dialing
 from store.net.callers import check_blocking_caller
 from store.net.process import check_made_here, process_id
@@ -44,7 +44,7 @@ from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 __all__ = ["Channel", "Shared"]
@@ -130,6 +130,7 @@ class Channel:
 
     Attributes:
         ended: Nobody is to connect, and to ask, on it any more; set by any thread.
+        leases: Those that end early if the server sees this connection end, and until when they last without renewal.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -140,12 +141,13 @@ class Channel:
         )
         self.sock: socket.socket | None = None
         self.ended: bool = False
+        self.leases: dict[int, float] = {}
         self.idle_since: float = 0.0  # when the last call on it was over
         self.pushed: deque[Events | Lagged | Pong] = deque()  # what came for a watch, in order
         self._attempt, self._welcomed_at = 0, -math.inf
         self._problem = dialing.NEVER_ANSWERED
         self._patience = Patience(shared.rng)
-        self._previous: socket.socket | None = None  # silent, and kept until we are welcomed: nobody has died (R20)
+        self._previous: socket.socket | None = None  # of no use, and kept until we are welcomed: nobody has died (R20)
 
     def call(self, request: Request[R], timeout: float | None) -> tuple[R, int]:
         """Ask, and wait for the answer through as many connections as it takes; the answer, and the request's id."""
@@ -165,6 +167,9 @@ class Channel:
                     if self.sock is None:
                         self._connect(item, deadline)
                     self._send(self.connection.encode(item), deadline)
+                    if self._previous is not None:
+                        self._tell_kept(self.leases)
+                        self._close_previous()
                     answer: R = self._answer_to(item, deadline)
                     self._patience.answered()
                     return answer, item.request_id
@@ -201,7 +206,6 @@ class Channel:
             if not isinstance(error, TimeoutError):  # which had its time: the next one may pass at once
                 self._attempt += 1
             raise
-        self._close_previous()
         self._attempt, self._welcomed_at = 0, time.monotonic()
         if not self.connection.resumed and item in self.connection.lost_for_good():
             raise ConnectionLost(
@@ -428,6 +432,23 @@ class Channel:
         self.connection.abandon(item)
         self._send(frame)
 
+    def keep(self, leases: Iterable[int], within: float) -> bool:
+        """Keep these leases on this connection from now on; return whether the store has certainly taken note of it."""
+        self.call(Ping(), within)  # connects, if need be
+        connection = self._welcomed_at
+        try:
+            self._tell_kept(leases)
+        except OSError as error:
+            if raised_by_handler(error):
+                raise
+            self.disconnected(error)
+        self.call(Ping(), within)  # requests are answered in order
+        return connection == self._welcomed_at
+
+    def _tell_kept(self, leases: Iterable[int]) -> None:
+        for lease in tuple(leases):
+            self._tell(KeepAlive(lease=lease))
+
     def _trouble(self) -> str | None:
         """What is wrong with the connection, if anything is."""
         if self.sock is not None and self.connection.welcomed is not None:
@@ -462,7 +483,12 @@ class Channel:
         """Begin the conversation anew: a call has ended in its midst, and it is not known how much was sent or read."""
         for item in tuple(self.connection.in_flight.values()):
             self.connection.abandon(item)
-        self.close()
+        if not self.leases:
+            self.close()
+        elif self.sock is not None:  # leases end with it; until they are renewed on another one, it is kept
+            self._close_previous()
+            self._previous, self.sock = self.sock, None
+            self._drop()
 
     def close(self, *, farewell: bool = False) -> None:
         """Close the socket. The conversation can go on over another one."""

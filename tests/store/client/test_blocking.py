@@ -118,6 +118,47 @@ def test_the_connections_of_the_busiest_moment_are_given_back(server: Server, mo
             pass
 
 
+def when_its_time_is_over(server: Server, disconnect_ttl: float) -> None:
+    """Return once a lease has ended whose connection breaks now."""
+    with sync.connect(server.url) as other, sync.connect(server.url) as broken:
+        lease = broken.grant(600, disconnect_ttl=disconnect_ttl, gone_ttl=None)
+        broken.put("clock", b"", lease=lease)
+        broken._free[0].close()
+        with other.watch("clock", snapshot=True) as watch:
+            assert any(event.kind == "delete" for event in watch)
+
+
+def test_leases_outlive_the_connections_of_the_busiest_moment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease ended 60 s after it was granted, with the connection on which it had been."""
+    with sync.connect(server.url) as client:
+        together = threading.Barrier(50)
+
+        def grant(number: int) -> None:
+            client.wait(["go"])  # on a connection of its own
+            lease = client.grant(600, disconnect_ttl=0.3)
+            together.wait()
+            client.put(f"mine/{number}", b"", lease=lease)
+
+        threads = [threading.Thread(target=grant, args=[number]) for number in range(50)]
+        for thread in threads:
+            thread.start()
+        while client.stats()["waits"] < 50:
+            pass
+        client.put("go", b"")
+        for thread in threads:
+            thread.join()
+        assert client.stats()["connections"] > 40
+        later = time.monotonic() + blocking.IDLE_MOST
+        monkeypatch.setattr(time, "monotonic", lambda: later)
+        for _ in range(8):
+            client.ping()
+        monkeypatch.undo()
+        while client.stats()["connections"] > 2:
+            pass
+        when_its_time_is_over(server, 0.3)
+        assert client.count("mine/") == 50
+
+
 def test_a_value_may_take_longer_than_a_heartbeat_to_send(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms, "HEARTBEAT", 0.2)
     monkeypatch.setattr(rooms, "LOOK", 0.05)
@@ -360,6 +401,29 @@ def test_a_signal_handler_that_raises_gets_out_at_once_and_the_client_goes_on(se
                     client.wait(["never"])
             assert client.add("count", 1) == 1
             assert client.add("count", 1) == 2
+            assert client.stats()["waits"] == 0
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_lease_outlives_an_interrupted_call(server: Server) -> None:
+    """The connection was closed, and the lease ended with it, or at once, as if the process had died."""
+
+    def ring(*_: object) -> None:
+        raise _AlarmError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with store.sync.connect(server.url) as client:
+            client.put("mine", b"", lease=client.grant(600, disconnect_ttl=0.3))
+            for _ in range(3):
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
+                with pytest.raises(_AlarmError):
+                    client.wait(["never"])
+                when_its_time_is_over(server, 0.3)
+                assert client.get("mine") is not None
+            when_its_time_is_over(server, 0.3)
+            assert client.get("mine") is not None
             assert client.stats()["waits"] == 0
     finally:
         signal.signal(signal.SIGALRM, before)
