@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgpack
 
 from rdzv.core.round import Member, Participant, Round
-from rdzv.core.state import NodeRecord
+from rdzv.core.state import NodeRecord, Progress
 
 if TYPE_CHECKING:
     from rdzv.core.decision import Rules
@@ -84,6 +84,7 @@ class Checker:
         self.clear_at = world.now  # since when no live member of the last round remained
         self.fenced_writes = 0
         self.writers_sign = True  # what they write to what the members of a round share
+        self.said: Progress | None = None  # the last report of any coordinator
         self._values: dict[str, bytes] = {}
 
     def take(self, events: tuple[Event, ...]) -> None:
@@ -108,6 +109,8 @@ class Checker:
                     self.term = event.create_revision
                     self.in_office_since = self.world.now
                     self.world.say(f"{event.value.decode()} coordinates, term {self.term}")
+                elif key == keys.progress:
+                    self._reported(Progress.unpack(event.value))
                 elif key.startswith(keys.rounds):
                     self._values[key] = event.value
                 elif key.startswith(keys.stores):
@@ -180,6 +183,21 @@ class Checker:
         """Stop the simulation if a promise does not hold."""
         if not holds:
             raise Violation(f"{otherwise} (at {self.world.now - 1000:.3f} s; replay with: {self.world.replay})")
+
+    def _reported(self, progress: Progress) -> None:
+        """Within a round, no report takes back a loss or a departure, whichever coordinator writes it (R5, R7)."""
+        before, self.said = self.said, progress
+        if before is None or before.round != progress.round:
+            return
+        for what in ("lost", "departed"):
+            ids = f"{what}_ids"
+            taken_back = set(getattr(before, ids)) - set(getattr(progress, ids))
+            counts = getattr(before, what), getattr(progress, what)
+            self.require(
+                not taken_back and counts[0] <= counts[1],
+                f"a report of round {progress.round} takes back that {sorted(taken_back)} are {what}: {counts[0]} "
+                f"were, and now {counts[1]} are (R5)",
+            )
 
     def _count(self) -> None:
         now = self.world.now

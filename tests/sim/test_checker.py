@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rdzv.core.decision import Rules
 from rdzv.core.keys import Keys
 from rdzv.core.ranks import survivors_first
 from rdzv.core.round import Member, Participant, Round
-from rdzv.core.state import Closed, NodeRecord
+from rdzv.core.state import Closed, NodeRecord, Phase, Progress
 from store.messages import Event
 from tests.sim.checker import Checker, Violation
 
@@ -137,6 +139,30 @@ def test_the_checker_refuses_a_second_completion_of_a_round() -> None:
     books.arrive("b")
     with pytest.raises(Violation, match="round 0 came after round 0"):
         books.complete("a", "b")
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        {"lost": 0, "lost_ids": ()},
+        {"lost": 1, "lost_ids": ("b",)},
+        {"departed": 0, "departed_ids": ()},
+        {"departed_ids": ("d",)},
+    ],
+)
+def test_the_checker_refuses_a_report_that_takes_back_that_a_member_has_gone(later: dict[str, Any]) -> None:
+    books = Books()
+    first = Progress(phase=Phase.TRAINING, round=0, lost=1, lost_ids=("a",), departed=1, departed_ids=("c",))
+    books.put(KEYS.progress, first.pack())
+    books.put(KEYS.progress, first.replace(lost=2, lost_ids=("a", "b")).pack())
+    with pytest.raises(Violation, match="takes back"):
+        books.put(KEYS.progress, first.replace(**later).pack())
+
+
+def test_the_checker_takes_a_report_of_another_round_for_what_it_is() -> None:
+    books = Books()
+    books.put(KEYS.progress, Progress(phase=Phase.TRAINING, round=0, lost=1, lost_ids=("a",)).pack())
+    books.put(KEYS.progress, Progress(phase=Phase.TRAINING, round=1).pack())
 
 
 def test_the_checker_refuses_a_node_that_believes_otherwise() -> None:

@@ -19,6 +19,8 @@ SEEDS = {
     "who has come to its end is forgotten": 78,
     "who came back first stays": 0,
     "who was expelled is told of it as of another's loss": 15,
+    "a report of an earlier picture follows an expel": 0,
+    "two members are expelled by one picture": 0,
     "every drain is told of": 50,
     "a decision is written over": 0,
 }

@@ -46,6 +46,7 @@ class Trainer(Node):
         raises: It is to fail by a mistake of its own, in the middle of its step.
         failed_in: The last round that it has left by such a mistake.
         to_leave: That was announced.
+        stuck_until: It begins no step before this moment of true time.
     """
 
     story: TrainingStory
@@ -57,6 +58,7 @@ class Trainer(Node):
         self.raises = False
         self.failed_in = -1
         self.to_leave = False
+        self.stuck_until = 0.0
         super().__init__(*arguments, **settings)
 
     def leave(self, within: float = 30.0) -> None:
@@ -123,6 +125,8 @@ class Trainer(Node):
         if self.raises:
             self.raises, self.failed_in = False, round.number
             raise OwnError
+        if self.stuck_until > self.story.now:
+            await asyncio.sleep(self.stuck_until - self.story.now)
         if self.story.alone:
             return
         key = f"step/{self.step}"

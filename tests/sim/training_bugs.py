@@ -15,6 +15,7 @@ from rdzv.membership import Membership, changes_since
 from rdzv.node.coordinator import term as coordinator
 from rdzv.node.coordinator.agreement import Asking
 from rdzv.node.coordinator.candidacy import Candidacy
+from rdzv.node.coordinator.term import Term
 from rdzv.node.front import queries
 from store import ConditionFailed
 from store.messages import Transact
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rdzv.core.decision import Decision
-    from rdzv.core.state import Change, Head, NodeRecord
+    from rdzv.core.state import Change, Head, NodeRecord, Progress
     from rdzv.core.stopping import Stop
     from store.messages import Request
 
@@ -120,6 +121,32 @@ def _ones_own_loss_is_anothers() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _a_report_of_an_earlier_picture() -> Iterator[None]:
+    expel = Term._expel
+
+    async def expel_and_report(self: Term, progress: Progress) -> None:
+        before = self._reported
+        await expel(self, progress)
+        if self._reported is not before:
+            await self._report(progress)
+
+    with patch.object(Term, "_expel", expel_and_report):
+        yield
+
+
+@contextmanager
+def _two_expels_of_one_picture() -> Iterator[None]:
+    expel = Term._expel
+
+    async def expel_all(self: Term, progress: Progress) -> None:
+        while self._office.expelled:
+            await expel(self, progress)
+
+    with patch.object(Term, "_expel", expel_all):
+        yield
+
+
 TRAINING_BUGS = {
     "nobody coordinates once the run is closed": Seams(plant=_nobody_coordinates_a_closed_run),
     "who leaves before the agreed step is not missed": Seams(plant=_who_leaves_early_is_not_missed),
@@ -127,6 +154,8 @@ TRAINING_BUGS = {
     "who has come to its end is forgotten": Seams(plant=_who_has_finished_is_forgotten),
     "who came back first stays": Seams(plant=_who_came_back_first_stays),
     "who was expelled is told of it as of another's loss": Seams(plant=_ones_own_loss_is_anothers),
+    "a report of an earlier picture follows an expel": Seams(plant=_a_report_of_an_earlier_picture),
+    "two members are expelled by one picture": Seams(plant=_two_expels_of_one_picture),
     "every drain is told of": Seams(plant=_every_drain_is_told),
     "a decision is written over": Seams(client=Overwriting),
 }

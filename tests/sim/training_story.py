@@ -6,6 +6,7 @@ looks at there (R21, R22, R23):
 - No step is begun by some members of a round and not by others, unless one of them is lost, or leaves before that.
 - The decision where to stop is written once, and lies above every step that has been begun.
 - Once a member was lost, or has left early, no other stays in its round's body; so it is after a closing, too.
+- No report takes back a loss or a departure of its round, also over a take-over (`checker.py`).
 - Who is drained is out in time, and costs nobody a step. A resize is heeded, and the lowest ranks stay.
 - `newest` is who has finished most. Nobody is told to regroup for a node that is not in its round, nor of its own loss.
 
@@ -44,7 +45,13 @@ OUT_WITHIN = PUSHED_WITHIN + DISCONNECT_TTL + 1.5
 LET_OUT_WITHIN = 4.0
 """Seconds for the members to agree, and to come to the step: each takes a third of a second."""
 
-BOTH_ACCUSE = 2
+BOTH_ACCUSE = BOTH_STUCK = 2
+
+STALL_TIMEOUT = 1.0
+"""Seconds without a step, in histories whose coordinators look for members that are stuck."""
+
+JUDGED_WITHIN = 2.0
+"""Seconds from there until a coordinator has looked, and written what follows."""
 
 
 class TrainingStory(FullStory):
@@ -54,6 +61,7 @@ class TrainingStory(FullStory):
         silent: Whether bodies never call `check`.
         on_waiting: What becomes of such bodies when nodes wait to come in.
         alone: Whether steps need nobody else, so that some come to their end before others.
+        judged: Whether members are taken out of the round that begin no step while others do.
         total: How many steps there are to be done.
     """
 
@@ -64,8 +72,11 @@ class TrainingStory(FullStory):
         rng = self.rng
         self.silent = rng.random() < 0.2
         self.on_waiting: Literal["now", "wait"] = "wait" if self.silent and rng.random() < 0.6 else "now"
-        self.alone = rng.random() < 0.3
-        self.total = rng.choice((10**9, 10, 40))
+        self.alone = rng.random() < 0.4
+        self.judged = self.alone and not self.silent and rng.random() < 0.7
+        self.total = rng.choice((10**9, 40) if self.judged else (10**9, 10, 40))
+        if self.judged:
+            self._judge_those_that_are_stuck()
         self.stops: dict[int, Stop] = {}
         self.broken_at: dict[int, float] = {}  # by round: since when somebody is missing in its steps
         self.begun_by: dict[int, dict[str, int]] = {}  # by round and name: the last step that was begun
@@ -75,8 +86,20 @@ class TrainingStory(FullStory):
         self.checker.writers_sign = False
         self.gone: set[str] = set()  # members of the last round that were lost, or have left, since it was committed
         self.say(
-            f"silent: {self.silent}, on_waiting: {self.on_waiting}, {self.total} steps{' alone' if self.alone else ''}"
+            f"silent: {self.silent}, on_waiting: {self.on_waiting}, {self.total} steps"
+            f"{' alone' if self.alone else ''}{', judged' if self.judged else ''}"
         )
+
+    def _judge_those_that_are_stuck(self) -> None:
+        """Take members out that begin no step; with at least three, two can be stuck while one goes on."""
+        rules = self.rules
+        needed = max(rules.needed, rules.unit * -(-(BOTH_STUCK + 1) // rules.unit))
+        self.rules = self.checker.rules = replace(rules, needed=needed, capacity=needed + rules.capacity - rules.needed)
+        self.settings |= {
+            "min_nodes": needed,
+            "max_nodes": self.rules.capacity,
+            "stall_timeout": STALL_TIMEOUT,
+        }
 
     def start(self, name: str) -> None:
         before = self.nodes.get(name)
@@ -307,6 +330,7 @@ class TrainingTroubles(FullTroubles):
             return
         self.count += 1
         ways = [self._drain] * 3 + [self._resize] * 2 + [self._fail] * 3 + [self._accuse] * 3 + [self._close]
+        ways += [self._get_stuck] * 6 * self._story.judged
         self._rng.choice(ways)()
 
     def _at_work(self) -> list[Trainer]:
@@ -343,6 +367,16 @@ class TrainingTroubles(FullTroubles):
             node = self._rng.choice(at_work)
             self._story.disturbed(f"{node.name} is about to fail", lasting=1.0 + DISCONNECT_TTL + 1.0)
             node.raises = True
+
+    def _get_stuck(self) -> None:
+        """Two members at once begin no step for longer than is allowed, and are found by one look at all of them."""
+        if at_work := self._at_work():
+            stuck = self._rng.sample(at_work, min(BOTH_STUCK, len(at_work)))
+            lasting = STALL_TIMEOUT + JUDGED_WITHIN
+            names = " and ".join(node.name for node in stuck)
+            self._story.disturbed(f"{names} begin no step for {lasting:g} s", lasting=lasting + 1.0)
+            for node in stuck:
+                node.stuck_until = self._story.now + lasting
 
     def _close(self) -> None:
         """The run is closed, as is planned; and then something befalls one who is at work still."""
