@@ -1,5 +1,16 @@
 """Pure: what should now happen, and why: `decide` for the coordinator, `follow` for a node, each with its reason.
 
+`decide` returns the one act that is due first, and changes nothing of the picture that it is given:
+
+    RESIZE      the run has other numbers of nodes than the coordinator has heeded
+    EXPEL       a live member is to be taken out of the round
+    COMPLETE    a round can be completed
+    REPORT      the progress has changed, and it is time to say so
+    ASK         the members should agree on a step to stop at, or have answered
+    WAIT        none of these is due
+
+What is not due yet holds up nothing behind it. A round completes without a report before it.
+
 A run goes through phases, and they are the coordinator's to decide:
 
     GATHERING   fewer than `needed` nodes have arrived             -> wait for arrivals
@@ -7,7 +18,7 @@ A run goes through phases, and they are the coordinator's to decide:
     COMPLETE    a round stands: it has live members                -> wait until they have left it
     CLOSED                                                         -> nothing, ever
 
-`decide` completes a round when two things hold: enough nodes have arrived and the last call is over (or cannot bring
+`next_round` completes one when two things hold: enough nodes have arrived and the last call is over (or cannot bring
 anybody more), and no live member of the last round is left in it (promise R2). The last call runs also while that still
 blocks (R11). In a re-rendezvous it is over as soon as nobody else is known to be coming, which is when the last live
 member has come over: everyone waiting has arrived, by definition.
@@ -22,6 +33,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from rdzv.core.absent import NAMED_OF_MANY
+from rdzv.core.acts import Ask, Complete, Expel, Report, Resize, Wait
 from rdzv.core.addresses import with_reachable_addresses
 from rdzv.core.ranks import domains_of, in_units
 from rdzv.core.state import (
@@ -37,26 +49,26 @@ from rdzv.errors import RendezvousSettingsError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+    from rdzv.core.acts import Act, Picture
     from rdzv.core.ranks import RankOrder
     from rdzv.core.round import Round
-    from rdzv.core.state import NodeRecord
+    from rdzv.core.state import NodeRecord, Unban
+    from rdzv.core.stopping import Stop
     from rdzv.core.view import View
 
 __all__ = [
     "LAST_CALL_GRACE",
     "TRY_AGAIN_AFTER",
-    "Complete",
-    "Decision",
     "JoinClock",
     "Me",
     "Parked",
     "Refused",
     "Rules",
-    "Wait",
     "decide",
     "explain",
     "follow",
     "hindered",
+    "next_round",
     "report_due",
 ]
 
@@ -89,41 +101,74 @@ class Rules:
         return min(count - count % self.unit, self.capacity) if count >= self.needed else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """Nothing to do before `until` (on the coordinator's clock; None: before the next event)."""
-
-    until: float | None
-    progress: Progress
-    error: BaseException | None = None  # what the order, which may be the user's own, has raised, if that is why
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Complete:
-    """Commit this round, with these members in order of rank."""
-
-    number: int
-    members: tuple[NodeRecord, ...]
-    progress: Progress
-
-
-Decision = Wait | Complete
-
 LAST_CALL_GRACE = 10.0  # seconds that a commit, or a new coordinator, may take after a last call
 MANY = 64  # nodes; fewer are told at once how many they are
+UNBANS_AT_ONCE = 16  # liftings of bans that go into the history with one write
 TRY_AGAIN_AFTER = 1.0  # seconds; what failed is tried again at the next event, or after this
 PROBLEM_MOST = 200  # characters of what went wrong: every node is sent them ...
 GIVEN_UP_MOST = 300  # ... and these, which name nodes
 
 
-def decide(view: View, rules: Rules, *, closed: bool, now: float, drained: Collection[str] = ()) -> Decision:
-    """Return what the coordinator should do now.
+def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
+    """Return what the coordinator should do now: of all acts the first that is due.
 
     Args:
-        view: Its picture of the run.
+        picture: What it knows.
+        rules: The run's settings.
+        now: Seconds on its clock.
+    """
+    view, head, closed = picture.view, picture.head, picture.head.closed is not None
+    if head.resized is not None and head.resized.revision > picture.resized_at:
+        return Resize(revision=head.resized.revision)
+    if view.to_expel is not None:
+        node_id, why = view.to_expel
+        record, progress = view.record(node_id), _progress(view, rules, closed=closed, now=now, drained=head.drains)
+        progress = progress.once_expelled(node_id, address=record.address, why=why)
+        return Expel(node_id=node_id, arrival=record.arrival, why=why, progress=progress)
+    act = next_round(view, rules, closed=closed, now=now, drained=head.drains)
+    if isinstance(act, Complete):
+        if picture.obstacle is None or now >= picture.obstacle.until:
+            return act
+        until, error = picture.obstacle
+        act = Wait(until=until, progress=hindered(act.progress, f"the store does not take it: {error}"), error=error)
+    progress, unbans = act.progress, _unbans_to_note(picture)
+    due = report_due(picture.told, picture.told_at, progress, nodes=progress.joined + progress.live, now=now)
+    if unbans or (due is not None and due <= now):
+        return Report(progress=progress, unbans=unbans)
+    if view.round is not None and view.round.in_steps and (stop := _stop(view, view.round, head, progress)) is not None:
+        return Ask(stop=stop[0], over=stop[1], progress=progress)
+    return replace(act, until=min((at for at in (act.until, due) if at is not None), default=None))
+
+
+def _unbans_to_note(picture: Picture) -> dict[str, Unban]:
+    """Return the first of the bans that were lifted and are not in the history yet, by the names of their keys."""
+    if picture.view.round is None:
+        return {}  # there is no history yet
+    new = [it for it in picture.head.unbans.items() if it[1].revision > picture.unbanned_at]
+    return dict(sorted(new, key=lambda it: it[1].revision)[:UNBANS_AT_ONCE])
+
+
+def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Stop, int] | None:
+    """Return what to write for the members to agree on a step, if one wants in or out, and over which revision."""
+    return view.agreement.next(
+        round.number,
+        head.stop,
+        why=why_to_stop(progress, head, live=view.live),
+        for_newcomers=not (head.closed or head.drains or len(view.live) > progress.capacity),
+        closing=head.closed is not None,
+        members=[node_id for node_id in view.live if view.record(node_id).progress is not None],
+        some_have_gone=bool(view.departed_count or view.lost_count),
+    )
+
+
+def next_round(view: View, rules: Rules, *, closed: bool, now: float, drained: Collection[str] = ()) -> Wait | Complete:
+    """Return whether the next round can be completed now, or for what it waits.
+
+    Args:
+        view: The picture of the run.
         rules: The run's settings.
         closed: Whether the run is closed.
-        now: Seconds on its clock.
+        now: Seconds on the coordinator's clock.
         drained: Who is to leave.
     """
     assert view.synced, "nothing is decided on half a picture: whoever is missing from it may be alive"

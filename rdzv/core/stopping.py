@@ -130,11 +130,14 @@ class Agreement:
         self.listens: bool = False
         self.hears: bool = False
         self._answers: dict[str, Begun] = {}  # the last of each node, of whichever round
-        self._asked: Stop | None = None  # the last question
+        self._asked: Stop | None = None  # the last question, or decision, that this coordinator has written
 
-    def answered(self, node_id: str, begun: Begun) -> None:
-        """A member has answered."""
-        self._answers[node_id] = begun
+    def answered(self, node_id: str, begun: Begun | None) -> None:
+        """Note what a member has answered; without an answer, that all earlier ones are known."""
+        if begun is None:
+            self.hears = True
+        else:
+            self._answers[node_id] = begun
 
     def next(
         self,
@@ -147,7 +150,7 @@ class Agreement:
         members: Collection[str],
         some_have_gone: bool,
     ) -> tuple[Stop, int] | None:
-        """What is to be written, and over which revision of the key; None if nothing is.
+        """Return what is to be written, and over which revision of the key; None if nothing is. Change nothing.
 
         Args:
             round: The number of the round that stands.
@@ -159,41 +162,29 @@ class Agreement:
             members: Who is still in the round, and answers; who has gone is not waited for.
             some_have_gone: Whether anybody of it has.
         """
+        if self._asked is not None and (standing is None or standing.revision < self._asked.revision):
+            standing = self._asked  # the watch is about to bring it
         seen = 0 if standing is None else standing.revision
-        if standing is not None and standing.round != round:
-            standing = None
-        if standing is not None and standing.decided:
-            if why and not for_newcomers and standing.for_newcomers and standing.step is None:
-                # Nobody had begun a step, and nobody begins one now: those who let newcomers wait stop at once, too.
-                return Stop(round=round, decided=True, why=why), seen
-            return None
-        asked = self._asked
-        if asked is None or asked.round != round:
-            if standing is None:
-                # Without a reason there is nothing to ask; or the watch is about to bring what stands there.
-                return (Stop(round=round, why=why, for_newcomers=for_newcomers), seen) if why else None
-            asked = self._ask(standing)
-        elif why and asked.for_newcomers and not for_newcomers:
-            asked = self._asked = asked.replace(why=why, for_newcomers=False)  # a better reason has come up meanwhile
+        if standing is None or standing.round != round:
+            return (Stop(round=round, why=why, for_newcomers=for_newcomers), seen) if why else None
+        better = bool(why) and standing.for_newcomers and not for_newcomers  # a better reason has come up meanwhile
+        if standing.decided:
+            # Nobody had begun a step, and nobody begins one now: those who let newcomers wait stop at once, too.
+            return (Stop(round=round, decided=True, why=why), seen) if better and standing.step is None else None
         # Also the answer of one who has left since counts: it may have begun that step with the others.
-        answers = {who: begun.step for who, begun in self._answers.items() if begun.round == round}
+        answers = {who: begun.step for who, begun in tuple(self._answers.items()) if begun.round == round}
         if not self.hears or any(node_id not in answers for node_id in members):
             return None
         step = stop_of(answers)
         if closing and (None in answers.values() or some_have_gone):
             step = None
-        decision = Stop(round=round, decided=True, step=step, why=asked.why, for_newcomers=asked.for_newcomers)
-        return decision, asked.revision
+        why, for_newcomers = (why, False) if better else (standing.why, standing.for_newcomers)
+        return Stop(round=round, decided=True, step=step, why=why, for_newcomers=for_newcomers), seen
 
     def wrote(self, stop: Stop) -> None:
         """It was written, at its revision."""
-        if not stop.decided:
-            self._ask(stop)
-
-    def _ask(self, question: Stop) -> Stop:
-        self._answers = {who: begun for who, begun in self._answers.items() if begun.round == question.round}
-        self._asked, self.listens = question, True
-        return question
+        self._answers = {who: begun for who, begun in self._answers.items() if begun.round == stop.round}
+        self._asked, self.listens = stop, True
 
 
 class StepGate:

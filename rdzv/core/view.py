@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rdzv.core.absent import AbsenceBook
 from rdzv.core.state import NAMED_MOST, NodeRecord, Progress, ban_among
+from rdzv.core.stopping import Agreement
 from rdzv.core.stuck.accusing import Accusations
 from rdzv.errors import RendezvousStateError
 
@@ -31,9 +32,10 @@ if TYPE_CHECKING:
 
     from rdzv.core.round import Member, Round
     from rdzv.core.state import Ban, LastCoordinator
+    from rdzv.core.stopping import Begun, Stop
     from store.messages import Event
 
-__all__ = ["View"]
+__all__ = ["Answered", "Standstill", "Stuck", "View"]
 
 # How a node's lease ended, in words.
 _WHY: dict[str, str] = {
@@ -54,8 +56,31 @@ class _Missed(NamedTuple):
     why: str = ""
 
 
+class Stuck(NamedTuple):
+    """A fact: a member, by this arrival, is to be taken out of this round though its lease stands, and why."""
+
+    round: int
+    arrival: int
+    node_id: str
+    why: str
+
+
+class Standstill(NamedTuple):
+    """A fact: no member of this round gets on, in words; empty if one does."""
+
+    round: int
+    said: str
+
+
+class Answered(NamedTuple):
+    """A fact: a member has answered, for the round in its answer; without one, all earlier answers are known."""
+
+    node_id: str = ""
+    begun: Begun | None = None
+
+
 class View:
-    """What a coordinator knows.
+    """What a coordinator knows. Only the deciding task folds anything in, and only between two acts.
 
     Args:
         nodes_prefix: What the keys of nodes start with.
@@ -89,6 +114,8 @@ class View:
         self.arrived_at: float | None = None  # when the last node came, as far as this coordinator has seen
         self.absences: AbsenceBook = AbsenceBook(expected)
         self.accusations: Accusations = Accusations()
+        self.agreement: Agreement = Agreement()
+        self._stuck: dict[str, str] = {}  # the members of the last round that are to be taken out of it, and why
         self._missed: dict[str, _Missed] = {}  # the members that have gone: each counts once, as lost or as departed
         self._unnamed: dict[bool, int] = {True: 0, False: 0}  # how many more have left, or were lost, by no name
         self._lost_before: set[str] = set()  # from the round before, and not in the last
@@ -170,7 +197,32 @@ class View:
     def _count_of(self, *, left: bool) -> int:
         return self._unnamed[left] + sum(1 for one in self._missed.values() if one.left is left)
 
+    @property
+    def to_expel(self) -> tuple[str, str] | None:
+        """The next live member to take out of the round, and why; None if there is none."""
+        believed = self.accusations.believed(round=self.number, live=self.live)
+        return believed or next((one for one in self._stuck.items() if one[0] in self.live), None)
+
     # --------------------------------------------------------------------------------------------- what happens
+
+    def learn(self, fact: Stuck | Standstill | Answered) -> None:
+        """Take in a fact that a side task has found out; one of another round or arrival changes nothing."""
+        match fact:
+            case Answered(node_id, begun):
+                self.agreement.answered(node_id, begun)
+            case Standstill(round=number, said=said) if number == self.number:
+                self.standstill = said
+            case Stuck(round=number, arrival=arrival, node_id=node_id, why=why) if number == self.number:
+                if node_id in self.live and self._records[node_id].arrival == arrival:
+                    self._stuck.setdefault(node_id, why)
+
+    def expelled(self, node_id: str, why: str) -> None:
+        """A member was taken out of the round; the deletion of its record has not been folded yet."""
+        self.why_lost[node_id] = why
+
+    def asked(self, stop: Stop) -> None:
+        """The members of the round were asked, or told, where to stop."""
+        self.agreement.wrote(stop)
 
     def fold(
         self, event: Event, *, now: float, last_call_timeout: float, bans: Mapping[str, Ban] = MappingProxyType({})
@@ -249,6 +301,7 @@ class View:
         self.live.clear()
         self.absences.completed()
         self.why_lost.clear()
+        self._stuck.clear()
         self.standstill, self.left_early = "", False
         self.enough_since = self._inherited = None
         waiting = self._everyone_waiting()
@@ -268,11 +321,6 @@ class View:
             return set()
         lost = {node_id for node_id, one in self._missed.items() if not one.left}
         return (lost | self._lost_before) - self._records.keys()
-
-    def stand(self, members: Iterable[Member]) -> bool:
-        """Return whether each of these, chosen a moment ago, waits still, by the same arrival."""
-        arrivals = {node_id: record.arrival for node_id, record in self.waiting.items()}
-        return all(arrivals.get(member.node_id) == member.arrival for member in members)
 
     def _synced(self, now: float, last_call_timeout: float) -> None:
         """Everything that was there has been seen; what of the last round is missing has gone."""

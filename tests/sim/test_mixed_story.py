@@ -149,13 +149,13 @@ class Story:
 
 @pytest.mark.parametrize("seed", range(FIRST, END))
 async def test_r3_all_meet_whatever_has_befallen_them(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits, marked, catch_up = CAPPED if seed % 2 else None, [], Term._catch_up
+    limits, marked, mark = CAPPED if seed % 2 else None, [], Term._mark
 
-    async def counted(term: Term) -> None:
+    async def counted(term: Term) -> int:
         marked.append(term)
-        await catch_up(term)
+        return await mark(term)
 
-    monkeypatch.setattr(Term, "_catch_up", counted)
+    monkeypatch.setattr(Term, "_mark", counted)
     async with VirtualRun(
         seed=seed,
         durable=True,

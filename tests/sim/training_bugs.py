@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from rdzv.core import decision
+from rdzv.core.acts import Report
 from rdzv.core.decision import decide
-from rdzv.core.stopping import StepGate
+from rdzv.core.stopping import Agreement, StepGate
 from rdzv.loop.life import Life
 from rdzv.membership import Membership, changes_since
 from rdzv.node.coordinator import term as coordinator
-from rdzv.node.coordinator.agreement import Asking
 from rdzv.node.coordinator.candidacy import Candidacy
 from rdzv.node.coordinator.term import Term
 from rdzv.node.front import queries
@@ -26,8 +26,9 @@ from tests.sim.truth import HeardClient
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rdzv.core.decision import Decision
-    from rdzv.core.state import Change, Head, NodeRecord, Progress
+    from rdzv.core.acts import Act, Expel, Picture
+    from rdzv.core.decision import Rules
+    from rdzv.core.state import Change, Head, NodeRecord
     from rdzv.core.stopping import Stop
     from store.messages import Request
 
@@ -45,10 +46,10 @@ class Overwriting(HeardClient):
 
 @contextmanager
 def _nobody_coordinates_a_closed_run() -> Iterator[None]:
-    def resigning(*arguments: Any, closed: bool, **more: Any) -> Decision:
-        if closed:
+    def resigning(picture: Picture, rules: Rules, *, now: float) -> Act:
+        if picture.head.closed is not None:
             raise ConditionFailed("planted: the run is closed, and so is its office")
-        return decide(*arguments, closed=closed, **more)
+        return decide(picture, rules, now=now)
 
     is_free = Candidacy._is_free.fget  # type: ignore[attr-defined]  # it is a property
 
@@ -67,13 +68,14 @@ def _who_leaves_early_is_not_missed() -> Iterator[None]:
 
 @contextmanager
 def _nothing_is_heard_after_newcomers() -> Iterator[None]:
-    attend = Asking.attend
+    then = Agreement.next
 
-    async def attend_once(self: Asking, standing: Stop | None, **more: Any) -> None:
-        if standing is None or not standing.decided or standing.round != self._view.number:
-            await attend(self, standing, **more)
+    def next_once(self: Agreement, round: int, standing: Stop | None, **more: Any) -> tuple[Stop, int] | None:
+        if standing is not None and standing.decided and standing.round == round:
+            return None
+        return then(self, round, standing, **more)
 
-    with patch.object(Asking, "attend", attend_once):
+    with patch.object(Agreement, "next", next_once):
         yield
 
 
@@ -125,11 +127,12 @@ def _ones_own_loss_is_anothers() -> Iterator[None]:
 def _a_report_of_an_earlier_picture() -> Iterator[None]:
     expel = Term._expel
 
-    async def expel_and_report(self: Term, progress: Progress) -> None:
-        before = self._reported
-        await expel(self, progress)
-        if self._reported is not before:
-            await self._report(progress)
+    async def expel_and_report(self: Term, act: Expel) -> int | None:
+        earlier = self._picture.told
+        revision = await expel(self, act)
+        if revision is not None and earlier is not None and earlier.round == act.progress.round:
+            await self._report(Report(progress=earlier))
+        return revision
 
     with patch.object(Term, "_expel", expel_and_report):
         yield
@@ -139,9 +142,15 @@ def _a_report_of_an_earlier_picture() -> Iterator[None]:
 def _two_expels_of_one_picture() -> Iterator[None]:
     expel = Term._expel
 
-    async def expel_all(self: Term, progress: Progress) -> None:
-        while self._office.expelled:
-            await expel(self, progress)
+    async def expel_all(self: Term, act: Expel) -> int | None:
+        view, revision = self._view, await expel(self, act)
+        before = act.progress.replace(lost=act.progress.lost - 1, lost_ids=act.progress.lost_ids[:-1])
+        for node_id in view._stuck.keys() & view.live - {act.node_id}:
+            record = view.record(node_id)
+            progress = before.once_expelled(node_id, address=record.address, why=act.why)
+            more = replace(act, node_id=node_id, arrival=record.arrival, progress=progress)
+            revision = await expel(self, more) or revision
+        return revision
 
     with patch.object(Term, "_expel", expel_all):
         yield

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rdzv import Closed
-from rdzv.core.decision import Complete, Decision, JoinClock, Me, Rules, decide, follow
+from rdzv.core.acts import Complete, Wait
+from rdzv.core.decision import JoinClock, Me, Rules, follow, next_round
 from rdzv.core.ranks import survivors_first
 from rdzv.core.round import Member, Round
 from rdzv.core.state import Coordinator, Head, NodeRecord, Progress
@@ -106,9 +107,9 @@ class HandFed:
 
     # ------------------------------------------------------------------------------------- what comes of it
 
-    def decide(self) -> Decision:
-        """What the coordinator would do now."""
-        return decide(self.view, self.rules, closed=self.closed, now=self.now)
+    def decide(self) -> Wait | Complete:
+        """Return whether the next round can be completed now, or for what it waits."""
+        return next_round(self.view, self.rules, closed=self.closed, now=self.now)
 
     @property
     def progress(self) -> Progress:

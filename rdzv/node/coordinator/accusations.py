@@ -1,4 +1,4 @@
-"""Shell: takes a member out of the round whom others accuse, where that is believed."""
+"""Shell: asks the store about members that others accuse, where the accusation alone is not believed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from rdzv.core.stuck.accusing import SOMEBODY
+from rdzv.core.view import Stuck
 from store import LeaseNotFound, StoreError
 from store.keeping import RENEWALS_PER_TTL
 from store.messages import TimeToLive
@@ -35,13 +36,13 @@ LOOKS_AFTER: Final = (0.0, 0.01, 0.03)
 
 
 class AccusationWatch:
-    """Takes members out of the round whom others accuse, for as long as a coordinator is in office.
+    """Asks about members that others accuse, for as long as a coordinator is in office.
 
-    Two accusers are believed. One is, if the store doubts the accused, too: it keeps its lease no more, since its
-    connections have closed or its keep-alives stay away. That is how a member that was killed is lost before its lease
-    ends: whoever was in a collective with it sees its connections close at the same moment as the store does. A
-    collective does not say whose: then the store is asked about all, and believed only where it is about to end a lease
-    since the process has hung up: within `gone_ttl`.
+    Two accusers are believed (`View.to_expel`). One is, if the store doubts the accused, too: it keeps its lease no
+    more, since its connections have closed or its keep-alives stay away. That is how a member that was killed is lost
+    before its lease ends: whoever was in a collective with it sees its connections close at the same moment as the
+    store does. A collective does not say whose: then the store is asked about all, and believed only where it is about
+    to end a lease since the process has hung up: within `gone_ttl`.
     """
 
     def __init__(self, office: Office, *, gone_ttl: float) -> None:
@@ -53,12 +54,9 @@ class AccusationWatch:
         self._asked: set[tuple[int, str, str]] = set()  # the accusations of one, after which the store was asked
         self._news = asyncio.Event()
 
-    def heed(self) -> None:
-        """Have taken out of the round whom enough others accuse, and the store asked about whom only one does."""
-        believed = self._view.accusations.believed(round=self._view.number, live=self._view.live)
-        if believed is not None:
-            self._office.expel(*believed)
-        elif self._new():
+    def look(self) -> None:
+        """Have the store asked about members that others accuse, if there are new ones."""
+        if self._new():
             self._news.set()
 
     def _new(self) -> list[tuple[int, str, str]]:
@@ -77,10 +75,9 @@ class AccusationWatch:
             self._asked = {one for one in self._asked if one[0] == self._view.number} | set(new)
             for pause in LOOKS_AFTER:
                 await anyio.sleep(pause)
-                for _, accused, by in new:
+                for number, accused, by in new:
                     with contextlib.suppress(StoreError):  # then two accusers, or the end of the lease, will do
-                        for node_id in await self._doubted(accused, by):
-                            self._office.expel(node_id, self._why(accused, by))
+                        self._office.bring(*await self._doubted(number, accused, by))
 
     def _why(self, accused: str, by: str) -> str:
         said = self._view.accusations.said(self._keys.accusation(accused, by))
@@ -88,17 +85,19 @@ class AccusationWatch:
             return f"its process ended, as {by} noticed first"
         return f"accused by {by}{f': {said}' if said else ''}; and the store hears nothing of it"
 
-    async def _doubted(self, accused: str, by: str) -> list[str]:
-        """Whom the store doubts, too: of those who may be meant, the ones whose leases their nodes renew no more.
+    async def _doubted(self, number: int, accused: str, by: str) -> list[Stuck]:
+        """Return the members that may be meant and that the store doubts, too: their nodes renew their leases no more.
 
-        Where nobody is named, only whose process has ended, as far as the store sees: not one that has a moment to come
-        back, as many have whose connections a proxy has dropped.
+        Where nobody is named, only those whose process has ended, as far as the store sees: not one that has a moment
+        to come back, as many have whose connections a proxy has dropped.
         """
-        if accused != SOMEBODY:
-            return [accused] if accused in self._view.live and await self._remaining(accused) < DOUBTED_BELOW else []
-        others = sorted(self._view.live - {by})
-        found = await asyncio.gather(*(self._remaining(one, at_most=self._gone_ttl) for one in others))
-        return [one for one, remaining in zip(others, found, strict=True) if remaining < DOUBTED_BELOW]
+        view, why = self._view, self._why(accused, by)
+        named, at_most = (
+            (view.live & {accused}, math.inf) if accused != SOMEBODY else (view.live - {by}, self._gone_ttl)
+        )
+        meant = [Stuck(number, view.record(one).arrival, one, why) for one in sorted(named)]
+        found = await asyncio.gather(*(self._remaining(one.node_id, at_most=at_most) for one in meant))
+        return [one for one, remaining in zip(meant, found, strict=True) if remaining < DOUBTED_BELOW]
 
     async def _remaining(self, node_id: str, *, at_most: float = math.inf) -> float:
         """Which part of its TTL a node's lease has left; 1 if there is none, or if it has more seconds than that."""

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from typing import TYPE_CHECKING
 
 import anyio
 
 from rdzv.node.link.wakeup import Wakeup
-from store import ConditionFailed, Lease, LeaseNotFound, Put, StoreError, when
+from store import ConditionFailed, Entry, Get, Lease, LeaseNotFound, Put, StoreError, when
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
     from rdzv.core.keys import Keys
     from rdzv.core.round import Round
-    from rdzv.core.view import View
-    from store import Condition, Store, TransactionResult
+    from rdzv.core.view import Answered, Standstill, Stuck, View
+    from store import Condition, Event, Store
     from store.messages import Operation
+
+    Fact = Event | Stuck | Standstill | Answered
 
 __all__ = ["Office", "SharedLease"]
 
@@ -37,7 +40,7 @@ class Office:
         term: The revision that made the key of the role.
         in_office: The conditions of everything that is written in this term.
         wakeup: Wakes the deciding task.
-        expelled: Who is to be taken out of the round though its lease stands, and why.
+        inbox: Facts that the deciding task has not folded into the picture yet, in the order in which they came.
         failed: Why something that the deciding task relies on has ended.
     """
 
@@ -48,7 +51,7 @@ class Office:
         self.term = term
         self.in_office: tuple[Condition, ...] = (when.create_revision(keys.coordinator) == term,)
         self.wakeup: Wakeup = Wakeup()
-        self.expelled: dict[str, str] = {}
+        self.inbox: deque[Fact] = deque()
         self.failed: Exception | None = None
         self._run_lease = run_lease
 
@@ -56,23 +59,28 @@ class Office:
         """A write on the run's own lease: what it writes goes with the run."""
         return Put(key, value, lease=self._run_lease.id)
 
-    async def try_to_write(self, *writes: Operation, also: Iterable[Condition]) -> TransactionResult:
-        """Write all of it at one revision, if these conditions hold as well."""
-        return await self.store.transact(when=(*self.in_office, *also), then=writes)
+    async def write(self, *writes: Operation, also: Sequence[Condition] = ()) -> int | None:
+        """Write all of it at one revision, if these conditions hold as well; that revision, or None if they do not.
 
-    async def write(self, *writes: Operation) -> None:
-        """Write all of it at one revision; `ConditionFailed` if this node is no longer in office."""
-        if not (await self.try_to_write(*writes, also=())).succeeded:
+        Raises:
+            ConditionFailed: This node is no longer the coordinator.
+        """
+        holder = (Get(self.keys.coordinator),) if also else ()
+        result = await self.store.transact(when=(*self.in_office, *also), then=writes, otherwise=holder)
+        if result.succeeded:
+            return result.revision
+        if not any(isinstance(one, Entry) and one.create_revision == self.term for one in result.results):
             raise ConditionFailed("this node is no longer the coordinator")
+        return None
 
     async def forget(self, number: int, term: int) -> None:
         """Delete all of one round, or of an attempt at one; the ranks last, since by them the rest is found."""
         await self.store.delete_prefix(self.keys.shared(number, term), when=self.in_office)
         await self.store.delete_prefix(self.keys.attempt(number, term), when=self.in_office)
 
-    def expel(self, node_id: str, why: str) -> None:
-        """Have a member taken out of the round. The deciding task does so before its next decision."""
-        self.expelled[node_id] = why
+    def bring(self, *facts: Fact) -> None:
+        """Bring facts to the deciding task, which folds them into the picture before its next decision."""
+        self.inbox.extend(facts)
         self.wakeup.changed()
 
     def begin(self, what: str, work: Callable[..., Coroutine[Any, Any, None]], *about: object) -> asyncio.Task[None]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from rdzv.core.stuck.judging import StallRules, Stalls
+from rdzv.core.view import Standstill, Stuck
 from rdzv.node.run.beats import read_beats
 from store import StoreError
 from store.keeping import RENEWALS_PER_TTL
@@ -22,7 +23,7 @@ LOOKS_EVERY_PER_NODE = 0.0005  # ... and with many nodes so many for each: an an
 
 
 async def look_for_stalls(office: Office, settings: Settings) -> None:
-    """Take members out of the round that are stuck, while a coordinator is in office; say it if nobody gets on."""
+    """Find members that are stuck, while a coordinator is in office, and whether no member gets on."""
     rules = StallRules(
         stall_timeout=settings.stall_timeout,
         first_step_timeout=settings.first_step_timeout,
@@ -32,7 +33,7 @@ async def look_for_stalls(office: Office, settings: Settings) -> None:
     while rules.on:
         every = max(LOOKS_EVERY, LOOKS_EVERY_PER_NODE * len(view.members))
         await anyio.sleep(every)
-        round = view.round
+        round, members = view.round, view.members
         if round is None or not view.synced or not view.live:
             continue
         try:
@@ -41,10 +42,8 @@ async def look_for_stalls(office: Office, settings: Settings) -> None:
             continue  # that it was away is seen at the next look
         heard = {node_id: one for node_id, one in beats.items() if node_id in view.live}
         verdict = stalls.look(heard, round=round.number, now=office.store.time(), every=every)
-        if view.round is not round:
-            continue  # it was read of another one
         if verdict.standstill != view.standstill:
-            view.standstill = verdict.standstill
-            office.wakeup.changed()
-        for node_id, why in verdict.stuck.items():
-            office.expel(node_id, why)
+            office.bring(Standstill(round.number, verdict.standstill))
+        if verdict.stuck:
+            found = verdict.stuck.items()
+            office.bring(*(Stuck(round.number, members[node_id].arrival, node_id, why) for node_id, why in found))

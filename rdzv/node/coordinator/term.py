@@ -1,5 +1,9 @@
 """Shell: a term of a coordinator: it watches the nodes, asks `decide`, commits, reports.
 
+One task decides and acts: it carries out the one act that `decide` returns, folds what has come until its own write is
+in the picture, and decides anew. The other tasks of a term bring it facts (`Office.bring`) and never touch the picture,
+so that nothing of it changes while an act awaits the store, or while `decide` runs in a thread.
+
 Every write of a coordinator is conditional on its term, so one that was paused and wakes up writes nothing, and what a
 dead one left lies under its term and is never read (promise R7). Who takes the role, and when, is said in `candidacy`.
 
@@ -9,8 +13,9 @@ next event of the watch brings a new decision. It also writes who has which rank
 transaction, it is written before, under the term.
 
 Where a store takes fewer conditions than there are members (etcd: 128), the coordinator first writes a marker among the
-nodes and waits until its own watch brings it. Everything that had happened to a node before is known then, so that only
-what happens during the one round trip of the commit itself can slip in: a loss after completion (promise R4).
+nodes, waits until its own watch brings it, and decides anew. Everything that had happened to a node before is known
+then, so that only what happens during the one round trip of the commit itself can slip in: a loss after completion
+(promise R4).
 """
 
 from __future__ import annotations
@@ -19,45 +24,39 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import deque
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from rdzv.core.decision import (
-    TRY_AGAIN_AFTER,
-    Complete,
-    Wait,
-    decide,
-    explain,
-    hindered,
-    report_due,
-    why_to_stop,
-)
+from rdzv.core.acts import Ask, Complete, Expel, Obstacle, Picture, Report, Resize, Wait
+from rdzv.core.decision import TRY_AGAIN_AFTER, decide, explain, hindered
 from rdzv.core.history import Chronicle, History, pack_history
 from rdzv.core.ranks import newest_of
 from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, bucket_of, name_arrivals
-from rdzv.core.state import NodeRecord, Phase, Progress, Unban, unpack_settings
+from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.view import View
 from rdzv.node.coordinator.accusations import AccusationWatch
-from rdzv.node.coordinator.agreement import Asking
+from rdzv.node.coordinator.agreement import gather
 from rdzv.node.coordinator.office import Office, SharedLease
 from rdzv.node.coordinator.stalls import look_for_stalls
 from rdzv.node.run.agreed import OverruledError, take_settings
 from rdzv.node.run.status import participant_of
 from store import ConditionFailed, Delete, Entry, Get, Lease, LimitExceeded, Put, StoreError, when
+from store.messages import Event
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping, without_durations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rdzv.core.decision import Decision, Rules
+    from rdzv.core.acts import Act
+    from rdzv.core.decision import Rules
     from rdzv.node.link.link import Link
     from rdzv.node.link.role import Role
     from rdzv.node.member.part import Part
-    from store import Condition, Event
+    from store import Condition
 
 __all__ = ["Term"]
 
@@ -65,7 +64,6 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 ORDER_WITHIN = 1.0  # seconds; an order that takes longer is named as what a round waits for
 MARKERS = 1  # operations of a commit that only some need
-UNBANS_AT_ONCE = 16  # liftings of bans that go into the history with one write
 SHARED_TTL_LEAST = 30.0  # seconds that what a round shares outlives the last coordinator ...
 SHARED_TTL_FACTOR = 3  # ... and at least so many TTLs of a member: by then no member is left to read it
 REFUSED_PAUSE = 0.2  # seconds; a refused commit is decided anew at the next event, or after this
@@ -95,17 +93,14 @@ class Term:
         self._view = View(self._keys.nodes, needed=rules.needed, expected=rules.expected, tells_causes=told)
         self._office = Office(self._store, self._keys, self._view, term=role.term, run_lease=run_lease)
         self._wakeup = self._office.wakeup
-        self._resized_at = 0  # the revision of the last resize that was heeded
-        self._unbanned_at = 0  # and of the last lifting of a ban that was noted
-        self._events: deque[Event] = deque()
-        self._reported: Progress | None = None
-        self._reported_at = 0.0
+        self._picture = Picture(view=self._view, head=self._follower.head)
+        self._marked: Complete | None = None  # a commit whose members' records are known as of a marker
         self._said = ""
         self._failed_with: str | None = None
         self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * part.settings.ttl))
         self._chronicle = Chronicle()
         self._accusations = AccusationWatch(self._office, gone_ttl=max(part.settings.gone_ttl, link.reconnects_in))
-        self._agreement = Asking(self._office)
+        self._asking = asyncio.Event()  # the members of a round were asked where to stop
 
     async def lead(self, round_entry: Entry | None, progress_entry: Entry | None, history: Entry | None) -> None:
         """Decide, and do what was decided, until the role is lost (`ConditionFailed`) or this node leaves it.
@@ -118,7 +113,7 @@ class Term:
             begin("look for who is stuck", look_for_stalls, self._office, self._settings),
             begin("look into accusations", self._accusations.run),
             begin("watch the nodes", self._watch_nodes),
-            begin("gather at which step to stop", self._agreement.gather),
+            begin("gather at which step to stop", gather, self._office, self._asking),
             begin("clear away what is left", _clear_away, self._office, round),
             begin("keep what is shared", self._shared.keep, round),
         ]
@@ -144,7 +139,7 @@ class Term:
         self._view.took_over(round, members, progress, progress_at=progress_at, before=self._follower.before)
         if progress is not None:
             progress = progress.replace(absent=progress.absent.replace(said_at=0.0))
-        self._reported, self._reported_at = progress, progress_at
+        self._learn(told=progress, told_at=progress_at)
         # What is no history of ours is written over some day.
         remembered = (History.unpack_at(history.key, history.value) if history else None) or History()
         waited = progress.absent.waited if progress is not None else None
@@ -158,149 +153,150 @@ class Term:
         )
 
     async def _watch_nodes(self) -> None:
-        """Hand every event of the nodes to the deciding task."""
+        """Bring every event of the nodes."""
         async with self._store.watch(self._keys.nodes, snapshot=True) as watch:
             async for events in watch.batches():
-                self._events.extend(events)
-                self._wakeup.changed()
+                self._office.bring(*events)
 
     async def _decide_for_ever(self) -> None:
+        await self._fold_until(0)
         while True:
-            await self._heed_resize()
-            await self._take_in_until(0)
-            self._accusations.heed()
-            decision = await self._decide()
-            if self._office.expelled:
-                await self._expel(decision.progress)
-                continue
-            self._chronicle.observe(decision.progress, now=self._store.time())
-            match decision:
-                case Wait(until=until, error=error):
-                    self._report_error(error)
-                    wake_at = await self._report(decision.progress)
-                    await self._agree_where_to_stop(decision.progress)
-                    if until is not None:
-                        wake_at = until if wake_at is None else min(wake_at, until)
-                    await self._wakeup.sleep_until(wake_at)
-                case Complete():
-                    await self._commit_if_there_is_room(decision)
+            head = self._follower.head
+            self._learn(head=head)
+            self._accusations.look()
+            if head.stop is not None or self._view.agreement.listens:
+                self._asking.set()
+            act = await self._decide()
+            if not isinstance(act, Resize | Expel):
+                self._chronicle.observe(act.progress, now=self._store.time())
+            seen = await self._carry_out(act)
+            if seen is None:  # it was refused: something that it rests on is about to be heard of
+                deadline = self._store.time() + REFUSED_PAUSE
+                while not self._office.inbox and self._follower.head is head:
+                    if not await self._wakeup.sleep_until(deadline):
+                        break
+            await self._fold_until(seen or 0)
 
-    async def _expel(self, progress: Progress) -> None:
-        """Take a member out of the round, and say so and why in the same transaction.
+    def _learn(self, **changes: Any) -> None:
+        """Decide on another picture from now on; `decide` may look at the one before, and that one does not change."""
+        self._picture = replace(self._picture, **changes)
 
-        So it is told itself as well, whatever becomes of this coordinator. Here, where reports are written, too: none
-        of an earlier picture comes after.
-        """
-        node_id, why = self._office.expelled.popitem()
-        if node_id not in self._view.live:
-            return  # it has gone by itself
-        record, now, key = self._view.record(node_id), self._store.time(), self._keys.node(node_id)
-        progress = progress.once_expelled(node_id, address=record.address, why=why)
-        result = await self._office.try_to_write(
-            Delete(key), self._put_progress(progress), also=(when.mod_revision(key) == record.arrival,)
-        )
-        if result.succeeded:
-            log.warning("run %s: node %s is taken out of the round: %s", self._keys.run_id, node_id, why)
-            self._view.why_lost[node_id] = why
-            self._reported, self._reported_at = progress, now
-            await self._take_in_until(result.revision)
+    async def _carry_out(self, act: Act) -> int | None:
+        """Carry out an act; the revision that the nodes' events are to be folded up to, or None if it was refused."""
+        match act:
+            case Wait():
+                self._report_error(act.error)
+                await self._wakeup.sleep_until(act.until)
+                return 0
+            case Report():
+                return await self._report(act)
+            case Complete():
+                return await self._commit_if_there_is_room(act)
+            case Ask():
+                return await self._ask(act)
+            case Expel():
+                return await self._expel(act)
+            case Resize():
+                return await self._resize(act)
+
+    async def _expel(self, act: Expel) -> int | None:
+        """Take a member out of the round, and say so and why in the same transaction."""
+        now, key = self._store.time(), self._keys.node(act.node_id)
+        there = (when.mod_revision(key) == act.arrival,)
+        revision = await self._office.write(Delete(key), self._put_progress(act.progress), also=there)
+        if revision is not None:
+            log.warning("run %s: node %s is taken out of the round: %s", self._keys.run_id, act.node_id, act.why)
+            self._view.expelled(act.node_id, act.why)
+            self._learn(told=act.progress, told_at=now)
+        return revision
 
     @property
     def _rules(self) -> Rules:
         """The run's settings, as they are now."""
         return self._agreed.rules
 
-    async def _heed_resize(self) -> None:
-        """Go by the run's new numbers of nodes, if it has been resized."""
-        resized = self._follower.head.resized
-        if resized is None or resized.revision <= self._resized_at:
-            return
+    async def _resize(self, act: Resize) -> int:
+        """Go by the run's new numbers of nodes."""
         there = await self._store.get(self._keys.settings)
         if there is not None and self._agreed.take(there.value):
             raise OverruledError(unpack_settings(there.value))
-        self._resized_at = resized.revision
+        self._learn(resized_at=act.revision)
         self._view.resized(needed=self._rules.needed, now=self._store.time())
+        return 0
 
-    async def _decide(self) -> Decision:
+    async def _decide(self) -> Act:
         """What should now happen. An order of the user's runs apart from this loop, which keeps leases, too."""
-        head = self._follower.head
-        deciding_now = partial(
-            decide,
-            self._view,
-            self._rules,
-            closed=head.closed is not None,
-            now=self._store.time(),
-            drained=head.drains.keys(),
-        )
+        deciding_now = partial(decide, self._picture, self._rules, now=self._store.time())
         if not callable(self._settings.rank_order):
             return deciding_now()
-        # Nobody touches the view meanwhile: events are taken in by this task.
         deciding = asyncio.create_task(self._part.loop.apart(deciding_now))
         try:
             done, _ = await asyncio.wait([deciding], timeout=ORDER_WITHIN)
-            if not done:
-                slow = f"rank_order has been at work for more than {ORDER_WITHIN:g} s"
-                await self._report(hindered(self._reported or Progress(phase=Phase.GATHERING), slow))
-            return await deciding
+            if done:
+                return deciding.result()
+            slow = f"rank_order has been at work for more than {ORDER_WITHIN:g} s"
+            progress = hindered(self._picture.told or Progress(phase=Phase.GATHERING), slow)
+            if progress != self._picture.told:
+                await self._report(Report(progress=progress))
+            act = await deciding
+            # With nothing due by the report before that one, it is due to take that one back.
+            return Report(progress=act.progress) if isinstance(act, Wait) else act
         finally:
             deciding.cancel()
 
-    async def _take_in_until(self, revision: int) -> None:
-        """Take in what the watch has brought, and wait until that is a whole picture, at least of this revision."""
+    async def _fold_until(self, revision: int) -> None:
+        """Fold what has come, and wait until that is a whole picture, at least of this revision."""
+        inbox = self._office.inbox
         while True:
             now = self._store.time()
-            while self._events:
-                self._view.fold(
-                    self._events.popleft(),
-                    now=now,
-                    last_call_timeout=self._rules.last_call,
-                    bans=self._follower.head.bans,
-                )
+            if inbox:
+                self._learn(obstacle=None)  # a store that was full is asked again
+            while inbox:
+                fact = inbox.popleft()
+                if isinstance(fact, Event):
+                    bans, last_call = self._follower.head.bans, self._rules.last_call
+                    self._view.fold(fact, now=now, last_call_timeout=last_call, bans=bans)
+                else:
+                    self._view.learn(fact)
             if self._office.failed is not None:
                 raise self._office.failed
             if self._view.synced and self._view.seen >= revision:
                 return
             await self._wakeup.sleep_until(None)
 
-    async def _agree_where_to_stop(self, progress: Progress) -> None:
-        """Have the members agree on a step if somebody wants in or out."""
-        head = self._follower.head
-        why = why_to_stop(progress, head, live=self._view.live)
-        surplus = len(self._view.live) > progress.capacity
-        for_newcomers = not (head.closed or head.drains or surplus)
-        closing = head.closed is not None
-        await self._agreement.attend(head.stop, why=why, for_newcomers=for_newcomers, closing=closing)
+    async def _ask(self, act: Ask) -> int | None:
+        """Ask the members of the round where to stop, or tell them what was decided."""
+        keys, stop, round = self._keys, act.stop, self._view.round
+        unchanged = (
+            when.mod_revision(keys.round) == (round.revision if round else 0),
+            when.mod_revision(keys.stop) == act.over,
+        )
+        revision = await self._office.write(self._office.put(keys.stop, stop.pack()), also=unchanged)
+        if revision is None:
+            return None
+        self._view.asked(stop.replace(revision=revision))
+        if stop.decided:
+            where = "at once" if stop.step is None else f"before step {stop.step}"
+            log.info("run %s, round %d: all leave %s: %s", keys.run_id, stop.round, where, stop.why)
+        return 0
 
-    async def _report(self, progress: Progress) -> float | None:
-        """Write the progress if it is time to; when it will be, if it is not yet."""
-        now = self._store.time()
-        nodes = progress.joined + progress.live
-        due = report_due(self._reported, self._reported_at, progress, nodes=nodes, now=now)
-        unbans = self._unbans_to_note()
-        if not unbans and (due is None or due > now):
-            return due
+    async def _report(self, act: Report) -> int:
+        """Write the progress, and what is new in it into the history."""
+        progress, unbans, now = act.progress, act.unbans, self._store.time()
         self._say(explain(progress))
         writes: list[Put | Delete] = [self._put_progress(progress)]
         writes.extend(Delete(self._keys.unbans + name) for name in unbans)
-        closed = self._follower.head.closed
         history = self._chronicle.continued(
-            progress, closed, now=now, at=time.time(), why=self._view.why, unbans=unbans.values()
+            progress, self._picture.head.closed, now=now, at=time.time(), why=self._view.why, unbans=unbans.values()
         )
         if history is not None:
             writes.append(self._office.put(self._keys.history, pack_history(history)))
         await self._office.write(*writes)
         if history is not None:
             self._chronicle.written(history, now=now)
-        self._unbanned_at = max([self._unbanned_at, *(unban.revision for unban in unbans.values())])
-        self._reported, self._reported_at = progress, now
-        return report_due(progress, now, progress, nodes=nodes, now=now)
-
-    def _unbans_to_note(self) -> dict[str, Unban]:
-        """Which bans were lifted and are not in the history yet, by the names of their keys; the first of them."""
-        if self._view.round is None:
-            return {}  # there is no history yet
-        new = [it for it in self._follower.head.unbans.items() if it[1].revision > self._unbanned_at]
-        return dict(sorted(new, key=lambda it: it[1].revision)[:UNBANS_AT_ONCE])
+        unbanned_at = max([self._picture.unbanned_at, *(unban.revision for unban in unbans.values())])
+        self._learn(told=progress, told_at=now, unbanned_at=unbanned_at)
+        return 0
 
     def _put_progress(self, progress: Progress) -> Put:
         """A write of the progress, as said at this hour."""
@@ -322,20 +318,31 @@ class Term:
 
     # ------------------------------------------------------------------------------------------ the commit
 
-    async def _commit_if_there_is_room(self, decision: Complete) -> None:
+    async def _commit_if_there_is_room(self, decision: Complete) -> int | None:
         """Commit. A store that is full is no reason to leave office, but one that everybody is told."""
         try:
-            await self._commit(decision)
+            return await self._commit(decision)
         except LimitExceeded as error:
-            self._report_error(error)
-            attempt = self._keys.attempt(decision.number, self._office.term)
-            await self._store.delete_prefix(attempt, when=self._office.in_office)
-            await self._report(hindered(decision.progress, f"the store does not take it: {error}"))
-            await self._wakeup.sleep_until(self._store.time() + TRY_AGAIN_AFTER)
+            self._learn(obstacle=Obstacle(self._store.time() + TRY_AGAIN_AFTER, error))
+            await self._store.delete_prefix(
+                self._keys.attempt(decision.number, self._office.term), when=self._office.in_office
+            )
+            return 0
 
-    async def _commit(self, decision: Complete) -> None:
-        """Write who has which rank, and then, at one moment and only if all still holds, that this is the round."""
+    async def _commit(self, decision: Complete) -> int | None:
+        """Write who has which rank, and then, at one moment and only if all still holds, that this is the round.
+
+        Where the store caps conditions, a first call writes the ranks and the marker, and the same decision, made anew
+        once that is in the picture, commits.
+        """
         office, keys, last = self._office, self._keys, self._view.round
+        marked, self._marked = self._marked, None
+        if marked is not None and marked.is_of_the_same(decision):
+            decision = replace(decision, members=marked.members)  # a user's order may give other ranks each time
+        elif marked is not None:
+            # It must go: an attempt with fewer buckets would leave some of it beside its own.
+            await office.forget(marked.number, office.term)
+            marked = None
         members = [
             Member(node_id=record.node_id, rank=rank, arrival=record.arrival)
             for rank, record in enumerate(decision.members)
@@ -369,29 +376,26 @@ class Term:
         at_once = _fit_together(conditions, [*ranks, *commit], count_most=self._store.writes_max - MARKERS)
         if at_once:
             commit = [*ranks, *commit]
-        else:
+        elif marked is None:
             for portion in _portions(ranks, self._store.writes_max):
                 await office.write(*portion)
-        stand = True
         if not exact:
+            if marked is None:
+                self._marked = decision
+                return await self._mark()
             del conditions[self._store.operations_max :]
             commit.append(Delete(keys.marker))
-            await self._catch_up()
-            stand = self._view.stand(members)
-        result = (
-            await self._store.transact(when=conditions, then=commit, otherwise=(Get(keys.settings),)) if stand else None
-        )
-        if result is None or not result.succeeded:
+        result = await self._store.transact(when=conditions, then=commit, otherwise=(Get(keys.settings),))
+        if not result.succeeded:
             log.info(
                 "run %s: the commit of round %d was refused: something has just changed", keys.run_id, round.number
             )
             if not at_once:
                 # What was written for it must go: an attempt with fewer buckets would leave some of it beside its own.
                 await self._store.delete_prefix(keys.attempt(round.number, office.term), when=unchanged)
-            if result is not None and take_settings(result, self._agreed):
+            if take_settings(result, self._agreed):
                 self._view.resized(needed=self._rules.needed, now=self._store.time())
-            await self._wakeup.sleep_until(self._store.time() + REFUSED_PAUSE)
-            return
+            return None
         committed = round.replace(revision=result.revision)
         rank_0 = f"rank 0 is {members[0].node_id} at {round.host}:{round.port}"
         log.info("run %s: round %d is complete with %d nodes, %s", keys.run_id, round.number, round.size, rank_0)
@@ -399,11 +403,12 @@ class Term:
         self._view.completed(committed, members, now=now)
         self._chronicle.written(history, now=now)
         if progress is not None:
-            self._reported, self._reported_at = progress, now
+            self._learn(told=progress, told_at=now)
             self._say(explain(progress))
         self._follower.take_round(committed)
         if last is not None:
             await office.forget(last.number, last.term)
+        return 0
 
     async def _round_of(self, decision: Complete, members: list[Member]) -> Round:
         """The round to commit."""
@@ -428,12 +433,11 @@ class Term:
         self._shared.used = True  # from now on: the answer to the commit may be lost
         return round
 
-    async def _catch_up(self) -> None:
-        """Know everything that had happened to the nodes when this was called."""
+    async def _mark(self) -> int:
+        """Write the marker: once it is folded, all that had happened to the nodes before it is in the picture."""
         marker = NodeRecord(node_id="", incarnation="", left=True)  # whoever reads the nodes passes over it
         in_office = self._office.in_office
-        written = await self._store.put(self._keys.marker, marker.pack(), lease=self._lease, when=in_office)
-        await self._take_in_until(written)
+        return await self._store.put(self._keys.marker, marker.pack(), lease=self._lease, when=in_office)
 
 
 async def _clear_away(office: Office, round: Round | None) -> None:

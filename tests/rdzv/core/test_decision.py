@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdzv.core.acts import Wait
 from rdzv.core.decision import (
     LAST_CALL_GRACE,
     JoinClock,
@@ -16,7 +17,6 @@ from rdzv.core.decision import (
     Parked,
     Refused,
     Rules,
-    Wait,
     explain,
     follow,
     report_due,

@@ -1,0 +1,192 @@
+"""`decide` returns the one act that is due first, on a picture that it does not change."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rdzv.core.acts import Act, Ask, Complete, Expel, Obstacle, Picture, Report, Resize, Wait
+from rdzv.core.decision import decide
+from rdzv.core.state import Closed, Head, NodeRecord, Progress, Unban
+from rdzv.core.stopping import Begun, Resized, Stop
+from rdzv.core.stuck.accusing import Accusation
+from rdzv.core.view import Answered, Standstill, Stuck
+from store import Event
+from store.errors import LimitExceeded
+from tests.support.hand_fed import NODES, HandFed
+
+RESIZED = Head(resized=Resized(min_nodes=2, max_nodes=4, revision=90))
+UNBANNED = Head(unbans={"x": Unban(who="x", revision=91)})
+
+
+def in_steps() -> HandFed:
+    """A run whose round 0 has the members a, b and c, which call `check`."""
+    run = HandFed(needed=3, capacity=6)
+    run.arrive("a", "b", "c", progress=0)
+    run.now += run.rules.last_call
+    run.commit()
+    assert run.round is not None
+    run.view.completed(run.round.replace(in_steps=True), run.members, now=run.now)
+    run.snapshot()
+    return run
+
+
+def arrival(run: HandFed, name: str) -> int:
+    return next(member.arrival for member in run.members if member.node_id == name)
+
+
+def stuck(run: HandFed, *names: str, **other: Any) -> None:
+    for name in names:
+        run.view.learn(Stuck(0, arrival(run, name), name, "stuck")._replace(**other))
+
+
+def act_of(run: HandFed, **of_the_picture: Any) -> Act:
+    """Decide, and see that nothing of the picture has changed by it."""
+    picture = Picture(view=run.view, **({"head": Head()} | of_the_picture))
+    before = pickle.dumps(run.view)
+    act = decide(picture, run.rules, now=run.now)
+    assert pickle.dumps(run.view) == before
+    assert act == decide(picture, run.rules, now=run.now)
+    return act
+
+
+def told(run: HandFed, **of_the_picture: Any) -> dict[str, Any]:
+    """What the picture has once all of the progress has been told."""
+    act = act_of(run, **of_the_picture)
+    assert isinstance(act, Report)
+    return {"told": act.progress, "told_at": run.now, **of_the_picture}
+
+
+def test_of_all_acts_that_are_due_the_first_is_returned() -> None:
+    run = in_steps()
+    run.view.accusations.clear()
+    stuck(run, "c")
+    run.arrive("d")
+    everything = replace(RESIZED, unbans=UNBANNED.unbans)
+    assert isinstance(act_of(run, head=everything), Resize)
+    assert isinstance(act_of(run, head=everything, resized_at=90), Expel)
+    run.die("c")
+    assert isinstance(act_of(run, head=UNBANNED), Report)
+    assert isinstance(act_of(run, **told(run)), Ask)
+
+
+def test_a_round_is_completed_without_a_report_before_it() -> None:
+    run = HandFed(needed=2, capacity=2)
+    run.arrive("a", "b")
+    act = act_of(run, head=UNBANNED)
+    assert isinstance(act, Complete)
+    assert [record.node_id for record in act.members] == ["a", "b"]
+
+
+def test_a_report_that_is_not_due_yet_does_not_hold_up_a_question() -> None:
+    run = in_steps()
+    run.arrive("d")
+    said = told(run)
+    run.arrive("e")  # a second one is told of a moment later
+    act = act_of(run, **said)
+    assert isinstance(act, Ask)
+    assert act.stop.why == "2 nodes waiting to come in"
+    run.view.asked(act.stop.replace(revision=70))
+    wait = act_of(run, **said)
+    assert isinstance(wait, Wait)
+    assert wait.until == run.now + 0.05
+
+
+def test_the_members_are_asked_and_then_told() -> None:
+    run = in_steps()
+    run.arrive("d")
+    said = told(run)
+    question = act_of(run, **said)
+    assert isinstance(question, Ask)
+    run.view.asked(question.stop.replace(revision=70))
+    assert isinstance(act_of(run, **said), Wait), "it is not asked again before the watch brings it"
+    run.view.learn(Answered())
+    for name, step in (("a", 4), ("b", 5), ("c", None)):
+        run.view.learn(Answered(name, Begun(round=0, step=step)))
+    decision = act_of(run, **said)
+    assert isinstance(decision, Ask)
+    assert (decision.stop.step, decision.over) == (6, 70)
+    run.view.asked(decision.stop.replace(revision=71))
+    assert isinstance(act_of(run, **said), Wait)
+
+
+def test_two_members_are_expelled_one_after_the_other_and_neither_loss_is_taken_back() -> None:
+    run, lost = in_steps(), []
+    stuck(run, "b", "c")
+    said: dict[str, Any] = {}
+    while isinstance(act := act_of(run, **said), Expel):
+        run.view.expelled(act.node_id, act.why)
+        said = {"told": act.progress, "told_at": run.now}
+        run.die(act.node_id)
+        lost.append(act.progress.lost_ids)
+    assert lost == [("b",), ("b", "c")]
+    assert run.view.why == {"b": "stuck", "c": "stuck"}
+    assert isinstance(act, Ask | Report | Wait)
+    assert act.progress.lost_ids == ("b", "c")
+
+
+def test_two_accusers_are_believed() -> None:
+    run = in_steps()
+    for by in "ab":
+        said = Accusation(round=0, accused="c", by=by, why="it is silent").pack()
+        run.feed(Event(kind="put", revision=80, key=f"{NODES}/accused/c/{by}", value=said))
+    act = act_of(run)
+    assert isinstance(act, Expel)
+    assert (act.node_id, act.arrival) == ("c", arrival(run, "c"))
+
+
+@pytest.mark.parametrize("other", [{"round": 1}, {"arrival": 1000}, {"node_id": "x"}])
+def test_a_fact_of_another_round_or_arrival_changes_nothing(other: dict[str, Any]) -> None:
+    run = in_steps()
+    stuck(run, "c", **other)
+    run.view.learn(Standstill(1, "no member gets on"))
+    act = act_of(run)
+    assert isinstance(act, Report)
+    assert act.progress.standstill == ""
+
+
+def test_a_fact_of_a_member_that_has_come_again_does_not_put_it_out_of_the_next_round() -> None:
+    run = in_steps()
+    stuck(run, "c")
+    run.put("c", NodeRecord(node_id="c", incarnation="2", address="c", port=1, arrived_after=0).pack())
+    assert isinstance(act_of(run), Report)
+    run.arrive("a", "b")
+    run.commit()
+    assert isinstance(act_of(run), Report)
+
+
+def test_a_store_that_is_full_is_asked_again_after_a_while_and_all_are_told() -> None:
+    run = HandFed(needed=2, capacity=2)
+    run.arrive("a", "b")
+    obstacle = Obstacle(run.now + 1.0, LimitExceeded("no room"))
+    act = act_of(run, obstacle=obstacle)
+    assert isinstance(act, Report)
+    assert act.progress.problem == "the store does not take it: no room"
+    wait = act_of(run, obstacle=obstacle, told=act.progress, told_at=run.now)
+    assert isinstance(wait, Wait)
+    assert (wait.until, wait.error) == (run.now + 1.0, obstacle.error)
+    run.now += 1.0
+    assert isinstance(act_of(run, obstacle=obstacle), Complete)
+
+
+def test_a_closed_run_has_its_losses_told_and_its_members_let_out() -> None:
+    run = in_steps()
+    run.closed = True
+    head = Head(closed=Closed(reason="done", by="a"))
+    act = act_of(run, **told(run, head=head))
+    assert isinstance(act, Ask)
+    assert act.stop == Stop(round=0, why="the run is closed: done")
+
+
+def test_waiting_lasts_until_the_first_moment_at_which_something_is_due() -> None:
+    run = HandFed(needed=2, capacity=4, last_call=30.0)
+    run.arrive("a", "b")
+    said = told(run)
+    wait = act_of(run, **said)
+    assert isinstance(wait, Wait)
+    assert wait.until == run.now + 3.0, "a last call is told anew each tenth of it"
+    old: Progress = said["told"]
+    assert act_of(run, told=old, told_at=run.now) == wait
