@@ -13,10 +13,10 @@ FIXED = 24
 COUNT_FRESH = 10
 
 SEEDS = {
-    "nobody coordinates once the run is closed": 0,
-    "who leaves before the agreed step is not missed": 10,
+    "nobody coordinates once the run is closed": 60,
+    "who leaves before the agreed step is not missed": 200,
     "nothing is heard of after newcomers that are let wait": 20,
-    "who has come to its end is forgotten": 78,
+    "who has come to its end is forgotten": 110,
     "who came back first stays": 0,
     "who was expelled is told of it as of another's loss": 15,
     "a report of an earlier picture follows an expel": 0,

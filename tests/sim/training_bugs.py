@@ -36,7 +36,7 @@ __all__ = ["TRAINING_BUGS"]
 
 
 class Overwriting(HeardClient):
-    """Writes where to stop over what another coordinator has decided."""
+    """Writes where to stop over any decision that stands: the store's condition is the last that prevents it."""
 
     async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
         if isinstance(request, Transact):
@@ -156,6 +156,18 @@ def _two_expels_of_one_picture() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _its_own_decision_is_forgotten() -> Iterator[None]:
+    wrote = Agreement.wrote
+
+    def forget(self: Agreement, stop: Stop) -> None:
+        if not stop.decided:
+            wrote(self, stop)
+
+    with patch.object(Agreement, "wrote", forget):
+        yield
+
+
 TRAINING_BUGS = {
     "nobody coordinates once the run is closed": Seams(plant=_nobody_coordinates_a_closed_run),
     "who leaves before the agreed step is not missed": Seams(plant=_who_leaves_early_is_not_missed),
@@ -166,6 +178,6 @@ TRAINING_BUGS = {
     "a report of an earlier picture follows an expel": Seams(plant=_a_report_of_an_earlier_picture),
     "two members are expelled by one picture": Seams(plant=_two_expels_of_one_picture),
     "every drain is told of": Seams(plant=_every_drain_is_told),
-    "a decision is written over": Seams(client=Overwriting),
+    "a decision is written over": Seams(client=Overwriting, plant=_its_own_decision_is_forgotten),
 }
 """Each bug by name, as it is planted."""
