@@ -2,12 +2,12 @@
 
 `decide` returns the one act that is due first, and changes nothing of the picture that it is given:
 
-    RESIZE      the run has other numbers of nodes than the coordinator has heeded
-    EXPEL       a live member is to be taken out of the round
-    COMPLETE    a round can be completed
-    REPORT      the progress has changed, and it is time to say so
-    ASK         the members should agree on a step to stop at, or have answered
-    WAIT        none of these is due
+    Resize      the run has other numbers of nodes than the coordinator has heeded
+    Expel       a live member is to be taken out of the round
+    Complete    a round can be completed
+    Report      the progress has changed, and it is time to say so
+    Ask         the members should agree on a step to stop at, or have answered
+    Wait        none of these is due
 
 What is not due yet holds up nothing behind it. A round completes without a report before it.
 
@@ -28,42 +28,41 @@ The words are made here too (`explain`), from a `Progress`, where they are read:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rdzv.core.absent import NAMED_OF_MANY
-from rdzv.core.acts import Ask, Complete, Expel, Report, Resize, Wait
 from rdzv.core.addresses import with_reachable_addresses
 from rdzv.core.ranks import domains_of, in_units
-from rdzv.core.state import (
-    NAMED_MOST,
-    Closed,
-    Head,
-    Phase,
-    Progress,
-    to_leave,
-)
+from rdzv.core.state import NAMED_MOST, Closed, Head, Phase, Progress, to_leave
 from rdzv.errors import RendezvousSettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from rdzv.core.acts import Act, Picture
     from rdzv.core.ranks import RankOrder
     from rdzv.core.round import Round
     from rdzv.core.state import NodeRecord, Unban
     from rdzv.core.stopping import Stop
-    from rdzv.core.view import View
+    from rdzv.core.view import Picture, View
 
 __all__ = [
     "LAST_CALL_GRACE",
     "TRY_AGAIN_AFTER",
+    "Act",
+    "Ask",
+    "Complete",
+    "Expel",
     "JoinClock",
     "Me",
     "Parked",
     "Refused",
+    "Report",
+    "Resize",
     "Rules",
+    "Wait",
     "decide",
     "explain",
     "follow",
@@ -100,6 +99,65 @@ class Rules:
         """Return how many of so many nodes a round takes in; none if they are fewer than it needs."""
         return min(count - count % self.unit, self.capacity) if count >= self.needed else 0
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resize:
+    """Take the run's new numbers of nodes."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expel:
+    """Take a member out of the round, and say so in the same transaction: so it is told itself as well."""
+
+    node_id: str
+    arrival: int
+    why: str
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complete:
+    """Commit this round, with these members in order of rank."""
+
+    number: int
+    members: tuple[NodeRecord, ...]
+    progress: Progress
+
+    def is_of_the_same(self, other: Complete) -> bool:
+        """Return whether both are of one round, of the same arrivals, whatever their ranks."""
+        arrivals = [sorted(record.arrival for record in one.members) for one in (self, other)]
+        return self.number == other.number and arrivals[0] == arrivals[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Write the progress; and note in the history that these bans were lifted, by the names of their keys."""
+
+    progress: Progress
+    unbans: Mapping[str, Unban] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Ask the members where to stop, or tell them, over this revision of the key."""
+
+    stop: Stop
+    over: int
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Nothing to do before `until` (on the coordinator's clock; None: before the next event)."""
+
+    until: float | None
+    progress: Progress
+    error: BaseException | None = None  # what the order, which may be the user's own, has raised, if that is why
+
+
+Act = Resize | Expel | Complete | Report | Ask | Wait
 
 LAST_CALL_GRACE = 10.0  # seconds that a commit, or a new coordinator, may take after a last call
 MANY = 64  # nodes; fewer are told at once how many they are

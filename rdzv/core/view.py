@@ -17,6 +17,7 @@ below the minimum ends it, and reaching it again begins it anew (promise R11).
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from rdzv.core.round import Member, Round
-    from rdzv.core.state import Ban, LastCoordinator
+    from rdzv.core.state import Ban, Head, LastCoordinator
     from rdzv.core.stopping import Begun, Stop
     from store.messages import Event
 
-__all__ = ["Answered", "Standstill", "Stuck", "View"]
+__all__ = ["Answered", "Obstacle", "Picture", "Standstill", "Stuck", "View"]
 
 # How a node's lease ended, in words.
 _WHY: dict[str, str] = {
@@ -414,3 +415,23 @@ class View:
             self.enough_since = None
         elif self.enough_since is None:
             self.enough_since = now
+
+
+class Obstacle(NamedTuple):
+    """The store has refused a round for lack of room: no round is completed before `until`."""
+
+    until: float
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """All that a decision rests on. Nothing of it changes while `decide` looks at it, in whichever thread."""
+
+    view: View
+    head: Head
+    told: Progress | None = None  # the last report of this coordinator, or of the one before
+    told_at: float = 0.0
+    resized_at: int = 0  # the revision of the last resize that was heeded
+    unbanned_at: int = 0  # the revision of the last lifting of a ban that was noted
+    obstacle: Obstacle | None = None

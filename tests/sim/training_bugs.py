@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from rdzv.core import decision
-from rdzv.core.acts import Report
-from rdzv.core.decision import decide
+from rdzv.core.decision import Report, decide
 from rdzv.core.stopping import Agreement, StepGate
 from rdzv.loop.life import Life
 from rdzv.membership import Membership, changes_since
@@ -26,10 +25,10 @@ from tests.sim.truth import HeardClient
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rdzv.core.acts import Act, Expel, Picture
-    from rdzv.core.decision import Rules
+    from rdzv.core.decision import Act, Expel, Rules
     from rdzv.core.state import Change, Head, NodeRecord
     from rdzv.core.stopping import Stop
+    from rdzv.core.view import Picture
     from store.messages import Request
 
 __all__ = ["TRAINING_BUGS"]

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rdzv import Closed
-from rdzv.core.acts import Complete, Wait
-from rdzv.core.decision import JoinClock, Me, Rules, follow, next_round
+from rdzv.core.decision import Complete, JoinClock, Me, Rules, Wait, follow, next_round
 from rdzv.core.ranks import survivors_first
 from rdzv.core.round import Member, Round
 from rdzv.core.state import Coordinator, Head, NodeRecord, Progress

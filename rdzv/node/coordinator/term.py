@@ -30,13 +30,23 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from rdzv.core.acts import Ask, Complete, Expel, Obstacle, Picture, Report, Resize, Wait
-from rdzv.core.decision import TRY_AGAIN_AFTER, decide, explain, hindered
+from rdzv.core.decision import (
+    TRY_AGAIN_AFTER,
+    Ask,
+    Complete,
+    Expel,
+    Report,
+    Resize,
+    Wait,
+    decide,
+    explain,
+    hindered,
+)
 from rdzv.core.history import Chronicle, History, pack_history
 from rdzv.core.ranks import newest_of
 from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, bucket_of, name_arrivals
 from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
-from rdzv.core.view import View
+from rdzv.core.view import Obstacle, Picture, View
 from rdzv.node.coordinator.accusations import AccusationWatch
 from rdzv.node.coordinator.agreement import gather
 from rdzv.node.coordinator.office import Office, SharedLease
@@ -51,8 +61,7 @@ from store.printable import escaping, without_durations
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rdzv.core.acts import Act
-    from rdzv.core.decision import Rules
+    from rdzv.core.decision import Act, Rules
     from rdzv.node.link.link import Link
     from rdzv.node.link.role import Role
     from rdzv.node.member.part import Part

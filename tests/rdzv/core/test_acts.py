@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from rdzv.core.acts import Act, Ask, Complete, Expel, Obstacle, Picture, Report, Resize, Wait
-from rdzv.core.decision import decide
+from rdzv.core.decision import Act, Ask, Complete, Expel, Report, Resize, Wait, decide
 from rdzv.core.state import Closed, Head, NodeRecord, Progress, Unban
 from rdzv.core.stopping import Begun, Resized, Stop
 from rdzv.core.stuck.accusing import Accusation
-from rdzv.core.view import Answered, Standstill, Stuck
+from rdzv.core.view import Answered, Obstacle, Picture, Standstill, Stuck
 from store import Event
 from store.errors import LimitExceeded
 from tests.support.hand_fed import NODES, HandFed

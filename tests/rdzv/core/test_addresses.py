@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rdzv.core.acts import Complete, Wait
 from rdzv.core.addresses import is_loopback, way_of, with_reachable_addresses
+from rdzv.core.decision import Complete, Wait
 from rdzv.core.state import NodeRecord
 from rdzv.errors import RendezvousSettingsError
 from tests.support.hand_fed import HandFed

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.core.acts import Wait
 from rdzv.core.decision import (
     LAST_CALL_GRACE,
     JoinClock,
@@ -17,6 +16,7 @@ from rdzv.core.decision import (
     Parked,
     Refused,
     Rules,
+    Wait,
     explain,
     follow,
     report_due,

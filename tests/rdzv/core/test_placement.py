@@ -7,8 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.core.acts import Complete
-from rdzv.core.decision import Rules
+from rdzv.core.decision import Complete, Rules
 from rdzv.core.ranks import by_request, by_topology, in_units, survivors_first
 from rdzv.core.state import NodeRecord
 from tests.support.hand_fed import HandFed
