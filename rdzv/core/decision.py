@@ -168,13 +168,7 @@ GIVEN_UP_MOST = 300  # ... and these, which name nodes
 
 
 def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
-    """Return what the coordinator should do now: of all acts the first that is due.
-
-    Args:
-        picture: What it knows.
-        rules: The run's settings.
-        now: Seconds on its clock.
-    """
+    """Return what the coordinator should do at this moment on its clock: of all acts the first that is due."""
     view, head, closed = picture.view, picture.head, picture.head.closed is not None
     if head.resized is not None and head.resized.revision > picture.resized_at:
         return Resize(revision=head.resized.revision)
