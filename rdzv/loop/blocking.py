@@ -13,20 +13,18 @@ Nothing can cancel a body that blocks. When a round has ended, the next `check` 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from rdzv.core.round_life import Ending, EndKind
 from rdzv.errors import RendezvousSettingsError, RoundChanged
-from rdzv.loop.member import MemberOfRound, Options, RoundLoop
-from store.calls import finished
+from rdzv.loop.member import BodyCalls, MemberOfRound, Options, RoundLoop
+from store.calls import blocking, finished
 from store.net.threads import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
-    from typing import SupportsIndex
 
-    from rdzv.core.round import Participant
+    from rdzv.core.round_life import Ending
     from rdzv.membership import BlockingRendezvousInfo
     from rdzv.node.blocking_handler import Handler
     from rdzv.shared_store.store import BlockingSharedStore
@@ -69,50 +67,21 @@ class Round(MemberOfRound):
         if ending.others_have_gone:
             self.store.end_waits()
 
-    # ------------------------------------------------------------------------------------------ for the body
-
-    def check(self, step: SupportsIndex) -> None:
-        """Begin a step, or leave the round together with all other members, before the same step.
-
-        Args:
-            step: The one that is about to begin; each time a larger one, any kind of whole number.
-
-        Raises:
-            RoundChanged: The round has ended, or ends here; leaving the block swallows it.
-        """
-        self._check_not_over()
-        step = self._membership.beats.beat(step)
-        if self.gate.passes(step):
-            return
-        if not self.gate.decided:
-            self._until_decided()
-        if self.gate.leaves(step):
-            self.life.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))
-        self._check_not_over()
-
-    def _check_not_over(self) -> None:
-        if self.life.ending is not None:
-            raise RoundChanged(f"{self!r} is over: {self.life.ending.reason}")
-
-    def _until_decided(self) -> None:
-        """Wait until the members have agreed, or the round has ended."""
+    async def _until_decided(self) -> None:
         known = Flag()
         self._membership.call_once(lambda: self.gate.decided or self.life.ending, lambda _: known.set())
         known.wait()
-        self._check_not_over()
 
-    def keep(self, key: str, data: bytes) -> None:
-        """Keep a little state of the run, from round to round; see the async twin."""
-        self._handler.keep(key, data, in_round=self.number)
+    async def _get_out(self) -> None:
+        assert self.life.ending is not None, "else there is no reason to"
+        raise RoundChanged(f"{self!r} is over: {self.life.ending.reason}")
 
-    def restore(self, key: str) -> bytes | None:
-        """What any member has kept last under a name; None if nobody has."""
-        return self._handler.restore(key)
+    @property
+    def _awaited(self) -> BodyCalls:
+        return cast("BodyCalls", self)  # it has all that these need
 
-    def accuse(self, rank: int, why: str) -> None:
-        """Say of another member that it does not answer, as a collective that has failed does; see the async twin."""
-        self._handler.accuse(rank, why, in_round=self.number)
-
-    def participants(self) -> list[Participant]:
-        """All members, by rank, with what each brought. This reads something of every member."""
-        return self._info.participants()
+    check = blocking(BodyCalls.check)
+    keep = blocking(BodyCalls.keep)
+    restore = blocking(BodyCalls.restore)
+    accuse = blocking(BodyCalls.accuse)
+    participants = blocking(BodyCalls.participants)

@@ -331,7 +331,7 @@ class Life:
             listening = (await self._store()).listening()
         except RendezvousError:
             return  # that store is lost, and the round with it
-        self._membership.call_when_over(listening.supersede)
+        self._membership.call_when_over(listening.end_calls)
         while True:
             try:
                 await listening.wait([BLAME], LISTENS_FOR)

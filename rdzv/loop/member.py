@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, get_args
 
 from rdzv.config.config_errors import shown
-from rdzv.core.round_life import Ending, Outcome, gave_up
+from rdzv.core.round_life import Ending, EndKind, Outcome, gave_up
 from rdzv.core.stopping import step_of
 from rdzv.core.stuck.tally import Tally
 from rdzv.errors import (
@@ -33,10 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import SupportsIndex
 
+    from rdzv.core.round import Participant
     from rdzv.core.stopping import StepGate
     from rdzv.node.node import Node
 
-__all__ = ["MemberOfRound", "OnWaiting", "Options", "RoundLoop", "done"]
+__all__ = ["BodyCalls", "MemberOfRound", "OnWaiting", "Options", "RoundLoop", "done"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
@@ -92,8 +93,7 @@ class RoundLoop(Generic[SomeRound]):
         self._handler = handler
         self._was_open: bool | None = None  # so that a closing is the end of the loop, and no error; None before it
         self._finished = -1  # the last step of this node
-        self._last: SomeRound | None = None
-        self._has_got_on = False
+        self.last: SomeRound | None = None  # the last round that it has given, or left
 
     async def next(self) -> SomeRound | None:
         """Leave the last round, meet again, and return the next one; None at the end of the loop.
@@ -102,13 +102,13 @@ class RoundLoop(Generic[SomeRound]):
             RunGivenUpError: A member has given the run up; or it has had as many rounds without a step as it may.
             RendezvousError: The next round was not reached, and a retry would not help.
         """
-        if self._last is None:
+        if self.last is None:
             self._was_open = not await done(self._handler.is_closed())
             if self.options.progress is not None:
                 self._finished = step_of(self.options.progress())
         else:
-            self._last.check_entered()
-            await self._leave(self._last)
+            self.last.check_entered()
+            await self._leave(self.last)
         while not self.node.is_draining:
             self.node.progress = self._finished  # which the arrival tells the others
             try:
@@ -119,7 +119,7 @@ class RoundLoop(Generic[SomeRound]):
             await self._give_up_without_progress()
             round = self._make(self._handler, info, self)
             if await round.begin():
-                self._last = round
+                self.last = round
                 return round
             await self._leave(round)
         return None
@@ -138,21 +138,9 @@ class RoundLoop(Generic[SomeRound]):
         if not self._was_open:
             raise error
 
-    @property
-    def membership(self) -> Membership:
-        """Of the round that this node has just become a member of."""
-        membership = self.node.membership
-        assert membership is not None, "next_rendezvous has just made this node a member"
-        return membership
-
-    @property
-    def last_rank(self) -> int | None:
-        """Which rank this node had in the round before; None if there was none."""
-        return None if self._last is None else self._last.rank
-
     async def _leave(self, round: SomeRound) -> None:
         """Note how far the round has brought this node and, if that is counted, the run."""
-        self._last = round
+        self.last = round
         gate, progress = round.gate, self.options.progress
         # Coming up with a member that had finished more is no progress of the run.
         before = max(self._finished, -1 if round.newest is None else round.newest[1])
@@ -162,16 +150,14 @@ class RoundLoop(Generic[SomeRound]):
             self._finished = max(gate.begun - 1, -1)
         elif gate.finished is not None:
             self._finished = gate.finished
-        self._has_got_on = round.has_got_on or (progress is not None and self._finished > before)
+        achieved = round.has_got_on or (progress is not None and self._finished > before)
+
+        def count(tally: bytes) -> bytes:
+            return Tally.of(tally).after(round.number, failed=round.life.has_failed, achieved=achieved).pack()
+
         if self.options.no_progress:
             with contextlib.suppress(RendezvousError):  # the store is away; the next call says so, if it stays away
-                await done(self._handler.change_tally(self._count))
-
-    def _count(self, tally: bytes) -> bytes:
-        """Count the round that this member has just left."""
-        last = self._last
-        assert last is not None, "it has left one"
-        return Tally.of(tally).after(last.number, failed=last.life.has_failed, achieved=self._has_got_on).pack()
+                await done(self._handler.change_tally(count))
 
     async def _give_up_without_progress(self) -> None:
         """Give the run up if it has had as many rounds without a step as it may.
@@ -180,7 +166,7 @@ class RoundLoop(Generic[SomeRound]):
         """
         if not self.options.no_progress:
             return
-        fruitless = Tally.of(await done(self._handler.change_tally(_as_it_is))).fruitless
+        fruitless = Tally.of(await done(self._handler.change_tally(bytes))).fruitless  # which changes nothing
         if fruitless < self.options.no_progress:
             return
         reason = (
@@ -190,10 +176,6 @@ class RoundLoop(Generic[SomeRound]):
         await done(self._handler.give_up(reason, status=NO_PROGRESS_STATUS))
         message = f"run {self.node.run_id} is given up: {reason}"
         raise RunGivenUpError(message, reason=reason, given_up=True, status=NO_PROGRESS_STATUS)
-
-
-def _as_it_is(tally: bytes) -> bytes:
-    return tally
 
 
 class Busy:
@@ -240,9 +222,11 @@ class MemberOfRound(ABC):
 
     store: Any
     _handler: Any
+    _info: Any
 
     def __init__(self, handler: Any, loop: RoundLoop[Any]) -> None:
-        node, membership, last_rank = loop.node, loop.membership, loop.last_rank
+        node, membership, last = loop.node, loop.node.membership, loop.last
+        assert membership is not None, "next_rendezvous has just made this node a member"
         round = membership.round
         self.number: int = round.number
         self.rank: int = membership.rank
@@ -250,7 +234,7 @@ class MemberOfRound(ABC):
         self.node_id: str = node.node_id
         self.run_id: str = node.run_id
         self.bootstrap_address: tuple[str, int] = (round.host, round.port)
-        self.previous: Previous | None = None if last_rank is None else Previous(last_rank, *round.since)
+        self.previous: Previous | None = None if last is None else Previous(last.rank, *round.since)
         newest = round.newest
         self.newest: tuple[int, int] | None = newest
         self.gate: StepGate = membership.gate
@@ -346,3 +330,62 @@ class MemberOfRound(ABC):
 
     def __repr__(self) -> str:
         return f"<round {self.number} of run {self.run_id}: rank {self.rank} of {self.world_size}>"
+
+
+class BodyCalls(MemberOfRound):
+    """What a body may ask of its round. The blocking twin makes methods of these, which never have to wait."""
+
+    @abstractmethod
+    async def _until_decided(self) -> None:
+        """Wait until the members have agreed, or the round has ended."""
+
+    @abstractmethod
+    async def _get_out(self) -> None:
+        """End the body here, since the round is over."""
+
+    async def check(self, step: SupportsIndex) -> None:
+        """Begin a step, or leave the round together with all other members, before the same step.
+
+        With nothing pending it costs no message. If the round is over, or ends here, the body is cancelled here; of the
+        blocking twin, `RoundChanged` is raised, which leaving the block swallows.
+
+        Args:
+            step: The one that is about to begin; each time a larger one, any kind of whole number.
+        """
+        if self.life.ending is None:
+            step = self._membership.beats.beat(step)
+            if self.gate.passes(step):
+                return
+            if not self.gate.decided:
+                await self._until_decided()
+            if self.gate.decided:  # else the round has ended meanwhile
+                if not (self.gate.leaves(step) or self.life.others_have_gone):
+                    return
+                self.life.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))
+        await self._get_out()
+
+    async def keep(self, key: str, data: bytes) -> None:
+        """Keep a little state of the run, from round to round: the path of a checkpoint, a seed.
+
+        Args:
+            key: Its name in the run.
+            data: A value of the store: within its limit, and kept until the run ends.
+
+        Raises:
+            RoundSupersededError: This node is no longer in the round.
+        """
+        await done(self._handler.keep(key, data, in_round=self.number))
+
+    async def restore(self, key: str) -> bytes | None:
+        """What any member has kept last under a name; None if nobody has."""
+        kept: bytes | None = await done(self._handler.restore(key))
+        return kept
+
+    async def accuse(self, rank: int, why: str) -> None:
+        """Say of another member that it does not answer, as a collective that has failed does; see `Handler.accuse`."""
+        await done(self._handler.accuse(rank, why, in_round=self.number))
+
+    async def participants(self) -> list[Participant]:
+        """All members, by rank, with what each brought. This reads something of every member."""
+        members: list[Participant] = await done(self._info.participants())
+        return members

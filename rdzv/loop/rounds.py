@@ -28,9 +28,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 import anyio
 
 from rdzv.backends.builtin import create_handler
-from rdzv.core.round_life import Ending, EndKind
 from rdzv.errors import RendezvousSettingsError
-from rdzv.loop.member import MemberOfRound, OnWaiting, Options, RoundLoop
+from rdzv.loop.member import BodyCalls, OnWaiting, Options, RoundLoop
 from rdzv.node.front.queries import WakeupHere
 from rdzv.node.handler import Handler
 
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from typing import SupportsIndex
 
     from rdzv.config.overrides import Overrides
-    from rdzv.core.round import Participant
+    from rdzv.core.round_life import Ending
     from rdzv.membership import RendezvousInfo
     from rdzv.shared_store.store import SharedStore
 
@@ -106,7 +105,7 @@ async def rounds_made_by(
             yield round
 
 
-class Round(MemberOfRound):
+class Round(BodyCalls):
     """One round, for one of its members; made by `rounds`."""
 
     def __init__(self, handler: Handler, info: RendezvousInfo, loop: RoundLoop[Any]) -> None:
@@ -134,56 +133,13 @@ class Round(MemberOfRound):
         with contextlib.suppress(RuntimeError):  # the loop has closed, and the body with it
             self._loop.call_soon_threadsafe(self._scope.cancel)
 
-    # ------------------------------------------------------------------------------------------ for the body
-
-    async def check(self, step: SupportsIndex) -> None:
-        """Begin a step, or leave the round together with all other members, before the same step.
-
-        With nothing pending it costs no message. Leaving means that the body is cancelled here; also that of a body
-        which never waits, and has not been cancelled yet though the round is over.
-
-        Args:
-            step: The one that is about to begin; each time a larger one, any kind of whole number.
-        """
-        if self.life.ending is None:
-            step = self._membership.beats.beat(step)
-            if self.gate.passes(step):
-                return
-            if not self.gate.decided:
-                await self._until_decided()
-            if not self.gate.leaves(step):
-                return
-            self.life.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))
-        self._scope.cancel()
-        await anyio.sleep_forever()  # the line before has cancelled it
-
     async def _until_decided(self) -> None:
-        """Wait until the members have agreed: a round trip, since their nodes answer while they compute."""
+        """Wait for a round trip, since all nodes answer while their members compute."""
         wakeup = WakeupHere()
         with self._membership.listeners.listening(wakeup):
             while not self.gate.decided:
                 await wakeup.sleep()
 
-    async def keep(self, key: str, data: bytes) -> None:
-        """Keep a little state of the run, from round to round: the path of a checkpoint, a seed.
-
-        Args:
-            key: Its name in the run.
-            data: A value of the store: within its limit, and kept until the run ends.
-
-        Raises:
-            RoundSupersededError: This node is no longer in the round.
-        """
-        await self._handler.keep(key, data, in_round=self.number)
-
-    async def restore(self, key: str) -> bytes | None:
-        """What any member has kept last under a name; None if nobody has."""
-        return await self._handler.restore(key)
-
-    async def accuse(self, rank: int, why: str) -> None:
-        """Say of another member that it does not answer, as a collective that has failed does; see `Handler.accuse`."""
-        await self._handler.accuse(rank, why, in_round=self.number)
-
-    async def participants(self) -> list[Participant]:
-        """All members, by rank, with what each brought. This reads something of every member."""
-        return await self._info.participants()
+    async def _get_out(self) -> None:
+        self._scope.cancel()
+        await anyio.sleep_forever()  # the line before has cancelled it

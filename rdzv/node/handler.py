@@ -268,7 +268,7 @@ class Handler(Known, RendezvousHandler):
             _membership=membership,
             _read_roster=lambda: self._roster(membership),
         )
-        membership.call_when_over(functools.partial(here_soon, shared.supersede))
+        membership.call_when_over(functools.partial(here_soon, shared.end_calls))
         if self.settings.waits_end_on_loss:  # waits that begin later see the loss themselves
             membership.call_when_lost(lambda _: here_soon(shared.end_waits))
         return info

@@ -85,24 +85,6 @@ class Caller(Protocol):
         raise NotImplementedError
 
 
-class _Ending:
-    """What ends the calls under way, shared by all clones of a store.
-
-    Attributes:
-        reason: Why this node is no member any more, once somebody has said so here.
-        under_way: The requests under way, and whether a loss ends them.
-    """
-
-    def __init__(self, superseded: Callable[[], str | None]) -> None:
-        self._superseded = superseded
-        self.reason: str | None = None
-        self.under_way: dict[anyio.CancelScope, bool] = {}
-
-    def why(self) -> str | None:
-        """Why this node is known here to be no member any more, by either way to know it."""
-        return self.reason or self._superseded()
-
-
 class _Twin(ABC, Generic[C]):
     """What both twins have.
 
@@ -128,9 +110,8 @@ class _Twin(ABC, Generic[C]):
         self._client: C = client
         self._prefix, self._fence, self._lease = prefix, fence, lease
         self._timeout = _seconds(timeout)
-        company = company or Company()
-        self._ending = _Ending(company.superseded)
-        self._company = replace(company, superseded=self._ending.why)
+        self._company = company or Company()
+        self._under_way: dict[anyio.CancelScope, bool] = {}  # by whether a loss ends it; shared by all clones
 
     @abstractmethod
     async def _ask(self, request: Request[Any], left: float) -> Response:
@@ -266,22 +247,21 @@ class SharedStore(_Twin[Caller], Operations):
 
         Waits that begin later end as `lost` says. What is there already is given all the same.
         """
-        for scope, ends_on_loss in tuple(self._ending.under_way.items()):
+        for scope, ends_on_loss in tuple(self._under_way.items()):
             if ends_on_loss:
                 scope.cancel()
 
-    def supersede(self, reason: str) -> None:
-        """End every call under way, and refuse every later one, with `RoundSupersededError`; from the event loop.
+    def end_calls(self, _: object = None) -> None:
+        """End every call under way, with `RoundSupersededError` once `superseded` gives a reason; from the event loop.
 
-        Clones included. The first reason counts.
+        Clones included.
         """
-        self._ending.reason = self._ending.reason or reason
-        for scope in tuple(self._ending.under_way):
+        for scope in tuple(self._under_way):
             scope.cancel()
 
     async def _ask(self, request: Request[Any], left: float) -> Response:
         is_wait = waits(request)
-        under_way = self._ending.under_way
+        under_way = self._under_way
         with anyio.CancelScope() as scope:
             under_way[scope] = is_wait and self._company.lost is not None
             try:

@@ -67,10 +67,6 @@ class Flag:
             with contextlib.suppress(IndexError):  # another thread sets it, too, and has told the last one
                 self._waiting.pop()()
 
-    def clear(self) -> None:
-        """From now on it is not set."""
-        self._is_set = False
-
     def call(self, callback: Callable[[], object]) -> None:
         """Call back once it is set: here, if it is; else from the thread that sets it."""
         self._waiting.append(callback)

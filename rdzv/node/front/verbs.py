@@ -223,7 +223,7 @@ async def all_here(node: Node, *, timeout: float) -> bool:
     if membership is None:
         return True
     shared = shared_store(node, membership, link.store)
-    membership.call_when_over(shared.supersede)
+    membership.call_when_over(shared.end_calls)
     store = shared.waiting_through_losses()  # whoever is lost, an answer comes
     store.set_timeout(timeout)
 

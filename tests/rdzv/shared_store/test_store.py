@@ -308,7 +308,10 @@ async def test_a_barrier_that_runs_out_says_how_many_came(shared: Any) -> None:
 
 async def test_a_clone_shares_the_keys_but_not_the_timeout(server: Server) -> None:
     async with store.connect(server.url) as client:
-        shared = SharedStore(client, prefix="/round/", fence=())
+        over: list[str] = []
+        shared = SharedStore(
+            client, prefix="/round/", fence=(), company=Company(superseded=lambda: over[0] if over else None)
+        )
         assert shared.timeout == timedelta(minutes=5)
         clone = shared.clone()
         clone.set_timeout(1.5)
@@ -316,9 +319,13 @@ async def test_a_clone_shares_the_keys_but_not_the_timeout(server: Server) -> No
         assert (clone.timeout, shared.timeout) == (timedelta(seconds=1.5), timedelta(seconds=2))
         await clone.set("a", "1")
         assert await shared.get("a") == b"1"
-        shared.supersede("it was dropped")
-        with pytest.raises(RoundSupersededError):
-            await clone.get("a")
+        waiting = asyncio.create_task(clone.get("never"))
+        await asyncio.sleep(0)
+        over.append("it was dropped")
+        shared.end_calls()
+        for call in (waiting, clone.get("a")):
+            with pytest.raises(RoundSupersededError, match="it was dropped"):
+                await call
 
 
 # What is said to wrong arguments.
