@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
-import store.sync
 from rdzv.backends.bind_address import (
     BindAddress,
     HostedElsewhereError,
@@ -36,7 +35,8 @@ from rdzv.backends.bind_address import (
     choose_bind_address,
     listening,
 )
-from rdzv.backends.monitoring import http_room, serve_page
+from rdzv.backends.embedded import serve_embedded
+from rdzv.backends.store_process import StoreProcess
 from rdzv.core.keys import Keys
 from rdzv.errors import RendezvousConnectionError, RendezvousError, RendezvousSettingsError
 from rdzv.node.run.status import read_nodes_of_all_runs
@@ -79,7 +79,9 @@ class HostedStore:
         bound: Where it listens, and which addresses of the URL's host are another machine's.
     """
 
-    def __init__(self, server: Server, serving: contextlib.ExitStack, settings: Settings, bound: BindAddress) -> None:
+    def __init__(
+        self, server: Server | StoreProcess, serving: contextlib.ExitStack, settings: Settings, bound: BindAddress
+    ) -> None:
         self.server = server
         self.bound = bound
         self._serving = serving
@@ -363,24 +365,18 @@ def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedSt
         raise RendezvousSettingsError(
             f"is_host is set, but there is no certificate to serve {settings.endpoint.url} with; give cert and key"
         )
-    serving = contextlib.ExitStack()
+    server: Server | StoreProcess
     try:
         is_closed_to_strangers = token is not None or (tls is not None and tls.verify_mode is CERT_REQUIRED)
         bound = choose_bind_address(host, port, may_be_open=settings.insecure or is_closed_to_strangers, insist=insist)
         if bound.foreign and not insist:
             _refuse_shared_name(settings, host, bound)
-        if settings.http_port is not None:
-            http_room("app", "http_port")  # which may not be installed: then no store is started
-        store_serving = store.sync.serve(
-            bound.address,
-            port,
-            token=token,
-            tls=tls,
-            insecure=settings.insecure,
-            limits=settings.limits,
-            data_dir=settings.data_dir,
-        )
-        server = serving.enter_context(store_serving)
+        if settings.host == "process":
+            server = StoreProcess(settings, credentials, bound.address, port)
+            serving = contextlib.ExitStack()
+            serving.callback(server.close)
+        else:
+            serving, server = serve_embedded(settings, credentials, bound.address, port)
     except StoreUsageError as error:
         raise RendezvousSettingsError(f"the store cannot be started on {host}:{port}: {error}") from None
     except RendezvousError:  # among them ConnectionErrors, which are OSErrors, too
@@ -392,8 +388,6 @@ def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedSt
         why = f"{what} cannot be started on {host}:{port}: {error.strerror or str(error)}"
         raise (PortTakenError if error.errno == errno.EADDRINUSE else RendezvousConnectionError)(why) from error
     log.info("this node hosts the store of run %s at %s", settings.run_id, server.url)
-    if settings.http_port is not None:
-        serving.enter_context(serve_page(store_serving, server, bound.address, settings, token=token, tls=tls))
     return HostedStore(server, serving, settings, bound)
 
 

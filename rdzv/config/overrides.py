@@ -49,6 +49,7 @@ class Overrides(TypedDict, total=False):
     prefix: str | None
     etcd_prefix: str | None
     is_host: Flag
+    host: str | None
     data_dir: File
     insecure: Flag
     http_port: int | str | None

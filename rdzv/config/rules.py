@@ -51,6 +51,8 @@ def check_together(it: Any) -> None:
     if it.tls is not None and (files := [name for name in ("ca", "cert", "key") if getattr(it, name)]):
         given = ", ".join(f"{name}={shown(getattr(it, name))}" for name in files)
         refuse(f"tls and {given} are given, but an SSLContext holds it all; leave out the one or the others")
+    if it.tls is not None and it.host == "process":
+        refuse("tls is an SSLContext, which host=process cannot hand over; give ca, cert and key, or leave out host")
     for one, other in (("cert", "key"), ("key", "cert"), ("user", "password_file"), ("password_file", "user")):
         if getattr(it, one) is not None and getattr(it, other) is None:
             refuse(f"{one}={shown(getattr(it, one))} is of no use without the other half; give {other} as well")

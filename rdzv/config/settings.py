@@ -139,6 +139,8 @@ class Settings:
     """Where in the store runs lie."""
     is_host: bool | None = parameter(None, kinds.FLAG_OR_AUTO, default_text="auto")
     """Start the store here; auto: if the host is this machine and nobody listens."""
+    host: str = parameter("inside", kinds.HOST, family="tcp")
+    """Where the store started here runs: inside this process, or in a process of its own."""
     data_dir: str | None = parameter(None, kinds.PATH, family="tcp")
     """Where the store started here keeps its data; else in memory."""
     insecure: bool = parameter(False, kinds.FLAG)

@@ -29,6 +29,8 @@ __all__ = [
     "FLAG",
     "FLAG_OR_AUTO",
     "FUNCTION",
+    "HOST",
+    "HOSTS",
     "HTTP_PORT",
     "LIMITS",
     "NAME",
@@ -70,6 +72,8 @@ RANK_ORDERS: Final = ("survivors", "in_place", "arrival", "name", "requested", "
 PORT_MAX: Final = 65535
 # What PyTorch's process groups of a round may be given: our store, or a TCPStore that rank 0 hosts.
 TORCH_STORES: Final = ("rdzv", "tcp")
+# Where the embedded store runs: in a thread of the node's process, or in a process of its own.
+HOSTS: Final = ("inside", "process")
 WORDS_FOR_TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
 WORDS_FOR_FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
 
@@ -294,6 +298,7 @@ LIMITS: Final = Kind("a store.Limits, or names of its fields with numbers", _lim
 RANK_ORDER: Final = Kind(
     f"one of {', '.join(RANK_ORDERS)}, topology:ATTRIBUTE, or a function", _rank_order, "topology:rack"
 )
+HOST: Final = Kind(f"one of {', '.join(HOSTS)}", _one_that(HOSTS.__contains__), "process")
 TORCH_STORE: Final = Kind(f"one of {', '.join(TORCH_STORES)}", _one_that(TORCH_STORES.__contains__), "tcp")
 PORTS: Final = Kind(f"a port or a range of them, from 1 to {PORT_MAX}", _ports, "29500-29599")
 HTTP_PORT: Final = whole_number(

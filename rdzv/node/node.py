@@ -193,8 +193,7 @@ class Node:
                 link.start(link.follower.run(), f"follow run {self.run_id}")
                 link.start(Noticing(self.part, link).run(), f"notice what befalls node {self.node_id}")
                 link.say_when_away(self._who_waits, self._is_counted)
-                if not self.hosts_store():
-                    link.give_up_when_gone(self.settings.endpoint.url, within=self.settings.store_gone_timeout)
+                link.give_up_when_gone(self.settings.endpoint.url, within=self.settings.store_gone_timeout)
                 with anyio.CancelScope(deadline=client.time() + self.settings.join_timeout):
                     await link.follower.synced.wait()
                 if not link.follower.synced.is_set():

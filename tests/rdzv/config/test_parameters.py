@@ -57,6 +57,7 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("master_port", "29599-29500", "a port or a range of them"),
     ("bootstrap_check", "maybe", "true, false, yes, no, on, off"),
     ("torch_store", "TCP", "one of rdzv, tcp"),
+    ("host", "thread", "one of inside, process"),
     ("early_last_call", "maybe", "true, false, yes, no, on, off"),
     ("expected", "a,,b", 'each of 1 to 255 printable characters without "/"'),
     ("expected", ["a/b"], "a list or separated by commas"),

@@ -1,0 +1,198 @@
+"""Shell: the embedded store in a process of its own (`host=process`), for a program that holds the GIL for long.
+
+The node binds the port, and starts this interpreter anew by `exec`: a fork would copy the locks of threads, and
+`multiprocessing` would run the user's script again. Both talk in lines of JSON over a socket pair, secrets included:
+none stands in an argument or in the environment. The process ends when its node's end of that socket is closed. A child
+that the node has forked may hold it open after the node was killed, so the process also looks whether its parent lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import logging.handlers
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from rdzv.backends.credentials import Credentials
+from rdzv.config.settings import parse
+from rdzv.errors import RendezvousSettingsError
+from store import Limits, StoreUsageError
+from store.net.sockets import bound_sockets, forget, let_go_in_children
+
+if TYPE_CHECKING:
+    from rdzv.config.settings import Settings
+
+__all__ = ["StoreProcess", "main"]
+
+log: logging.Logger = logging.getLogger(__name__)
+
+LOOK_EVERY: Final = 1.0  # seconds; how late it may be noticed that the parent was killed
+POLL_EVERY: Final = 0.1  # seconds in which the store waits to be alone before it can be asked anything else
+ENDS_WITHIN: Final = 15.0  # seconds: a server leaves within 10
+PATHS: Final = ("ca", "cert", "key", "data_dir")
+HANDED_OVER: Final = (*PATHS, "insecure", "http_port", "prefix")
+
+
+class StoreProcess:
+    """A store that another process serves for this one, with the part of `Server` that `HostedStore` needs.
+
+    Args:
+        settings: The node's.
+        credentials: What the store asks of its clients.
+        address: Where to listen; "" for every address.
+        port: The port there.
+
+    Raises:
+        OSError: The address cannot be bound.
+        RendezvousSettingsError: The page needs an extra that is not installed.
+        StoreUsageError: The store would be open to strangers.
+    """
+
+    def __init__(self, settings: Settings, credentials: Credentials, address: str, port: int) -> None:
+        self.way_out: StoreProcess = self  # as a server has it
+        self.taken: bool = False  # no client is accepted any more
+        self._stopped = self._closed = False
+        self._asking = threading.Lock()
+        self._control, theirs = socket.socketpair()
+        listeners = bound_sockets(address, port)
+        let_go_in_children(self, self._control, theirs, *listeners)
+        numbers = [sock.fileno() for sock in listeners]
+        program = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as it; it.main({theirs.fileno()})"
+        try:
+            self._process = subprocess.Popen(  # noqa: S603  this interpreter, with a program of ours
+                [sys.executable, "-c", program],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno(), *numbers],
+                start_new_session=True,
+            )
+        finally:
+            for sock in (theirs, *listeners):
+                sock.close()
+        self._lines = self._control.makefile("rw")
+        threading.Thread(target=self._report_death, name="wait for the store's process", daemon=True).start()
+        chosen = {name: getattr(settings, name) for name in HANDED_OVER if getattr(settings, name) is not None}
+        chosen |= {name: os.path.abspath(chosen[name]) for name in PATHS if name in chosen}
+        told = self._ask(
+            parent=os.getpid(),
+            url=f"{settings.endpoint.url}/{quote(settings.run_id, safe='')}",
+            chosen=chosen,
+            token=None if credentials.token is None else credentials.token.hex(),
+            limits=None if settings.limits is None else asdict(settings.limits),
+            listen=[address, port, numbers],
+            level=logging.getLogger("store").getEffectiveLevel(),
+        )
+        if told is None or "error" in told:
+            self.close()
+            kind, *about = ("os", 0, "the store's process has ended") if told is None else told["error"]
+            raise {"usage": StoreUsageError, "os": OSError}.get(kind, RendezvousSettingsError)(*about)
+        self.url: str = told["url"]
+        self.store_id: str = told["store_id"]
+
+    @property
+    def connections(self) -> int:
+        """The number of clients that are connected now."""
+        return int((self._ask(what="connections") or {}).get("connections", 0))
+
+    def wait_until_alone(self, within: float) -> bool:
+        """Accept no client any more once none is connected; return whether that is so in time."""
+        until = time.monotonic() + within
+        while not (self.taken or self._stopped):
+            slice_ = max(min(POLL_EVERY, until - time.monotonic()), 0.0)
+            told = self._ask(what="alone", within=slice_)
+            self.taken = told is None or bool(told["alone"])
+            if time.monotonic() >= until:
+                break
+        return self.taken or self._stopped
+
+    def stop_waiting(self) -> None:
+        """End `wait_until_alone`; from any thread."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """End the store, and wait for its process."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        try:
+            self._process.wait(ENDS_WITHIN)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        forget(self)
+        self._control.close()
+
+    def _ask(self, **words: Any) -> Any:
+        """Send one request and return the answer; None if the process has ended."""
+        with self._asking, contextlib.suppress(OSError, ValueError):
+            self._lines.write(json.dumps(words) + "\n")
+            self._lines.flush()
+            return json.loads(self._lines.readline())
+        return None
+
+    def _report_death(self) -> None:
+        status = self._process.wait()
+        if not self._closed:
+            log.error("the process that serves the store (pid %d) has ended with %d", self._process.pid, status)
+
+
+def main(number: int) -> None:
+    """Serve the store that the process at the other end of a socket asks for, until that process has gone."""
+    from rdzv.backends.embedded import serve_embedded  # which needs sqlite3
+
+    for meant_for_the_program in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(meant_for_the_program, signal.SIG_IGN)
+    control = socket.socket(fileno=number)
+    lines = control.makefile("rw")
+
+    def say(**words: Any) -> None:
+        with contextlib.suppress(OSError):  # the parent has gone; the next line says so
+            lines.write(json.dumps(words) + "\n")
+            lines.flush()
+
+    asked = json.loads(lines.readline())
+    threading.Thread(target=_end_with, args=(asked["parent"], control), daemon=True).start()
+    queue: SimpleQueue[logging.LogRecord] = SimpleQueue()  # a stderr that is not read must not hold up the store
+    logging.handlers.QueueListener(queue, logging.StreamHandler()).start()
+    logging.basicConfig(level=asked["level"], handlers=[logging.handlers.QueueHandler(queue)])
+    try:
+        token = asked["token"] and bytes.fromhex(asked["token"])
+        limits = asked["limits"] and Limits(**asked["limits"])
+        settings = parse(asked["url"], {**asked["chosen"], "token": token, "limits": limits}, {})
+        address, port, numbers = asked["listen"]
+        listeners = [socket.socket(fileno=number) for number in numbers]
+        serving, server = serve_embedded(settings, Credentials(settings), address, port, listeners)
+    except StoreUsageError as error:
+        return say(error=["usage", str(error)])
+    except RendezvousSettingsError as error:
+        return say(error=["settings", str(error)])
+    except OSError as error:
+        return say(error=["os", error.errno, error.strerror or str(error)])
+    with serving:
+        say(url=server.url, store_id=server.store_id)
+        for line in lines:
+            request = json.loads(line)
+            if request["what"] == "connections":
+                say(connections=server.connections)
+            else:
+                say(alone=server.way_out.wait_until_alone(request["within"]))
+        server.way_out.stop_waiting()
+    return None
+
+
+def _end_with(parent: int, control: socket.socket) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK_EVERY)
+    with contextlib.suppress(OSError):
+        control.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,183 @@
+"""`host=process`: the embedded store in a process of its own, which ends with its node, however that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import rdzv
+import store
+from rdzv.config.settings import parse
+from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError
+from tests.support.processes import free_port, start_python
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.support.processes import Child
+
+LINUX = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="/proc is Linux's")
+
+# Without a main guard: a start method that runs the script again would host a second store, and never end.
+NODE = """
+import asyncio, os, sys, time, rdzv
+async def main():
+    async with rdzv.connect(sys.argv[1], host="process", node_id="host") as handler:
+        await handler.next_rendezvous()
+        if "fork" in sys.argv and os.fork() == 0:
+            print("child", os.getpid(), flush=True)
+            time.sleep(600)
+        print("met", flush=True)
+        if "hold" in sys.argv:
+            sum(range(10**12))  # in C, with the GIL
+        await asyncio.sleep(600)
+print("started", flush=True)
+asyncio.run(main())
+"""
+
+
+@contextlib.asynccontextmanager
+async def hosting(*words: str, query: str = "min_nodes=1") -> AsyncIterator[tuple[str, Child]]:
+    url = f"tcp://127.0.0.1:{free_port()}"
+    async with start_python("-c", NODE, f"{url}/job?{query}", *words) as child:
+        await child.says("met")
+        assert len([line for line in child.stdout if line == "started"]) == 1
+        yield url, child
+
+
+def listens(url: str) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) == 0
+
+
+async def is_over(url: str) -> None:
+    async with asyncio.timeout(20):
+        while listens(url):  # noqa: ASYNC110  another process ends
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("word", ["alone", "fork"])
+async def test_it_ends_with_its_node_that_is_killed_also_if_a_fork_of_that_lives_on(word: str) -> None:
+    """A worker of a DataLoader holds all that its parent had open."""
+    async with hosting(word) as (url, child):
+        child.kill()
+        await is_over(url)
+        for line in child.stdout:
+            if line.startswith("child"):
+                os.kill(int(line.split()[1]), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("held_up_by", ["SIGSTOP", "C code that holds the GIL"])
+async def test_it_serves_while_its_node_stands_still(held_up_by: str) -> None:
+    """In the node's own process all others waited until the node went on."""
+    async with hosting("hold" if "GIL" in held_up_by else "") as (url, child):
+        if held_up_by == "SIGSTOP":
+            child.send_signal(signal.SIGSTOP)
+        async with store.connect(url, timeout=5) as client:
+            for number in range(100):
+                await client.put("key", b"%d" % number, timeout=2)
+
+
+async def test_signals_to_the_programs_group_are_not_the_stores() -> None:
+    async with hosting() as (url, child), store.connect(url) as client:
+        os.killpg(child.pid, signal.SIGSTOP)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            os.killpg(child.pid, number)
+            await client.ping()
+        os.killpg(child.pid, signal.SIGCONT)
+        await child.wait()
+        await is_over(url)
+
+
+def told_of_children() -> list[bytes]:
+    """What the system tells of this process's children: their arguments, and their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"\nPPid:\t{os.getpid()}\n" in (folder / "status").read_text():
+                found.append((folder / "cmdline").read_bytes() + (folder / "environ").read_bytes())
+    assert any(b"store_process" in one for one in found)
+    return found
+
+
+@LINUX
+async def test_its_secrets_stand_in_no_argument_and_no_environment() -> None:
+    token = "a secret that nobody else may read"
+    url = f"tcp://127.0.0.1:{free_port()}"
+    async with rdzv.connect(f"{url}/job?min_nodes=1", host="process", token=token) as handler:
+        await handler.next_rendezvous()
+        for shown in told_of_children():
+            assert token.encode() not in shown
+            assert token.encode().hex().encode() not in shown
+        with pytest.raises(store.AuthenticationError):
+            async with store.connect(url, token="another secret, as long as that"):
+                pass
+        async with store.connect(url, token=token) as client:
+            await client.ping()
+
+
+async def test_what_is_on_its_disk_is_taken_over_at_once(tmp_path: Path) -> None:
+    async with hosting(query=f"min_nodes=1&data_dir={tmp_path}") as (url, child):
+        async with store.connect(url) as client:
+            await client.put("kept", b"1")
+        child.kill()
+        await child.wait()
+        async with rdzv.connect(
+            f"{url}/job?min_nodes=1&data_dir={tmp_path}", host="process", node_id="next"
+        ) as handler:
+            await handler.next_rendezvous()
+            async with store.connect(url) as client:
+                entry = await client.get("kept")
+                assert entry is not None
+                assert entry.value == b"1"
+
+
+async def test_its_death_is_the_stores(caplog: pytest.LogCaptureFixture) -> None:
+    url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1&store_gone_timeout=0.5"
+    async with rdzv.connect(url, host="process") as handler:
+        await handler.next_rendezvous()
+        hosted = handler.node.hosts_store
+        assert hosted()
+        listing = await asyncio.create_subprocess_exec(
+            "pgrep", "-P", str(os.getpid()), "-f", "store_process", stdout=asyncio.subprocess.PIPE
+        )
+        (found, _) = await listing.communicate()
+        (pid,) = found.split()
+        os.kill(int(pid), signal.SIGKILL)
+        with pytest.raises(RendezvousConnectionError, match="its process is gone"):
+            await handler.next_rendezvous()
+        assert f"the process that serves the store (pid {int(pid)}) has ended with -9" in caplog.text
+
+
+def test_what_cannot_be_handed_over_is_refused_before_the_node_joins() -> None:
+    with pytest.raises(RendezvousSettingsError, match="host=process cannot hand over"):
+        parse("tcps://head/job?min_nodes=1&host=process", {"tls": ssl.create_default_context()}, {})
+    with pytest.raises(RendezvousSettingsError, match="one of inside, process"):
+        parse("tcp://head/job?min_nodes=1&host=elsewhere", {}, {})
+
+
+async def test_the_page_is_served_beside_it() -> None:
+    pytest.importorskip("aiohttp")
+    port = free_port()
+    url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1&host=process&http_port={port}"
+    async with rdzv.connect(url) as handler:
+        await handler.next_rendezvous()
+        assert listens(f"tcp://127.0.0.1:{port}")
+
+
+async def test_a_port_that_is_taken_and_a_store_open_to_strangers_are_refused_as_inside() -> None:
+    async with store.serve() as server:
+        with pytest.raises(RendezvousConnectionError, match="somebody listens there already"):
+            async with rdzv.connect(f"{server.url}/job?min_nodes=1", host="process", is_host=True):
+                pass
+    with pytest.raises(RendezvousSettingsError, match="let anybody in"):
+        async with rdzv.connect(f"tcp://0.0.0.0:{free_port()}/job?min_nodes=1", host="process", is_host=True):
+            pass
