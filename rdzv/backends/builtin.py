@@ -149,8 +149,8 @@ def client_of(settings: Settings, credentials: Credentials, **options: Any) -> C
     """A client of the store that settings name, which is not connected yet; the options are those of its kind."""
     if settings.endpoint.info.family == "tcp":
         address = _address(settings)
-        dial = TcpDial(address, credentials.client_tls())
-        return Client(dial, name=str(address), token=credentials.token, **options)
+        dial = TcpDial(address, credentials.client_tls(), renew=credentials.renew)
+        return Client(dial, name=str(address), token=lambda: credentials.token, **options)
     from store.etcd import client as etcd
 
     return etcd.Client(**_cluster(settings, credentials), **options)
@@ -168,6 +168,7 @@ def _cluster(settings: Settings, credentials: Credentials) -> dict[str, Any]:
     return {
         "cluster": Cluster(hosts=settings.endpoint.hosts, secure=settings.uses_tls),
         "tls": credentials.client_tls(),
+        "renew": credentials.renew,
         "user": settings.user,
         "password": credentials.read_password,
         # No run has an empty name, so this is nobody's; and a user who may write runs may write there.
@@ -204,7 +205,11 @@ class _WayToTcp:
         """A client for those who block."""
         credentials = self._credentials
         return store.sync.Client(
-            _address(self._settings), token=credentials.token, tls=credentials.client_tls(), timeout=CALL_TIMEOUT
+            _address(self._settings),
+            token=lambda: credentials.token,
+            tls=credentials.client_tls(),
+            renew=credentials.renew,
+            timeout=CALL_TIMEOUT,
         )
 
     async def __aenter__(self) -> Store:

@@ -5,18 +5,22 @@ Secrets are never part of a message; a file that cannot be used is named, with t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import ssl
 import stat
+import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rdzv.errors import RendezvousSettingsError
 from store.net.certificates import client_context
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from rdzv.config.settings import Settings
 
 __all__ = ["Credentials", "with_expected_nodes"]
@@ -24,8 +28,15 @@ __all__ = ["Credentials", "with_expected_nodes"]
 log: logging.Logger = logging.getLogger(__name__)
 
 
+SETTLED_AFTER: Final = 3.0  # seconds without a change, after which a file with a token is not half written
+
+
 class Credentials:
     """What a run's settings say about who may take part: a token or a password, and certificates.
+
+    Attributes:
+        token: The shared secret.
+        renew: Reads the files of a client again, before a new connection; None if the settings name none.
 
     Raises:
         RendezvousSettingsError: A file that they name cannot be read, or holds nothing.
@@ -38,6 +49,11 @@ class Credentials:
             token = _read_secret(f"token_file={settings.token_file!r}", settings.token_file)
         self.token: bytes | None = token.encode() if isinstance(token, str) else token
         self.password: str | None = self.read_password()
+        self._client_tls: ssl.SSLContext | None = None
+        self._loaded: object = None  # the contents of the files that it was made of
+        self._refused: dict[str, object] = {}  # the contents that cannot be used, by the names of the files
+        named = (settings.token_file, settings.ca, settings.cert, settings.key)
+        self.renew: Callable[[], ssl.SSLContext | None] | None = self._renew if any(named) else None
 
     def read_password(self) -> str | None:
         """Return the password as it is in its file now: it may have been changed since the start."""
@@ -57,10 +73,50 @@ class Credentials:
             return context
         if not settings.uses_tls or (settings.ca is None and settings.cert is None):
             return None
+        contents = self._contents()
+        if self._client_tls is None or contents != self._loaded:
+            try:
+                made = client_context(settings.ca, settings.cert, settings.key)
+            except OSError as error:
+                raise _unusable(_named(settings), error) from error
+            if self._client_tls is None or self._contents() == contents:  # else they are being written
+                self._client_tls, self._loaded = made, contents
+        return self._client_tls
+
+    def _contents(self) -> list[bytes]:
+        files = (self._settings.ca, self._settings.cert, self._settings.key)
+        return [_read(_named(self._settings), file) for file in files if file is not None]
+
+    def _renew(self) -> ssl.SSLContext | None:
+        """Read token and certificates as they are now, and return how to reach the store over TLS.
+
+        What cannot be used, as files that are being written, changes nothing. It is told once.
+        """
+        path = self._settings.token_file
+        if path is not None:
+            with self._changes_told("the token", lambda: _read("", path)):
+                token = _read_secret(f"token_file={path!r}", path)
+                if token != self.token and time.time() - os.stat(path).st_mtime >= SETTLED_AFTER:
+                    self.token = token
+        with self._changes_told("the certificates", self._contents):
+            self.client_tls()
+        return self._client_tls or self._settings.tls
+
+    @contextlib.contextmanager
+    def _changes_told(self, what: str, contents: Callable[[], object]) -> Iterator[None]:
+        """Tell once of each change of some files that they cannot be used."""
         try:
-            return client_context(settings.ca, settings.cert, settings.key)
-        except OSError as error:
-            raise _unusable(_named(settings), error) from error
+            yield
+        except RendezvousSettingsError as error:
+            try:
+                now = contents()
+            except RendezvousSettingsError:
+                now = None
+            if what not in self._refused or self._refused[what] != now:
+                log.warning("%s; new connections go on with %s as read before", error, what)
+            self._refused[what] = now
+        else:
+            self._refused.pop(what, None)
 
     def server_tls(self) -> ssl.SSLContext | None:
         """How to serve over TLS from here; None: without, or there is no certificate. What etcd trusts says nothing."""

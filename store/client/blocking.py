@@ -31,11 +31,12 @@ from store.protocol.wire import Events, Lagged, Reply
 from store.watch_cursor import WatchCursor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
     from typing import Self
 
     from store.net.address import Address
+    from store.protocol.connection import Secret
 
 __all__ = ["Client", "Watch"]
 
@@ -54,8 +55,9 @@ class Client(interface.BlockingStore):
 
     Args:
         address: Where the store is.
-        token: What is proven to the server, and asked of it.
+        token: What is proven to the server, and asked of it; or returns that for each connection.
         tls: A client-side context for `tcps`; without it the system's certificates are trusted.
+        renew: Reads the files of token and certificates again before each connection, and returns the context.
         timeout: Seconds that the first connection, and every call without its own `timeout`, may take.
         rng: For the jitter of reconnecting.
     """
@@ -64,8 +66,9 @@ class Client(interface.BlockingStore):
         self,
         address: Address,
         *,
-        token: bytes | None = None,
+        token: Secret = None,
         tls: ssl.SSLContext | None = None,
+        renew: Callable[[], ssl.SSLContext | None] | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         rng: random.Random | None = None,
     ) -> None:
@@ -78,6 +81,7 @@ class Client(interface.BlockingStore):
             (tls or ssl.create_default_context()) if address.secure else None,
             name=self.name,
             token=token,
+            renew=renew,
             rng=rng or random.Random(),
         )
         self._free: list[Channel] = []  # appending and popping are atomic, so threads need no lock
@@ -130,7 +134,8 @@ class Client(interface.BlockingStore):
 
     def __copy__(self) -> Client:
         """Return another client of the same store, on sockets of its own: for a forked child, say."""
-        client = Client(self.address, token=self.shared.token, tls=self.tls, timeout=self.timeout)
+        shared = self.shared
+        client = Client(self.address, token=shared.token, tls=self.tls, renew=shared.renew, timeout=self.timeout)
         client.shared.store_id = self.store_id
         return client
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterable, Iterator
 
+    from store.protocol.connection import Secret
 
 __all__ = ["Channel", "Shared"]
 
@@ -68,7 +69,8 @@ class Shared:
         addresses: Where the store is.
         tls: The client's context, if TLS is spoken there.
         name: The store's address, for error messages.
-        token: What is proven to the server, and asked of it.
+        token: What is proven to the server, and asked of it; or returns that for each connection.
+        renew: Reads the files of token and certificates again, before each connection.
         rng: For the jitter of reconnecting.
     """
 
@@ -78,13 +80,15 @@ class Shared:
         tls: ssl.SSLContext | None,
         *,
         name: str,
-        token: bytes | None,
+        token: Secret,
+        renew: Callable[[], ssl.SSLContext | None] | None,
         rng: random.Random,
     ) -> None:
         self.addresses: Addresses = addresses
         self.tls: ssl.SSLContext | None = tls
+        self.renew: Callable[[], ssl.SSLContext | None] | None = renew
         self.name: str = name
-        self.token: bytes | None = token
+        self.token: Secret = token
         self.rng: random.Random = rng
         self.store_id: str | None = None
         self.failed: StoreError | None = None  # why the client is of no more use
@@ -233,6 +237,9 @@ class Channel:
         addresses, began = self._shared.addresses, time.monotonic()
         check_blocking_caller(addresses.host, addresses.port)
         addresses.use_small_packets(self._patience.large_packets_seem_lost)
+        if self._shared.renew is not None:
+            renewed = self._shared.renew()
+            self._shared.tls = self._shared.tls and (renewed or self._shared.tls)
         try:
             sock = connected(addresses, min(began + self._patience.attempt(), deadline), check)
         except TimeoutError as error:

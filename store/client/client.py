@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from store.net.dialing import Dial
+    from store.protocol.connection import Secret
 
 __all__ = ["Client", "Watch"]
 
@@ -211,7 +212,7 @@ class Client(Reconnecting, interface.Store):
     Args:
         dial: How to connect.
         name: The address, for error messages.
-        token: What is proven to the server, and asked of it.
+        token: What is proven to the server, and asked of it; or returns that for each connection.
         timeout: Seconds that every call without its own `timeout` may take.
         connect_timeout: Seconds that the first connection may take; without it, as `timeout`.
         timeout_name: What those who read of a wait for it know it by.
@@ -224,7 +225,7 @@ class Client(Reconnecting, interface.Store):
         dial: Dial,
         *,
         name: str,
-        token: bytes | None = None,
+        token: Secret = None,
         timeout: float = DEFAULT_TIMEOUT,
         connect_timeout: float | None = None,
         timeout_name: str = "the timeout",

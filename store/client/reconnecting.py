@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from store.net.dialing import Dial
+    from store.protocol.connection import Secret
 
 __all__ = ["Link", "Reconnecting"]
 
@@ -227,7 +228,7 @@ class Reconnecting(ABC):
     Args:
         dial: How to connect.
         name: The address, for error messages.
-        token: What is proven to the server, and asked of it.
+        token: What is proven to the server, and asked of it; or returns that for each connection.
         rng: For the jitter of reconnecting.
         process: The process that it is in, for tests that play several; without it, this one.
 
@@ -243,7 +244,7 @@ class Reconnecting(ABC):
         dial: Dial,
         *,
         name: str,
-        token: bytes | None = None,
+        token: Secret = None,
         rng: random.Random | None = None,
         process: bytes | None = None,
     ) -> None:

@@ -90,6 +90,7 @@ class Client(interface.Store):
     Args:
         cluster: Where it is.
         tls: A client-side context for `etcds`; without it the system's certificates are trusted.
+        renew: Reads the files of certificates again before each connection, and returns the context.
         user: Whom to log in as, if anybody.
         password: The user's; or what reads it, before the first login and again after one that was refused.
         timeout: Seconds that every call without its own `timeout` may take.
@@ -111,6 +112,7 @@ class Client(interface.Store):
         cluster: Cluster,
         *,
         tls: ssl.SSLContext | None = None,
+        renew: Callable[[], ssl.SSLContext | None] | None = None,
         user: str | None = None,
         password: str | Callable[[], str | None] | None = None,
         timeout: float = DEFAULT_TIMEOUT,
@@ -128,7 +130,13 @@ class Client(interface.Store):
         self.members: Members = _members_shared_as(
             shared_as,
             lambda: Members(
-                cluster, probe=range_of(receipts, count_only=True), tls=tls, user=user, password=password, rng=rng
+                cluster,
+                probe=range_of(receipts, count_only=True),
+                tls=tls,
+                renew=renew,
+                user=user,
+                password=password,
+                rng=rng,
             ),
         )
         self._receipts = Receipts(self.members, receipts)

@@ -25,6 +25,7 @@ import ssl
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
+import anyio.to_thread
 
 from store.errors import AuthenticationError, ConnectionLost, StoreError, StoreReplaced, StoreTimeoutError
 from store.etcd.choice import Choice
@@ -74,6 +75,7 @@ class Members:
         cluster: Where they are.
         probe: A read that is allowed, and goes through the consensus: to ask whether a member is still there.
         tls: A client-side context for `etcds`; without it the system's certificates are trusted.
+        renew: Reads the files of certificates again before each connection, and returns the context.
         user: Whom to log in as, if anybody.
         password: The user's; or what reads it, before the first login and again after one that was refused.
         rng: For the choice of members, and for the jitter of pauses.
@@ -89,6 +91,7 @@ class Members:
         *,
         probe: Fields,
         tls: ssl.SSLContext | None = None,
+        renew: Callable[[], ssl.SSLContext | None] | None = None,
         user: str | None = None,
         password: str | Callable[[], str | None] | None = None,
         rng: random.Random | None = None,
@@ -98,7 +101,7 @@ class Members:
         self._cluster = cluster
         self._probe_fields = probe
         self._tls = (tls or ssl.create_default_context()) if cluster.secure else None
-        self._credentials = channel_credentials(self._tls) if self._tls is not None else None
+        self._renew = renew
         self.login: Login = Login(self.name, user, password)
         self.choice: Choice = Choice(len(cluster.hosts), rng or random.Random())
         self.choice.on_reach = self._tell
@@ -343,7 +346,11 @@ class Members:
             raise ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False)
         place = self.choice.choose()
         target = self._cluster.targets[place]
-        connection = Connection(place, target, credentials=self._credentials, name=self.name, met=self._met)
+        if self._renew is not None:
+            renewed = await anyio.to_thread.run_sync(self._renew, abandon_on_cancel=True)
+            self._tls = self._tls and (renewed or self._tls)
+        credentials = channel_credentials(self._tls) if self._tls is not None else None
+        connection = Connection(place, target, credentials=credentials, name=self.name, met=self._met)
         try:
             await self._probe(connection, min(self._attempt_limit(self.choice.misses), most))
         except BaseException as error:

@@ -6,6 +6,8 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING, Protocol
 
+import anyio.to_thread
+
 from store.net.racing import Addresses, connected_socket
 from store.net.sockets import prepare
 from store.net.standard_streams import open_before_uvloop
@@ -40,16 +42,23 @@ class Dial(Protocol):
 class TcpDial:
     """Connects to an address over TCP, with TLS if it asks for it."""
 
-    def __init__(self, address: Address, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, address: Address, tls: ssl.SSLContext | None, *, renew: Callable[[], ssl.SSLContext | None] | None = None
+    ) -> None:
         self._context = (tls or ssl.create_default_context()) if address.secure else None
+        self._renew = renew  # reads the files of certificates again
         self.addresses: Addresses = Addresses(address.host, address.port)
 
     async def __call__(
         self, protocol_factory: Callable[[], asyncio.Protocol], /
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         """Connect and give what `loop.create_connection` gives."""
-        loop, context = asyncio.get_running_loop(), self._context
+        loop = asyncio.get_running_loop()
         open_before_uvloop(loop)
+        if self._renew is not None:
+            renewed = await anyio.to_thread.run_sync(self._renew, abandon_on_cancel=True)
+            self._context = self._context and (renewed or self._context)
+        context = self._context
         try:
             # No await between the two: a socket that nobody has taken over yet could be lost there, unclosed.
             sock = await connected_socket(self.addresses)

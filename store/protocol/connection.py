@@ -13,7 +13,7 @@ from __future__ import annotations
 import hmac
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from store.errors import (
     AuthenticationError,
@@ -36,9 +36,11 @@ from store.protocol.frames import FrameReader
 from store.protocol.wire import Bye, Events, Greeting, Hello, Lagged, Reply, Sorry, Welcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from store.messages import Entry, Request
+
+    Secret: TypeAlias = bytes | Callable[[], bytes | None] | None
 
 __all__ = ["ClientConnection", "InFlight", "ServerConnection", "error_of"]
 
@@ -189,14 +191,15 @@ class ClientConnection:
     Args:
         session_id: 16 random bytes, this client's for life.
         process: 16 random bytes, those of the process it is in; empty to say nothing of it.
-        token: What is proven to the server, and asked of it.
+        token: What is proven to the server, and asked of it; or a function that returns it for each connection.
         name: The server's address, for error messages.
     """
 
-    def __init__(self, *, session_id: bytes, process: bytes = b"", token: bytes | None, name: str) -> None:
+    def __init__(self, *, session_id: bytes, process: bytes = b"", token: Secret, name: str) -> None:
         self._session_id = session_id
         self._process = process
-        self._token = token
+        self._secret = token
+        self._token: bytes | None = None
         self._name = name
         self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
         self._nonce = b""
@@ -219,6 +222,7 @@ class ClientConnection:
         """A connection has been made; `nonce` is 16 fresh random bytes. The server speaks first."""
         self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
         self._nonce = nonce
+        self._token = self._secret() if callable(self._secret) else self._secret
         self._greeting = self._hello = self.welcomed = None
 
     def disconnected(self) -> list[InFlight]:

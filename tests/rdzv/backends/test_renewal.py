@@ -1,0 +1,173 @@
+"""Certificates and tokens that are replaced while a node runs: new connections go by the files as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import store
+from rdzv.backends.builtin import client_of
+from rdzv.backends.credentials import Credentials
+from rdzv.config.settings import parse
+from store.net.address import Address
+from store.sync import Client as BlockingClient
+from tests.support.processes import require
+from tests.support.twins import InThreads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from rdzv.config.settings import Settings
+
+OLD, NEW = b"the old token, of 32 random bytes", b"the new token, of 32 random bytes"
+
+
+class Authority:
+    """An authority, and the files of one server and client that it speaks for."""
+
+    def __init__(self) -> None:
+        require("trustme")
+        import trustme
+
+        self.made = trustme.CA()
+        pem = self.made.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.bytes()
+        self.files = {"ca": self.made.cert_pem.bytes(), "pem": pem}
+
+    def serving(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.made.issue_cert("127.0.0.1").configure_cert(context)
+        self.made.configure_trust(context)
+        context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
+def write_in_place(folder: Path, files: dict[str, bytes]) -> Iterator[None]:
+    """Write files, and stop in the midst of each."""
+    for name, content in files.items():
+        with (folder / name).open("wb", buffering=0) as file:
+            yield
+            file.write(content[: len(content) // 2])
+            yield
+            file.write(content[len(content) // 2 :])
+        yield
+
+
+def rename(folder: Path, files: dict[str, bytes]) -> Iterator[None]:
+    for name, content in files.items():
+        (folder / f"{name}.new").write_bytes(content)
+        yield
+        (folder / f"{name}.new").rename(folder / name)
+        yield
+
+
+def swap_link(folder: Path, files: dict[str, bytes]) -> Iterator[None]:
+    """As Kubernetes does with a mounted secret: all files change at once."""
+    target = folder / f"data-{len(list(folder.iterdir()))}"
+    target.mkdir()
+    for name, content in files.items():
+        (target / name).write_bytes(content)
+        yield
+        if not (folder / name).is_symlink():
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).symlink_to(folder / "data" / name)
+    (folder / "data.new").symlink_to(target)
+    (folder / "data.new").rename(folder / "data")
+
+
+def settle(folder: Path) -> None:
+    """Have the files look as if nothing had happened to them for a minute."""
+    for path in folder.iterdir():
+        if path.is_file():
+            os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 60))
+
+
+def credentials_in(folder: Path, port: int = 1) -> tuple[Settings, Credentials]:
+    names = {"ca": "ca", "cert": "pem", "key": "pem", "token_file": "token"}
+    given = {name: str(folder / file) for name, file in names.items()}
+    settings = parse(f"tcps://127.0.0.1:{port}/job", given, {})
+    return settings, Credentials(settings)
+
+
+@pytest.mark.parametrize("write", [write_in_place, rename, swap_link])
+def test_files_count_once_they_are_whole_and_fit_together(
+    write: Callable[[Path, dict[str, bytes]], Iterator[None]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = Authority(), Authority()
+    for _ in write(tmp_path, {**old.files, "token": OLD}):
+        pass
+    _, credentials = credentials_in(tmp_path)
+    first = credentials.client_tls()
+    assert credentials.renew is not None
+    assert credentials.renew() is first
+    stages = 0
+    for _ in write(tmp_path, {**new.files, "token": NEW}):
+        stages += 1
+        for _ in range(3):
+            assert credentials.renew() is not None
+            assert credentials.token in (OLD, NEW)
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) <= stages
+    settle(tmp_path)
+    last = credentials.renew()
+    assert last is not first
+    assert last is not None
+    assert last.get_ca_certs()[0]["serialNumber"] != first.get_ca_certs()[0]["serialNumber"]  # type: ignore[union-attr]
+    assert credentials.token == NEW
+    assert credentials.renew() is last, "what has not changed is not loaded again"
+
+
+def test_one_warning_for_a_change_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = {**Authority().files, "token": OLD}
+    for _ in write_in_place(tmp_path, files):
+        pass
+    _, credentials = credentials_in(tmp_path)
+    assert credentials.renew is not None
+    first = credentials.renew()
+    for broken in (b"", b"nonsense", None):
+        for name in ("pem", "token"):
+            (tmp_path / name).unlink()
+            if broken is not None:
+                (tmp_path / name).write_bytes(broken)
+        for _ in range(3):
+            assert credentials.renew() in (None, first)
+            assert credentials.token == OLD
+    told = [record.getMessage() for record in caplog.records if "go on with" in record.getMessage()]
+    assert len([one for one in told if "the certificates" in one]) == 3
+    assert len([one for one in told if "the token" in one]) == 2, "what is no nonsense for certificates may be a token"
+
+
+@pytest.mark.parametrize("twin", ["awaited", "blocking"])
+async def test_a_client_comes_back_to_a_server_that_has_new_certificates_and_a_new_token(
+    twin: str, tmp_path: Path
+) -> None:
+    """A node whose certificate was renewed in time did not come back after a cut."""
+    secrets, data = tmp_path / "secrets", tmp_path / "data"
+    secrets.mkdir()
+    old, new = Authority(), Authority()
+    for _ in write_in_place(secrets, {**old.files, "token": OLD}):
+        pass
+    async with contextlib.AsyncExitStack() as stack:
+        async with store.serve(data_dir=data, tls=old.serving(), token=OLD) as server:
+            port = server.port
+            settings, credentials = credentials_in(secrets, port)
+            client: Any
+            if twin == "blocking":
+                address = Address(host="127.0.0.1", port=port, secure=True)
+                tls, renew = credentials.client_tls(), credentials.renew
+                blocking = BlockingClient(address, token=lambda: credentials.token, tls=tls, renew=renew)
+                stack.push_async_callback(asyncio.to_thread, blocking.close)
+                client = InThreads(blocking, stack.enter_context(ThreadPoolExecutor(1)))
+            else:
+                client = await stack.enter_async_context(client_of(settings, credentials))
+            await client.put("a", b"1")
+        for _ in write_in_place(secrets, {**new.files, "token": NEW}):
+            pass
+        settle(secrets)
+        async with store.serve(port=port, data_dir=data, tls=new.serving(), token=NEW):
+            assert (await client.get("a", timeout=20.0)).value == b"1"
