@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import math
 import secrets
 import socket
@@ -34,6 +35,7 @@ from store.errors import (
 )
 from store.messages import Cancel, Failed, KeepAlive, Ping, Pong, Request, Response, waits
 from store.net import dialing
+from store.net.absence import Outages
 from store.net.callers import check_blocking_caller
 from store.net.process import check_made_here, process_id
 from store.net.racing import Addresses, connected
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from store.protocol.connection import Secret
 
 __all__ = ["Channel", "Shared"]
+
+log: logging.Logger = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 64 * 1024
 LOOK = SILENCE / 2  # seconds; how often a call that reads or writes looks up
@@ -86,6 +90,8 @@ class Shared:
     ) -> None:
         self.addresses: Addresses = addresses
         self.tls: ssl.SSLContext | None = tls
+        self.problem: str = dialing.NEVER_ANSWERED  # of the channel that failed last
+        self.outages: Outages = Outages(name, lambda: self.problem + addresses.where(), log)
         self.renew: Callable[[], ssl.SSLContext | None] | None = renew
         self.name: str = name
         self.token: Secret = token
@@ -181,6 +187,8 @@ class Channel:
                     if raised_by_handler(error):
                         raise
                     self.disconnected(error)
+                    if self._shared.store_id is not None:
+                        self._shared.outages.failed(time.monotonic())
                     self._check(request)
         except _Expired:
             late = out_of_time(item, cast("float", timeout), self._name, self._trouble())
@@ -211,6 +219,7 @@ class Channel:
                 self._attempt += 1
             raise
         self._attempt, self._welcomed_at = 0, time.monotonic()
+        self._shared.outages.over(self._welcomed_at)
         if not self.connection.resumed and item in self.connection.lost_for_good():
             raise ConnectionLost(
                 f"the connection to {self._name} broke, and the server has since forgotten this client's session",
@@ -483,7 +492,7 @@ class Channel:
 
     def disconnected(self, error: OSError) -> None:
         """The connection is gone; the next call makes another one."""
-        self._problem = dialing.describe(error)
+        self._problem = self._shared.problem = dialing.describe(error)
         self._drop()
 
     def reset(self) -> None:

@@ -28,7 +28,7 @@ from store.errors import (
     StoreError,
     StoreReplaced,
 )
-from store.net.absence import absence_told
+from store.net.absence import Outages, absence_told
 from store.net.dialing import (
     NEVER_ANSWERED,
     SAYS_NOTHING,
@@ -271,6 +271,7 @@ class Reconnecting(ABC):
         self._away_since = 0.0
         self.last_problem: str = NEVER_ANSWERED
         self._on_connection: list[Callable[[bool], None]] = []
+        self._outages = Outages(name, self._what_is_wrong, log)
 
     # What a subclass does.
 
@@ -320,6 +321,7 @@ class Reconnecting(ABC):
         self.fail(ConnectionLost(f"the client of {self.name} {why}", maybe_applied=False))
 
     async def _stop(self) -> None:
+        self._outages.over()
         await cancel_and_wait(self._task)
         if not self._task.cancelled() and (error := self._task.exception()) is not None:
             raise error
@@ -488,6 +490,8 @@ class Reconnecting(ABC):
             if welcomed:
                 log.debug("the connection to %s is lost: %s", self.name, self.last_problem)
                 self._tell_connection(False)
+                if self._failed is None:
+                    self._outages.lost(self._loop)
             await self._end_searches()
         if successor is not None:
             self._previous = link
@@ -562,6 +566,7 @@ class Reconnecting(ABC):
 
     def _begin_conversation(self, welcome: Welcome) -> None:
         self._ready = True
+        self._outages.over(self.time())
         self._met_or_failed.set()
         self._drop_previous()
         self._take_welcome(welcome)

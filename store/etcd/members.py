@@ -35,6 +35,7 @@ from store.etcd.login import Login
 from store.etcd.rpc.certificates import channel_credentials
 from store.etcd.rpc.connection import Connection
 from store.etcd.rpc.diagnosis import diagnose
+from store.net.absence import Outages
 from store.net.certificates import ClientContext
 from store.net.tasks import cancel_and_wait
 
@@ -102,6 +103,7 @@ class Members:
         self._probe_fields = probe
         self._tls = (tls or ssl.create_default_context()) if cluster.secure else None
         self._renew = renew
+        self._outages = Outages(self.name, lambda: self.choice.problem or "no member answers", log)
         self.login: Login = Login(self.name, user, password)
         self.choice: Choice = Choice(len(cluster.hosts), rng or random.Random())
         self.choice.on_reach = self._tell
@@ -129,6 +131,7 @@ class Members:
         minding, self._minding = self._minding, None
         if minding is not None:
             await cancel_and_wait(minding)
+        self._outages.over()
         await self._leave(Failure("the client is closed", FailureKind.UNDONE))
 
     @property
@@ -143,6 +146,10 @@ class Members:
         return not self.choice.all_fail
 
     def _tell(self, connected: bool) -> None:
+        if connected:
+            self._outages.over(self._time())
+        elif self.identity.cluster_id is not None:
+            self._outages.lost(asyncio.get_running_loop())
         for client in tuple(self.clients):
             client.tell(connected)
 

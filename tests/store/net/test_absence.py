@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import threading
+import time
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 import store
-from store.net.absence import absence_told
+import store.sync
+from store.engine.engine import Engine
+from store.net.absence import Outages, absence_told
 from store.printable import in_words
 from tests.support.processes import free_port
+from tests.support.stores import MemoryNetwork, connect_in_memory, serve_in_memory
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -71,3 +82,70 @@ def test_durations_are_said_in_hours_minutes_and_seconds() -> None:
     assert [in_words(seconds) for seconds in (0, 9.6, 60, 590, 3600, 86_401)] == [
         *("0 s", "10 s", "1 min", "9 min 50 s", "1 h", "24 h 1 s")
     ]
+
+
+# ------------------------------------------------------------------------------------------ a store that was met
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    for thread in threading.enumerate():
+        if thread.name == "log":
+            thread.join()
+    return [record.getMessage() for record in caplog.records if record.name.startswith("store.client")]
+
+
+@pytest.mark.virtual_time
+async def test_an_awaited_client_tells_of_an_outage_once_and_of_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    """Who waited or watched heard nothing, however long the store was gone."""
+    caplog.set_level(logging.INFO)
+    network = MemoryNetwork()
+    async with contextlib.AsyncExitStack() as stack:
+        engine = Engine(store_id="the store", limits=None)
+        async with serve_in_memory(network, engine=engine):
+            client = await stack.enter_async_context(connect_in_memory(network))
+            waiting = asyncio.create_task(client.wait(["k"]))
+            await anyio.sleep(1)
+        await anyio.sleep(2.9)
+        assert lines(caplog) == []
+        await anyio.sleep(300)
+        (told,) = lines(caplog)
+        assert "has been out of reach for 3 s" in told
+        async with serve_in_memory(network, engine=engine):
+            await client.put("k", b"")
+            await waiting
+            assert "is back after 5 min" in lines(caplog)[1]
+            assert len(lines(caplog)) == 2
+
+
+def test_a_blocking_client_tells_of_an_outage_once_for_all_of_its_connections(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.INFO)
+    with contextlib.ExitStack() as stack:
+        with store.sync.serve(data_dir=tmp_path) as server:
+            client = stack.enter_context(store.sync.connect(server.url))
+            threads = [threading.Thread(target=client.wait, args=[["k"]]) for _ in range(5)]
+            for thread in threads:
+                thread.start()
+            while client.stats()["waits"] < 5:
+                pass
+        while not lines(caplog):
+            time.sleep(0.05)
+        stack.enter_context(store.sync.serve(port=server.port, data_dir=tmp_path))
+        client.put("k", b"")
+        for thread in threads:
+            thread.join()
+        told = lines(caplog)
+        assert "has been out of reach for" in told[0]
+        assert "is back after" in told[1]
+        assert len(told) == 2
+
+
+def test_a_call_long_after_one_that_failed_tells_nothing_of_the_time_between(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    outages = Outages("tcp://head:1", lambda: "why", logging.getLogger("store.client"))
+    for now in (0.0, 1.0, 2.9, 3600.0, 3602.0):
+        outages.failed(now)
+    assert lines(caplog) == []
+    outages.failed(3603.0)
+    assert "for 3 s: why" in lines(caplog)[0]
