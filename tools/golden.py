@@ -91,7 +91,9 @@ _record("settings", pack_settings(_SETTINGS), unpack_settings, _SETTINGS)
 def _frames() -> list[bytes]:
     frames = [wire.encode_request(number, 0, request) for number, request in enumerate(REQUESTS, 1)]
     frames += [wire.encode_response(number, response) for number, response in enumerate(RESPONSES, 1)]
-    return [*frames, wire.frame_events(9, wire.encode_events(EVENTS))]
+    shared = b"".join(wire.encode_in_chunks(RESPONSES[2]))
+    frames += [wire.frame_events(9, wire.encode_events(EVENTS)), wire.content_head(9, len(shared)) + shared]
+    return frames
 
 
 def write(directory: Path) -> None:
@@ -115,7 +117,7 @@ def read(directory: Path) -> list[str]:
     lines = (directory / "frames").read_text(encoding="ascii").split()
     wrong += [
         f"{directory.name}: frame {number}, {type(meant).__name__}"
-        for number, (line, meant) in enumerate(zip(lines, (*REQUESTS, *RESPONSES, EVENTS), strict=True))
+        for number, (line, meant) in enumerate(zip(lines, (*REQUESTS, *RESPONSES, EVENTS, RESPONSES[2]), strict=True))
         if not _reads(bytes.fromhex(line), meant)
     ]
     return wrong + _read_store(directory)

@@ -58,6 +58,7 @@ EVENTS = 126
 LAGGED = 125
 PUSHES = range(100, 125)  # codes of what later releases may send unasked
 EVENT_KINDS = frozenset(get_args(EventKind))
+_HEAD = struct.Struct(">IBBQ")  # length; array of 2: the id of the request, 64 bits long
 _EVENTS_HEAD = struct.Struct(">IBBQBB")  # length; array of 2: the id of the watch, 64 bits long; array of 2: EVENTS
 HANDSHAKE_BYTES_MAX = 4096  # nobody who has not said hello may make us hold more than this
 NUMBER_MAX = 2**63 - 1  # of a request: what a journal can keep
@@ -70,6 +71,7 @@ RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client trusts the server it chose, 
 
 O = TypeVar("O", bound=Record)  # noqa: E741 - what opens a conversation
 
+CHUNK_BYTES = 256 * 1024  # of a value that is sent as it stands in the store
 PACKER_BYTES = 256 * 1024  # that a packer has room for from its beginning
 _idle_packers: list[msgpack.Packer] = []
 
@@ -347,6 +349,46 @@ def _numbers_of(body: memoryview | bytes) -> tuple[int, int]:
 def encode_response(request_id: int, response: Response) -> bytes:
     """A response as a frame."""
     return frame(_pack((request_id, response)))
+
+
+def encode_in_chunks(said: Response | tuple[Event, ...]) -> tuple[bytes, ...]:
+    """Encode what is the same for every reader: a response, or events; `content_head` or `events_head` goes before it.
+
+    Large values are chunks by themselves, which are not copied.
+    """
+    chunks: list[bytes] = []
+    small: list[bytes] = []
+    for part in _parts(said):
+        if len(part) < CHUNK_BYTES:
+            small.append(part)
+        else:
+            chunks += [b"".join(small), part]
+            small = []
+    return (*chunks, b"".join(small))
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    if isinstance(value, bytes) and len(value) >= CHUNK_BYTES:
+        yield b"\xc6" + len(value).to_bytes(4, "big")
+        yield value
+    elif isinstance(value, tuple) and _holds_large(value):
+        yield b"\xdd" + len(value).to_bytes(4, "big")
+        for each in value:
+            yield from _parts(each)
+    else:
+        yield _pack(value)
+
+
+def _holds_large(fields: tuple[Any, ...]) -> bool:
+    return any(
+        _holds_large(field) if isinstance(field, tuple) else isinstance(field, bytes) and len(field) >= CHUNK_BYTES
+        for field in fields
+    )
+
+
+def content_head(request_id: int, size: int) -> bytes:
+    """What comes before a response that takes `size` bytes encoded, in the frame that answers one request."""
+    return _HEAD.pack(size + _HEAD.size - 4, 0x92, 0xCF, request_id)
 
 
 def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | Bye | Sorry:

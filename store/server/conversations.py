@@ -22,7 +22,6 @@ import anyio.lowlevel
 from store.engine.processes import Closing
 from store.errors import AuthenticationError, ProtocolError
 from store.messages import Failed, Figures, Guarded, Stats, Watch
-from store.protocol import wire
 from store.protocol.wire import Bye, Hello, Sorry
 from store.server.log_lines import RationedLog
 from store.server.outbox import PIECE_BYTES
@@ -136,6 +135,10 @@ class Conversations:
         self._go_on(peer)
         if peer.unread is None:
             peer.resume_reading(self._clock())
+
+    def write_later(self, peer: Peer) -> None:
+        """Write more of what a peer is to be sent once others have been written to."""
+        self.telling.write_later(peer)
 
     # ------------------------------------------------------------------------------------------ turns
 
@@ -298,7 +301,7 @@ class Conversations:
             if response is not None:
                 number, response = self._durability.unwritten.wait_for(request, response)
         if response is not None:
-            frame = wire.encode_response(request_id, response)
+            frame = self.telling.encode(request_id, response)
             if alone:
                 self.telling.answer_alone(peer, frame, number)
             else:
@@ -312,7 +315,7 @@ class Conversations:
         applied = self._durability.engine.go_on(work)
         peer.work = applied.work
         if applied.response is not None:
-            self.telling.say(peer, wire.encode_response(work.watcher[1], applied.response))
+            self.telling.say(peer, self.telling.encode(work.watcher[1], applied.response))
         self.telling.deliver(applied.deliveries, opening=True)
 
     def _note(self, peer: Peer, request: Request[Any], response: Response | None, took: float) -> None:

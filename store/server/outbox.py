@@ -1,19 +1,20 @@
 """Pure: what waits to be sent to one peer, in order, and what all of it together takes.
 
 First comes what may be sent now, then what is held until the journal has come so far. A transport is handed one piece
-at a time, since what it holds it copies; what it has not got rid of counts as waiting, too.
+at a time, since what it holds it copies; what it has not got rid of counts as waiting, too. Frames of several peers
+that differ in their heads alone share the rest: each outbox counts it, and all of them together count it once.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from store.engine.sessions import Budget
 
-__all__ = ["PIECE_BYTES", "Outbox", "weight"]
+__all__ = ["PIECE_BYTES", "Frame", "Outbox", "Shared", "SharedFrame", "weight"]
 
 # What a transport is handed at once, and how far one peer's answers may run ahead of its reading.
 PIECE_BYTES = 256 * 1024
@@ -28,6 +29,47 @@ def weight(size: int) -> int:
     eighth: a limit that is met by the bytes alone is passed by the memory that they take.
     """
     return size + (size >> 2) + 64
+
+
+class Shared:
+    """Bytes, in chunks, that the frames of several outboxes end with."""
+
+    __slots__ = ("__weakref__", "chunks", "holders", "size")
+
+    def __init__(self, chunks: tuple[bytes, ...]) -> None:
+        self.chunks = chunks
+        self.size = sum(map(len, chunks))
+        self.holders = 0  # frames that wait in an outbox
+
+
+class SharedFrame:
+    """A frame of a head of its own and of shared bytes."""
+
+    __slots__ = ("_head", "_rest")
+
+    def __init__(self, head: bytes, rest: Shared) -> None:
+        self._head, self._rest = head, rest
+
+    def __len__(self) -> int:
+        return len(self._head) + self._rest.size
+
+    def part(self, start: int, end: int) -> bytes | memoryview:
+        """Return a part of it, without a copy if it lies in one chunk."""
+        pieces: list[memoryview] = []
+        for chunk in (self._head, *self._rest.chunks):
+            if start < len(chunk) and end > 0:
+                pieces.append(memoryview(chunk)[max(start, 0) : end])
+            start, end = start - len(chunk), end - len(chunk)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def hold(self, more: int) -> int:
+        """Let one outbox more, or less, hold it; return what that adds to what all of them hold together."""
+        is_last = self._rest.holders == (0 if more > 0 else 1)
+        self._rest.holders += more
+        return more * (weight(len(self._head)) + is_last * weight(self._rest.size))
+
+
+Frame: TypeAlias = bytes | SharedFrame
 
 
 class Outbox:
@@ -47,21 +89,21 @@ class Outbox:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         # Lists: an empty deque takes 760 bytes, and most connections are idle.
-        self.ready: list[bytes] = []
-        self.held: list[tuple[int, bytes]] = []
+        self.ready: list[Frame] = []
+        self.held: list[tuple[int, Frame]] = []
         self._cut = 0  # how much of the first frame has been taken
         self._handed = 0
         self.bytes: int = 0
 
-    def queue(self, frame: bytes) -> None:
+    def queue(self, frame: Frame) -> None:
         """Put a frame after those that may be sent, also before those that are held."""
         self.ready.append(frame)
-        self._count(weight(len(frame)))
+        self._count(frame, 1)
 
-    def hold(self, frame: bytes, number: int) -> None:
+    def hold(self, frame: Frame, number: int) -> None:
         """Put a frame at the end, to be released once the journal has made this number durable."""
         self.held.append((number, frame))
-        self._count(weight(len(frame)))
+        self._count(frame, 1)
 
     def release(self, number: int) -> bool:
         """Release the frames that waited for this number; whether others still wait."""
@@ -80,34 +122,38 @@ class Outbox:
                 break
             count += 1
             taken += weight(len(frame))
-        frames = self.ready[:count]
+            self._count(frame, -1)
+        frames = [frame if isinstance(frame, bytes) else frame.part(0, len(frame)) for frame in self.ready[:count]]
         del self.ready[:count]
-        self._count(-taken)
         return frames[0] if count == 1 else b"".join(frames)
 
-    def _take_part(self, frame: bytes) -> memoryview:
+    def _take_part(self, frame: Frame) -> bytes | memoryview:
         """The next piece of a frame that is larger than one; it counts until the last of it is taken."""
         start, self._cut = self._cut, self._cut + PIECE_BYTES
-        part = memoryview(frame)[start : self._cut]
+        part = memoryview(frame)[start : self._cut] if isinstance(frame, bytes) else frame.part(start, self._cut)
         if self._cut >= len(frame):
             self._cut = 0
             del self.ready[0]
-            self._count(-weight(len(frame)))
+            self._count(frame, -1)
         return part
 
     def handed(self, size: int) -> None:
         """So much of what was taken is still in the hands of the transport."""
-        self._count(size - self._handed)
+        self.bytes += size - self._handed
+        self._budget.bytes += size - self._handed
         self._handed = size
 
     def clear(self, *, but_begun: bool = False) -> None:
         """Forget what waits, but for what the transport has; and, if asked to, the rest of a frame that has begun."""
         begun = self.ready[:1] if but_begun and self._cut else []
+        for frame in (*self.ready[len(begun) :], *(frame for _, frame in self.held)):
+            self._count(frame, -1)
         self.ready = begun
         self.held.clear()
         self._cut = self._cut if begun else 0
-        self._count(self._handed + sum(weight(len(frame)) for frame in begun) - self.bytes)
 
-    def _count(self, more: int) -> None:
-        self.bytes += more
-        self._budget.bytes += more
+    def _count(self, frame: Frame, more: int) -> None:
+        """Count a frame that has come, or gone."""
+        size = more * weight(len(frame))
+        self.bytes += size
+        self._budget.bytes += size if isinstance(frame, bytes) else frame.hold(more)

@@ -30,6 +30,7 @@ __all__ = ["LEAVE_WITHIN", "PEER_BYTES", "Host", "Peer"]
 # an alert is an error; asyncio passes over it, and reports none. (Not a timeout: there, the network has gone.)
 FROM_THEIR_SIDE = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
 PEER_BYTES = 8 * 1024  # what a connection takes that does nothing
+PIECES_AT_ONCE = 4  # a megabyte, which takes up to a millisecond with TLS, before other peers are written to
 LEAVE_WITHIN = 5.0  # seconds for the last frames to reach their readers; S9 promises 10 in all
 
 
@@ -48,6 +49,10 @@ class Host(Protocol):
 
     def read_on(self, peer: Peer) -> None:
         """Carry out what was read of a peer, and read it again, if nothing keeps it from that."""
+        ...
+
+    def write_later(self, peer: Peer) -> None:
+        """Write more of what a peer is to be sent once others have been written to."""
         ...
 
     def lost(self, peer: Peer) -> None:
@@ -161,15 +166,19 @@ class Peer(asyncio.BufferedProtocol):
         self._transport.write(piece)
 
     def flush(self) -> None:
-        """Hand the outbox to the transport, piece by piece until that is full; then read no more that would fill it."""
+        """Hand some of the outbox to the transport, unless that is full; read no more while anything is left."""
         transport, outbox = self._transport, self.outbox
-        # Writing may find out that nobody is there.
-        while outbox.ready and not self._blocked and not transport.is_closing():
+        for _ in range(PIECES_AT_ONCE):
+            # Writing may find out that nobody is there.
+            if not outbox.ready or self._blocked or transport.is_closing():
+                break
             self.write(outbox.take())
         if transport.is_closing():
             return
         if outbox.ready:
             self.pause_reading()
+            if not self._blocked:
+                self._host.write_later(self)
         elif self.gone and not outbox.held:
             transport.close()
 

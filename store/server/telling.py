@@ -14,16 +14,18 @@ import logging
 from collections import OrderedDict, deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from store.engine.engine import Answer, Delivery, Overtaken
-from store.messages import Failed, FailureKind
+from store.messages import Event, Failed, FailureKind, Found, Listing, ListingPart
 from store.protocol import wire
-from store.server.outbox import PIECE_BYTES, weight
+from store.server.outbox import PIECE_BYTES, Shared, SharedFrame, weight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from store.messages import Event
+    from store.messages import Entry, Response
+    from store.server.outbox import Frame
     from store.server.peer import Peer
     from store.server.peers import Peers
 
@@ -31,13 +33,13 @@ __all__ = ["Telling"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
-SHARED_BYTES = 16 * 1024  # events from here on are queued as they are, and not copied for each who watches
+SHARED_BYTES = 16 * 1024  # events and answers from here on are encoded once, and not copied for each reader
 AT_ONCE = 64  # watches and waits that are told of a change before others have a turn
 CAUGHT_UP_AT_ONCE = 1024  # of one peer: with more of them still to be told, its requests wait
-WRITTEN_AT_ONCE = 16  # peers, before it is asked how long that has taken
+WRITTEN_AT_ONCE = 16  # peers, before it is asked how long that has taken ...
+BYTES_AT_ONCE = 2 * 1024 * 1024  # ... or so many bytes, which take about a millisecond
 POSTPONED_MOST = 64  # changes that have each ended more waits than are answered at once; no more are made meanwhile
 ANNOUNCEMENTS_MOST = 256  # that have begun; while there are so many, no more changes are made
-EVENTS_HEAD_BYTES = len(wire.frame_events(0, b""))  # what each watch has of its own in a frame of events
 
 
 class Telling:
@@ -72,6 +74,7 @@ class Telling:
         self._later: OrderedDict[Peer, None] = OrderedDict()  # and those that are written to in the passes to come
         self._queued_in = self.dirty
         self._holding: dict[Peer, None] = {}  # peers with frames that are held
+        self._shared = WeakValueDictionary[Any, Shared]()  # by content, of one engine: what waits in an outbox
 
     @property
     def behind(self) -> bool:
@@ -112,10 +115,10 @@ class Telling:
         for delivery in deliveries:
             match delivery:
                 case Delivery(watchers=watchers, events=events):
-                    encoded = wire.encode_events(events)
+                    encoded = self._encode_events(events)
                     if opening:
                         for peer_id, watch_id in watchers:
-                            self.say(self._peers.by_id[peer_id], *_frames(watch_id, encoded))
+                            self.say(self._peers.by_id[peer_id], _frame(watch_id, encoded))
                     else:
                         self._announce(watchers, partial(self._tell, number, encoded, events))
                 case Overtaken(watcher=(peer_id, watch_id), revision=revision):
@@ -206,17 +209,25 @@ class Telling:
 
     def _flush_later(self) -> bool:
         """Write what some of those have queued who are told of one change with many others."""
+        room = BYTES_AT_ONCE
         for _ in range(min(len(self._later), WRITTEN_AT_ONCE)):
             peer, _ = self._later.popitem(last=False)
-            peer.flush()
+            room -= _flush(peer)
             peer.read_on()
+            if room <= 0:
+                break
         return bool(self._later)
+
+    def write_later(self, peer: Peer) -> None:
+        """Write more of what a peer is to be sent, in one of the next passes."""
+        self._later[peer] = None
+        self._have_pass()
 
     # ------------------------------------------------------------------------------------------ one peer
 
     def _answer(self, number: int, peer: Peer, answer: Answer) -> None:
         """Queue the answer to a parked wait: one change may answer thousands, so these too keep to the outbox."""
-        frame = wire.encode_response(answer.request_id, answer.response)
+        frame = self.encode(answer.request_id, answer.response)
         if peer.outbox.bytes + weight(len(frame)) > self._outbox_bytes_max:
             message = (
                 f"{peer.outbox.bytes} bytes wait to be read, and this answer has {len(frame)}; outbox_bytes_max is "
@@ -225,16 +236,42 @@ class Telling:
             frame = wire.encode_response(answer.request_id, Failed(kind=FailureKind.LIMIT, message=message))
         self._queue(peer, frame, number)
 
-    def _tell(self, number: int, encoded: bytes, events: tuple[Event, ...], peer: Peer, watch_id: int) -> None:
+    def encode(self, request_id: int, response: Response) -> Frame:
+        """Encode a response; large ones of the same content share one encoding."""
+        if type(response) is Found:
+            entries: tuple[Entry | None, ...] = (response.entry,)
+        elif type(response) is Listing or type(response) is ListingPart:
+            entries = response.entries
+        else:
+            entries = ()
+        if sum([len(entry.value) for entry in entries if entry is not None]) < SHARED_BYTES:
+            return wire.encode_response(request_id, response)
+        places = tuple([entry and (entry.key, entry.mod_revision) for entry in entries])
+        content = self._durability.engine, type(response), getattr(response, "revision", 0), places
+        if (shared := self._shared.get(content)) is None:
+            shared = self._shared[content] = Shared(wire.encode_in_chunks(response))
+        return SharedFrame(wire.content_head(request_id, shared.size), shared)
+
+    def _encode_events(self, events: tuple[Event, ...]) -> bytes | Shared:
+        """Encode events; large ones are shared by all watches that are told of them."""
+        if sum([len(event.value) for event in events]) < SHARED_BYTES:
+            encoded = wire.encode_events(events)
+            return encoded if len(encoded) < SHARED_BYTES else Shared((encoded,))
+        content = self._durability.engine, tuple([(event.kind, event.key, event.revision) for event in events])
+        if (shared := self._shared.get(content)) is None:
+            shared = self._shared[content] = Shared(wire.encode_in_chunks(events))
+        return shared
+
+    def _tell(self, number: int, encoded: bytes | Shared, events: tuple[Event, ...], peer: Peer, watch_id: int) -> None:
         """Queue events for one watch, or end it if its reader is too far behind; nothing comes after its end."""
         if (peer.id, watch_id) in self._ended:
             return
         most = self._outbox_bytes_max
         # A revision that is larger than any outbox goes to who is up to date; else its watch would never get past it.
-        size = weight(len(encoded) + EVENTS_HEAD_BYTES)
+        frame = _frame(watch_id, encoded)
+        size = weight(len(frame))
         if peer.outbox.bytes + size <= most or (size > most and peer.outbox.bytes < PIECE_BYTES):
-            for frame in _frames(watch_id, encoded):
-                self._queue(peer, frame, number)
+            self._queue(peer, frame, number)
             return
         self._ended.add((peer.id, watch_id))
         if self._durability.engine.end_watch(peer.id, watch_id):
@@ -243,25 +280,25 @@ class Telling:
                 log.warning("%s reads too slowly: its watches end, and may resume later", peer.name)
             self._queue(peer, wire.encode_lagged(watch_id, events[0].revision - 1), number)
 
-    def say(self, peer: Peer, *frames: bytes, number: int | None = None) -> None:
-        """Queue frames, to be sent once all up to `number` is durable; None: all that was done until now."""
+    def say(self, peer: Peer, frame: Frame, *, number: int | None = None) -> None:
+        """Queue a frame, to be sent once all up to `number` is durable; None: all that was done until now."""
         self._catch_up(peer)
-        for frame in frames:
-            self._queue(peer, frame, self._durability.unwritten.appended if number is None else number)
+        self._queue(peer, frame, self._durability.unwritten.appended if number is None else number)
 
-    def answer_alone(self, peer: Peer, frame: bytes, number: int) -> None:
+    def answer_alone(self, peer: Peer, frame: Frame, number: int) -> None:
         """Do the same for the only answer of a batch, which is written at once if nothing waits before it."""
         if (
             peer.outbox.bytes
             or self._announcements
             or len(frame) > PIECE_BYTES
+            or isinstance(frame, SharedFrame)
             or number > self._durability.unwritten.durable
         ):
             self.say(peer, frame, number=number)
         else:
             peer.write(frame)
 
-    def _queue(self, peer: Peer, frame: bytes, number: int) -> None:
+    def _queue(self, peer: Peer, frame: Frame, number: int) -> None:
         if peer.gone:
             return
         if number <= self._durability.unwritten.durable:
@@ -275,13 +312,17 @@ class Telling:
         peers = self._peers
         if peers.outboxes.bytes > peers.outboxes_kept_back and peers.outboxes_hold_too_much:
             for reader in (*self.dirty, *self._later):
-                reader.flush()  # that may be all it takes
+                if peers.outboxes_hold_too_much:
+                    reader.flush()  # that may be all it takes
             peers.make_room_in_outboxes()
 
     def flush(self) -> None:
-        """Write what this batch has queued, one write per peer."""
+        """Write what this batch has queued, one write per peer; what is too much for one step, in the next passes."""
+        room = BYTES_AT_ONCE
+        while self.dirty and room > 0:
+            room -= _flush(self.dirty.popitem(last=False)[0])
         while self.dirty:
-            self.dirty.popitem(last=False)[0].flush()
+            self.write_later(self.dirty.popitem(last=False)[0])
 
     def release(self, number: int) -> None:
         """Let go of the frames that waited for this, and have those read again who may be."""
@@ -299,8 +340,15 @@ class Telling:
             self._have_pass()
 
 
-def _frames(watch_id: int, encoded: bytes) -> tuple[bytes, ...]:
-    """Events for one watch; those that are large are shared with all others who are told of them."""
-    if len(encoded) < SHARED_BYTES:
-        return (wire.frame_events(watch_id, encoded),)
-    return wire.events_head(watch_id, len(encoded)), encoded
+def _flush(peer: Peer) -> int:
+    """Write to a peer; return how many bytes."""
+    before = peer.bytes_out
+    peer.flush()
+    return peer.bytes_out - before
+
+
+def _frame(watch_id: int, encoded: bytes | Shared) -> Frame:
+    """A frame of events for one watch."""
+    if isinstance(encoded, bytes):
+        return wire.frame_events(watch_id, encoded)
+    return SharedFrame(wire.events_head(watch_id, encoded.size), encoded)

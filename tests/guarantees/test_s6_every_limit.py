@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import re
 import tempfile
 import tracemalloc
@@ -214,12 +215,14 @@ async def writes(scene: Scene) -> str:
 async def all_memory(scene: Scene) -> str:
     """What the connections hold counts, too: with deaf readers there is less room for keys, and the slowest pays."""
     deaf = [await scene.a_peer() for _ in range(4)]
-    for peer in deaf:
-        await peer.answer(*peer.ask(Watch(prefix="deaf")))
+    for number, peer in enumerate(deaf):
+        await peer.answer(*peer.ask(Watch(prefix=f"deaf/{number}")))  # each something else: what is shared counts once
         peer.transport.pause_reading()
     await scene.client.put("m", bytes(400_000))
-    while not scene.log.records:
-        await scene.client.put("deaf", bytes(200_000))
+    for number in itertools.cycle(range(len(deaf))):
+        if scene.log.records:
+            break
+        await scene.client.put(f"deaf/{number}", bytes(200_000))
         assert scene.server.figures()["memory_bytes"] <= 4 * MIB
     assert "memory_bytes_max is 4194304" in await scene.says("is hung up on")
     scene.log.clear()

@@ -26,6 +26,7 @@ DEAF_MIB = int(os.environ.get("RDZV_DEAF_MIB", "256"))
 MIB = 2**20
 OUTBOX = 64 * MIB
 VALUE = 256 * 1024
+SMALL = 12 * 1024  # of which each reader has a copy of its own; larger ones are shared, and count once
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="skipped, only Linux tells what a process has used")
 
@@ -63,10 +64,10 @@ async def watchers(port: int, count: int, *, deaf: bool = True) -> AsyncIterator
             await peer.lost.wait()
 
 
-async def pass_by(client: store.Client, mib: int) -> None:
-    """Let so much be told to whoever watches."""
-    for first in range(0, mib * MIB // VALUE, 8):
-        await asyncio.gather(*[client.put(f"k{first + number}", bytes(VALUE)) for number in range(8)])
+async def pass_by(client: store.Client, mib: int, *, size: int = VALUE) -> None:
+    """Let so much be told to all watchers, in values of this size."""
+    for first in range(0, mib * MIB // size, 8):
+        await asyncio.gather(*[client.put(f"k{first + number}", bytes(size)) for number in range(8)])
         await client.delete_prefix("k")
 
 
@@ -99,8 +100,21 @@ async def test_s6_many_clients_that_read_nothing_cost_less_than_the_limit_of_all
     async with serving(*limits) as (port, pid), store.connect(f"tcp://127.0.0.1:{port}") as client:
         before = await memory_without_them(client, port, pid)
         async with watchers(port, 8):
-            await pass_by(client, 48)
+            await pass_by(client, 48, size=SMALL)
             cost = most_memory(pid) - before
             print(f"eight of them cost {cost / MIB:.1f} MiB")
             assert cost < most
             assert (await client.stats())["connections"] < 9, "some were hung up on"
+
+
+async def test_s6_many_clients_that_do_not_read_the_same_large_values_share_them() -> None:
+    """Eight of them held 384 MiB of 48."""
+    limits = ("--memory-bytes-max", str(4 * OUTBOX), "--history-bytes-max", str(4 * MIB))
+    async with serving(*limits) as (port, pid), store.connect(f"tcp://127.0.0.1:{port}") as client:
+        before = await memory_without_them(client, port, pid)
+        async with watchers(port, 8):
+            await pass_by(client, 48)
+            cost = most_memory(pid) - before
+            print(f"eight of them that share what they are told cost {cost / MIB:.1f} MiB")
+            assert cost < 2 * OUTBOX
+            assert (await client.stats())["connections"] == 9, "nobody was hung up on"

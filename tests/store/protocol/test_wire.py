@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store import messages, when
+from store.engine.keyspace import put_event
 from store.errors import LimitExceeded, ProtocolError, StoreUsageError
 from store.messages import (
     Add,
@@ -27,6 +28,7 @@ from store.messages import (
     GetMany,
     Guarded,
     List,
+    Listing,
     Ping,
     Put,
     Request,
@@ -41,6 +43,7 @@ from store.protocol import wire
 from store.protocol.frames import FrameReader, frame
 from store.protocol.wire import Bye, Events, Greeting, Hello, Lagged, Reply, Sorry, Welcome
 from store.records import Record
+from tests.support.by_hand import entry
 
 # ------------------------------------------------------------------------------------------ strategies for messages
 
@@ -97,7 +100,7 @@ decode_greeting, decode_hello, decode_welcome = (
 
 
 def body_of(frame: bytes) -> bytes:
-    (body,) = FrameReader(10**6).feed(frame)
+    (body,) = FrameReader(10**7).feed(frame)
     return bytes(body)
 
 
@@ -124,6 +127,27 @@ def test_a_response_comes_out_as_it_went_in(request_id: int, response: Response)
 def test_events_come_out_as_they_went_in_for_any_watch(watch_id: int, events: tuple[Event, ...]) -> None:
     frame = wire.frame_events(watch_id, wire.encode_events(events))
     assert wire.decode_server_frame(body_of(frame)) == Events(watch_id, events)
+
+
+LARGE = bytes(wire.CHUNK_BYTES)
+
+
+@given(st.integers(1, wire.NUMBER_MAX), RESPONSES, st.lists(st.sampled_from([b"", b"small", LARGE]), max_size=4))
+def test_what_is_encoded_once_for_many_is_read_as_if_for_each(
+    number: int, response: Response, values: list[bytes]
+) -> None:
+    entries = [entry(f"k{place}", value, 1) for place, value in enumerate(values)]
+    for said in (response, Listing(entries=(None, *entries), revision=3), Found(entry=entry("k", LARGE, 1))):
+        chunks = wire.encode_in_chunks(said)
+        frame = wire.content_head(number, sum(map(len, chunks))) + b"".join(chunks)
+        assert wire.decode_server_frame(body_of(frame)) == Reply(number, said)
+    events = tuple(map(put_event, entries))
+    chunks = wire.encode_in_chunks(events)
+    frame = wire.events_head(number, sum(map(len, chunks))) + b"".join(chunks)
+    assert wire.decode_server_frame(body_of(frame)) == Events(number, events)
+    assert [chunk for chunk in chunks if chunk is LARGE] == [value for value in values if value is LARGE], (
+        "as it stands"
+    )
 
 
 def test_the_handshake_comes_out_as_it_went_in() -> None:

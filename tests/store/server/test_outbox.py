@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from store.engine.sessions import Budget
-from store.server.outbox import PIECE_BYTES, Outbox, weight
+from store.server.outbox import PIECE_BYTES, Outbox, Shared, SharedFrame, weight
 
 
 def taken(outbox: Outbox) -> bytes:
@@ -80,3 +80,40 @@ def test_several_frames_are_taken_together_up_to_about_one_piece() -> None:
     assert sum(sizes) == 10 * (PIECE_BYTES // 4)
     assert max(sizes) <= PIECE_BYTES
     assert len(sizes) < 10
+
+
+def test_shared_bytes_count_in_each_outbox_and_once_in_all_of_them_until_the_last_has_let_go() -> None:
+    budget = Budget()
+    outboxes = [Outbox(budget) for _ in range(4)]
+    large = random.Random(1).randbytes(3 * PIECE_BYTES)
+    shared = Shared((b"before", large, b"after"))
+    for number, outbox in enumerate(outboxes):
+        if number % 2:
+            outbox.hold(SharedFrame(b"head %d" % number, shared), 1)
+        else:
+            outbox.queue(SharedFrame(b"head %d" % number, shared))
+    one = weight(6 + shared.size)
+    assert [outbox.bytes for outbox in outboxes] == [one] * 4
+    assert budget.bytes == 4 * weight(6) + weight(shared.size)
+    outboxes[1].release(1)
+    assert [taken(outbox) for outbox in outboxes[:2]] == [b"head %dbefore" % n + large + b"after" for n in range(2)]
+    outboxes[2].take()
+    outboxes[2].clear(but_begun=True)
+    assert budget.bytes == 2 * weight(6) + weight(shared.size)
+    outboxes[3].clear()
+    assert budget.bytes == weight(6) + weight(shared.size)
+    outboxes[2].queue(b"sorry")
+    assert taken(outboxes[2]) == (b"head 2before" + large + b"aftersorry")[PIECE_BYTES:], "the rest of it comes first"
+    assert budget.bytes == shared.holders == 0
+
+
+def test_a_large_chunk_of_a_shared_frame_is_not_copied() -> None:
+    large = bytes(3 * PIECE_BYTES)
+    frame = SharedFrame(b"head", Shared((b"", large, b"")))
+    part = frame.part(PIECE_BYTES, 2 * PIECE_BYTES)
+    assert isinstance(part, memoryview)
+    assert part.obj is large
+    small = Outbox(Budget())
+    small.queue(b"a")
+    small.queue(SharedFrame(b"b", Shared((b"c", b"d"))))
+    assert taken(small) == b"abcd"

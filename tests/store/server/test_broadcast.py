@@ -1,0 +1,130 @@
+"""One large value for many readers is encoded once, counted once, and written to all of them in turns (S6, S11)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rdzv.testing.network import MemoryNetwork
+from store.limits import MIB, Limits
+from store.messages import Cancel, Done, Found, Get, Listing, Ping, Pong, Put, Wait, Watch
+from store.protocol import wire
+from store.protocol.wire import Events
+from store.server import telling
+from store.server.outbox import weight
+from tests.support.stores import introduce, serve_in_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from store import Server
+    from tests.support.stores import Peer
+
+LIMITS = Limits(memory_bytes_max=256 * MIB, history_bytes_max=MIB)
+VALUE = bytes(30 * MIB)
+READERS, STOPPED = 60, 20
+ASKED: dict[str, Any] = {"waits": Wait(keys=("big",)), "watches": Watch(prefix="big"), "gets": Get("big")}
+
+pytestmark = pytest.mark.virtual_time
+
+
+def has_value(peer: Peer) -> bool:
+    for said in peer.said:
+        match said:
+            case Events(events=(event,)):
+                return event.value == VALUE
+            case wire.Reply(response=Listing(entries=(entry,)) | Found(entry=entry)):
+                return entry is not None and entry.value == VALUE
+    return False
+
+
+async def readers_of(network: MemoryNetwork, kind: str) -> list[Peer]:
+    """Peers that are to be told of the value; the first ones do not read."""
+    readers = [await introduce(network, source=f"reader {number}") for number in range(READERS)]
+    if kind == "gets":
+        writer = await introduce(network, source="writer")
+        await writer.answer(*writer.ask(Put("big", VALUE)))
+    for reader in readers:
+        reader.ask(ASKED[kind])
+    if kind == "watches":
+        for reader in readers:
+            await reader.until(reader.replies)
+    for reader in readers[:STOPPED]:
+        reader.transport.pause_reading()
+    return readers
+
+
+def written_by_step(server: Server) -> list[int]:
+    """How many bytes each step of the server hands to transports."""
+    steps: list[int] = []
+    conversations = server._conversations
+
+    def counted(step: Callable[..., None]) -> Callable[..., None]:
+        def take(*arguments: Any) -> None:
+            before = server.figures()["bytes_out"]
+            step(*arguments)
+            steps.append(server.figures()["bytes_out"] - before)
+
+        return take
+
+    for name in ("received", "_begin_pass", "read_on"):
+        setattr(conversations, name, counted(getattr(conversations, name)))
+    return steps
+
+
+@pytest.mark.parametrize("kind", ASKED)
+async def test_a_broadcast_is_encoded_and_counted_once_and_written_in_turns(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60 members that waited for 30 MB: all were held up for 6 s, at 1,950 MiB, and some were hung up on."""
+    network = MemoryNetwork(socket_buffer_bytes=4 * MIB)
+    encoded: list[Any] = []
+    encode = wire.encode_in_chunks
+
+    def counted(said: Any) -> tuple[bytes, ...]:
+        encoded.append(said)
+        return encode(said)
+
+    monkeypatch.setattr(wire, "encode_in_chunks", counted)
+    async with serve_in_memory(network, limits=LIMITS) as server:
+        ticks = itertools.count()  # a millisecond with every look: in virtual time no turn would end
+        for room in (server._conversations, server._conversations.telling):
+            monkeypatch.setattr(room, "_stopwatch", lambda: next(ticks) / 1000)
+        readers = await readers_of(network, kind)
+        writer, bystander = await introduce(network, source="writer"), await introduce(network, source="bystander")
+        steps = written_by_step(server)
+        writer.ask(Put("big", VALUE) if kind != "gets" else Ping())
+        assert isinstance(await bystander.answer(*bystander.ask(Ping())), Pong)
+        for reader in readers[STOPPED:]:
+            await reader.until(lambda reader=reader: has_value(reader))  # type: ignore[misc]
+        assert server.connections == READERS + 2 + (kind == "gets"), "nobody is hung up on"
+        outboxes = [peer.outbox.bytes for peer in server._peers.by_id.values()]
+        assert sum(size > weight(len(VALUE)) for size in outboxes) == STOPPED, "each outbox counts it ..."
+        assert server.figures()["outbox_bytes"] < 1.1 * weight(len(VALUE)) + STOPPED * 2 * MIB, "... and all, once"
+        assert len(encoded) == 1
+        assert max(steps) <= 6 * telling.BYTES_AT_ONCE
+        for reader in readers[:STOPPED]:
+            reader.transport.resume_reading()
+        for reader in readers[:STOPPED]:
+            await reader.until(lambda reader=reader: has_value(reader))  # type: ignore[misc]
+        await asyncio.sleep(1)
+        assert server.figures()["outbox_bytes"] == 0
+        assert not server._conversations.telling._shared
+
+
+async def test_a_wait_that_is_cancelled_while_its_answer_is_sent_gets_the_rest_of_it() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network, limits=LIMITS):
+        reader, writer = await introduce(network, source="reader"), await introduce(network, source="writer")
+        (wait,) = reader.ask(Wait(keys=("big",)))
+        await reader.answer(*reader.ask(Ping()))
+        reader.transport.pause_reading()
+        await writer.answer(*writer.ask(Put("big", VALUE)))
+        await asyncio.sleep(1)
+        (cancel,) = reader.ask(Cancel(target=wait))
+        reader.transport.resume_reading()
+        assert isinstance(await reader.answer(cancel), Done)
+        assert has_value(reader)
