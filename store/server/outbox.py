@@ -37,9 +37,9 @@ class Shared:
     __slots__ = ("__weakref__", "chunks", "holders", "size")
 
     def __init__(self, chunks: tuple[bytes, ...]) -> None:
-        self.chunks = chunks
-        self.size = sum(map(len, chunks))
-        self.holders = 0  # frames that wait in an outbox
+        self.chunks: tuple[bytes, ...] = chunks
+        self.size: int = sum(map(len, chunks))
+        self.holders: int = 0  # frames that wait in an outbox
 
 
 class SharedFrame:
