@@ -30,8 +30,8 @@ import anyio
 from rdzv.backends.builtin import create_handler
 from rdzv.errors import RendezvousSettingsError
 from rdzv.loop.member import BodyCalls, OnWaiting, Options, RoundLoop
-from rdzv.node.front.queries import WakeupHere
 from rdzv.node.handler import Handler
+from rdzv.node.link.wakeup import WakeupHere
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -138,7 +138,7 @@ class Round(BodyCalls):
         wakeup = WakeupHere()
         with self._membership.listeners.listening(wakeup):
             while not self.gate.decided:
-                await wakeup.sleep()
+                await wakeup.sleep_until(None)
 
     async def _get_out(self) -> None:
         self._scope.cancel()

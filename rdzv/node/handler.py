@@ -29,9 +29,10 @@ from rdzv.interface import RendezvousHandler
 from rdzv.membership import Membership, RendezvousInfo
 from rdzv.node.front import verbs
 from rdzv.node.front.known import Known
-from rdzv.node.front.queries import Changes, WakeupHere
+from rdzv.node.front.queries import Changes
 from rdzv.node.front.sharing import shared_store
 from rdzv.node.link.loops import check_process, result_of
+from rdzv.node.link.wakeup import WakeupHere
 from rdzv.node.member.health import examine_in
 from rdzv.node.node import Node, Ticket
 from rdzv.shared_store.store import ClientAtFirstUse
@@ -293,7 +294,7 @@ class Handler(Known, RendezvousHandler):
                 yield status
                 if status.closed is not None:
                     return
-                await wakeup.sleep()
+                await wakeup.sleep_until(None)
 
     async def questions(self) -> AsyncGenerator[tuple[str, Question], None]:
         """What operators ask of this node, as they do, each with its name; answer it by `answer`."""
@@ -306,7 +307,7 @@ class Handler(Known, RendezvousHandler):
                     if name not in heard and question.node_id == self.node_id:
                         yield name, question
                 heard.update(questions)
-                await wakeup.sleep()
+                await wakeup.sleep_until(None)
 
     leave = awaited(verbs.leave)
     num_nodes_waiting = awaited(verbs.num_nodes_waiting)

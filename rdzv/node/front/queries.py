@@ -7,7 +7,6 @@ that is cancelled, or whose time is over, has lost nothing: what it was not give
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Self
 
@@ -15,7 +14,7 @@ import anyio
 
 from rdzv.core.state import Change, Closed
 from rdzv.membership import changes_since
-from rdzv.node.link.wakeup import Wakeup
+from rdzv.node.link.wakeup import WakeupHere
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,24 +23,7 @@ if TYPE_CHECKING:
     from rdzv.membership import Membership
     from rdzv.node.node import Node
 
-__all__ = ["Changes", "WakeupHere"]
-
-
-class WakeupHere:
-    """A `Wakeup` in the caller's loop, which the node's thread may wake."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._wakeup = Wakeup()
-
-    def changed(self) -> None:
-        """Something has happened; from any thread."""
-        with contextlib.suppress(RuntimeError):  # the caller's loop has closed: nobody to wake
-            self._loop.call_soon_threadsafe(self._wakeup.changed)
-
-    async def sleep(self) -> None:
-        """Sleep until something has happened since the last sleep."""
-        await self._wakeup.sleep_until(None)
+__all__ = ["Changes"]
 
 
 class Changes:
@@ -83,7 +65,7 @@ class Changes:
             if change is not None:
                 return change
             self._node.check_usable()
-            await self._wakeup.sleep()
+            await self._wakeup.sleep_until(None)
 
     def _next(self) -> Change | None:
         """One change that is news, or None.

@@ -7,8 +7,9 @@ a coroutine sleeps until then, or until something has changed, whichever comes f
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
-__all__ = ["Wakeup"]
+__all__ = ["Wakeup", "WakeupHere"]
 
 
 class Wakeup:
@@ -48,6 +49,19 @@ class Wakeup:
             self._sleeping = None
             if timer is not None:
                 timer.cancel()
+
+
+class WakeupHere(Wakeup):
+    """A wakeup in the loop in which it was made, which any thread may wake."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loop = asyncio.get_running_loop()
+
+    def changed(self) -> None:
+        """Something has happened; from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has closed, and nothing sleeps there
+            self._loop.call_soon_threadsafe(super().changed)
 
 
 def _wake(sleeping: asyncio.Future[None]) -> None:

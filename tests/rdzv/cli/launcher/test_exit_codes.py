@@ -68,3 +68,28 @@ def test_codes_that_cannot_be_meant_are_refused(codes: str) -> None:
     with pytest.raises(SystemExit) as exit:
         main(["run", "--exit-codes", codes, "tcp://127.0.0.1/job?min_nodes=1", "--", "true"])
     assert exit.value.code == 121
+
+
+@pytest.mark.parametrize("status", ["0", "256", "-9", "x"])
+def test_a_status_to_give_up_by_that_no_process_can_end_with_or_that_is_a_success_is_refused(
+    status: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that was given up by `--give-up-status 256` ended with 0."""
+    with pytest.raises(SystemExit) as exit:
+        main(["run", "--give-up-status", status, "tcp://127.0.0.1/job?min_nodes=1", "--", "true"])
+    assert exit.value.code == 121
+    assert "255" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("given", "status"), [(7, 7), (256, 1), (-9, 137), (0, 122)])
+async def test_no_node_of_a_run_that_is_given_up_ends_with_success_whatever_its_reason_is_and_its_place(
+    server: str, given: int, status: int
+) -> None:
+    """A spare ended with 0, and so did all where the reason was that of a success."""
+    url = f"{server}/job?min_nodes=1&max_nodes=1&last_call_timeout=0"
+    async with node(url, "a") as a, node(url, "b") as b, rdzv.connect(f"{server}/job") as observer:
+        async for seen in observer.statuses():
+            if seen.spares and seen.members:
+                break
+        await observer.give_up("the command has succeeded on every node", status=given)
+        assert [await one.wait(timeout=30) for one in (a, b)] == [status, status], a.written() + b.written()
