@@ -222,7 +222,9 @@ class _Once(Generic[T]):
         if news is not None and self._listeners.remove(self):
             try:
                 self._callback(news)
-            except (Exception, SystemExit):  # a user's code, which must not end the thread in which all nodes live
+            except KeyboardInterrupt:  # of a signal, in the caller's thread
+                raise
+            except BaseException:  # a user's code, which must not end the thread in which all nodes live
                 log.exception("a callback of a round has failed")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -59,3 +60,53 @@ async def test_a_body_that_never_yields_to_its_loop_hears_of_a_loss_at_its_next_
     (ending,) = endings
     assert ending is not None
     assert (ending.kind.value, ending.node_ids) == ("lost", ("killed",))
+
+
+TRAINS = """
+import asyncio, sys, time
+import rdzv
+from rdzv.node.member.steps import Steps
+
+url, name, held_up_for = sys.argv[1], sys.argv[2], float(sys.argv[3])
+heed = Steps.heed
+
+async def and_then_stand_still(self, link, membership):
+    stop = link.follower.head.stop
+    await heed(self, link, membership)
+    if stop is not None and not stop.decided:
+        time.sleep(held_up_for)  # the thread of the node, which has just answered
+
+Steps.heed = and_then_stand_still
+
+async def main():
+    step = 0
+    async for round in rdzv.rounds(url, node_id=name, is_host=False):
+        print("in", round.number, round.world_size, flush=True)
+        async with round:
+            while True:
+                await round.check(step)
+                if await round.store.add(f"step/{step}", 1) == round.world_size:
+                    await round.store.set(f"step/{step}/all", b"")
+                await round.store.wait([f"step/{step}/all"])
+                step += 1
+        print("left", round.number, round.ending.kind.value, step, flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_member_whose_node_is_held_up_when_all_agree_to_leave_leaves_where_they_do(url: str) -> None:
+    """Decision and departure reach it in one read, over real sockets: it took the departure for a loss."""
+    at = f"{url}/job?min_nodes=2&max_nodes=3&last_call_timeout=60&ttl=10"
+    async with contextlib.AsyncExitStack() as stack:
+        members = [
+            await stack.enter_async_context(start_python("-c", TRAINS, at, name, held_up_for))
+            for name, held_up_for in (("a", "0.5"), ("b", "0"), ("c", "0"))
+        ]
+        observer = await stack.enter_async_context(rdzv.connect(f"{url}/job"))
+        sizes = [(await member.line("in 0 ")).split()[2] for member in members]
+        assert sizes == ["3", "3", "3"]
+        await observer.drain(within=60, node_id="c")
+        left = [(await member.line("left 0 ")).split()[2:] for member in members]
+        assert {kind for kind, _ in left} == {"agreed"}
+        assert len({step for _, step in left}) == 1

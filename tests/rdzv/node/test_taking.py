@@ -160,7 +160,7 @@ async def test_decision_and_departure_in_one_read_are_no_loss(
 
 
 @virtual_time
-@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, asyncio.CancelledError])
 async def test_neither_a_listener_nor_a_callback_ends_what_the_node_follows(error: type[BaseException]) -> None:
     """The error reached the follower: the member was out of its round by its own callback."""
 
