@@ -80,7 +80,7 @@ OF_THE_INSIDE = {
     *("note_failure", "num_nodes_changed", "open_blocking_store", "questions", "roster", "account"),
     *("absence_of", "draining", "hosts_store", "is_draining", "own_node", "share", "store_gone"),
     *("Handler.closed", "Handler.membership", "Handler.start"),
-    *("blocking", "end_waits", "listening", "reopened", "supersede"),
+    *("blocking", "end_calls", "end_waits", "listening", "reopened"),
     *("waiting_through_losses", "Lent.lease", "Lent.fence", "prefix", "of_round", "TorchStore.end"),
     *("abandon", "ask", "ask_ping", "awaits_answer", "bound_pauses", "cancel", "ends", "fail", "fail_over", "failure"),
     *("interrupt", "last_problem", "may_write", "met", "on_connection", "received", "seek_successor", "seen_as"),

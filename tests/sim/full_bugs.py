@@ -130,7 +130,7 @@ def _not_superseded(*_: object) -> None:
 def _as_if_members_still() -> Iterator[None]:
     """Let no node look at what it knows itself of its membership: the fence alone is left."""
     with (
-        patch.object(SharedStore, "supersede", _not_superseded),
+        patch.object(SharedStore, "end_calls", _not_superseded),
         patch.object(Fencing, "check_membership", _not_superseded),
     ):
         yield
