@@ -173,7 +173,7 @@ class Engine:
             The number of its session, and the peer that had it until now and should be closed; None if there are too
             many sessions.
         """
-        self._note_forgotten(self._sessions.expire(now) + self._sessions.make_way(session_id))
+        self._note_forgotten(self._sessions.expire(now) + self._sessions.make_way(session_id, now))
         made = self._sessions.made
         opened = self._sessions.open(session_id, peer=peer)
         if opened is None:
@@ -184,6 +184,10 @@ class Engine:
             self._changes.facts.opened(session.id, session.number)
         self._session_of[peer] = session
         return session.number, previous
+
+    def place_in(self, now: float) -> float:
+        """Seconds until there may be a session for a newcomer that got none; infinity if nobody knows."""
+        return self._sessions.place_in(now)
 
     def disconnect(self, peer: int, *, now: float, how: Closing) -> None:
         """The connection of `peer` has closed."""

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Budget", "Session", "Sessions", "reply_cost", "reply_cost_at_most"]
 
+AWAY_LEAST = 10.0  # seconds that a session keeps its place though a newcomer finds none
 FORGOTTEN_AT_ONCE = 512  # sessions: about a millisecond
 REPLY = 100  # bytes of bookkeeping for any reply that is kept, or any result in one
 ENTRY = 200  # and for an entry in it
@@ -132,7 +133,6 @@ class Sessions:
         self.made: int = 0
         self.budget: Budget = Budget()
         self._abandoned: OrderedDict[bytes, float] = OrderedDict()  # since when they have no connection, longest first
-        self._idle: OrderedDict[bytes, None] = OrderedDict()  # those of them that keep no reply
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -150,7 +150,6 @@ class Sessions:
             self.made += 1
             session = self._sessions[id] = Session(id, self.made, self.budget)
         self._abandoned.pop(id, None)
-        self._idle.pop(id, None)
         previous, session.peer = session.peer, peer
         return session, previous
 
@@ -158,12 +157,7 @@ class Sessions:
         """The connection `peer` of a session has closed; the session waits for its client to come back."""
         if session.peer == peer:
             session.peer = None
-            self._abandon(session, now)
-
-    def _abandon(self, session: Session, now: float) -> None:
-        self._abandoned[session.id] = now
-        if not session.replies:
-            self._idle[session.id] = None
+            self._abandoned[session.id] = now
 
     def end(self, session: Session, *, peer: int) -> bool:
         """The client said on the connection `peer` that it will not come back; said on an older one, it is no news."""
@@ -183,15 +177,18 @@ class Sessions:
             forgotten.append(self._forget(id))
         return forgotten
 
-    def make_way(self, id: bytes) -> list[bytes]:
-        """Forget a session for a newcomer if there are as many as there may be; which it was.
+    def make_way(self, id: bytes, now: float) -> list[bytes]:
+        """Forget the session whose client has been away for longest if a newcomer finds no place; which it was.
 
-        It is the one whose client has been away for longest of those that keep no reply: nothing is lost with it but
-        that a request that never arrived can be told from one whose reply was lost.
+        Its client, if it comes back, learns that nobody knows what became of a write that was under way.
         """
-        if id in self._sessions or len(self._sessions) < self._max or not self._idle:
+        if id in self._sessions or len(self._sessions) < self._max or self.place_in(now) > 0:
             return []
-        return [self._forget(next(iter(self._idle)))]
+        return [self._forget(next(iter(self._abandoned)))]
+
+    def place_in(self, now: float) -> float:
+        """Seconds until a session can make way for a newcomer; infinity while all clients are connected."""
+        return next(iter(self._abandoned.values()), math.inf) + AWAY_LEAST - now
 
     def make_room(self, bytes_max: int) -> list[bytes]:
         """Forget sessions whose clients are away, the longest first, until there is room for replies; which they were.
@@ -205,18 +202,28 @@ class Sessions:
 
     def _forget(self, id: bytes) -> bytes:
         self._abandoned.pop(id, None)
-        self._idle.pop(id, None)
         self._sessions.pop(id).acknowledge(math.inf)
         return id
 
     def restore(self, saved: Iterable[SavedSession], *, last: int, now: float) -> None:
-        """Take up the sessions of an earlier life of this store; their clients have all the time to come back."""
+        """Take up the sessions of an earlier life of this store; their clients have all the time to come back.
+
+        Those that wrote last, as far as their replies tell, make way last.
+        """
         self.made = last
-        for one in saved:
+        for one in sorted(
+            saved, key=lambda one: (max((_revision_in(reply) for _, reply in one.replies), default=0), one.number)
+        ):
             session = self._sessions[one.id] = Session(one.id, one.number, self.budget)
             for request_id, response in one.replies:
                 session.keep(request_id, response)
-            self._abandon(session, now)
+            self._abandoned[session.id] = now
+
+
+def _revision_in(response: Response) -> int:
+    """The revision that a reply tells of; 0 if it tells of none."""
+    told = response.entry if isinstance(response, CompareAndSetResult) else response
+    return int(getattr(told, "mod_revision", 0) or getattr(told, "revision", 0))
 
 
 def reply_cost(response: Response) -> int:

@@ -201,9 +201,7 @@ class Conversations:
                     peer.has_read()
                     return
                 if isinstance(item, Hello):
-                    welcome = self._reception.take_in(peer, item, now)
-                    if welcome is not None:
-                        self.telling.say(peer, welcome)
+                    self._reception.take_in(peer, item, self._welcome)
                 elif isinstance(item, Bye):
                     peer.close(Closing.GOODBYE)
                 elif item is not None:  # else a large request is being decoded
@@ -224,6 +222,10 @@ class Conversations:
             if began >= until:
                 self._wait_for_turn(peer, used=True)
                 return
+
+    def _welcome(self, peer: Peer, welcome: bytes) -> None:
+        self.telling.say(peer, welcome)
+        self.telling.flush()
 
     @property
     def _busy(self) -> bool:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Reception"]
 
+HELD_MOST = 5.0  # seconds that a newcomer waits for a session; sooner than that a client does not come again, either
+SOON = 0.001  # seconds that a clock may be behind
+
 
 class Reception:
     """Who is taken in, and who is not.
@@ -86,15 +89,21 @@ class Reception:
         peer.outbox.queue(peer.connection.greeting())
         peer.flush()
 
-    def take_in(self, peer: Peer, hello: Hello, now: float) -> bytes | None:
-        """Open the session of a peer that has said hello, and proven what is wanted; the welcome to say, if any."""
+    def take_in(self, peer: Peer, hello: Hello, welcome: Callable[[Peer, bytes], None]) -> None:
+        """Open the session of a peer that has said hello, and proven what is wanted, and say its welcome."""
+        if peer.gone:
+            return
         engine = self._durability.engine
+        now = self._clock()
         opened = engine.connect(peer.id, session_id=hello.session_id, process=hello.process, now=now)
         self._durability.record()
         if opened is None:
-            most = engine.limits.sessions_max
-            self._peers.hang_up(peer, Sorry("limit", f"the server has {most} sessions (sessions_max): come again"))
-            return None
+            most, place_in = engine.limits.sessions_max, engine.place_in(now)
+            if place_in <= HELD_MOST:
+                asyncio.get_running_loop().call_later(place_in + SOON, self.take_in, peer, hello, welcome)
+            else:
+                self._peers.hang_up(peer, Sorry("limit", f"the server has {most} sessions (sessions_max): come again"))
+            return
         session, previous = opened
         replaced = None if previous is None else self._by_id.get(previous)
         if replaced is not None:
@@ -103,7 +112,10 @@ class Reception:
             replaced.abort()
         self._table.proved(peer)
         durable = self._durability.journal is not None
-        return peer.connection.welcome(session=session, address=peer.address, revision=engine.revision, durable=durable)
+        welcome(
+            peer,
+            peer.connection.welcome(session=session, address=peer.address, revision=engine.revision, durable=durable),
+        )
 
     def lost(self, peer: Peer) -> None:
         """A connection has ended."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from store import Add, Append, Delete, Get, Grant, Put, when
 from store.engine.keyspace import ENTRY_OVERHEAD
+from store.engine.sessions import AWAY_LEAST
 from store.engine.waits import WAIT_OVERHEAD
 from store.messages import (
     Cancel,
@@ -237,13 +238,15 @@ def test_sessions_of_clients_that_are_away_make_room_and_their_replies_are_not_g
     assert again[0] != first[0], "its client knows by the number that it was forgotten"
 
 
-def test_dead_sessions_of_strangers_refuse_nobody() -> None:
-    """The table of sessions was full for `session_ttl` after each client that had come and gone without a farewell."""
+@pytest.mark.parametrize("request_", [Get("a"), Add("a", 1)])
+def test_sessions_of_the_dead_keep_a_newcomer_out_for_seconds(request_: Request[Any]) -> None:
+    """The table of sessions was full for `session_ttl` after clients that had written and were killed."""
     desk = Desk(sessions_max=3, session_ttl=300.0)
     for peer in range(1, 50):
         assert desk.connect(peer) is not None
-        desk.ask(Get("a"), peer=peer)
+        desk.ask(request_, peer=peer)
         desk.disconnect(peer)
+        desk.now += AWAY_LEAST / 2.9
     assert desk.engine.figures()["sessions"] == 3
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import random
+from typing import Any
+
+import pytest
+
 from store.engine.changeset import SavedSession
 from store.engine.sessions import REPLY, Session, Sessions
-from store.messages import Written
+from store.messages import Added, CompareAndSetResult, Entry, Granted, Written
 
 A, B = b"a" * 16, b"b" * 16
 
@@ -16,7 +22,7 @@ def some(*, ttl: float = 300.0, sessions_max: int = 100) -> Sessions:
 def come(sessions: Sessions, id: bytes, *, peer: int, now: float) -> tuple[Session, int | None] | None:
     """A client says hello; as the engine does, let those sessions go first whose time is over."""
     sessions.expire(now)
-    sessions.make_way(id)
+    sessions.make_way(id, now)
     return sessions.open(id, peer=peer)
 
 
@@ -61,19 +67,48 @@ def test_a_farewell_on_an_older_connection_does_not_end_the_session_of_the_newer
     assert len(sessions) == 0
 
 
-def test_sessions_without_replies_make_way_for_newcomers_the_longest_abandoned_first() -> None:
-    sessions = some(sessions_max=3)
-    a, b, c = (opened(sessions, id, peer=peer) for peer, id in enumerate((A, B, b"c" * 16)))
+def test_the_session_longest_away_makes_way_for_a_newcomer_with_or_without_replies() -> None:
+    sessions = some(sessions_max=4)
+    a, b, c, d = (opened(sessions, bytes([name]) * 16, peer=name) for name in b"abcd")
     keep(a, 1)
-    for now, (peer, session) in enumerate([(0, a), (2, c), (1, b)]):
-        sessions.close(session, peer=peer, now=float(now))
-    assert sessions.make_way(A) == [], "who comes back needs no room"
-    assert sessions.make_way(b"d" * 16) == [c.id]
-    assert sessions.make_way(b"d" * 16) == [], "there is room"
-    assert opened(sessions, b"d" * 16, peer=4, now=3.0).number == 4
-    assert opened(sessions, B, peer=5, now=3.0) is b, "and is idle no more"
-    assert come(sessions, b"e" * 16, peer=6, now=3.0) is None, "the one that is left keeps a reply"
-    assert opened(sessions, A, peer=7, now=3.0).replay(1) == Written(revision=1)
+    for now, session in enumerate((a, c, b)):  # the fourth stays connected
+        sessions.close(session, peer=session.id[0], now=float(now))
+    assert sessions.make_way(A, 100.0) == [], "a client that comes back needs no room"
+    assert come(sessions, b"e" * 16, peer=5, now=9.9) is None, "none has been away for so long that it makes way"
+    assert sessions.place_in(9.5) == 0.5
+    assert sessions.make_way(b"e" * 16, 10.0) == [a.id]
+    assert opened(sessions, b"e" * 16, peer=5, now=10.0).number == 5
+    assert opened(sessions, B, peer=6, now=12.0) is b, "and is not away any more"
+    again, _ = come(sessions, A, peer=7, now=12.0) or (None, None)
+    assert again is not None
+    assert (again.number, again.replay(1)) == (6, None), "the server has forgotten it, and says so by its number"
+    assert sessions.make_way(b"f" * 16, 1000.0) == [], "clients that are connected keep their sessions"
+    assert sessions.place_in(1000.0) == math.inf
+    assert len({a, c, d}) == 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_restored_sessions_those_that_wrote_last_make_way_last(seed: int) -> None:
+    replies: list[tuple[int, Any]] = [
+        (1, Granted(lease=1, ttl=1.0)),
+        (1, Written(revision=7)),
+        (1, CompareAndSetResult(True, Entry("k", b"", create_revision=8, mod_revision=8, lease=None))),
+        (1, Added(value=1, revision=9)),
+    ]
+    saved = [
+        SavedSession(id=bytes([9 - number]) * 16, number=number, replies=(replies[number],) if number < 4 else ())
+        for number in range(6)
+    ]
+    order = [0, 4, 5, 1, 2, 3]
+    random.Random(seed).shuffle(saved)
+    sessions = some(sessions_max=6)
+    sessions.restore(saved, last=6, now=0.0)
+    went = [sessions.make_way(bytes(16), 9.9)]
+    for newcomer in range(100, 106):
+        id = bytes([newcomer]) * 16
+        went.append(sessions.make_way(id, 10.0))
+        sessions.open(id, peer=newcomer)
+    assert went == [[], *([bytes([9 - number]) * 16] for number in order)]
 
 
 # ------------------------------------------------------------------------------------------- what all of them hold
