@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
-from store.errors import LimitExceeded, StoreUsageError
+from store.errors import LimitExceeded, StoreError, StoreUsageError, Unsupported
 from store.messages import (
     GONE_TTL,
     Add,
@@ -20,7 +20,10 @@ from store.messages import (
     CompareAndSet,
     CompareAndSetResult,
     Count,
+    Counted,
     Delete,
+    DeletedOlder,
+    DeleteOlder,
     DeletePrefix,
     Get,
     GetMany,
@@ -48,7 +51,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from store.errors import StoreError
     from store.messages import Condition, Entry, KeyGroup, Note, Operation
 
 __all__ = [
@@ -162,20 +164,30 @@ class Calls(ABC):
     async def delete_prefix(self, prefix: str, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
         """Delete all keys that start with `prefix`; how many there were.
 
-        At one revision, unless there are more than the server changes at once (`writes_max`): then in several steps.
+        At one revision, unless there are more than the server changes at once (`writes_max`). Then in several steps,
+        each of which is judged by `when`: keys that are written after the first one stay. An error after the first step
+        has `maybe_applied`, and says how many keys are gone.
         """
-        total, at_most = 0, None
+        left, when = self._left(timeout), tuple(when)
+        with contextlib.suppress(LimitExceeded):
+            return (await self.call(_guarded(DeletePrefix(prefix=prefix), when), timeout=left())).count
+        request: Request[DeletedOlder | Counted] = DeleteOlder(prefix=prefix)
+        total = 0
         while True:
-            request = DeletePrefix(prefix=prefix, at_most=at_most)
             try:
-                count = (await self.call(_guarded(request, when), timeout=timeout)).count
-            except LimitExceeded:
-                if at_most is not None:
-                    raise
-                at_most = DELETED_AT_ONCE
+                done = await self.call(_guarded(request, when), timeout=left())
+            except Unsupported:  # a server of an older release deletes in each step what is there by then
+                request = DeletePrefix(prefix=prefix, at_most=DELETED_AT_ONCE)
                 continue
-            total += count
-            if at_most is None or count == 0:
+            except StoreError as error:
+                if total:
+                    error.maybe_applied = True
+                    error.args = (f"{error}; {total} keys that start with {prefix!r} are gone",)
+                raise
+            total += done.count
+            if isinstance(done, DeletedOlder):
+                request = DeleteOlder(prefix=prefix, after=done.after, revision=done.revision)
+            if not (done.after if isinstance(done, DeletedOlder) else done.count):
                 return total
 
     async def compare_and_set(
@@ -284,9 +296,9 @@ class Calls(ABC):
             Unsupported: The store keeps no such account: an etcd cluster.
         """
         found: list[KeyGroup] = []
-        more = True
+        more, left = True, self._left(timeout)
         while more:  # a page at a time, so that nobody has to wait for a store of many groups
-            page = await self.call(ListGroups(after=found[-1].name if found else ""), timeout=timeout)
+            page = await self.call(ListGroups(after=found[-1].name if found else ""), timeout=left())
             found += page.groups
             more = page.more
         return found
@@ -294,12 +306,18 @@ class Calls(ABC):
     async def notes(self, prefix: str, *, timeout: float | None = None) -> Notes:
         """Return what came with the last keep-alives of the leases of all keys under a prefix; see `Lease`."""
         found: list[Note] = []
-        more = True
+        more, left = True, self._left(timeout)
         while more:  # a page at a time, as above
-            page = await self.call(ListNotes(prefix=prefix, after=found[-1].key if found else ""), timeout=timeout)
+            page = await self.call(ListNotes(prefix=prefix, after=found[-1].key if found else ""), timeout=left())
             found += page.notes
             more = page.more
         return found
+
+    def _left(self, timeout: float | None) -> Callable[[], float | None]:
+        """Return what tells how much is left of the timeout of a call that makes several requests."""
+        within = getattr(self, "timeout", None) if timeout is None else timeout
+        until = None if within is None else self.time() + within
+        return lambda: None if until is None else max(until - self.time(), 0.0)
 
     @abstractmethod
     def time(self) -> float:
@@ -410,6 +428,7 @@ class AtOnce(Calls):
 
     def __init__(self, store: BlockingCalls) -> None:
         self.blocking = store
+        self.timeout: float | None = getattr(store, "timeout", None)
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """Make the request, blocking."""

@@ -249,6 +249,14 @@ class Note(Record, kw_only=True):
     age: float
 
 
+class DeletedOlder(Response, code=81, kw_only=True):
+    """How many keys went, the last change that counted, and the key after which there may be more; "" if not."""
+
+    count: int
+    revision: int
+    after: str
+
+
 class NotePage(Response, code=80, kw_only=True):
     """Some notes in the order of their keys, and whether there are more after them."""
 
@@ -363,6 +371,17 @@ class DeletePrefix(Request[Counted], code=9, kw_only=True):
     at_most: int | None = None
 
 
+class DeleteOlder(Request[DeletedOlder], code=25, kw_only=True):
+    """Delete some of the keys that start with `prefix` and come after a key, of those last written up to `revision`.
+
+    Without `revision` that is the store's present one. Keys that were written later stay.
+    """
+
+    prefix: str
+    after: str = ""
+    revision: int | None = None
+
+
 class CompareAndSet(Request[CompareAndSetResult], code=10, kw_only=True):
     """Write a key if it is as expected: a mod_revision (0: it must not exist) or a value, exactly one of the two."""
 
@@ -408,7 +427,7 @@ class Wait(Request[Listing], code=12, kw_only=True):
     keys: tuple[str, ...]
 
 
-Guardable = Operation | GetMany | List | Count | DeletePrefix | CompareAndSet | Wait
+Guardable = Operation | GetMany | List | Count | DeletePrefix | DeleteOlder | CompareAndSet | Wait
 
 
 class Guarded(Request[R_co], code=13):
@@ -500,7 +519,7 @@ RESPONSES: dict[int, type[Response]] = {kind.code: kind for kind in Response.__s
 # What changes the store, so that doing it twice would differ from doing it once: the server keeps the replies to these
 # until they are acknowledged. Renewing a lease twice is the same as once; revoking it is not, since the second time
 # there is none.
-MUTATIONS = frozenset((Put, Delete, Add, Append, DeletePrefix, CompareAndSet, Transact, Grant, Revoke))
+MUTATIONS = frozenset((Put, Delete, Add, Append, DeletePrefix, DeleteOlder, CompareAndSet, Transact, Grant, Revoke))
 
 
 def mutates(request: Request[Any]) -> bool:
@@ -514,7 +533,7 @@ def only_takes_away(request: Request[Any]) -> bool:
         request = request.request
     if type(request) is Transact:
         return all(type(operation) in {Get, Delete} for operation in (*request.then, *request.otherwise))
-    return type(request) in {Delete, DeletePrefix, Revoke}
+    return type(request) in {Delete, DeletePrefix, DeleteOlder, Revoke}
 
 
 def waits(request: Request[Any]) -> bool:

@@ -1,0 +1,156 @@
+"""`delete_prefix` of more keys than one revision may change: what was there goes, and what comes later stays."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import store
+from store import ConditionFailed, Put, StoreTimeoutError, Unsupported, when
+from store.calls import Calls
+from store.limits import Limits
+from store.messages import Delete, DeleteOlder, DeletePrefix, Guarded
+from tests.support.stores import connect_blocking
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from store.calls import LeaseLike
+    from store.messages import Request
+
+MOST = Limits.writes_max
+OLD = 3 * MOST
+
+
+async def fill(client: store.Client) -> None:
+    for first in range(0, OLD, MOST):
+        await client.transact(then=[Put(f"m/{number:05}", b"") for number in range(first, first + MOST)])
+
+
+class Scripted(Calls):
+    """A client to which things happen before its requests, the first of which has number 1.
+
+    Attributes:
+        before: What is done before a request of this number.
+        timeouts: What each was given.
+    """
+
+    def __init__(self, client: store.Client, before: dict[int, Callable[[], Any]]) -> None:
+        self._client, self.before = client, before
+        self.timeout = 30.0
+        self.timeouts: list[float | None] = []
+        self.kinds: list[type] = []
+        self.late = 0.0
+
+    async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
+        self.timeouts.append(timeout)
+        self.kinds.append(type(request.request if isinstance(request, Guarded) else request))
+        happens = self.before.get(len(self.timeouts))
+        if happens is not None and (coming := happens()) is not None:
+            await coming
+        return await self._client.call(request, timeout=timeout)
+
+    def time(self) -> float:
+        return self._client.time() + self.late
+
+    async def aclose(self) -> None: ...
+
+    def kept_lease(self, ttl: float, *, disconnect_ttl: float | None = None) -> AbstractAsyncContextManager[LeaseLike]:
+        raise NotImplementedError
+
+
+async def test_what_was_written_after_the_first_step_stays_also_to_a_key_that_was_there() -> None:
+    async with store.serve() as server, store.connect(server.url) as client:
+        await fill(client)
+
+        async def write() -> None:
+            await client.put("m/00000 new", b"1")  # before what is deleted next, and after
+            await client.put("m/99999", b"1")
+            await client.put(f"m/{OLD - 1:05}", b"overwritten")
+
+        scripted = Scripted(client, {3: write, 4: write})
+        revision = (await client.call(store.Get("m/00000"))).entry.mod_revision  # type: ignore[union-attr]
+        async with client.watch("m/", start_revision=revision + 3) as watch:
+            assert await scripted.delete_prefix("m/") == OLD - 1
+            left = await client.list("m/")
+            steps = [len({event.key for event in await anext(watch.batches())}) for _ in range(1)]
+        assert [entry.key for entry in left] == ["m/00000 new", f"m/{OLD - 1:05}", "m/99999"]
+        assert steps == [MOST], "each step is one revision"
+        assert scripted.kinds[0] is DeletePrefix
+        assert set(scripted.kinds[1:]) == {DeleteOlder}
+
+
+async def test_beside_writers_it_ends() -> None:
+    async with store.serve() as server, store.connect(server.url) as client, connect_blocking(server.url) as blocking:
+        await fill(client)
+        written = 0
+
+        async def write() -> None:
+            nonlocal written
+            while True:
+                await client.transact(then=[Put(f"m/new/{written + more}", b"") for more in range(MOST)])
+                written += MOST
+
+        writing = asyncio.create_task(write())
+        await asyncio.sleep(0)
+        deleted = await asyncio.to_thread(blocking.delete_prefix, "m/", timeout=20.0)
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        assert deleted >= OLD
+        assert await client.count("m/") >= written + OLD - deleted
+
+
+@pytest.mark.parametrize("how", ["timeout", "condition"])
+async def test_an_error_after_the_first_step_says_what_is_gone(how: str) -> None:
+    async with store.serve() as server, store.connect(server.url) as client:
+        await fill(client)
+        await client.put("guard", b"")
+        scripted = Scripted(client, {})
+
+        def end() -> Any:
+            if how == "timeout":
+                scripted.late = 20.0
+                return asyncio.sleep(0.01)
+            return client.delete("guard")
+
+        scripted.before[3] = end
+        with pytest.raises(StoreTimeoutError if how == "timeout" else ConditionFailed) as ended:
+            await scripted.delete_prefix("m/", when=[when.exists("guard")], timeout=10.0)
+        assert ended.value.maybe_applied
+        steps = 2 if how == "timeout" else 1
+        assert f"{steps * MOST} keys that start with 'm/' are gone" in str(ended.value)
+        assert await client.count("m/") == OLD - steps * MOST
+
+
+async def test_one_timeout_is_for_all_requests_of_a_call() -> None:
+    async with store.serve() as server, store.connect(server.url) as client:
+        for first in range(0, 1500, 500):
+            await client.transact(then=[Put(f"/{number}/g/k", b"") for number in range(first, first + 500)])
+        for call in ("groups", "notes", "delete_prefix"):
+            scripted = Scripted(client, {})
+            for number in range(1, 10):
+                scripted.before[number] = lambda scripted=scripted: setattr(scripted, "late", scripted.late + 1.0)
+            if call == "delete_prefix":
+                await fill(client)
+            await getattr(scripted, call)(*([] if call == "groups" else ["m/" if call == "delete_prefix" else ""]))
+            given = [timeout or 0.0 for timeout in scripted.timeouts]
+            assert len(given) >= 3
+            assert all(later <= earlier - 1.0 for earlier, later in itertools.pairwise(given)), given
+
+
+async def test_a_server_of_an_older_release_deletes_as_it_always_did() -> None:
+    async with store.serve() as server, store.connect(server.url) as client:
+        await fill(client)
+
+        def refuse() -> None:
+            raise Unsupported("this server does not know request 25")
+
+        scripted = Scripted(client, {2: refuse})
+        assert await scripted.delete_prefix("m/") == OLD
+        assert scripted.kinds[:3] == [DeletePrefix, DeleteOlder, DeletePrefix]
+        assert await client.delete_prefix("m/") == 0
+        assert Delete not in scripted.kinds
