@@ -57,6 +57,9 @@ class Scripted(Calls):
     def time(self) -> float:
         return self._client.time() + self.late
 
+    def wait_a_second(self) -> None:
+        self.late += 1.0
+
     async def aclose(self) -> None: ...
 
     def kept_lease(self, ttl: float, *, disconnect_ttl: float | None = None) -> AbstractAsyncContextManager[LeaseLike]:
@@ -123,7 +126,7 @@ async def test_an_error_after_the_first_step_says_what_is_gone(how: str) -> None
         assert ended.value.maybe_applied
         steps = 2 if how == "timeout" else 1
         assert f"{steps * MOST} keys that start with 'm/' are gone" in str(ended.value)
-        assert await client.count("m/") == OLD - steps * MOST
+        assert await client.count("m/") <= OLD - steps * MOST, "the step that was not answered may have been done"
 
 
 async def test_one_timeout_is_for_all_requests_of_a_call() -> None:
@@ -132,8 +135,7 @@ async def test_one_timeout_is_for_all_requests_of_a_call() -> None:
             await client.transact(then=[Put(f"/{number}/g/k", b"") for number in range(first, first + 500)])
         for call in ("groups", "notes", "delete_prefix"):
             scripted = Scripted(client, {})
-            for number in range(1, 10):
-                scripted.before[number] = lambda scripted=scripted: setattr(scripted, "late", scripted.late + 1.0)
+            scripted.before.update(dict.fromkeys(range(1, 10), scripted.wait_a_second))
             if call == "delete_prefix":
                 await fill(client)
             await getattr(scripted, call)(*([] if call == "groups" else ["m/" if call == "delete_prefix" else ""]))

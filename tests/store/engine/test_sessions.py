@@ -92,7 +92,7 @@ def test_of_restored_sessions_those_that_wrote_last_make_way_last(seed: int) -> 
     replies: list[tuple[int, Any]] = [
         (1, Granted(lease=1, ttl=1.0)),
         (1, Written(revision=7)),
-        (1, CompareAndSetResult(True, Entry("k", b"", create_revision=8, mod_revision=8, lease=None))),
+        (1, CompareAndSetResult(True, Entry(key="k", value=b"", create_revision=8, mod_revision=8, lease=None))),
         (1, Added(value=1, revision=9)),
     ]
     saved = [
