@@ -252,19 +252,15 @@ class Requests:
         return Counted(count=len(keys), revision=self._changes.revision)
 
     def _delete_older(self, request: DeleteOlder) -> DeletedOlder:
-        self._state.check_size(request.prefix, "prefix")
-        self._state.check_size(request.after, "key")
         newest = self._keys.revision if request.revision is None else request.revision
         most, entries = self._limits.writes_max, self._keys.entries
         looked_at = self._keys.index.stretch(request.prefix, after=request.after or None, most=most)
         keys = [key for key in looked_at if entries[key].mod_revision <= newest]
-        after = looked_at[-1] if len(looked_at) == most else ""
-        if (some := self._watches.affordable(keys)) < len(keys):
-            del keys[some:]
-            after = keys[-1]
-        for key in keys:
+        count = self._watches.affordable(keys)
+        after = keys[count - 1] if count < len(keys) else looked_at[-1] if len(looked_at) == most else ""
+        for key in keys[:count]:
             self._changes.erase(key)
-        return DeletedOlder(count=len(keys), revision=newest, after=after)
+        return DeletedOlder(count=count, revision=newest, after=after)
 
     def _compare_and_set(self, request: CompareAndSet) -> CompareAndSetResult:
         if (request.expected_revision is None) == (request.expected_value is None):
