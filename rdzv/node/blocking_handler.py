@@ -36,7 +36,6 @@ from rdzv.node.node import Ticket
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
-    from rdzv.config.settings import Settings
     from rdzv.core.state import Change
     from rdzv.interface import RendezvousHandler as AsyncRendezvousHandler
     from rdzv.node.link.loops import NodeLoop
@@ -163,14 +162,9 @@ class Handler(Known, RendezvousHandler):
             _read_roster=lambda: self._roster(membership),
         )
 
-    @property
-    def settings(self) -> Settings:
-        """What was chosen."""
-        return self.node_here("settings").settings
-
     def node_here(self, name: str) -> Node:
         """Our own node, which has this; it is of this process, and not closed."""
-        self._check_usable()
+        self.check_usable()
         if self.node is None:
             raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")
         return self.node
@@ -227,16 +221,8 @@ class Handler(Known, RendezvousHandler):
                 call.cancel()  # which does nothing to what is over
             raise
 
-    def start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
-        """Begin a coroutine in the node's loop; see `Known`."""
-        try:
-            self._check_usable()
-        except BaseException:
-            work.close()
-            raise
-        return self._loop.start(work)  # which may run it from now on, whatever is raised here
-
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """Refuse to go on; see the async twin."""
         check_process(self._pid, self.run_id)
         if isinstance(self._inner, AsyncHandler):
             self._inner.check_usable()

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
     from types import TracebackType
 
-    from rdzv.config.settings import Settings
     from rdzv.core.asking import Question
     from rdzv.core.report import RunStatus
     from rdzv.shared_store.store import BlockingSharedStore
@@ -94,6 +93,7 @@ class Handler(Known, RendezvousHandler):
         open_blocking_store: Callable[[], BlockingStore] | None = None,
     ) -> None:
         self.node = node
+        self._loop = node.loop
         self.shared_client: ClientAtFirstUse = ClientAtFirstUse(open_store)
         self._open_blocking_store = open_blocking_store
         self._pid = os.getpid()
@@ -157,15 +157,6 @@ class Handler(Known, RendezvousHandler):
             raise
         return result_of(call)
 
-    def start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
-        """Begin a coroutine in the node's loop; see `Known`."""
-        try:
-            self.check_usable()
-        except BaseException:
-            work.close()
-            raise
-        return self.node.loop.start(work)
-
     def check_usable(self) -> None:
         """Refuse to go on in a forked child, where the node is not, or once it is closed."""
         check_process(self._pid, self.run_id)
@@ -185,11 +176,6 @@ class Handler(Known, RendezvousHandler):
     def node_id(self) -> str:
         """What this node is called in the run."""
         return self.node.node_id
-
-    @property
-    def settings(self) -> Settings:
-        """What was chosen."""
-        return self.node.settings
 
     @property
     def reason(self) -> str:

@@ -10,8 +10,10 @@ from rdzv.node.front.sharing import absence_of
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from rdzv.config.settings import Settings
     from rdzv.core.state import Closed, Leaving
     from rdzv.membership import Membership
+    from rdzv.node.link.loops import NodeLoop
     from rdzv.node.node import Node
     from store import StoreError
     from store.net.threads import Call
@@ -24,6 +26,8 @@ T = TypeVar("T")
 class Known:
     """A handler's node, as far as nothing has to be asked."""
 
+    _loop: NodeLoop  # where the node lives
+
     @property
     @abstractmethod
     def own_node(self) -> Node:
@@ -33,13 +37,27 @@ class Known:
             RendezvousStateError: The backend is not one of ours, and has none.
         """
 
+    @property
+    def settings(self) -> Settings:
+        """What was chosen."""
+        return self.own_node.settings
+
     @abstractmethod
+    def check_usable(self) -> None:
+        """Refuse to go on in a forked child, where the node is not, or once it is closed."""
+
     def start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
         """Begin a coroutine in the node's loop.
 
         Raises:
-            RendezvousStateError: The handler is closed.
+            RendezvousStateError: The handler is closed, or this is a forked child.
         """
+        try:
+            self.check_usable()
+        except BaseException:
+            work.close()
+            raise
+        return self._loop.start(work)  # which may run it from now on, whatever is raised here
 
     @property
     def membership(self) -> Membership | None:
