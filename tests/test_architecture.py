@@ -152,8 +152,8 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "rdzv.sync": STORE | BELOW_NODE | NODE | {"rdzv.backends", "rdzv.loop"},
     "rdzv.testing": EVERYTHING_PUBLIC - {"rdzv"},
     "rdzv": EVERYTHING_PUBLIC - {"rdzv"} | {"rdzv.testing", "rdzv._import_guard", "rdzv._version"},
-    "rdzv.cli.command": STORE | {"rdzv.errors", "rdzv.config"},
-    "rdzv.cli.launcher": EVERYTHING_PUBLIC - NODE | {"rdzv.cli.command"},
+    "rdzv.cli.command": STORE | {"rdzv.errors", "rdzv.config", "rdzv.display"},
+    "rdzv.cli.launcher": EVERYTHING_PUBLIC - NODE | {"rdzv.cli.command", "rdzv.display"},
     "rdzv.cli": EVERYTHING_PUBLIC
     | {"rdzv._version", "rdzv.display", "rdzv.http", "rdzv.cli.command", "rdzv.cli.launcher"},
     "rdzv.torch": EVERYTHING_PUBLIC - NODE | {"rdzv.display"},

@@ -18,7 +18,10 @@ import importlib
 import logging
 import math
 import os
+import signal
 import sys
+import threading
+import time
 import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -28,6 +31,7 @@ import anyio
 import store
 from rdzv.config import value_types
 from rdzv.config.config_errors import shown
+from rdzv.display.standard_error import StandardErrorHandler, flush_errors, say_error
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CLOSED",
     "DONE",
+    "ENDING",
     "FAILED",
     "JSON",
     "NO_CONNECTION",
@@ -56,12 +61,14 @@ __all__ = [
     "WRONG_USAGE",
     "Argument",
     "Command",
+    "Wish",
     "argument",
     "argument_type",
     "carry_out",
     "command",
     "duration",
     "flag",
+    "handle_signal",
     "limited_by_timeout",
     "option",
     "say",
@@ -194,27 +201,99 @@ JSON: Final = flag("--json", "as one JSON object")
 def carry_out(command: Command, options: argparse.Namespace) -> int:
     """Carry a subcommand out, and return its exit status."""
     level = logging.DEBUG if options.debug else logging.INFO if options.verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[StandardErrorHandler()]
+    )
+    if threading.current_thread() is threading.main_thread():
+        _take_signals_back()
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             status = runner.run(_run(command, options))
         print(end="", flush=True)
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None  # see `_end_by_ctrl_c`
     except BrokenPipeError:  # whoever read our output has enough of it
         status = DONE
     except (RendezvousError, store.StoreError, OSError, ValueError, ImportError) as error:
         if options.debug:
             traceback.print_exc()
-        sys.stderr.write(f"rdzv {command.name}: {printable(in_a_line(error), most=ERROR_LETTERS_MOST)}\n")
+        say_error(f"rdzv {command.name}: {printable(in_a_line(error), most=ERROR_LETTERS_MOST)}")
         status = command.ends_with(options, command.first_status + _status_of(error))
     try:
         print(end="", flush=True)
     except OSError:  # what cannot be written: Python would try once more at its end, and end with 120
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    flush_errors()
     return status
+
+
+# ------------------------------------------------------------------------------------------ signals
+
+
+ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+AGAIN_AFTER: Final = 1.0  # seconds from which on a signal that comes again is another wish
+
+
+def _take_signals_back() -> None:
+    """Undo what a parent has left to this process: signals that are blocked stop nothing, and tell of no child.
+
+    What the parent ignores stays ignored, as under nohup; but a child whose end is ignored has no exit status.
+    """
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
+
+
+def handle_signal(number: signal.Signals, callback: Callable[..., object], *arguments: Any) -> None:
+    """Handle a signal in the running loop, unless the parent has it ignored."""
+    if signal.getsignal(number) is not signal.SIG_IGN:
+        asyncio.get_running_loop().add_signal_handler(number, callback, *arguments)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+
+
+def _end_by_ctrl_c() -> None:
+    """Have Ctrl-C cancel the command; later once more, end at once. asyncio ends it in the middle at any second one."""
+    wish, task, was_told = Wish(), asyncio.current_task(), False
+
+    def interrupt() -> None:
+        nonlocal was_told
+        if wish.is_new(signal.SIGINT):
+            if was_told:
+                os._exit(128 + signal.SIGINT)
+            was_told = True
+            assert task is not None, "a command runs in one"
+            task.cancel()
+
+    handle_signal(signal.SIGINT, interrupt)
+
+
+class Wish:
+    """The signal that was heeded last. One that comes again within a second is the same wish, and not impatience.
+
+    `timeout`, Slurm and supervisors send pairs, to a process and then to its group.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._at = -math.inf
+
+    def may_be_new(self, number: int) -> bool:
+        """Return False if the signal says what the last one said."""
+        alike = number == self._number or {number, self._number} <= ENDING
+        return not alike or time.monotonic() - self._at >= AGAIN_AFTER
+
+    def is_new(self, number: int) -> bool:
+        """Return whether the signal is another wish; then it is the one that is heeded from now on."""
+        is_new = self.may_be_new(number)
+        if is_new:
+            self._number, self._at = number, time.monotonic()
+        return is_new
 
 
 async def _run(command: Command, options: argparse.Namespace) -> int:
     """Run a subcommand, within its `--timeout`; one that goes on for long takes care of that itself."""
+    if threading.current_thread() is threading.main_thread():
+        _end_by_ctrl_c()
     if command.takes_url and is_etcd(options.url):
         # Importing gRPC takes longer than a short `--timeout`, and says nothing of the store.
         importlib.import_module("store.etcd.client")

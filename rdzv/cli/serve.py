@@ -2,9 +2,9 @@
 
 Readiness is told in three ways, each once the store listens: a line on standard error, a file with the port, and
 `READY=1` to systemd (https://www.freedesktop.org/software/systemd/man/sd_notify.html). SIGTERM and SIGINT end it well,
-a second one at once (S9). SIGHUP has it read its certificate, key and authorities again: connections made from then on
-get them, those there are stay. An authority that was taken out of the file stays trusted until a restart, since OpenSSL
-takes none back.
+and once more, a second or more after the first, at once (S9). SIGHUP has it read its certificate, key and authorities
+again: connections made from then on get them, those there are stay. An authority that was taken out of the file stays
+trusted until a restart, since OpenSSL takes none back.
 
 Every limit of `store.Limits` is a flag; its default and its help are written there and nowhere else.
 """
@@ -18,7 +18,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -26,10 +25,22 @@ import anyio
 import store
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.monitoring import http_room
-from rdzv.cli.command import DONE, Argument, argument, argument_type, command, flag, option
+from rdzv.cli.command import (
+    DONE,
+    ENDING,
+    Argument,
+    Wish,
+    argument,
+    argument_type,
+    command,
+    flag,
+    handle_signal,
+    option,
+)
 from rdzv.config import value_types
 from rdzv.config.endpoint import SCHEMES
 from rdzv.config.settings import parse
+from rdzv.display.standard_error import say_error
 from rdzv.errors import RendezvousSettingsError
 from store.net.address import DEFAULT_PORT, host_and_port
 from store.net.collector import short_collections, tidy_up
@@ -97,7 +108,6 @@ async def _serve(options: argparse.Namespace) -> int:
         StoreUsageError: What it was told makes no sense, or what it keeps is damaged; the message says what to do.
     """
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
     credentials = _credentials(options)
     tls, token = credentials.server_tls(), credentials.token
     host = options.host
@@ -105,14 +115,21 @@ async def _serve(options: argparse.Namespace) -> int:
         says_who_may_come = options.insecure or token is not None or options.ca is not None
         host = EVERY_ADDRESS if says_who_may_come else LOOPBACK
 
-    def asked_to_stop() -> None:
+    wish = Wish()
+
+    def asked_to_stop(number: signal.Signals) -> None:
+        if not wish.is_new(number):
+            return
         if stop.is_set():
             os._exit(AT_ONCE)
         stop.set()
+        for also in ENDING:
+            handle_signal(also, asked_to_stop, also)
+        _say(f"{number.name}: leaving; again after a second: at once")
 
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, asked_to_stop)
-    loop.add_signal_handler(signal.SIGHUP, _reload, options, tls)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        handle_signal(number, asked_to_stop, number)
+    handle_signal(signal.SIGHUP, _reload, options, tls)
     serving = store.serve(
         host,
         options.port,
@@ -181,8 +198,7 @@ def _watchdog_wants() -> float | None:
 
 
 def _say(what: str) -> None:
-    sys.stderr.write(f"rdzv serve: {what}\n")
-    sys.stderr.flush()
+    say_error(f"rdzv serve: {what}")
 
 
 def _limits(options: argparse.Namespace) -> store.Limits:

@@ -1,6 +1,6 @@
 """Shell: stands between `rdzv run` and one process of its command, so that nothing outlives the launcher.
 
-    python -I -S guard.py CONTROL FILES COMMAND ...
+    python -I -S guard.py CONTROL FILES[/SIGNALS] COMMAND ...
 
 The launcher starts a guard, and the guard starts the command, in a process group of the command's own. CONTROL is the
 reading end of a pipe whose other end only the launcher has. Each byte in it is the number of a signal for the group,
@@ -13,7 +13,8 @@ in its group is killed at once; only after a signal that is meant to end it is i
 gives it.
 Whoever leaves the group on purpose (a daemon with a session of its own) is not followed.
 
-FILES is the soft limit of open files that the command gets: a launcher that hosts a store has raised its own.
+FILES is the soft limit of open files that the command gets: a launcher that hosts a store has raised its own. SIGNALS
+is what the launcher was told to ignore and has blocked (`signals_here`): uvloop resets both in what it starts.
 
 This file runs by itself, and imports nothing but the standard library, and little of that: it starts once per process.
 """
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["CANNOT_EXECUTE", "close_others", "fork_guarded", "main"]
+__all__ = ["CANNOT_EXECUTE", "close_others", "fork_guarded", "main", "signals_here", "take_signals"]
 
 POLL = 20  # milliseconds between looks whether a group that was told to end has ended; nothing announces that
 CANNOT_EXECUTE = 126  # as shells say it
@@ -46,9 +47,11 @@ PASSED_OVER = (  # for the launcher to hear, and to pass on: Slurm sends them to
 )
 
 
-def main(control: int, files: int, command: list[str]) -> NoReturn:
+def main(control: int, files: int, command: list[str], signals: str = "") -> NoReturn:
     """Run a command until it ends, or until the launcher does."""
     close_others(control)
+    if signals:
+        take_signals(signals)
     fork_guarded(control, files)
     try:
         os.execvp(command[0], command)  # noqa: S606  that is what it is for
@@ -69,6 +72,22 @@ def close_others(keep: int) -> None:
             if file > 2 and file != keep:
                 with contextlib.suppress(OSError):  # the one that has read the folder is closed by now
                     os.close(file)
+
+
+def signals_here() -> str:
+    """Return which signals this process has blocked, and which it ignores, but for those that Python itself does."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    of_python = {signal.SIGPIPE, signal.SIGXFSZ}
+    ignored = {each for each in signal.valid_signals() - of_python if signal.getsignal(each) is signal.SIG_IGN}
+    return "/".join(",".join(str(int(each)) for each in sorted(some)) for some in (blocked, ignored))
+
+
+def take_signals(signals: str) -> None:
+    """Block and ignore what `signals_here` said in the launcher."""
+    blocked, ignored = ([int(number) for number in some.split(",") if number] for some in signals.split("/"))
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def fork_guarded(control: int, files: int, *, report: int | None = None) -> None:
@@ -195,4 +214,5 @@ def _mirror(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    _files, _, _signals = sys.argv[2].partition("/")
+    main(int(sys.argv[1]), int(_files), sys.argv[3:], _signals)

@@ -31,13 +31,13 @@ import os
 import resource
 import shutil
 import signal
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from rdzv.cli.command import ENDING, Wish, handle_signal
 from rdzv.cli.launcher.job import NPROC, SIGNALLED, Then
 from rdzv.cli.launcher.job_round import SUCCEEDED, JobRound, Workplace
 from rdzv.cli.launcher.preload import preloading
@@ -46,6 +46,7 @@ from rdzv.config.settings import parse
 from rdzv.core.asking import KILL, STACKS
 from rdzv.core.round_life import EndKind, Outcome
 from rdzv.core.stuck.tally import Tally
+from rdzv.display.standard_error import say_error
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousError,
@@ -70,7 +71,8 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 SAID_AGAIN_AFTER: Final = 30.0  # seconds until what has not changed is said once more
 A_MOMENT: Final = 2.0  # seconds that nobody minds waiting in silence; and not more often is another reason told
 
-ENDING: Final = (signal.SIGTERM, signal.SIGINT)
+AGAIN: Final = "again after a second: at once"
+PAIR_WITHIN: Final = 0.05  # seconds in which the other signal of a pair has come
 PASSED_ON: Final = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -102,7 +104,8 @@ class _Launcher:
             files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],  # before a store hosted here raises it
         )
         self._tally = Tally()
-        self._signal: int | None = None
+        self._signal: signal.Signals | None = None
+        self._wish = Wish()
         self._scope = anyio.CancelScope()  # what a signal ends
         self._drains = asyncio.Event()
         self._round: JobRound | None = None
@@ -118,7 +121,9 @@ class _Launcher:
                     self._scope = taking_part
                     status = await self._take_part_and_answer(handler)
                 if self._signal is not None:
-                    handler.leaves_because(f"its launcher was told to stop by {signal.Signals(self._signal).name}")
+                    handler.leaves_because(f"its launcher was told to stop by {self._signal.name}")
+                    if handler.hosts_store:
+                        say_error(f"rdzv run: the store is served from here until the other nodes have gone; {AGAIN}")
                 self._scope = everything  # while a store hosted here waits for the others to go
         if status is None:
             assert self._signal is not None
@@ -142,19 +147,23 @@ class _Launcher:
     # ------------------------------------------------------------------------------------------ signals
 
     def _handle_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in ENDING:
-            loop.add_signal_handler(number, self._asked_to_stop, number)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            handle_signal(number, self._asked_to_stop, number)
         for number in PASSED_ON:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # which nohup asks for
-                loop.add_signal_handler(number, self._pass_on, number)
+            handle_signal(number, self._pass_on, number)
         if self._job.drain_on is not None:
-            loop.add_signal_handler(self._job.drain_on, self._asked_to_drain, self._job.drain_on)
+            handle_signal(self._job.drain_on, self._asked_to_drain, self._job.drain_on)
 
-    def _asked_to_stop(self, number: int) -> None:
+    def _asked_to_stop(self, number: signal.Signals) -> None:
         """Leave in good order; asked again, at once: the guards then kill what is running."""
+        if not self._wish.is_new(number):
+            return
         if self._signal is not None:
             os._exit(SIGNALLED + number)
+        self._stop(number)
+        say_error(f"rdzv run: {number.name}: leaving, within --grace {self._job.grace:g} s; {AGAIN}")
+
+    def _stop(self, number: signal.Signals) -> None:
         self._signal = number
         self._scope.cancel()
 
@@ -162,25 +171,36 @@ class _Launcher:
         """Announce that this node leaves, if it is in a round; asked again, leave."""
         if self._round is None or self._drains.is_set():
             self._asked_to_stop(number)
-        self._drains.set()
+        elif self._wish.is_new(number):
+            self._drains.set()
 
     async def _drain(self, handler: Handler) -> None:
         """Wait until this node is to leave, and announce it."""
         await self._drains.wait()
         number = self._job.drain_on
         assert number is not None, "nobody else asks for it"
-        log.warning("%s: this node leaves within %g s", number.name, self._job.drain_in)
+        log.warning("%s: this node leaves within %g s; again after a second: sooner", number.name, self._job.drain_in)
         try:
             await handler.drain(within=self._job.drain_in, reason=f"{number.name} came")
         except RendezvousError as error:
             log.warning("that this node leaves cannot be announced: %s", error)
-            self._asked_to_stop(number)
+            self._stop(number)
 
     def _pass_on(self, number: signal.Signals) -> None:
-        """Send the processes a signal that is for them, if there are any."""
+        """Send the processes a signal that is for them, if there are any; one that would end them, in a moment."""
+        if number in ENDING and self._signal is not None:
+            self._asked_to_stop(number)
+        elif number in ENDING:  # of two that are pending the system delivers the lower number first: SIGTERM is late
+            asyncio.get_running_loop().call_later(PAIR_WITHIN, self._pass_on_now, number)
+        else:
+            self._pass_on_now(number)
+
+    def _pass_on_now(self, number: signal.Signals) -> None:
+        if number in ENDING and not self._wish.may_be_new(number):
+            return
         if self._round is not None and self._round.pass_on(number):
             log.info("%s was passed on", number.name)
-        elif number in (signal.SIGHUP, signal.SIGQUIT):  # the terminal is gone, or somebody at it wants an end
+        elif number in ENDING:  # the terminal is gone, or somebody at it wants an end
             self._asked_to_stop(number)
         else:
             log.warning("%s came while no process was running: nothing was passed on", number.name)
@@ -235,7 +255,7 @@ class _Launcher:
                 if was_open and error.reason == SUCCEEDED and not error.given_up:
                     return 0
                 if error.given_up and error.status:
-                    sys.stderr.write(f"rdzv run: {printable(str(error))}\n")
+                    say_error(f"rdzv run: {printable(str(error))}")
                     return self._job.status_for(Then.OVER, error.status)
                 raise
             await self._count(handler, lambda tally: tally)
@@ -260,7 +280,7 @@ class _Launcher:
             outcome = await current.run()
             if isinstance(outcome, signal.Signals):  # our command has ended by it, and we do as it does
                 if self._signal is None:
-                    self._asked_to_stop(outcome)
+                    self._stop(outcome)
                 await anyio.sleep_forever()  # which the line before has cancelled
         finally:
             current.life.stop()
@@ -305,9 +325,9 @@ class _Launcher:
             log.warning("%s: %s; restart %d of %d", where, how, self._tally.restarts, self._job.max_restarts)
             return None
         handler.leaves_because(how)
-        sys.stderr.write(
+        say_error(
             f"rdzv run: {where}: {how}, and --max-restarts {self._job.max_restarts} allows no restart; see "
-            f"what it wrote, or allow more\n"
+            f"what it wrote, or allow more"
         )
         return self._job.status_for(Then.REPLACE, status if status >= 0 else SIGNALLED - status)
 
@@ -329,8 +349,7 @@ async def _tell_what_is_waited_for(handler: Handler) -> None:
         is_news = without_durations(told) != without_durations(before)
         if is_news or now - told_at >= pause:
             told_at, pause = now, SAID_AGAIN_AFTER if is_news else pause * 2  # ever more rarely, while nothing changes
-            sys.stderr.write(f"rdzv run: run {handler.run_id}, node {handler.node_id}: {printable(told)}\n")
-            sys.stderr.flush()
+            say_error(f"rdzv run: run {handler.run_id}, node {handler.node_id}: {printable(told)}")
 
 
 async def _say_what_it_has_cost(handler: Handler) -> None:
@@ -338,4 +357,4 @@ async def _say_what_it_has_cost(handler: Handler) -> None:
     with anyio.move_on_after(A_MOMENT), contextlib.suppress(RendezvousError):
         _, history, cost = await handler.account()
         if history.chapters:
-            sys.stderr.write(f"rdzv run: {printable(str(cost))}\n")
+            say_error(f"rdzv run: {printable(str(cost))}")

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 
-from rdzv.cli.launcher import preload_server
+from rdzv.cli.launcher import guard, preload_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -165,6 +165,7 @@ class PreloadServer:
                     sys.executable,
                     *command.options,
                     *(preload_server.__file__, str(theirs.fileno()), command.folder, ",".join(modules), str(standby)),
+                    guard.signals_here(),
                     stdin=asyncio.subprocess.DEVNULL,
                     env={**os.environ, **({"PYTHONUNBUFFERED": "1"} if unbuffered else {})},
                     pass_fds=(theirs.fileno(),),

@@ -1,6 +1,6 @@
 """Shell: a process that has imported what workers need, and forks each worker from itself.
 
-    python [OPTIONS OF THE COMMAND] preload_server.py REQUESTS FOLDER MODULES
+    python [OPTIONS OF THE COMMAND] preload_server.py REQUESTS FOLDER MODULES STANDBY SIGNALS
 
 REQUESTS is a socket whose other end only the launcher has; its end ends this process. FOLDER is what `sys.path` begins
 with while MODULES, separated by commas, are imported. A request is four bytes of length, in the machine's order, and
@@ -51,10 +51,11 @@ FILES = 5  # that come with a request
 REQUEST_BYTES_MAX = 16 * 1024 * 1024  # an environment and arguments; Linux takes a quarter of its 8 MiB stack for both
 
 
-def serve(requests: socket.socket, folder: str, modules: list[str], standby: int) -> Prepare:
+def serve(requests: socket.socket, folder: str, modules: list[str], standby: int, signals: str) -> Prepare:
     """Fork a worker for each request; returns in the workers only, with what each is to run."""
     guard, startup = _load("guard"), _load("worker_startup")
     guard.close_others(requests.fileno())
+    guard.take_signals(signals)
     _search_first(folder)
     for name in modules:
         importlib.import_module(name)
@@ -210,9 +211,9 @@ def _hide_frames() -> None:
     sys.excepthook = show
 
 
-def _main(requests: str, folder: str, modules: str, standby: str) -> Prepare:
+def _main(requests: str, folder: str, modules: str, standby: str, signals: str) -> Prepare:
     with socket.socket(fileno=int(requests)) as channel:
-        return serve(channel, folder, [name for name in modules.split(",") if name], int(standby))
+        return serve(channel, folder, [name for name in modules.split(",") if name], int(standby), signals)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from rdzv.core.round_life import EndKind
+from rdzv.display.standard_error import StandardErrorHandler
 from rdzv.errors import RendezvousError
 from rdzv.torch.pytorch import signal_of
 from store.printable import escaping, without_durations
@@ -69,7 +70,7 @@ def configure_logging() -> None:
     for name in ("rdzv", "store"):
         logger = logging.getLogger(name)
         if not logger.hasHandlers():
-            handler = logging.StreamHandler()
+            handler = StandardErrorHandler()
             handler.setFormatter(_Formatter())
             logger.addHandler(handler)
             logger.propagate = False

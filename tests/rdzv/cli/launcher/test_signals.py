@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -44,6 +45,7 @@ async def test_a_second_signal_ends_everything_at_once(server: str) -> None:
         await started(a)
         a.terminate()
         await a.line(containing="asked to end by SIGTERM")
+        await asyncio.sleep(1.1)  # sooner, it is the same wish
         a.terminate()
         assert await a.wait() == 128 + signal.SIGTERM
 

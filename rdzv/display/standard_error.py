@@ -1,0 +1,110 @@
+"""Shell: lines for standard error. A reader that does not read, as after Ctrl-S, holds up a thread and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from typing import Final
+
+__all__ = ["StandardErrorHandler", "flush_errors", "say_error"]
+
+BYTES_MOST: Final = 2**20  # that wait to be read
+AT_EXIT: Final = 2.0  # seconds for the reader to read what waits
+
+
+class _Lines:
+    """The lines that wait to be written, and the thread that writes them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting = bytearray()
+        self._lost = 0
+        self._is_writing = False
+        self._thread: threading.Thread | None = None
+
+    def put(self, line: str) -> None:
+        """Have a line written; if too much waits already, count it."""
+        data = f"{line}\n".encode(errors="backslashreplace")
+        with self._changed:
+            if len(self._waiting) + len(data) > BYTES_MOST:
+                self._lost += 1
+                return
+            self._waiting += data
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write, name="rdzv standard error", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def flush(self, within: float) -> None:
+        """Wait until all is written, but not for longer."""
+        until = time.monotonic() + within
+        with self._changed:
+            while (self._waiting or self._is_writing) and (left := until - time.monotonic()) > 0:
+                self._changed.wait(left)
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                self._is_writing = False
+                self._changed.notify_all()
+                while not self._waiting:
+                    self._changed.wait()
+                self._is_writing = True
+                data, lost = bytes(self._waiting), self._lost
+                self._waiting.clear()
+                self._lost = 0
+            if lost:
+                data += f"rdzv: {lost} lines are lost here: nothing read standard error\n".encode()
+            with contextlib.suppress(OSError, ValueError):  # it is closed
+                _write_all(data)
+
+
+def _write_all(data: bytes) -> None:
+    try:
+        file = sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):  # none, or one in memory
+        sys.stderr.write(data.decode())
+        return
+    # Past the buffer: a thread that holds its lock when the interpreter ends has the process aborted.
+    while data:
+        data = data[os.write(file, data) :]
+
+
+_lines = _Lines()
+
+
+def _begin_in_child() -> None:
+    global _lines
+    _lines = _Lines()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
+
+
+def say_error(line: str) -> None:
+    """Write a line to standard error, without waiting for its reader."""
+    _lines.put(line)
+
+
+def flush_errors(within: float = AT_EXIT) -> None:
+    """Wait until all lines are written, but no longer than so many seconds."""
+    _lines.flush(within)
+
+
+class StandardErrorHandler(logging.Handler):
+    """Logs to standard error, without waiting for its reader."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Have a record written."""
+        try:
+            say_error(self.format(record))
+        except Exception:  # noqa: BLE001  as all handlers of the standard library do
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Wait for the lines that are left; `logging` calls this at exit."""
+        flush_errors()

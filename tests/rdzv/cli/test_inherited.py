@@ -1,0 +1,202 @@
+"""What a parent leaves to the commands (a mask of signals, what it ignores), and signals that come in pairs."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rdzv.cli import command
+from tests.support.processes import free_port, start_python
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from tests.support.processes import Child
+
+ENDING = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
+PARENT = """
+import os, signal, sys
+blocked, ignored = ([signal.Signals[name] for name in words.split(",") if name] for words in sys.argv[1:3])
+signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+for number in ignored:
+    signal.signal(number, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, *sys.argv[3:]])
+"""
+SAVES = """
+import signal, sys, time
+def save(*_):
+    time.sleep(0.5)
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGINT, save)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def inheriting(*words: str, blocked: str = "", ignored: str = "") -> AbstractAsyncContextManager[Child]:
+    return start_python("-c", PARENT, blocked, ignored, "-m", "rdzv", *words)
+
+
+def launched(script: str, *flags: str, blocked: str = "", ignored: str = "") -> AbstractAsyncContextManager[Child]:
+    url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1"
+    words = ("run", *flags, url, "--", sys.executable, "-c", script)
+    return inheriting(*words, blocked=blocked, ignored=ignored)
+
+
+@pytest.mark.parametrize(("blocked", "ignored"), [("SIGCHLD", ""), ("", "SIGCHLD"), ("SIGCHLD", "SIGCHLD")])
+@pytest.mark.parametrize("flags", [(), ("--preload", "json")], ids=["new", "warm"])
+async def test_a_launcher_hears_of_the_end_of_its_processes_whatever_its_parent_did_with_sigchld(
+    blocked: str, ignored: str, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    script = tmp_path / "job.py"
+    script.write_text("raise SystemExit(7)")
+    url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1"
+    words = ("run", *flags, url, "--", sys.executable, str(script))
+    async with inheriting(*words, blocked=blocked, ignored=ignored) as child:
+        assert await child.wait(timeout=30) == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_that_the_parent_has_blocked_stops_a_server(number: signal.Signals) -> None:
+    async with inheriting("serve", "--port", "0", blocked="SIGTERM,SIGINT,SIGHUP") as child:
+        await child.says("listens on")
+        child.send_signal(number)
+        assert await child.wait(timeout=12) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_that_the_parent_has_blocked_stops_a_launcher(number: signal.Signals) -> None:
+    async with launched(SAVES, blocked="SIGTERM,SIGINT") as child:
+        await child.line("ready")
+        child.send_signal(number)
+        assert await child.wait(timeout=12) == 128 + number
+        assert any("saved" in line for line in child.output)
+
+
+SHOWS = """
+import signal, time
+print("blocks", *sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))), "ignores", end=" ")
+print(*[int(number) for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN], flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("flags", [(), ("--preload", "json")], ids=["new", "warm"])
+async def test_signals_that_the_parent_ignores_stay_ignored_and_others_that_it_blocks_stay_blocked(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    """As a shell's `&` and nohup leave them, and what a job blocks on purpose; also in the processes."""
+    script = tmp_path / "job.py"
+    script.write_text(SHOWS)
+    url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1"
+    words = ("run", *flags, url, "--", sys.executable, str(script))
+    async with inheriting(*words, blocked="SIGTERM,SIGALRM", ignored="SIGINT,SIGHUP") as child:
+        assert await child.line("blocks") == "[0] blocks 14 ignores 1 2 13 25"
+        for number in (signal.SIGINT, signal.SIGHUP):
+            child.send_signal(number)
+        await asyncio.sleep(0.5)
+        child.terminate()
+        assert await child.wait() == 128 + signal.SIGTERM
+        assert not any("SIGINT: leaving" in line or "SIGHUP: leaving" in line for line in child.output)
+
+
+async def test_a_library_leaves_the_mask_as_it_is() -> None:
+    """A program blocks on purpose what it waits for."""
+    script = """
+import asyncio, signal, rdzv, store
+async def main():
+    async with store.serve() as server, rdzv.connect(f"{server.url}/job?min_nodes=1", is_host=False) as node:
+        await node.next_rendezvous()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1])
+asyncio.run(main())
+assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == {signal.SIGTERM, signal.SIGUSR1}
+"""
+    async with start_python("-c", script) as child:
+        assert await child.wait() == 0
+
+
+# ------------------------------------------------------------------------------------------ pairs
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(ENDING, ENDING)))
+@pytest.mark.parametrize(("pause", "is_new"), [(0.0, False), (0.004, False), (0.3, False), (1.5, True)])
+def test_a_signal_that_comes_again_within_a_second_is_the_same_wish(
+    first: signal.Signals, second: signal.Signals, pause: float, is_new: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("rdzv.cli.command.time.monotonic", lambda: now)
+    wish = command.Wish()
+    assert wish.is_new(first)
+    now += pause
+    assert wish.is_new(second) is is_new
+    now = 100.0 + pause + 0.8
+    assert wish.is_new(second) is (pause == 0.3), "counted from the one that was heeded"
+
+
+def test_a_warning_and_an_order_to_end_are_two_wishes() -> None:
+    wish = command.Wish()
+    assert wish.is_new(signal.SIGUSR1)
+    assert not wish.is_new(signal.SIGUSR1)
+    assert wish.is_new(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("flags", [(), ("--drain-on", "TERM")], ids=["stop", "drain"])
+@pytest.mark.parametrize("second", ENDING)
+@pytest.mark.parametrize("pause", [0.0, 0.004, 0.3])
+async def test_a_pair_of_signals_leaves_a_process_the_time_to_save(
+    second: signal.Signals, pause: float, flags: tuple[str, ...]
+) -> None:
+    """The second of `timeout`'s two SIGTERMs killed it in the middle of its checkpoint."""
+    async with launched(SAVES, *flags) as child:
+        await child.line("ready")
+        child.terminate()
+        await asyncio.sleep(pause)
+        child.send_signal(second)
+        await child.line("saved")
+        ends = {0 if flags else 128 + signal.SIGTERM}
+        if pause == 0.0 and second == signal.SIGINT:  # of two that are pending the system delivers the lower one first
+            ends.add(128 + second)
+        assert await child.wait() in ends
+
+
+@pytest.mark.parametrize("second", ENDING)
+async def test_a_signal_that_comes_again_later_ends_a_launcher_at_once(second: signal.Signals) -> None:
+    async with launched(
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+    ) as child:
+        await child.line("ready")
+        child.terminate()
+        await child.says("SIGTERM: leaving, within --grace 10 s; again after a second: at once")
+        await asyncio.sleep(1.2)
+        child.send_signal(second)
+        assert await child.wait(timeout=5) == 128 + second
+
+
+@pytest.mark.parametrize("second", ENDING)
+async def test_a_pair_of_signals_ends_a_server_well(second: signal.Signals) -> None:
+    async with inheriting("serve", "--port", "0") as child:
+        await child.says("listens on")
+        child.terminate()
+        await child.says("SIGTERM: leaving; again after a second: at once")
+        if child.returncode is None:
+            child.send_signal(second)
+        assert await child.wait() == 0
+
+
+async def test_a_pair_of_ctrl_cs_ends_the_demo_with_its_nodes_and_without_a_traceback() -> None:
+    async with inheriting("demo") as child:
+        await child.line("starts")
+        child.interrupt()
+        await asyncio.sleep(0.004)
+        if child.returncode is None:
+            child.interrupt()
+        assert await child.wait(timeout=20) == 130
+        assert not any("Traceback" in line for line in child.output)
