@@ -1,0 +1,126 @@
+"""Output that is not read, as after Ctrl-S on a terminal: it holds up no store, no job and no end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import rdzv
+import store
+from rdzv.display import standard_error
+from tests.support.processes import ROOT, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pytest
+
+PIPE_HOLDS = 65_536
+
+
+@contextlib.contextmanager
+def unread(*words: str, streams: tuple[str, ...]) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A command, some of whose streams go to a pipe that is full, and the end of that pipe from which to read."""
+    reading, writing = os.pipe()
+    os.write(writing, b"x" * PIPE_HOLDS)
+    into = {name: writing if name in streams else subprocess.DEVNULL for name in ("stdout", "stderr")}
+    command = [sys.executable, "-m", "rdzv", *words]
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True, **into) as process:  # type: ignore[call-overload]
+        os.close(writing)
+        try:
+            yield process, reading
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                os.close(reading)
+
+
+async def test_a_store_serves_whose_standard_error_is_not_read() -> None:
+    port = free_port()
+    with unread("--debug", "serve", "--port", str(port), streams=("stderr",)) as (process, reading):
+        async with store.connect(f"tcp://127.0.0.1:{port}", timeout=20) as client:
+            await client.put("a", b"1")
+        for _ in range(300):  # each is a few lines of the log
+            async with store.connect(f"tcp://127.0.0.1:{port}", timeout=10) as client:
+                assert await client.get("a") is not None
+        began = time.monotonic()
+        process.terminate()
+        assert await asyncio.to_thread(process.wait, 20) == 0
+        assert time.monotonic() - began < 6
+        os.close(reading)
+
+
+async def test_a_job_ends_whose_standard_error_is_not_read() -> None:
+    url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1"
+    words = ("--debug", "run", url, "--", sys.executable, "-c", "pass")
+    with unread(*words, streams=("stderr",)) as (process, _):
+        assert await asyncio.to_thread(process.wait, 30) == 0
+
+
+async def test_a_node_leaves_though_its_output_is_not_read_and_a_second_signal_ends_it() -> None:
+    async with store.serve() as server:
+        url = f"{server.url}/job?min_nodes=1"
+        script = "import time; print('y' * 100_000, flush=True); time.sleep(60)"
+        words = ("run", url, "--grace", "1", "--", sys.executable, "-c", script)
+        with unread(*words, streams=("stdout", "stderr")) as (process, reading):
+            async with (
+                rdzv.connect(f"{server.url}/job") as seen,
+                asyncio.timeout(30),
+                contextlib.aclosing(seen.statuses()) as statuses,
+            ):
+                async for status in statuses:
+                    if status.round is not None and not status.members:
+                        break
+                    if status.members and process.poll() is None:
+                        process.terminate()
+            await asyncio.sleep(1.5)
+            assert process.poll() is None, "the output is for a reader that may be slow"
+            process.terminate()
+            assert abs(await asyncio.to_thread(process.wait, 10)) in {15, 143}
+            os.close(reading)
+
+
+def test_lines_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"x" * PIPE_HOLDS)
+    with os.fdopen(writing, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        lines = standard_error._Lines()
+        lines.put("first")
+        while lines._waiting:  # the thread has taken it, and waits for the reader
+            time.sleep(0.001)
+        for _ in range(12):
+            lines.put("y" * 99_999)
+        began = time.monotonic()
+        lines.flush(0.1)
+        assert time.monotonic() - began < 2
+        text = b""
+        while b"lines are lost" not in text:
+            text += os.read(reading, 10**6)
+        assert b"rdzv: 2 lines are lost here" in text
+        lines.put("last")
+        lines.flush(10)
+        assert os.read(reading, 10**6).endswith(b"last\n")
+    os.close(reading)
+
+
+def test_a_child_of_a_fork_logs_too(capfd: pytest.CaptureFixture[str]) -> None:
+    logger = logging.Logger("forked")
+    logger.addHandler(standard_error.StandardErrorHandler())
+    logger.error("parent %s", "\ud800")
+    standard_error.flush_errors()
+    child = os.fork()
+    if child == 0:
+        logger.error("child")
+        standard_error.flush_errors()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert capfd.readouterr().err == "parent \\ud800\nchild\n"
