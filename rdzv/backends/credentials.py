@@ -13,7 +13,7 @@ import ssl
 import stat
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.errors import RendezvousSettingsError
 from store.net.certificates import client_context
@@ -28,6 +28,7 @@ __all__ = ["Credentials", "with_expected_nodes"]
 log: logging.Logger = logging.getLogger(__name__)
 
 
+PATHS: Final = ("data_dir", "token_file", "password_file", "ca", "cert", "key")
 SETTLED_AFTER: Final = 3.0  # seconds without a change, after which a file with a token is not half written
 
 
@@ -145,12 +146,31 @@ class Credentials:
             raise _unusable(_named(settings), error) from error
 
 
+class _FullPath(str):
+    """The whole path of a file, which messages (`!r`) name as it was given."""
+
+    __slots__ = ("given",)
+    given: str
+
+    @classmethod
+    def of(cls, path: str) -> _FullPath:
+        full = cls(os.path.abspath(path))  # not what links lead to: a mounted secret's link will lead elsewhere
+        full.given = path
+        return full
+
+    def __repr__(self) -> str:
+        return repr(self.given)
+
+
 def with_expected_nodes(settings: Settings) -> Settings:
-    """The settings, with the names that `expected_file` lists.
+    """The settings, with the names that `expected_file` lists, and with whole paths: the program may `chdir` later.
 
     Raises:
         RendezvousSettingsError: The file cannot be read, or holds something else.
     """
+    given = {name: path for name in PATHS if (path := getattr(settings, name)) is not None}
+    full: dict[str, Any] = {name: _FullPath.of(path) for name, path in given.items()}
+    settings = replace(settings, **full)
     path = settings.expected_file
     if path is None:
         return settings

@@ -106,7 +106,7 @@ class Journal:
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, new_id: str) -> None:
-        self._directory = Path(directory)
+        self._directory = Path(os.path.abspath(directory))  # the program may `chdir`
         self._path = self._directory / FILE
         self._pid = os.getpid()
         self._database: sqlite3.Connection | None = None  # for writing; opened when it has been read
@@ -126,7 +126,7 @@ class Journal:
         self.in_doubt: bool = False
         self.only_deletes: bool = False
         self.answered: bool = False
-        self._lock_file = take_lock(self._directory)
+        self._lock_file = take_lock(Path(directory))
         let_go_in_children(self, self._lock_file)  # or a forked child would keep the lock when this process is gone
         try:
             with reporting(self._path):

@@ -1,0 +1,55 @@
+"""Relative paths among the settings, in a program that changes its directory after it has read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import store.sync
+from rdzv.backends.credentials import PATHS, Credentials, with_expected_nodes
+from rdzv.config.settings import Settings, parse
+from rdzv.errors import RendezvousSettingsError
+
+
+def settings_of(**paths: str) -> Settings:
+    scheme = "etcds" if "password_file" in paths else "tcps"
+    user = {"user": "me"} if "password_file" in paths else {}
+    return with_expected_nodes(parse(f"{scheme}://head/job", {**paths, **user}, {}))
+
+
+def test_every_path_of_a_setting_is_that_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {field for field in Settings.__dataclass_fields__ if field.endswith(("_file", "_dir"))}
+    assert fields - {"expected_file"} <= set(PATHS), "that one is read at the start, and never again"
+    monkeypatch.chdir(tmp_path)
+    for name in PATHS:
+        more = {"cert": "c"} if name == "key" else {"key": "k"} if name == "cert" else {}
+        assert getattr(settings_of(**{name: f"folder/{name}", **more}), name) == str(tmp_path / "folder" / name)
+
+
+def test_a_file_is_read_again_where_it_was_and_named_as_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("token").write_text("a token of 16 bytes")
+    credentials = Credentials(settings_of(token_file="token"))
+    monkeypatch.chdir("/")
+    assert credentials.renew is not None
+    credentials.renew()
+    assert credentials.token == b"a token of 16 bytes"
+    monkeypatch.chdir(tmp_path)
+    Path("token").write_text("")
+    with pytest.raises(RendezvousSettingsError, match=r"^token_file='token' is empty"):
+        Credentials(settings_of(token_file="token"))
+
+
+def test_a_store_is_kept_where_it_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mark was written nowhere, and the first write that the disk refused ended it."""
+    monkeypatch.chdir(tmp_path)
+    with store.sync.serve(data_dir="data") as server:
+        with pytest.raises(store.StoreUsageError, match=r"^data_dir data is in use"):
+            store.sync.serve(data_dir="data").__enter__()
+        monkeypatch.chdir("/")
+        with store.sync.connect(server.url) as client:
+            client.put("a", b"")
+    assert (tmp_path / "data" / "durable").exists()
