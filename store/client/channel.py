@@ -187,8 +187,7 @@ class Channel:
                     if raised_by_handler(error):
                         raise
                     self.disconnected(error)
-                    if self._shared.store_id is not None:
-                        self._shared.outages.failed(time.monotonic())
+                    self._shared.outages.failed(time.monotonic())
                     self._check(request)
         except _Expired:
             late = out_of_time(item, cast("float", timeout), self._name, self._trouble())
@@ -235,7 +234,7 @@ class Channel:
             raise _Expired
         # A server that welcomes us and hangs up each time is not to be asked without a pause, either.
         if self._attempt or now - self._welcomed_at < LASTED:
-            pause = self._patience.pause(max(self._attempt - 1, 0))
+            pause = self._patience.pause(max(self._attempt - 1, 0), away=self._shared.outages.lasts_for(now))
             if now + pause >= deadline:
                 time.sleep(deadline - now)
                 raise _Expired
@@ -292,8 +291,8 @@ class Channel:
                 raise dialing.left_without_a_word(secure=secure, met=met) from None
             raise
         except _Expired:
-            if not self.connection.met and not secure and not met:
-                self._problem = dialing.SAYS_NOTHING
+            if not self.connection.met and not met:
+                self._problem = dialing.SAYS_NOTHING[secure]
             if time.monotonic() >= deadline:
                 raise
             self._patience.changed_connection()

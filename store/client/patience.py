@@ -28,7 +28,8 @@ BACKOFF_MOST = 2.0  # ... up to this. Full jitter, so that thousands do not come
 LASTED = 0.25  # seconds; a connection that was lost after so long is replaced without a pause
 SOON = 1.0  # seconds after a loss in which coming back matters most: leases may lapse sooner while we are away (S5) ...
 BACKOFF_SOON = 0.25  # ... so that the pauses are at most so long at first
-BACKOFF_LEASED = 0.5  # seconds; the longest pause of who holds a lease, however long the store has been away
+BACKOFF_RECENT = 0.5  # seconds; the longest pause of a client that holds a lease, and for a while of any: a store ...
+RECENT = 30.0  # ... that was restarted is back within so many seconds
 
 HEARTBEAT = 5.0  # seconds of silence before we ask, where nothing was asked, and again before we hang up
 SILENCE = 1.0  # seconds without an answer after which a fresh connection is tried
@@ -123,10 +124,11 @@ class Patience:
             attempt: How many have failed; in an outage that may be thousands.
             away: Seconds since the connection was lost.
         """
-        longest = min(BACKOFF_FIRST * 2.0 ** min(attempt, 16), BACKOFF_SOON if away < SOON else BACKOFF_MOST)
+        most = BACKOFF_SOON if away < SOON else BACKOFF_RECENT if away < RECENT else BACKOFF_MOST
+        longest = min(BACKOFF_FIRST * 2.0 ** min(attempt, 16), most)
         left = self._remaining()
         if left < math.inf:
-            longest = min(longest, BACKOFF_LEASED, max(left / SHARE_OF_LEASE, LEAST))
+            longest = min(longest, BACKOFF_RECENT, max(left / SHARE_OF_LEASE, LEAST))
         return self._rng.uniform(0, longest)
 
     def _remaining(self) -> float:

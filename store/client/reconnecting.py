@@ -66,7 +66,6 @@ class Link(asyncio.Protocol):
         self._owner = owner
         self.transport: asyncio.Transport | None = None
         self._socket: Any = None
-        self.secure: bool = False
         self._early: list[bytes] | None = []  # what came before the client took this connection up
         self._spoken: asyncio.Future[bool] = self._loop.create_future()  # the server has; or False, it has ended before
         self.over: asyncio.Future[None] = self._loop.create_future()
@@ -82,7 +81,6 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection stands."""
         self.transport = cast("asyncio.Transport", transport)
-        self.secure = transport.get_extra_info("sslcontext") is not None
         self._socket = transport.get_extra_info("socket")
         if self._socket is not None:
             let_go_in_children(self, self._socket)
@@ -167,7 +165,7 @@ class Link(asyncio.Protocol):
         spoken = self._spoken.done() and self._spoken.result()
         if spoken or not isinstance(error, ConnectionResetError):
             return error
-        return left_without_a_word(secure=self.secure, met=self._owner.met)
+        return left_without_a_word(secure=self._owner._secure, met=self._owner.met)
 
     @property
     def ends(self) -> tuple[str, str] | None:
@@ -250,6 +248,7 @@ class Reconnecting(ABC):
     ) -> None:
         self._dial = dial
         self._addresses = dial.addresses if isinstance(dial, TcpDial) else None  # in memory there are none
+        self._secure = isinstance(dial, TcpDial) and dial.secure
         self.name = name
         self.patience: Patience = Patience(rng or random.Random(secrets.randbits(64)))  # less to read than by itself
         self._connection = ClientConnection(
@@ -328,8 +327,8 @@ class Reconnecting(ABC):
 
     def _what_is_wrong(self) -> str:
         """Why this client has not been welcomed. How an earlier connection ended says more than that this stands."""
-        mute = self._trying is not None and not self._trying.secure and not self.met
-        problem = SAYS_NOTHING if mute and self.last_problem == NEVER_ANSWERED else self.last_problem
+        mute = self._trying is not None and not self.met
+        problem = SAYS_NOTHING[self._secure] if mute and self.last_problem == NEVER_ANSWERED else self.last_problem
         return problem + ("" if self._addresses is None else self._addresses.where())
 
     @property
@@ -453,7 +452,7 @@ class Reconnecting(ABC):
                 link.abort()
         if links:
             self.patience.changed_connection()
-            self.last_problem = SAYS_NOTHING if not (self.met or links[0].secure) else describe(TimeoutError())
+            self.last_problem = describe(TimeoutError()) if self.met else SAYS_NOTHING[self._secure]
         else:
             self.last_problem = describe(TimeoutError())
         return None

@@ -83,19 +83,24 @@ class Outages:
     def __init__(self, name: str, problem: Callable[[], str], log: logging.Logger) -> None:
         self._name, self._problem, self._log = name, problem, log
         self._since = self._failed_at = -math.inf
-        self._lasts = self._said = False
+        self._lasts = self._said = self._met = False
+
+    def lasts_for(self, now: float) -> float:
+        """Return for how many seconds the store has been out of reach."""
+        return now - self._since if self._lasts else 0.0
 
     def failed(self, now: float) -> None:
         """Note that the connection was lost, or that an attempt has failed; say so if that has lasted."""
         if not self._lasts or now - self._failed_at > FORGOTTEN_AFTER:
             self._since, self._lasts = now, True
         self._failed_at = now
-        if now - self._since >= FIRST[0] and not self._said:
+        if self._met and now - self._since >= FIRST[0] and not self._said:
             self._said = True
             self._say("the store at %s has been out of reach for %s: %s", now, self._problem())
 
     def lost(self, loop: asyncio.AbstractEventLoop) -> None:
         """Note that the connection was lost, and say so later if it is not found."""
+        self._met = True
         self.failed(loop.time())
         loop.call_later(FIRST[0], lambda: self.failed(loop.time()) if self._lasts else None)
 
@@ -104,6 +109,7 @@ class Outages:
         if self._said and now < math.inf:
             self._say("the store at %s is back after %s%s", now, "")
         self._lasts = self._said = False
+        self._met = True
 
     def _say(self, text: str, now: float, more: str) -> None:
         if self._log.isEnabledFor(logging.INFO):

@@ -45,6 +45,7 @@ class TcpDial:
     def __init__(
         self, address: Address, tls: ssl.SSLContext | None, *, renew: Callable[[], ssl.SSLContext | None] | None = None
     ) -> None:
+        self.secure: bool = address.secure
         self._context = (tls or ssl.create_default_context()) if address.secure else None
         self._renew = renew  # reads the files of certificates again
         self.addresses: Addresses = Addresses(address.host, address.port)
@@ -97,8 +98,11 @@ class TurnedAway(ConnectionRefusedError):
 
 NOBODY_LISTENS = "nobody listens there"
 NEVER_ANSWERED = "it has never answered"
-SAYS_NOTHING = "it takes connections and says nothing, as one does that speaks TLS: for that, write tcps://"
-"""Of a server without TLS that has not sent its greeting, which is the first thing that ours do."""
+SAYS_NOTHING = (
+    "it accepts connections and sends nothing: it is no store (of HTTP, say), or speaks TLS: for that, write tcps://",
+    "it accepts connections and does not answer in the TLS handshake: it is no store, or without TLS: write tcp://",
+)
+"""Said of a server that was never met and does not greet, as ours do at once: to a client without TLS, and with it."""
 
 
 _TLS_IN_WORDS = {

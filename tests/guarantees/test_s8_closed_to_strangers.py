@@ -327,10 +327,15 @@ async def test_s8_each_stranger_reads_one_sentence_and_each_attempt_is_one_line(
 
 @pytest.mark.parametrize("kind", ["async", "blocking"])
 @pytest.mark.parametrize(
-    ("hangs_up", "told"), [(False, "takes connections and says nothing"), (True, "without a word")]
+    ("scheme", "hangs_up", "told"),
+    [
+        ("tcp", False, "accepts connections and sends nothing.*write tcps://"),
+        ("tcp", True, "without a word.*write tcps://"),
+        ("tcps", False, "does not answer in the TLS handshake.*write tcp://"),
+    ],
 )
 async def test_s8_who_gives_up_on_a_port_that_says_nothing_reads_what_it_may_speak(
-    kind: str, hangs_up: bool, told: str
+    kind: str, scheme: str, hangs_up: bool, told: str
 ) -> None:
     """As at a server with TLS before its own time is up, which is longer than that of most who only look."""
     met: list[asyncio.StreamWriter] = []
@@ -341,8 +346,8 @@ async def test_s8_who_gives_up_on_a_port_that_says_nothing_reads_what_it_may_spe
             writer.close()
 
     listener = await asyncio.start_server(mute, "127.0.0.1")
-    url = f"tcp://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-    with pytest.raises(ConnectionLost, match=f"{told}.*write tcps://"):
+    url = f"{scheme}://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    with pytest.raises(ConnectionLost, match=told):
         if kind == "async":
             async with store.connect(url, timeout=0.25):
                 raise AssertionError("it was let in")

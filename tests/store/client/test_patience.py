@@ -8,7 +8,7 @@ import random
 import pytest
 
 from store.client.patience import (
-    BACKOFF_LEASED,
+    BACKOFF_RECENT,
     BUSY_FACTOR,
     FIRST_ATTEMPT,
     HEARTBEAT,
@@ -38,11 +38,12 @@ def test_pauses_double_up_to_a_limit_and_are_short_at_first() -> None:
     made = patience()
     assert [made.pause(attempt) for attempt in (0, 1, 4, 5, 10**6)] == [0.1, 0.2, 1.6, 2.0, 2.0]
     assert [made.pause(attempt, away=0.9) for attempt in (0, 1, 2, 9)] == [0.1, 0.2, 0.25, 0.25]
+    assert [made.pause(attempt, away=29.0) for attempt in (0, 2, 3, 9)] == [0.1, 0.4, 0.5, 0.5]
 
 
 def test_pauses_are_bounded_by_what_is_left_of_a_lease() -> None:
     left = (math.inf, 1000.0, 1.0, -5.0)
-    assert [patience(remaining=remaining).pause(10) for remaining in left] == [2.0, BACKOFF_LEASED, 0.25, LEAST]
+    assert [patience(remaining=remaining).pause(10) for remaining in left] == [2.0, BACKOFF_RECENT, 0.25, LEAST]
 
 
 def test_the_lease_that_ends_first_counts() -> None:

@@ -144,6 +144,7 @@ def test_a_blocking_client_tells_of_an_outage_once_for_all_of_its_connections(
 def test_a_call_long_after_one_that_failed_tells_nothing_of_the_time_between(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     outages = Outages("tcp://head:1", lambda: "why", logging.getLogger("store.client"))
+    outages.over(0.0)
     for now in (0.0, 1.0, 2.9, 3600.0, 3602.0):
         outages.failed(now)
     assert lines(caplog) == []
