@@ -328,14 +328,17 @@ class Term:
     # ------------------------------------------------------------------------------------------ the commit
 
     async def _commit_if_there_is_room(self, decision: Complete) -> int | None:
-        """Commit. A store that is full is no reason to leave office, but one that everybody is told."""
+        """Commit. A store that is full is no reason to leave office, but one that everybody is told.
+
+        No member of the last round lives in it any more: what they shared is deleted first, and the commit tried again.
+        """
         try:
             return await self._commit(decision)
         except LimitExceeded as error:
-            self._learn(obstacle=Obstacle(self._store.time() + TRY_AGAIN_AFTER, error))
-            await self._store.delete_prefix(
-                self._keys.attempt(decision.number, self._office.term), when=self._office.in_office
-            )
+            keys, last, in_office = self._keys, self._view.round, self._office.in_office
+            await self._store.delete_prefix(keys.attempt(decision.number, self._office.term), when=in_office)
+            if last is None or not await self._store.delete_prefix(keys.shared(last.number, last.term), when=in_office):
+                self._learn(obstacle=Obstacle(self._store.time() + TRY_AGAIN_AFTER, error))
             return 0
 
     async def _commit(self, decision: Complete) -> int | None:
