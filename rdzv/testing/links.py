@@ -39,6 +39,9 @@ class Medium(Protocol):
     def draw_piece(self, length: int) -> int:
         """How many of the bytes that are ready arrive at once."""
 
+    def draw_joins(self) -> bool:
+        """Whether all pieces that have arrived are read at once."""
+
 
 class Link:
     """One connection: the `client` transport that dialed, and the `server` transport that answered."""
@@ -354,6 +357,8 @@ class Pipe:
         self._delivery = None
         if not self._may_deliver():
             return
+        if len(self._under_way) > 1 and self._network.draw_joins():
+            self._join_what_has_arrived()
         # One piece at a time, and the rest asked for anew: whoever is called may pause, close, or cut the link.
         entry = self._under_way[0]
         due, item = entry
@@ -373,6 +378,16 @@ class Pipe:
                 else:
                     self.sender.loop.call_soon(self.sender.bytes_left)
         self.wake()
+
+    def _join_what_has_arrived(self) -> None:
+        """Make one piece of all that have arrived, as a socket does whose process reads it late."""
+        under_way, now = self._under_way, self.network_loop.time()
+        first_due, pieces = under_way[0][0], []
+        while under_way and under_way[0][0] <= now and isinstance(piece := under_way[0][1], memoryview):
+            pieces.append(piece)
+            under_way.popleft()
+        if pieces:
+            under_way.appendleft((first_due, memoryview(b"".join(pieces))))
 
 
 def _fill_buffer(protocol: asyncio.BufferedProtocol, data: memoryview) -> int:

@@ -61,6 +61,7 @@ class World:
         seed: Of the order of turns, and of all latencies.
         latency: Seconds from one end of a connection to the other, between these bounds.
         shred: Deliver the streams in pieces of random size.
+        joins: How often all that has arrived on a connection is read at once.
         timeline: The one that whoever asks lives on; without it, one of its own.
     """
 
@@ -70,12 +71,13 @@ class World:
         *,
         latency: float | tuple[float, float],
         shred: bool = False,
+        joins: float = 0.0,
         timeline: Timeline | None = None,
     ) -> None:
         self.timeline: Timeline = timeline or Timeline(seed)
         self.network_host: Host = self.timeline.host("the network")
         self.network: MemoryNetwork = MemoryNetwork(
-            latency=latency, rng=random.Random(f"network {seed}"), shred=shred, loop=self.network_host
+            latency=latency, rng=random.Random(f"network {seed}"), shred=shred, joins=joins, loop=self.network_host
         )
 
     @property

@@ -51,6 +51,8 @@ class MemoryNetwork:
         latency: Seconds from one end to the other, or the bounds between which each write draws its own.
         rng: Decides latencies and, with `shred`, where the stream is cut.
         shred: Deliver the stream in randomly sized pieces, down to single bytes.
+        joins: How often, from 0 to 1, all that has arrived is read at once. Else each write is a read of its own, in a
+            turn of its own, which hides what is only wrong where two messages are handled in one turn.
         socket_buffer_bytes: What may be under way before it counts against the writer's buffer.
         loop: Where the network itself lives, if not in the loop that uses it.
     """
@@ -61,6 +63,7 @@ class MemoryNetwork:
         latency: float | tuple[float, float] = 0.0,
         rng: random.Random | None = None,
         shred: bool = False,
+        joins: float = 0.0,
         socket_buffer_bytes: int = SOCKET_BUFFER_BYTES,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
@@ -68,6 +71,7 @@ class MemoryNetwork:
         self._latency = latency
         self._rng = rng or random.Random(0)
         self._shred = shred
+        self._joins = joins
         self.socket_buffer_bytes = socket_buffer_bytes
         self._listeners: dict[str, Listener] = {}
         self._links: dict[str, Link] = {}
@@ -223,6 +227,10 @@ class MemoryNetwork:
     def draw_piece(self, length: int) -> int:
         """How many of the bytes that are ready arrive at once."""
         return self._rng.randint(1, length) if self._shred else length
+
+    def draw_joins(self) -> bool:
+        """Whether all pieces that have arrived are read at once."""
+        return bool(self._joins) and self._rng.random() < self._joins
 
     def forget_listener(self, listener: Listener) -> None:
         """Called by a listener that closes."""

@@ -67,7 +67,7 @@ class Timeline:
         self.rng: random.Random = random.Random(f"timeline {seed}")
         self.problem: BaseException | None = None
         self.hosts: list[Host] = []
-        self._timers: list[tuple[float, int, Host, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, Host, asyncio.Handle]] = []
         self._numbers = 0
         self.runnable: list[Host] = []
         self.corpses: list[Host] = []
@@ -129,12 +129,12 @@ class Timeline:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else float("inf")
 
-    def timers_of(self, host: Host) -> list[tuple[float, asyncio.TimerHandle]]:
+    def timers_of(self, host: Host) -> list[tuple[float, asyncio.Handle]]:
         """What timers of a host are set, in order."""
         timers = sorted(self._timers, key=lambda timer: timer[:2])
         return [(when, handle) for when, _, of, handle in timers if of is host and not handle.cancelled()]
 
-    def set_timer(self, when: float, host: Host, handle: asyncio.TimerHandle) -> None:
+    def set_timer(self, when: float, host: Host, handle: asyncio.Handle) -> None:
         """Called by hosts."""
         self._numbers += 1
         heapq.heappush(self._timers, (when, self._numbers, host, handle))
@@ -206,6 +206,7 @@ class Host(asyncio.BaseEventLoop):
         self._queued = False
         # asyncio's own are those of all processes, in any order; here they are cancelled in the order of their making.
         self._tasks: weakref.WeakKeyDictionary[asyncio.Task[Any], None] = weakref.WeakKeyDictionary()
+        self._held_up: weakref.WeakKeyDictionary[asyncio.Task[Any], float] = weakref.WeakKeyDictionary()
         self.paused: bool = False
         self.dead: bool = False
 
@@ -232,6 +233,10 @@ class Host(asyncio.BaseEventLoop):
             self._ready.extend(self._late)
             self._late.clear()
             self._enqueue()
+
+    def hold_up(self, task: asyncio.Task[Any], seconds: float) -> None:
+        """Let a task go on only after so many true seconds, while the others of this process do."""
+        self._held_up[task] = self._timeline.now + seconds
 
     def die(self) -> None:
         """End at once; if it is this process that asks, at its next await. No line of it has any effect after that.
@@ -267,7 +272,7 @@ class Host(asyncio.BaseEventLoop):
 
     # ------------------------------------------------------------------------------------------ what the timeline calls
 
-    def due(self, handle: asyncio.TimerHandle) -> None:
+    def due(self, handle: asyncio.Handle) -> None:
         """One of its timers has gone off."""
         if self.paused:
             self._late.append(handle)
@@ -294,11 +299,18 @@ class Host(asyncio.BaseEventLoop):
                 if self.paused or (self.dead and self._grave is None):  # it has stopped, or ended, itself
                     break
                 handle = ready.popleft()
-                if not handle.cancelled():
+                if self._held_up and (until := self._held_until(handle)) > self._timeline.now:
+                    self._timeline.set_timer(until, self, handle)
+                elif not handle.cancelled():
                     _call(handle)
         finally:
             sys.set_asyncgen_hooks(*before)
             asyncio._set_running_loop(None)
+
+    def _held_until(self, handle: asyncio.Handle) -> float:
+        """Return until when the task is held up that this handle is a step of; 0 if it is not, or if there is none."""
+        task = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
+        return self._held_up.get(task, 0.0) if isinstance(task, asyncio.Task) and self._grave is None else 0.0
 
     def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
         if not self.is_closed():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rdzv.node.link.role import ROLE_DISCONNECT_TTL, ROLE_TTL
 from tests.sim.full_node import DISCONNECT_TTL, KEYS, NOTICED_WITHIN, TTL, Fuse, commits
-from tests.sim.story import Troubles
+from tests.sim.story import HELD_UP_MOST, Troubles
 
 if TYPE_CHECKING:
     from store.messages import Event
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FullTroubles"]
 
-HOW = ("kill", "power", "stop", "block", "reset", "cut", "partition", "quit")
+HOW = ("kill", "power", "stop", "block", "reset", "cut", "partition", "quit", "thread", "tasks")
 
 
 class FullTroubles(Troubles):
@@ -93,6 +93,8 @@ class FullTroubles(Troubles):
             "power": TTL,
             "stop": seconds + TTL,
             "block": seconds + 1.0,
+            "thread": seconds + TTL,
+            "tasks": HELD_UP_MOST + 1.0,
             "partition": seconds + TTL + NOTICED_WITHIN,
             "hold": 2 * seconds + TTL + NOTICED_WITHIN,
         }

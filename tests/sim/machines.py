@@ -68,7 +68,8 @@ class Cosmos(World):
     ) -> None:
         self.rng = random.Random(f"cosmos {seed}")
         self.latency_most = self.rng.choice((0.001, 0.005, 0.02, 0.05))
-        super().__init__(seed, latency=(0.0002, self.latency_most), shred=self.rng.random() < 0.2)
+        shred, joins = self.rng.random() < 0.2, self.rng.choice((0.0, 0.5, 1.0))
+        super().__init__(seed, latency=(0.0002, self.latency_most), shred=shred, joins=joins)
         self.truth = Truth(self.timeline, replay=replay, trace=trace, on_revision=on_revision)
         self.seams = seams or Seams()
         self.store = ObservedStore(self, durable=durable, limits=limits or Limits())

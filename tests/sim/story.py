@@ -148,6 +148,10 @@ class Story:
             store.start()
 
 
+PART_HELD_UP = 0.3  # of the tasks of a process, where tasks are held up ...
+HELD_UP_MOST = 0.5  # ... for at most so many seconds
+
+
 class Troubles:
     """Strikes somebody, or something.
 
@@ -184,6 +188,15 @@ class Troubles:
             case "stop" | "block":
                 process.pause(threads=how == "stop")
                 self._later(seconds, process.resume)
+            case "thread":  # the main loop goes on, and does not hear from it
+                for thread in process.threads.values():
+                    thread.pause()
+                self._later(seconds, process.resume)
+            case "tasks":  # each task waits by itself, say for an answer that comes late
+                for host in (process.host, *process.threads.values()):
+                    for task in host.unfinished():
+                        if self._rng.random() < PART_HELD_UP:
+                            host.hold_up(task, self._rng.uniform(0.0, HELD_UP_MOST))
             case "reset" | "cut":
                 for source in process.sources:
                     (network.reset if how == "reset" else network.cut)(source)

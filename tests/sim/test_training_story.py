@@ -21,6 +21,7 @@ SEEDS = {
     "who was expelled is told of it as of another's loss": 15,
     "a report of an earlier picture follows an expel": 0,
     "two members are expelled by one picture": 0,
+    "another task sets what was decided": 20,
     "every drain is told of": 50,
     "a decision is written over": 0,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -167,6 +168,33 @@ def _its_own_decision_is_forgotten() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _another_task_sets_the_decision() -> Iterator[None]:
+    take, decide_now = Membership.take, StepGate.decide
+    taking: list[Membership] = []
+    tasks = set[asyncio.Task[None]]()
+
+    def take_late(self: Membership, head: Head, **more: Any) -> None:
+        taking.append(self)
+        take(self, head, **more)
+        taking.pop()
+
+    def decide_later(self: StepGate, stop: int | None, **why: Any) -> None:
+        membership = taking[-1]
+
+        async def later() -> None:
+            decide_now(self, stop, **why)
+            membership.listeners.changed()
+
+        if (self.decided, self.stop, self.for_newcomers) != (True, stop, why["for_newcomers"]):
+            task = asyncio.get_running_loop().create_task(later())
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    with patch.object(Membership, "take", take_late), patch.object(StepGate, "decide", decide_later):
+        yield
+
+
 TRAINING_BUGS = {
     "nobody coordinates once the run is closed": Seams(plant=_nobody_coordinates_a_closed_run),
     "who leaves before the agreed step is not missed": Seams(plant=_who_leaves_early_is_not_missed),
@@ -176,6 +204,7 @@ TRAINING_BUGS = {
     "who was expelled is told of it as of another's loss": Seams(plant=_ones_own_loss_is_anothers),
     "a report of an earlier picture follows an expel": Seams(plant=_a_report_of_an_earlier_picture),
     "two members are expelled by one picture": Seams(plant=_two_expels_of_one_picture),
+    "another task sets what was decided": Seams(plant=_another_task_sets_the_decision),
     "every drain is told of": Seams(plant=_every_drain_is_told),
     "a decision is written over": Seams(client=Overwriting, plant=_its_own_decision_is_forgotten),
 }

@@ -4,6 +4,7 @@ The world, its troubles, and what looks at clients and revisions are those of `f
 looks at there (R21, R22, R23):
 
 - No step is begun by some members of a round and not by others, unless one of them is lost, or leaves before that.
+- Nobody takes it for a loss that another one leaves as all have agreed, however late it hears of the agreement.
 - The decision where to stop is written once, and lies above every step that has been begun.
 - Once a member was lost, or has left early, no other stays in its round's body; so it is after a closing, too.
 - No report takes back a loss or a departure of its round, also over a take-over (`checker.py`).
@@ -45,6 +46,9 @@ OUT_WITHIN = PUSHED_WITHIN + DISCONNECT_TTL + 1.5
 LET_OUT_WITHIN = 4.0
 """Seconds for the members to agree, and to come to the step: each takes a third of a second."""
 
+HELD_UP = 0.4
+"""How often a member's node is held up while it is to hear where all stop."""
+
 BOTH_ACCUSE = BOTH_STUCK = 2
 
 STALL_TIMEOUT = 1.0
@@ -66,6 +70,7 @@ class TrainingStory(FullStory):
     """
 
     command = "training"
+    troubles: TrainingTroubles
 
     def __init__(self, seed: int, seams: Seams, trace: Callable[[str], None] | None) -> None:
         super().__init__(seed, seams, trace)
@@ -79,6 +84,7 @@ class TrainingStory(FullStory):
             self._judge_those_that_are_stuck()
         self.stops: dict[int, Stop] = {}
         self.broken_at: dict[int, float] = {}  # by round: since when somebody is missing in its steps
+        self.moved_on: set[int] = set()  # rounds that a member has left, in whichever way, before all had agreed to
         self.begun_by: dict[int, dict[str, int]] = {}  # by round and name: the last step that was begun
         self.known: dict[str, int] = {}  # by incarnation: the last step that was finished, as the node can tell
         self.too_large_at: float | None = None
@@ -142,6 +148,10 @@ class TrainingStory(FullStory):
             ending.kind is not EndKind.LOST or node.name not in ending.node_ids,
             f"{node.name} was told of its own loss, and not dropped: {ending}",
         )
+        self.truth.require(
+            ending.kind is not EndKind.LEFT or round.number in self.moved_on or round.number in self.broken_at,
+            f"{node.name} takes it for a loss that others have left round {round.number} as all had agreed (R21, R23)",
+        )
         stop, begun = self.stops.get(round.number), self.begun_by.get(round.number, {}).get(node.name)
         if ending.kind is EndKind.AGREED and stop is not None and stop.step is not None and begun is not None:
             self.truth.require(
@@ -188,6 +198,9 @@ class TrainingStory(FullStory):
         if last is None or not self._stands(name, last.arrivals.get(name, -1)):
             return
         number, early = last.round.number, event.kind == "delete"
+        stop = self.stops.get(number)
+        if stop is None or not stop.decided:
+            self.moved_on.add(number)
         if event.kind == "put":
             record = NodeRecord.unpack(event.value, node_id=name, arrival=event.revision)
             early = record.left and not record.stopped
@@ -217,6 +230,8 @@ class TrainingStory(FullStory):
             most = max(live.values(), default=None)
             require(most is None or (stop.step is not None and most < stop.step), f"{stop}, and begun is {live} (R21)")
         self.stops[stop.round] = stop
+        if stop.decided:
+            self.troubles.hold_up_one_that_is_to_hear()
 
     def _committed(self, last: Committed, before: Committed | None, waiting: set[str]) -> None:
         """`newest` is the member that has finished most (R21); and those with the lowest ranks stay (R23)."""
@@ -335,6 +350,15 @@ class TrainingTroubles(FullTroubles):
 
     def _at_work(self) -> list[Trainer]:
         return [node for node in self._story.trainers() if node.awake and node.inside is not None]
+
+    def hold_up_one_that_is_to_hear(self) -> None:
+        """The node thread of one member stands still until others have left, perhaps: then it reads both at once."""
+        at_work = [node for node in self._at_work() if not node.process.node_thread.paused]
+        if at_work and self._rng.random() < HELD_UP:
+            node, seconds = self._rng.choice(at_work), self._rng.uniform(0.1, 0.6)
+            self._story.disturbed(f"{node.name}: its node thread stands still, {seconds:.2f} s", lasting=seconds + 0.5)
+            node.process.node_thread.pause()
+            self._director.call_later(seconds, node.process.node_thread.resume)
 
     def _drain(self) -> None:
         """Somebody is to leave, who may be waiting for a round."""
