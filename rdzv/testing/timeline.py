@@ -25,6 +25,7 @@ import random
 import sys
 import threading
 import weakref
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple
 
 import anyio
@@ -159,6 +160,9 @@ class Timeline:
         host = runnable[index]
         del runnable[index]
         host.turn()
+
+
+_callback_of = attrgetter("_callback")  # by this, asyncio's own messages name the task of a handle
 
 
 def _call(handle: asyncio.Handle) -> None:
@@ -309,7 +313,7 @@ class Host(asyncio.BaseEventLoop):
 
     def _held_until(self, handle: asyncio.Handle) -> float:
         """Return until when the task is held up that this handle is a step of; 0 if it is not, or if there is none."""
-        task = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
+        task = getattr(_callback_of(handle), "__self__", None)
         return self._held_up.get(task, 0.0) if isinstance(task, asyncio.Task) and self._grave is None else 0.0
 
     def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
