@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,7 @@ class Conversations:
         self._pass_comes = False
         self.telling: Telling = Telling(peers, stopwatch=stopwatch, have_pass=self._have_pass)
         self._slowed: dict[Peer, None] = {}  # peers that are not read until the disk has taken more, or they are told
+        self._for_disk: OrderedDict[Peer, None] = OrderedDict()  # peers whose next request waits for room in a group
         self.buffer: memoryview[int] = memoryview(bytearray(RECEIVE_BYTES))
         self.bytes_in: int = 0
         self.on_request: Callable[[str, str, float], None] | None = None
@@ -97,6 +99,7 @@ class Conversations:
         """A connection has ended."""
         self.telling.forget(peer)
         self._slowed.pop(peer, None)
+        self._for_disk.pop(peer, None)
         self._turns.leave(peer)
         self._reception.lost(peer)
         if self._durability.engine.has_chores:
@@ -150,7 +153,7 @@ class Conversations:
         began = self._stopwatch()
         try:
             asked = peer.connection.only_request(data)
-            if asked is None:
+            if asked is None or self._must_wait(peer, asked[2]):
                 return False
             response = self._apply(peer, asked, now, alone=True)
         except ProtocolError as error:
@@ -167,7 +170,7 @@ class Conversations:
 
     def _go_on(self, peer: Peer) -> None:
         """Carry out what a peer has asked, in its turn, while its outbox has room for the answers. No await here."""
-        if self._durability.leaving or peer.unread is None or peer in self._turns:
+        if self._durability.leaving or peer.unread is None or peer in self._turns or peer in self._for_disk:
             return
         if self.telling.owes_much(peer.id):
             self._slow_down(peer)
@@ -196,15 +199,21 @@ class Conversations:
                 self._go_on_with(peer, peer.work)
             else:
                 try:
-                    item = next(peer.unread)
+                    item = peer.stalled or next(peer.unread)
                 except StopIteration:
                     peer.has_read()
                     return
+                peer.stalled = None
                 if isinstance(item, Hello):
                     self._reception.take_in(peer, item, self._welcome)
                 elif isinstance(item, Bye):
                     peer.close(Closing.GOODBYE)
                 elif item is not None:  # else a large request is being decoded
+                    if self._must_wait(peer, item[2]):
+                        peer.stalled = item
+                        peer.pause_reading()
+                        self._for_disk[peer] = None
+                        return
                     response = self._apply(peer, item, now)
                     took = self._stopwatch() - began
                     if took > SLOW or self.on_request is not None:
@@ -226,6 +235,9 @@ class Conversations:
     def _welcome(self, peer: Peer, welcome: bytes) -> None:
         self.telling.say(peer, welcome)
         self.telling.flush()
+
+    def _must_wait(self, peer: Peer, request: Request[Any]) -> bool:
+        return self._durability.must_wait(request, has_more=bool(peer.outbox.held))
 
     @property
     def _busy(self) -> bool:
@@ -267,7 +279,9 @@ class Conversations:
         while not self._busy and (peer := self._turns.next()) is not None:
             self._go_on(peer)
             peer.read_on()
-        if self._turns or self.telling.goes_on:
+        while self._for_disk and not self._busy and not self._durability.is_full:
+            self._for_disk.popitem(last=False)[0].read_on()
+        if self._turns or self.telling.goes_on or (self._for_disk and not self._durability.is_full):
             self._have_pass()
 
     async def hear_newcomers(self) -> None:
@@ -282,7 +296,7 @@ class Conversations:
         They wait for a turn or for the disk, each for so many seconds at most. Who does not read what it is told is not
         among them.
         """
-        waiting = chain(self._turns, self._slowed, self.telling.holding())
+        waiting = chain(self._turns, self._slowed, self._for_disk, self.telling.holding())
         return {peer.id: peer.waiting_for(now) for peer in waiting if peer.reading_paused}
 
     # ------------------------------------------------------------------------------------------ one request
@@ -335,6 +349,8 @@ class Conversations:
         """Let go of the frames that waited for this, and read those again who were not read meanwhile."""
         self.telling.release(number)
         self._read_slowed()
+        if self._for_disk:
+            self._have_pass()
 
     def _read_slowed(self) -> None:
         slowed, self._slowed = self._slowed, {}

@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from store.engine.engine import Engine
+from store.messages import Add, CompareAndSet, Create, Delete, Get, Grant, Guarded, Put, Transact, mutates
 from store.server.unwritten import Unwritten
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from store.messages import Request
     from store.server.journal import Journal
 
 __all__ = ["STOP_WITHIN", "Durability"]
@@ -34,6 +36,8 @@ __all__ = ["STOP_WITHIN", "Durability"]
 log: logging.Logger = logging.getLogger(__name__)
 
 STOP_WITHIN = 3.0  # seconds for the disk to take the last group
+SMALL = (Get, Put, Create, CompareAndSet, Delete, Add, Grant)  # what may be: the rest may change much at once
+SMALL_OPERATIONS, SMALL_BYTES = 16, 16 * 1024
 TRY_AGAIN_AFTER = 1.0  # seconds between looks at a disk that took nothing, or has only room for deletes
 
 
@@ -85,6 +89,19 @@ class Durability:
     def behind(self) -> bool:
         """Whether so much has been done that is not on disk yet that no more is to be taken on."""
         return self.unwritten.bytes > self._limits.journal_bytes_max
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether one group is being written and another one is full."""
+        return self.journal is not None and self.unwritten.bytes >= 2 * self.journal.group_bytes
+
+    def must_wait(self, request: Request[Any], *, has_more: bool) -> bool:
+        """Return whether a request must wait until the disk has taken more.
+
+        All peers fill the groups in turns. A peer that has nothing on its way to the disk yet may add something small
+        at any time. `has_more` says whether the peer has.
+        """
+        return self.is_full and mutates(request) and (has_more or not _is_small(request))
 
     def refusal(self) -> str | None:
         """Why nobody can be told anything now, if so."""
@@ -191,3 +208,13 @@ class Durability:
             engine.writable_bytes = room
             await anyio.sleep(TRY_AGAIN_AFTER)
         engine.only_deletes = None
+
+
+def _is_small(request: Request[Any]) -> bool:
+    """Return whether a mutation is written in much less time than a group may take, whatever it meets in the store."""
+    if isinstance(request, Guarded):
+        request = request.request
+    operations = (*request.then, *request.otherwise) if isinstance(request, Transact) else (request,)
+    if len(operations) > SMALL_OPERATIONS or not all(isinstance(each, SMALL) for each in operations):
+        return False
+    return sum(len(getattr(each, "value", b"")) for each in operations) <= SMALL_BYTES

@@ -73,6 +73,11 @@ log: logging.Logger = logging.getLogger(__name__)
 # A write that failed left a group without its end, which nobody reads; after all else, the group may be there whole.
 _WITHOUT_ITS_END = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 MARGIN_BYTES = 1024 * 1024  # beside the reserve: what must be free again before more than deletes is taken
+# Of one group, or four times as long as a small one takes: a small write waits for the rest of a group and for its own.
+GROUP_SECONDS = 0.02
+SMALL_GROUP_BYTES = 64 * 1024
+GROUP_BYTES = 1024 * 1024  # of the first groups; the time that they take tells how large the next ones may be
+GROUP_BYTES_LEAST, GROUP_BYTES_MOST = 16 * 1024, 64 * 1024 * 1024
 BUSY_SECONDS = 1.0  # between looks at whether the writer is to end while somebody else holds SQLite's lock
 LOG_BYTES = 4 * 1024 * 1024  # of SQLite's log, what is kept once it has been emptied: what it then grows to again
 PAGE_BYTES = 4096  # SQLite's default
@@ -97,6 +102,7 @@ class Journal:
         appended: The number of the last facts appended.
         commits: How many groups have been written.
         commit_seconds: How long that has taken, all of it.
+        group_bytes: How much a group may hold, so that it is written in time.
         in_doubt: Whether it is unknown if the last group is on disk.
         only_deletes: Whether the disk is so full that only what takes something away may be appended.
         answered: Whether the last failure is settled: whoever caused it is told so by a reply that is in the store now.
@@ -104,6 +110,9 @@ class Journal:
     Raises:
         StoreUsageError: Another server has it, another version wrote it, it is damaged, or it cannot be used.
     """
+
+    group_bytes: int = GROUP_BYTES
+    _least_seconds = 0.0  # that a small group takes: what the disk takes for itself
 
     def __init__(self, directory: str | os.PathLike[str], *, new_id: str) -> None:
         self._directory = Path(os.path.abspath(directory))  # the program may `chdir`
@@ -285,13 +294,22 @@ class Journal:
             with self._wake:
                 self._wake.wait_for(self._is_wanted, IDLE_SECONDS if self._untidy or self.only_deletes else None)
                 if self._pending:
-                    group, self._pending = self._pending, []
-                    return group, self.appended
+                    break
                 if self._stopping:
                     return None
             self._untidy |= self.only_deletes  # what failed for want of room may have some now
             while self._untidy and not self._is_wanted():
                 self._tidy_up()
+        count = size = 0
+        for facts in self._pending.copy():  # measured while more may be appended
+            size += facts.size
+            if count and size > self.group_bytes * 3 // 2:  # room for what is small and came when it was full
+                break
+            count += 1
+        with self._wake:
+            group = self._pending[:count]
+            del self._pending[:count]
+            return group, self.appended - len(self._pending)
 
     def _is_wanted(self) -> bool:
         return bool(self._pending) or self._stopping
@@ -371,9 +389,22 @@ class Journal:
         self._database.execute("COMMIT")
         self._group += 1
         self.commits += 1
-        self.commit_seconds += time.perf_counter() - began
+        took = time.perf_counter() - began
+        self.commit_seconds += took
         self._untidy = True
         self._mark.write(self._store_id, self._group)
+        self._learn(sum(facts.size for facts in group), took)
+
+    def _learn(self, size: int, took: float) -> None:
+        """Let the groups to come be as large as is written in time, as the last one tells."""
+        if size <= SMALL_GROUP_BYTES:
+            self._least_seconds += (took - self._least_seconds) / 8
+        most = max(GROUP_SECONDS, 4 * self._least_seconds)
+        if 2 * size >= self.group_bytes:  # else it says nothing about a full one
+            if took > most:
+                self.group_bytes = max(self.group_bytes // 2, GROUP_BYTES_LEAST)
+            elif took < most / 2:
+                self.group_bytes = min(self.group_bytes * 2, GROUP_BYTES_MOST)
 
     def _roll_back(self) -> None:
         assert self._database is not None, "something was written to be rolled back"

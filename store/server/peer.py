@@ -83,6 +83,7 @@ class Peer(asyncio.BufferedProtocol):
         self.bytes_out: int = 0  # handed to the system
         self.connection: ServerConnection
         self.unread: Iterator[Any] | None = None  # requests that were read and wait for room in the outbox, or a turn
+        self.stalled: Any = None  # the next of them, if it waits for the disk
         self.work: Any = None  # of the engine's, for the last of them, if that takes more than one turn
         self.inbox_bytes: int = 0  # of a frame that is not whole yet, or of requests that wait
         self._inbox_since = 0.0  # on the server's clock
@@ -255,6 +256,6 @@ class Peer(asyncio.BufferedProtocol):
     def _let_go(self) -> None:
         """Nothing that this peer has sent is wanted any more."""
         self.gone = True
-        self.unread = self.work = None
+        self.unread = self.stalled = self.work = None
         self.connection.let_go()
         self.count_inbox(0, progress=False)

@@ -29,7 +29,14 @@ from store.messages import (
     Written,
 )
 from store.protocol.wire import Events, Reply
-from store.server.journal import Journal
+from store.server.journal import (
+    GROUP_BYTES,
+    GROUP_BYTES_LEAST,
+    GROUP_BYTES_MOST,
+    GROUP_SECONDS,
+    SMALL_GROUP_BYTES,
+    Journal,
+)
 from tests.support.journals import a_peer, held_back, taken
 from tests.support.stores import until
 
@@ -127,6 +134,69 @@ async def test_one_commit_lets_many_answers_go(tmp_path: Path, monkeypatch: pyte
         await writer.until(lambda: len(writer.said) == 1001)
         assert [reply.request_id for reply in writer.replies()[1:]] == asked
         assert [len(group) for group in journal.groups] == [1, 1, 1000]
+
+
+async def test_groups_are_as_large_as_is_written_in_time_filled_in_turns_and_open_to_something_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small put waited for all that 16 others had under way: for 0.1 to 1 s."""
+    monkeypatch.setattr(Journal, "_learn", lambda *_: None)
+    async with held_back(tmp_path, monkeypatch) as (server, journal):
+        greedy = [await a_peer(server, journal) for _ in range(3)]
+        bystander = await a_peer(server, journal)
+        journal.group_bytes = most = 10 * weight_of(1000)
+        del journal.groups[:]
+        asked = [
+            peer.ask(*[Put(f"{number}/{n}", bytes(1000)) for n in range(100)]) for number, peer in enumerate(greedy)
+        ]
+        await taken(journal.begun)
+        await until(lambda: server._durability.is_full)
+        (put,) = bystander.ask(Put("small", b""))
+        (large,) = bystander.ask(Put("large", bytes(1000)))
+        await until(lambda: "small" in server._engine._keys.entries)
+        assert "large" not in server._engine._keys.entries, "one thing at a time"
+        for _ in range(3):
+            journal.may_commit.release()
+            await taken(journal.begun)
+        await bystander.until(bystander.replies)
+        assert [reply.request_id for reply in bystander.replies()] == [put], (
+            "one group, what is full already, and its own"
+        )
+        journal.may_commit.release(1000)
+        for peer, ids in zip(greedy, asked, strict=True):
+            await peer.answer(ids[-1])
+            assert [reply.request_id for reply in peer.replies()][:100] == ids
+        await bystander.answer(large)
+    revisions = [revision for group in journal.groups for facts in group for revision in facts.revisions]
+    assert [events[0].revision for events in revisions] == list(range(1, 303)), "a group is the first of what was done"
+    assert all(sum(facts.size for facts in group) <= 1.5 * most for group in journal.groups if len(group) > 1)
+    firsts = [event.key[0] for (event,) in revisions[:150]]
+    assert min(map(firsts.count, "012")) > 20, "each of them has had turns"
+
+
+def weight_of(size: int) -> int:
+    """About what a put of so many bytes takes of a group."""
+    return size + 800
+
+
+@pytest.mark.parametrize("took", [0.001, 0.2])
+def test_the_time_that_groups_take_tells_how_large_the_next_ones_are(tmp_path: Path, took: float) -> None:
+    journal = Journal(tmp_path, new_id="it")
+    for _ in range(3):
+        journal._learn(journal.group_bytes // 4, took)
+    assert journal.group_bytes == GROUP_BYTES, "one that is not full says nothing"
+    for _ in range(100):
+        is_small = journal.group_bytes <= SMALL_GROUP_BYTES
+        journal._learn(journal.group_bytes, 0.004 if is_small else took)
+    if took > GROUP_SECONDS:
+        assert GROUP_BYTES_LEAST <= journal.group_bytes <= 2 * SMALL_GROUP_BYTES
+    else:
+        assert journal.group_bytes == GROUP_BYTES_MOST
+    for _ in range(100):
+        journal._learn(1000, 1.0)
+        journal._learn(journal.group_bytes, 0.9)
+    assert journal.group_bytes == GROUP_BYTES_MOST, "on a slow disk all else would be lost to it"
+    journal.close()
 
 
 async def test_a_lease_of_a_chosen_id_that_ends_and_comes_again_is_kept(
