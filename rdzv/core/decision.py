@@ -503,7 +503,9 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | Round | Refused:
     round = head.round
     if round is not None and round.revision > max(me.arrival, me.passed_over):
         return round
-    spare = _is_spare(me, head)
+    # Those who leave after a closing make room: a spare that hears of both at once has been a spare all the same.
+    over = head.closed_over if head.closed is not None else None
+    spare = _is_spare(me, head.progress if over is None else over)
     if head.closed is not None:
         return Refused(closed=head.closed, spare=spare)
     progress = head.progress
@@ -537,9 +539,8 @@ def _explain_spare(progress: Progress) -> str:
     return f"a spare: a round would take {taken} of the {_nodes(there)} that are there"
 
 
-def _is_spare(me: Me, head: Head) -> bool:
-    """Return whether there is no room for this node, as far as the last progress knows."""
-    progress = head.progress
+def _is_spare(me: Me, progress: Progress | None) -> bool:
+    """Return whether there is no room for this node, as far as this progress knows."""
     if progress is not None and me.node_id in progress.spare_ids:
         return True
     if progress is None or progress.spares_after is None:

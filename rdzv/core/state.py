@@ -275,6 +275,7 @@ class Head:
     coordinator: Coordinator | None = None
     round: Round | None = None
     closed: Closed | None = None
+    closed_over: Progress | None = None  # the progress before the closing: it says which nodes were spares then
     progress: Progress | None = None
     progress_at: float = 0.0
     progress_found: bool = False

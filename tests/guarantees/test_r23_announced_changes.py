@@ -164,6 +164,18 @@ async def test_r23_a_larger_minimum_lets_the_round_go_on_until_there_are_enough_
         assert (status.settings["min_nodes"], status.settings["max_nodes"], status.resized) == (3, 4, None)
 
 
+async def test_r23_a_resize_that_changes_nothing_is_not_announced() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
+        a, b = await run.met("ab")
+        heard = await listen(run, a)
+        for sizes in ((None, None), (1, None), (1, 2)):
+            resized = await b.resize(*sizes)
+            assert (resized.min_nodes, resized.max_nodes) == (1, 2)
+        await asyncio.sleep(1)
+        assert heard.changes == []
+        assert (await a.status()).resized is None
+
+
 async def test_r23_a_resize_holds_for_whoever_coordinates_next_and_for_who_comes_when_all_have_gone() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=4, last_call_timeout=1) as run:
         a, b, c = await run.met("abc")

@@ -140,7 +140,7 @@ class Follower:
     def take_closing(self, closed: Closed) -> None:
         """Learn of the closing; what the watch says later counts."""
         if self.head.closed is None:
-            self.head = replace(self.head, closed=closed)
+            self.head = replace(self.head, closed=closed, closed_over=self.head.progress)
             self.tell()
 
     # ------------------------------------------------------------------------------------ learned by the watch
@@ -204,7 +204,9 @@ class Follower:
             coordinator = Coordinator(node_id=value.decode(errors="replace"), term=event.create_revision)
             return {"coordinator": coordinator if put else None}
         if key == keys.closed:
-            return {"closed": Closed.of(value) if put else None}
+            # After a reset, both are of before: of the members' leaving a new snapshot tells together with the closing.
+            over = self.head.closed_over if self.head.closed is not None else self.head.progress
+            return {"closed": Closed.of(value) if put else None, "closed_over": over if put else None}
         if key == keys.progress:
             found = self._anew is not None or not self.synced.is_set()
             progress = Progress.unpack(value) if put else None

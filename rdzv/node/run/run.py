@@ -114,7 +114,7 @@ class Run:
                 when=(when.value(self.keys.settings) == there.value, when.missing(self.keys.closed)),
                 then=(
                     Put(self.keys.settings, pack_settings(new), lease=there.lease),
-                    Put(self.keys.resized, resized.pack(), lease=there.lease),
+                    *[Put(self.keys.resized, resized.pack(), lease=there.lease)] * (pack_settings(new) != there.value),
                 ),
                 otherwise=(Get(self.keys.settings), Get(self.keys.closed)),
             )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self, cast
 import anyio
 import pytest
 
+from rdzv.core.decision import Me, Parked, Refused, follow
 from rdzv.core.keys import Keys
 from rdzv.core.round import Round
 from rdzv.core.state import Closed, Head, Phase, Progress
@@ -92,6 +93,26 @@ async def following(store: ScriptedStore, *said: list[Event] | Exception) -> tup
 async def ended(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("reset", [False, True])
+async def test_a_spare_that_hears_of_the_closing_with_the_leaving_was_a_spare(at_once: bool, reset: bool) -> None:
+    store, spare = ScriptedStore(), Me(arrival=15, node_id="c", known_round=3)
+    full = PROGRESS.replace(phase=Phase.TRAINING, joined=1, live=2, capacity=2, spares=1, spares_after=12)
+    room = full.replace(phase=Phase.CLOSED, live=0, spares=0, spares_after=None)
+    follower, task = await following(store, [*SNAPSHOT[:2], put(KEYS.progress, full.pack(), 16), SYNCED])
+    assert isinstance(follow(spare, follower.head, now=0.0), Parked)
+    closing, left = put(KEYS.closed, CLOSED.pack(), 21), put(KEYS.progress, room.pack(), 22)
+    if reset:
+        store.say([RESET, *SNAPSHOT[:2], closing, left, SYNCED])
+    else:
+        store.say(*([[closing, left]] if at_once else [[closing], [left]]))
+    await asyncio.sleep(0.1)
+    refused = follow(spare, follower.head, now=0.0)
+    assert isinstance(refused, Refused)
+    assert refused.spare
+    await ended(task)
 
 
 async def test_the_head_is_what_the_events_say() -> None:
