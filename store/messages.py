@@ -14,7 +14,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from store.records import Record, shown
+from store.errors import StoreUsageError
+from store.records import Record, Unfit, shown
 
 CHOSEN_LEASE_LEAST = 2**62  # of the ids of leases that clients choose; those that a server chooses are below
 GONE_TTL = 0.1  # seconds that a lease outlives its process; a living one is back on a new connection in a few ms
@@ -397,8 +398,8 @@ class Grant(Request[Granted], code=14, kw_only=True):
     """Grant a lease of `ttl` seconds.
 
     With `disconnect_ttl` it lapses that long after the connection that last kept it has closed, if that is sooner and
-    no other connection has kept it alive since. With `gone_ttl`, too, it lapses that long after the last connection of
-    its process has closed, if that looks like a death and the process does not come back.
+    no other connection has kept it alive since. With `gone_ttl` it lapses that long after the last connection of its
+    process has closed, if that looks like a death and the process does not come back.
 
     In the `grants` of a transaction, and only there, it has an `id`, of at least `CHOSEN_LEASE_LEAST`.
     """
@@ -515,6 +516,21 @@ REQUESTS: dict[int, type[Request[Any]]] = {
 }
 RESPONSES: dict[int, type[Response]] = {kind.code: kind for kind in Response.__subclasses__() if kind.code is not None}
 """All that a client and a server may say, by their codes."""
+
+
+def checked(request: Request[Any]) -> Request[Any]:
+    """Return a request as it is sent: what is of a subclass of a field's type becomes that type.
+
+    Raises:
+        StoreUsageError: It is none, or a field is not of its type.
+    """
+    if getattr(request, "code", None) not in REQUESTS:
+        raise StoreUsageError(f"{shown(request)} is no request")
+    try:
+        return type(request).read(request)
+    except Unfit as error:
+        raise StoreUsageError(str(error)) from None
+
 
 # What changes the store, so that doing it twice would differ from doing it once: the server keeps the replies to these
 # until they are acknowledged. Renewing a lease twice is the same as once; revoking it is not, since the second time

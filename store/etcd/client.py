@@ -270,9 +270,11 @@ class Client(interface.Store):
             timeout = self.timeout
         deadline = math.inf if timeout is None else self.time() + timeout
         guard: tuple[messages.Condition, ...] = ()
-        asked: messages.Request[Any] = request
-        if isinstance(request, messages.Guarded):
-            guard, asked = request.when, request.request
+        asked = messages.checked(request)
+        if isinstance(asked, messages.Guarded):
+            guard, asked = asked.when, asked.request
+        for each in (asked, *getattr(asked, "then", ()), *getattr(asked, "otherwise", ())):
+            leases.check(getattr(each, "lease", None))
         doubt = RetryState()
         try:
             response = await self.while_usable(lambda: self._dispatch(asked, guard, deadline, doubt), doubt)
@@ -305,7 +307,8 @@ class Client(interface.Store):
                 raise Unsupported(f"{self.name} keeps no account of what each group of keys takes; ask etcdctl")
             case messages.ListNotes():
                 return await leases.notes(self.members, self._reads, request, deadline)
-            case messages.Grant(ttl=ttl):
+            case messages.Grant(ttl=ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl):
+                leases.check_ttls(disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl)
                 return await leases.grant(self.members, ttl, deadline)
             case messages.KeepAlive():
                 return await leases.keep_alive(self.members, request, deadline, hidden=self.hidden)

@@ -7,7 +7,7 @@ import math
 import secrets
 from typing import TYPE_CHECKING
 
-from store.errors import LeaseNotFound, StoreError, StoreUsageError
+from store.errors import LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
 from store.etcd.codec import Failure, FailureKind, key_of, range_of, span_of
 from store.etcd.members import RetryState
 from store.messages import CHOSEN_LEASE_LEAST, Done, Granted, LeaseState, List, Note, NotePage
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from store.etcd.reads import Reads
     from store.messages import KeepAlive, ListNotes
 
-__all__ = ["grant", "keep_alive", "new_id", "notes", "revoke", "time_to_live"]
+__all__ = ["check", "check_ttls", "grant", "keep_alive", "new_id", "notes", "revoke", "time_to_live"]
+
+TTL_MAX = 9_000_000_000.0  # seconds that etcd grants
 
 NOTES = "notes/"
 """What the keys of notes begin with, below this client's own."""
@@ -75,8 +77,7 @@ async def grant(members: Members, ttl: float, deadline: float, *, id: int | None
     A new one, under an id of our own making, so that asking again grants no second one; or that of an `id` that was
     chosen, which may be there already.
     """
-    if not ttl > 0:
-        raise StoreUsageError(f"ttl is {ttl:g} s; it must be above 0")
+    check_ttls(ttl=ttl)
     lease = id or new_id()
     asked = {"ID": lease, "TTL": math.ceil(ttl)}
     while True:
@@ -95,6 +96,21 @@ async def grant(members: Members, ttl: float, deadline: float, *, id: int | None
 def new_id() -> int:
     """An id that nobody else has, and no client has chosen."""
     return secrets.randbelow(CHOSEN_LEASE_LEAST - 1) + 1
+
+
+def check(lease: int | None) -> None:
+    """Refuse an id that no lease of etcd's has; 0 would mean none at all."""
+    if lease is not None and not 0 < lease < 2**63:
+        raise _no_lease(lease)
+
+
+def check_ttls(**ttls: float | None) -> None:
+    """Refuse times to live that are none, or that etcd cannot hold; also those that it does not heed."""
+    for name, ttl in ttls.items():
+        if ttl is not None and not ttl > 0:
+            raise StoreUsageError(f"{name} is {ttl:g} s; it must be above 0")
+        if ttl is not None and ttl > TTL_MAX:
+            raise LimitExceeded(f"{name} is {ttl:g} s; etcd takes at most {TTL_MAX:g}: ask for less, and renew it")
 
 
 def _no_lease(lease: int) -> LeaseNotFound:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from store.errors import LimitExceeded, StoreUsageError
 from store.etcd.codec import OPERATIONS_MAX, TOO_MANY, broken, compare, entry_in, holds, look_at, range_of, spans
+from store.etcd.leases import check_ttls
 from store.messages import (
     Add,
     Added,
@@ -203,8 +204,7 @@ def _check(operations: Sequence[Operation]) -> None:
         if isinstance(operation, Put) and operation.ttl is not None:
             if operation.lease is not None:
                 raise StoreUsageError(f"a put of {operation.key!r} takes ttl or lease, not both")
-            if not operation.ttl > 0:
-                raise StoreUsageError(f"ttl is {operation.ttl:g} s; it must be above 0")
+            check_ttls(ttl=operation.ttl)
 
 
 def _surely_writes(operations: Operations) -> bool:

@@ -112,6 +112,7 @@ class Watch(interface.Watch):
         """Open it where it stands, or with a snapshot."""
         while self._stream is None:
             request, reset = self._cursor.opening()
+            messages.checked(request)
             self._reset = reset or self._reset  # kept until it is told: this attempt may fail, and the next has none
             try:
                 await self._open_at(request, deadline, first=first)

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 import msgpack
 
 from store.errors import ProtocolError, StoreUsageError
-from store.messages import REQUESTS, RESPONSES, Event, EventKind, Excessive, Request, Response, Unknown
+from store.messages import REQUESTS, RESPONSES, Event, EventKind, Excessive, Request, Response, Unknown, checked
 from store.printable import printable
 from store.protocol.element_budget import count_elements
 from store.protocol.frames import frame
@@ -270,12 +270,9 @@ def encode_request(request_id: int, acknowledged: int, request: Request[Any], *,
         StoreUsageError: A field is not of its type, so that the server would take us for a stranger and hang up; or
             what is in it cannot be sent.
     """
-    if getattr(request, "code", None) not in REQUESTS:
-        raise StoreUsageError(f"{shown(request)} is no request")
+    checked_request = checked(request)
     try:
-        return frame(_pack((request_id, acknowledged, type(request).read(request))), bytes_max)
-    except Unfit as error:
-        raise StoreUsageError(str(error)) from None
+        return frame(_pack((request_id, acknowledged, checked_request)), bytes_max)
     except (TypeError, ValueError, OverflowError, BufferError) as error:  # an int of 65 bits, half a surrogate pair
         raise StoreUsageError(f"{type(request).__name__} cannot be sent: {error}") from None
 
