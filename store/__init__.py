@@ -13,6 +13,7 @@ from store.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from store import recipes, sync, when
+    from store.calls import LeaseTerms
     from store.client.client import Client
     from store.connecting import connect
     from store.errors import (
@@ -59,6 +60,7 @@ else:
             "store.sync": "",
             "store.when": "",
             "store.client.client": "Client",
+            "store.calls": "LeaseTerms",
             "store.connecting": "connect",
             "store.errors": (
                 "AuthenticationError ConditionFailed ConnectionLost LeaseNotFound LimitExceeded "
@@ -100,6 +102,7 @@ __all__ = [
     "KeyGroup",
     "Lease",
     "LeaseNotFound",
+    "LeaseTerms",
     "LimitExceeded",
     "Limits",
     "Operation",

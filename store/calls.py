@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from abc import ABC, abstractmethod
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar
 
 from store.errors import LimitExceeded, StoreError, StoreUsageError, Unsupported
 from store.messages import (
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from types import TracebackType
-    from typing import Self
+    from typing import Self, Unpack
 
     from store.messages import Condition, Entry, KeyGroup, Note, Operation
 
@@ -59,8 +60,10 @@ __all__ = [
     "BlockingCalls",
     "BlockingLease",
     "Calls",
+    "Cuts",
     "Lease",
     "LeaseLike",
+    "LeaseTerms",
     "blocking",
     "finished",
 ]
@@ -89,8 +92,23 @@ class LeaseLike(Protocol):
         ...
 
 
+class LeaseTerms(TypedDict, total=False):
+    """What `grant` and `kept_lease` take beside the TTL; all of it in seconds.
+
+    Attributes:
+        disconnect_ttl: What is left of the lease at most once its connection has ended.
+        gone_ttl: The same once its process seems to have died: all of its connections closed, no goodbye. By default
+            0.1 for `grant` with `disconnect_ttl`, else off.
+        timeout: How long the store may take to grant it.
+    """
+
+    disconnect_ttl: float | None
+    gone_ttl: float | None
+    timeout: float | None
+
+
 def _id_of(lease: LeaseLike | int | None) -> int | None:
-    return lease if lease is None or isinstance(lease, int) else lease.id
+    return getattr(lease, "id", lease)  # type: ignore[arg-type]  # a record refuses what is neither
 
 
 def _guarded(request: Request[R], when: Iterable[Condition]) -> Request[R]:
@@ -110,8 +128,50 @@ def _there(entries: Iterable[Entry | None]) -> list[Entry]:
     return [entry for entry in entries if entry is not None]
 
 
+class Cuts:
+    """The ends of one client's connections, for the keepers of its leases. Safe to use from several threads.
+
+    Once a connection has ended, the server may let a lease lapse before its TTL. A refused attempt to connect proves
+    that no server is there; one that starts again gives each lease its full TTL. So a listener is called with the time
+    of each end; with infinity once connecting is refused; and with the time at which it is not refused any more.
+
+    Args:
+        time: The client's clock.
+        look: Looks whether a connection has ended; for clients that only read during a call.
+    """
+
+    def __init__(self, time: Callable[[], float], look: Callable[[], object] = lambda: None) -> None:
+        self._time = time
+        self.look: Callable[[], object] = look
+        self.listeners: dict[Callable[[float], object], None] = {}  # each access is atomic
+        self.last: float = -math.inf
+        self._refused = False
+
+    def ended(self) -> None:
+        """Tell the listeners that a connection has ended."""
+        self._tell(self._time())
+
+    def attempted(self, error: OSError | UnicodeError | None) -> None:
+        """Note how an attempt to connect has ended."""
+        refused = type(error) is ConnectionRefusedError  # a server that turns a client away is there
+        if refused != self._refused:
+            self._refused = refused
+            self._tell(math.inf if refused else self._time())
+
+    def _tell(self, at: float) -> None:
+        self.last = at
+        for listener in list(self.listeners):
+            listener(at)
+
+
 class Calls(ABC):
-    """Every named call, over `call`."""
+    """Every named call, over `call`.
+
+    Attributes:
+        cuts: Tells of the ends of connections. None: no lease of this store ends early with its connection.
+    """
+
+    cuts: Cuts | None = None
 
     @abstractmethod
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
@@ -264,19 +324,12 @@ class Calls(ABC):
         """
         return _there((await self.call(_guarded(Wait(keys=_several(keys)), when), timeout=timeout)).entries)
 
-    async def grant(
-        self,
-        ttl: float,
-        *,
-        disconnect_ttl: float | None = None,
-        gone_ttl: float | None = GONE_TTL,
-        timeout: float | None = None,
-    ) -> Lease:
-        """Grant a lease of `ttl` seconds, which lapses `disconnect_ttl` after a disconnection if that is sooner.
-
-        Then it also lapses `gone_ttl` after its process seems to have died: all of its connections closed, no goodbye.
-        """
-        granted = await self.call(Grant(ttl=ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl), timeout=timeout)
+    async def grant(self, ttl: float, **terms: Unpack[LeaseTerms]) -> Lease:
+        """Grant a lease of `ttl` seconds, or less if the `terms` say so: see `LeaseTerms`."""
+        disconnect_ttl = terms.get("disconnect_ttl")
+        gone_ttl = terms.get("gone_ttl", None if disconnect_ttl is None else GONE_TTL)
+        request = Grant(ttl=ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl)
+        granted = await self.call(request, timeout=terms.get("timeout"))
         return Lease(self, id=granted.lease, ttl=granted.ttl)
 
     async def ping(self, *, timeout: float | None = None) -> float:
@@ -324,8 +377,8 @@ class Calls(ABC):
         """Return seconds on this client's clock."""
 
     @abstractmethod
-    def kept_lease(self, ttl: float, *, disconnect_ttl: float | None = None) -> AbstractAsyncContextManager[LeaseLike]:
-        """Return a lease that keeps itself for as long as `async with` lasts."""
+    def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> AbstractAsyncContextManager[LeaseLike]:
+        """Return a lease that keeps itself for as long as `async with` lasts; the arguments are those of `grant`."""
 
     @property
     def failure(self) -> StoreError | None:
@@ -415,12 +468,25 @@ class Block(contextlib.AbstractContextManager[T]):
         self._context = context
 
     def __enter__(self) -> T:
-        return finished(self._context.__aenter__())
+        try:
+            return finished(self._context.__aenter__())
+        except BaseException as error:
+            self._close(error)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        return finished(self._context.__aexit__(kind, error, trace))
+        try:
+            return finished(self._context.__aexit__(kind, error, trace))
+        except BaseException as other:
+            self._close(other)
+            raise
+
+    def _close(self, error: BaseException) -> None:
+        """Leave the context, if an exception out of a signal's handler came before it was entered or left."""
+        with contextlib.suppress(Exception):
+            finished(self._context.__aexit__(type(error), error, error.__traceback__))
 
 
 class AtOnce(Calls):
@@ -443,14 +509,16 @@ class AtOnce(Calls):
         return self.blocking.time()
 
     @contextlib.asynccontextmanager
-    async def kept_lease(self, ttl: float, *, disconnect_ttl: float | None = None) -> AsyncIterator[LeaseLike]:
+    async def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> AsyncIterator[LeaseLike]:
         """Hold a lease that a thread keeps."""
-        with self.blocking.kept_lease(ttl, disconnect_ttl=disconnect_ttl) as lease:
+        with self.blocking.kept_lease(ttl, **terms) as lease:
             yield lease
 
 
 class BlockingCalls(ABC):
     """The blocking twin of `Calls`."""
+
+    cuts: Cuts | None = None
 
     @abstractmethod
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
@@ -465,8 +533,8 @@ class BlockingCalls(ABC):
         """Return seconds on this client's clock."""
 
     @abstractmethod
-    def kept_lease(self, ttl: float, *, disconnect_ttl: float | None = None) -> AbstractContextManager[LeaseLike]:
-        """Return a lease that a thread keeps for as long as `with` lasts."""
+    def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> AbstractContextManager[LeaseLike]:
+        """Return a lease that a thread keeps for as long as `with` lasts; the arguments are those of `grant`."""
 
     @property
     def _awaited(self) -> Calls:
@@ -489,16 +557,9 @@ class BlockingCalls(ABC):
     groups = blocking(Calls.groups)
     notes = blocking(Calls.notes)
 
-    def grant(
-        self,
-        ttl: float,
-        *,
-        disconnect_ttl: float | None = None,
-        gone_ttl: float | None = GONE_TTL,
-        timeout: float | None = None,
-    ) -> BlockingLease:
+    def grant(self, ttl: float, **terms: Unpack[LeaseTerms]) -> BlockingLease:
         """Grant a lease of `ttl` seconds, as `Calls.grant` does."""
-        granted = finished(self._awaited.grant(ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl, timeout=timeout))
+        granted = finished(self._awaited.grant(ttl, **terms))
         return BlockingLease(self, id=granted.id, ttl=granted.ttl)
 
     def __enter__(self) -> Self:

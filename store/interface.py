@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
-    from typing import Self
+    from typing import Self, Unpack
 
+    from store.calls import LeaseTerms
     from store.errors import StoreError
     from store.messages import Event
 
@@ -142,11 +143,14 @@ class Store(Calls):
                 is lost over a long disconnection, a `reset` says so and a new snapshot follows.
         """
 
-    def kept_lease(self, ttl: float, *, disconnect_ttl: float | None = None) -> AbstractAsyncContextManager[HeldLease]:
-        """Return a lease that keeps itself for as long as `async with` lasts; its loss cancels the block."""
+    def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> AbstractAsyncContextManager[HeldLease]:
+        """Return a lease that keeps itself for as long as `async with` lasts; its loss cancels the block.
+
+        The arguments are those of `grant`.
+        """
         if self._keeping is None:
             self._keeping = Keeping(self)
-        return kept_lease(self._keeping, ttl, disconnect_ttl)
+        return kept_lease(self._keeping, ttl, **terms)
 
 
 class BlockingWatch(ABC):
@@ -191,6 +195,6 @@ class BlockingStore(BlockingCalls):
     def end_waits(self) -> None:
         """End what waits under way, and every later wait, with `WaitEnded`. All else goes on. From any thread."""
 
-    def kept_lease(self, ttl: float, *, disconnect_ttl: float | None = None) -> BlockingKeptLease:
-        """Return a lease that a thread keeps for as long as `with` lasts."""
-        return BlockingKeptLease(self, ttl, disconnect_ttl)
+    def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> BlockingKeptLease:
+        """Return a lease that a thread keeps for as long as `with` lasts; the arguments are those of `grant`."""
+        return BlockingKeptLease(self, ttl, **terms)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from store.calls import Cuts
     from store.net.address import Address
     from store.protocol.connection import Secret
 
@@ -84,6 +85,7 @@ class Client(interface.BlockingStore):
             renew=renew,
             rng=rng or random.Random(),
         )
+        self.cuts: Cuts | None = self.shared.cuts
         self._free: list[Channel] = []  # appending and popping are atomic, so threads need no lock
         self._waiting: set[Channel] = set()  # adding, discarding and copying are atomic, so threads need no lock
 

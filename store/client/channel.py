@@ -12,14 +12,17 @@ import errno
 import logging
 import math
 import secrets
+import select
 import socket
 import ssl
 import threading
 import time
+import weakref
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from store.calls import Cuts
 from store.client.outcomes import out_of_time, with_doubt
 from store.client.patience import HEARTBEAT, LASTED, SILENCE, Patience
 from store.client.pulse import Line, Pulse, Say
@@ -100,6 +103,8 @@ class Shared:
         self.failed: StoreError | None = None  # why the client is of no more use
         self.waits_ended: bool = False
         self.channels: list[Channel] = []
+        self.cuts: Cuts = Cuts(time.monotonic, self._look)
+        self._closed: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # by the other side, as is known
         self._seen_revision = 0  # by channels that are gone
         self._dropping = threading.Lock()
         self._made_in = process_id()
@@ -115,6 +120,14 @@ class Shared:
             self._seen_revision = self.seen_revision()
             with contextlib.suppress(ValueError):
                 self.channels.remove(channel)
+
+    def _look(self) -> None:
+        """Look whether the other side has closed a connection on which nobody reads now."""
+        for channel in tuple(self.channels):
+            sock = channel.sock
+            if sock is not None and sock not in self._closed and _is_closed(sock):
+                self._closed.add(sock)
+                self.cuts.ended()
 
     def fail(self, error: StoreError) -> StoreError:
         """The client is of no more use; the first reason counts."""
@@ -133,6 +146,26 @@ class Shared:
         self.check_usable()
         if self.waits_ended and waits(request):
             raise WaitEnded("waits were ended here")
+
+
+def _is_closed(sock: socket.socket) -> bool:
+    """Return whether the other side has closed a connection, or reset it."""
+    looking = select.poll()
+    with contextlib.suppress(ValueError):  # another thread has closed it here
+        looking.register(sock, getattr(select, "POLLRDHUP", 0))
+    return bool(looking.poll(0))
+
+
+def _connected(shared: Shared, until: float, check: Callable[[], None]) -> socket.socket:
+    """Connect, and have the keepers of leases hear how that ended."""
+    try:
+        sock = connected(shared.addresses, until, check)
+    except OSError as error:
+        if not raised_by_handler(error):
+            shared.cuts.attempted(error)
+        raise
+    shared.cuts.attempted(None)
+    return sock
 
 
 class Channel:
@@ -249,7 +282,7 @@ class Channel:
             renewed = self._shared.renew()
             self._shared.tls = self._shared.tls and (renewed or self._shared.tls)
         try:
-            sock = connected(addresses, min(began + self._patience.attempt(), deadline), check)
+            sock = _connected(self._shared, min(began + self._patience.attempt(), deadline), check)
         except TimeoutError as error:
             if time.monotonic() < deadline or raised_by_handler(error):
                 raise
@@ -492,6 +525,8 @@ class Channel:
     def disconnected(self, error: OSError) -> None:
         """The connection is gone; the next call makes another one."""
         self._problem = self._shared.problem = dialing.describe(error)
+        if self.connection.welcomed is not None:
+            self._shared.cuts.ended()
         self._drop()
 
     def reset(self) -> None:

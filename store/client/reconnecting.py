@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
+from store.calls import Cuts
 from store.client.patience import LASTED, Patience
 from store.client.pulse import Line, Pulse, Say
 from store.errors import (
@@ -233,6 +234,7 @@ class Reconnecting(ABC):
     Attributes:
         last_problem: What was last in the way of reaching the store.
         limits: Those that concern a client, by their names in `Limits`, as the store told.
+        cuts: Tells of the ends of connections.
     """
 
     watches: Mapping[int, object]  # those open at the server, by request id
@@ -271,6 +273,8 @@ class Reconnecting(ABC):
         self.last_problem: str = NEVER_ANSWERED
         self._on_connection: list[Callable[[bool], None]] = []
         self._outages = Outages(name, self._what_is_wrong, log)
+        self._cuts = Cuts(self.time)
+        self.cuts: Cuts | None = self._cuts
 
     # What a subclass does.
 
@@ -419,8 +423,10 @@ class Reconnecting(ABC):
                     self.fail(AuthenticationError(untrusted))
                     raise AuthenticationError(untrusted) from None
                 self.last_problem = describe(error)
+                self._cuts.attempted(error)
                 await self._pause()
             else:
+                self._cuts.attempted(None)
                 if link is not None:
                     return link
 
@@ -488,6 +494,7 @@ class Reconnecting(ABC):
             self._disconnected()
             if welcomed:
                 log.debug("the connection to %s is lost: %s", self.name, self.last_problem)
+                self._cuts.ended()
                 self._tell_connection(False)
                 if self._failed is None:
                     self._outages.lost(self._loop)

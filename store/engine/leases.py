@@ -302,7 +302,7 @@ class Leases:
         lease.keeper = peer
         if peer is not None:
             self._kept_by.setdefault(peer, set()).add(lease.id)
-            if lease.disconnect_ttl is not None and lease.gone_ttl is not None and not lease.anonymous:
+            if lease.gone_ttl is not None and not lease.anonymous:
                 lease.process = self._processes.keeps(peer, lease.id)
 
 

@@ -1,16 +1,22 @@
-"""Shell: how a task that is no longer wanted is ended: it is cancelled, and awaited to its end in any case."""
+"""Shell: how tasks are ended, and how work is done to its end whatever happens to the task that waits for it."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
     from typing import Any
 
-__all__ = ["cancel_and_wait"]
+__all__ = ["Cancelling", "cancel_and_wait", "to_the_end"]
+
+T = TypeVar("T")
+
+LOOK_AGAIN = 0.01  # seconds after which a task in a shielded scope is looked at again
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
@@ -23,3 +29,84 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
     if tasks:
         with anyio.CancelScope(shield=True):
             await asyncio.wait(tasks)
+
+
+async def to_the_end(work: Coroutine[Any, Any, T], *, within: float | None = None) -> T | None:
+    """Do some work in a task of its own, and return its result, or None if it takes longer than `within` seconds.
+
+    A cancellation of the caller, also by `Task.cancel`, is raised once the work is over or the time is.
+    """
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(work)
+    deadline = None if within is None else loop.time() + within
+    cancelled: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):
+        while not task.done() and (deadline is None or loop.time() < deadline):
+            try:
+                await asyncio.wait([task], timeout=None if deadline is None else deadline - loop.time())
+            except asyncio.CancelledError as error:
+                cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result() if task.done() else None
+
+
+class Cancelling:
+    """Cancels the task in which it was made, at each await, from `begin` until `end`, which any task may call.
+
+    A shielded scope of anyio's that the task has entered meanwhile protects it.
+    """
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "it is made in a task"
+        self._task = task
+        self._before = task.cancelling()
+        self._outer = _scope_of(task)
+        self._count = 0
+        self._next: asyncio.Handle | None = None
+
+    def begin(self, why: str) -> None:
+        """Cancel the task from now on."""
+        task = self._task
+        if task.done():
+            return
+        loop = asyncio.get_running_loop()
+        if self._is_shielded():
+            self._next = loop.call_later(LOOK_AGAIN, self.begin, why)
+            return
+        waits_for: asyncio.Future[Any] | None = getattr(task, "_fut_waiter", None)
+        if task is not asyncio.current_task() and not (waits_for is not None and waits_for.done()):
+            task.cancel(why)
+            self._count += 1
+        self._next = loop.call_soon(self.begin, why)
+
+    def end(self) -> None:
+        """Cancel it no more."""
+        if self._next is not None:
+            self._next.cancel()
+        for _ in range(self._count):
+            self._task.uncancel()
+
+    @property
+    def was_all(self) -> bool:
+        """Whether the current task is the cancelled one, and nothing else has cancelled it."""
+        is_here = self._task is asyncio.current_task()
+        return self._count > 0 and is_here and self._task.cancelling() <= self._before
+
+    def _is_shielded(self) -> bool:
+        scope = _scope_of(self._task)
+        while scope is not None and scope is not self._outer:
+            if scope.shield:
+                return True
+            scope = getattr(scope, "_parent_scope", None)
+        return False
+
+
+def _scope_of(task: asyncio.Task[Any]) -> Any:
+    """Return the innermost scope of anyio's that a task is in. Without anyio's help, for it tells only the task itself.
+
+    In a release of anyio that keeps this otherwise, shielded scopes do not protect, as from any `Task.cancel`.
+    """
+    states = getattr(sys.modules.get("anyio._backends._asyncio"), "_task_states", {})
+    return getattr(states.get(task), "cancel_scope", None)

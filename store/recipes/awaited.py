@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from store import when
-from store.errors import ConditionFailed, LeaseNotFound, StoreTimeoutError, StoreUsageError
+from store.errors import ConditionFailed, ConnectionLost, LeaseNotFound, StoreError, StoreTimeoutError, StoreUsageError
 from store.messages import (
     CompareAndSet,
     Condition,
@@ -23,22 +23,25 @@ from store.messages import (
     Get,
     Guarded,
     List,
-    Listing,
     Put,
     Request,
     Response,
     Wait,
 )
+from store.records import shown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from contextlib import AbstractAsyncContextManager
+    from typing import Unpack
 
-    from store.calls import Calls, LeaseLike
+    from store.calls import Calls, LeaseLike, LeaseTerms
 
 R = TypeVar("R", bound=Response)
 
 TTL = 10.0  # seconds for which a holder that has died is still taken for one
+SILENT_AFTER = 1.0  # seconds that each request of an attempt with `timeout=0` may take
+EARLY = 0.01  # seconds by which a timer may be early
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,26 +70,46 @@ class _Asking:
     Args:
         store: The client.
         name: The recipe's name: the keys it uses start with it.
-        timeout: Seconds, if there is a limit.
-        late: What is said once they are over.
+        timeout: Seconds for all of it, if there is a limit; with 0 each request has a second.
+        late: What is said if the place was taken for all of that time.
     """
 
     def __init__(self, store: Calls, name: str, timeout: float | None = None, late: str = "") -> None:
-        if not name:
+        if name == "":
             raise StoreUsageError("the name of a lock or an election is empty; give it one")
+        _check(isinstance(name, str), "a lock or an election", "name", name, "a str")
+        _check(timeout is None or _is_above(-1e-9, timeout), name, "timeout", timeout, "seconds, or None")
         self.name = name
-        self._store = store
+        self.store = store
         self._timeout, self._late = timeout, late
-        self._deadline = None if timeout is None else store.time() + timeout
+        self._began_at = store.time()
+        self._seen_taken = False
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that the next request may take."""
+        if not self._timeout:
+            return None if self._timeout is None else SILENT_AFTER
+        return max(self._began_at + self._timeout - self.store.time(), 0.001)
 
     async def __call__(self, request: Request[R]) -> R:
-        remaining = None if self._deadline is None else max(self._deadline - self._store.time(), 0.001)
-        try:
-            return await self._store.call(request, timeout=remaining)
-        except StoreTimeoutError:
-            if self._deadline is None or self._store.time() < self._deadline:
-                raise
-            raise StoreTimeoutError(f"{self._late} within {self._timeout:g} s") from None
+        return await self.store.call(request, timeout=self.left)
+
+    def taken(self) -> None:
+        """Note that another holds it. With `timeout=0`, that ends the attempt."""
+        self._seen_taken = True
+        if self._timeout == 0:
+            raise StoreTimeoutError(self._late)
+
+    def judged(self, error: StoreError) -> StoreError:
+        """Return what an error means to the caller: if the caller's time is over, whether the place was taken."""
+        late_after = SILENT_AFTER if self._timeout == 0 else self._timeout
+        if late_after is None or self.store.time() < self._began_at + late_after - EARLY:
+            return error
+        if self._seen_taken:
+            return StoreTimeoutError(f"{self._late} within {self._timeout:g} s" if self._timeout else self._late)
+        silent = f"the store did not answer within {late_after:g} s, so {self.name!r} was not had: {error}"
+        return StoreTimeoutError(silent, maybe_applied=error.maybe_applied)
 
     async def entry(self, key: str) -> Entry | None:
         """Return what a key holds."""
@@ -94,7 +117,8 @@ class _Asking:
 
     async def keys(self, prefix: str) -> list[Entry]:
         """Return all entries whose keys start with a prefix, without their values, in the order of their keys."""
-        return _there(await self(List(prefix=prefix, keys_only=True)))
+        listing = await self(List(prefix=prefix, keys_only=True))
+        return [entry for entry in listing.entries if entry is not None]
 
     async def until_changed(self, conditions: Sequence[Condition]) -> None:
         """Wait until one of the conditions does not hold any more."""
@@ -102,8 +126,13 @@ class _Asking:
             await self(Guarded(when=tuple(conditions), request=Wait(keys=(f"{self.name}/nothing",))))
 
 
-def _there(listing: Listing) -> list[Entry]:
-    return [entry for entry in listing.entries if entry is not None]
+def _is_above(least: float, value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > least
+
+
+def _check(is_right: bool, name: str, what: str, value: object, wanted: str) -> None:
+    if not is_right:
+        raise StoreUsageError(f"the {what} of {shown(name)} is {shown(value)}; give {wanted}")
 
 
 def _lost(held: Held) -> LeaseNotFound:
@@ -114,15 +143,9 @@ def _as_it_is(entry: Entry) -> Condition:
     return when.create_revision(entry.key) == entry.create_revision
 
 
-def _held(entry: object, lease: LeaseLike) -> Held:
-    place = cast("Entry", entry)
-    return Held(key=place.key, token=place.create_revision, lease=lease.id)
-
-
-@contextlib.asynccontextmanager
-async def lock(
-    store: Calls, name: str, *, ttl: float = TTL, value: bytes = b"", timeout: float | None = None
-) -> AsyncIterator[Held]:
+def lock(
+    store: Calls, name: str, *, ttl: float = TTL, value: bytes = b"", **terms: Unpack[LeaseTerms]
+) -> AbstractAsyncContextManager[Held]:
     """Hold a lock for the length of a block, one holder at a time, in the order in which they came.
 
     Args:
@@ -130,60 +153,54 @@ async def lock(
         name: The lock's name: the keys it uses start with it.
         ttl: Seconds after which a holder that has died, or is cut off, counts as gone.
         value: What others may read of the holder, under its key.
-        timeout: Seconds to wait for it at most.
+        terms: `timeout=`: seconds that getting it may take, all in all; 0: take it only if it is free now.
+            `disconnect_ttl=` and `gone_ttl=`: how soon it is free again after the holder's connection has ended, or its
+            process has died; see `Store.grant`.
 
     Raises:
-        StoreTimeoutError: It was not free in time.
-        LeaseNotFound: The lock was lost; who awaits is cancelled for it.
+        StoreTimeoutError: It was not free in time, or the store did not answer in time.
+        LeaseNotFound: The lock was lost; an awaiting holder is cancelled for it.
     """
-    async with store.kept_lease(ttl) as lease:
-        ask = _Asking(store, name, timeout, f"the lock {name!r} was not free")
-        yield await _stand_in_line(ask, "w", lease, value)
+    return _place(store, name, f"the lock {name!r} was not free", "w", value, ttl, terms)
 
 
 def write_lock(
-    store: Calls, name: str, *, ttl: float = TTL, value: bytes = b"", timeout: float | None = None
+    store: Calls, name: str, *, ttl: float = TTL, value: bytes = b"", **terms: Unpack[LeaseTerms]
 ) -> AbstractAsyncContextManager[Held]:
     """Hold a read-write lock alone: once all readers and writers who came earlier have gone; see `lock`."""
-    return lock(store, name, ttl=ttl, value=value, timeout=timeout)
+    return lock(store, name, ttl=ttl, value=value, **terms)
 
 
-@contextlib.asynccontextmanager
-async def read_lock(
-    store: Calls, name: str, *, ttl: float = TTL, value: bytes = b"", timeout: float | None = None
-) -> AsyncIterator[Held]:
+def read_lock(
+    store: Calls, name: str, *, ttl: float = TTL, value: bytes = b"", **terms: Unpack[LeaseTerms]
+) -> AbstractAsyncContextManager[Held]:
     """Hold a read-write lock together with other readers, once the writers who came earlier have gone; see `lock`."""
-    async with store.kept_lease(ttl) as lease:
-        ask = _Asking(store, name, timeout, f"the lock {name!r} was not free of writers")
-        yield await _stand_in_line(ask, "r", lease, value)
+    return _place(store, name, f"the lock {name!r} was not free of writers", "r", value, ttl, terms)
 
 
-@contextlib.asynccontextmanager
-async def leadership(
-    store: Calls, name: str, candidate: bytes, *, ttl: float = TTL, timeout: float | None = None
-) -> AsyncIterator[Held]:
+def leadership(
+    store: Calls, name: str, candidate: bytes, *, ttl: float = TTL, **terms: Unpack[LeaseTerms]
+) -> AbstractAsyncContextManager[Held]:
     """Lead for the length of a block, once all earlier candidates have gone; its end resigns.
 
     Args:
         store: The client.
         name: The election's name: the keys it uses start with it.
-        candidate: What `leader` tells of this one: an address, say.
+        candidate: What `leader` returns while this one leads: an address, say.
         ttl: Seconds after which a leader that has died, or is cut off, counts as gone.
-        timeout: Seconds to wait for it at most.
+        terms: As of `lock`; with `timeout=0` it leads only if there is no other candidate now.
     """
-    async with store.kept_lease(ttl) as lease:
-        ask = _Asking(store, name, timeout, f"another led in {name!r}: this one was not elected")
-        held = await _stand_in_line(ask, "w", lease, candidate)
-        try:  # those who watch an election in which nobody leads cannot know the key that somebody will write
-            await ask(Guarded(when=(held.fence,), request=Put(f"{name}/bell", b"")))
-        except ConditionFailed:
-            raise _lost(held) from None
-        yield held
+    late = f"another led in {name!r}: this one was not elected"
+    return _place(store, name, late, "w", candidate, ttl, terms, bell=True)
 
 
-async def leader(store: Calls, name: str) -> bytes | None:
-    """Return what the leader of an election gave as its value, or None if nobody leads."""
-    entry = await _first_in_line(_Asking(store, name))
+async def leader(store: Calls, name: str, *, timeout: float | None = None) -> bytes | None:
+    """Return what the leader of an election gave as its `candidate`, or None if there is no leader."""
+    ask = _Asking(store, name, timeout)
+    try:
+        entry = await _first_in_line(ask)
+    except (StoreTimeoutError, ConnectionLost) as error:
+        raise ask.judged(error) from None
     return entry.value if entry is not None else None
 
 
@@ -196,6 +213,30 @@ async def leaders(store: Calls, name: str) -> AsyncIterator[bytes | None]:
         current = await _leader_changed(ask, current)
 
 
+@contextlib.asynccontextmanager
+async def _place(
+    store: Calls, name: str, late: str, kind: str, value: bytes, ttl: float, terms: LeaseTerms, *, bell: bool = False
+) -> AsyncIterator[Held]:
+    """Have a place in a line, on a lease of its own, from the moment it is the first until the block is left."""
+    ask = _Asking(store, name, terms.pop("timeout", None), late)
+    _check(isinstance(value, bytes | bytearray | memoryview), name, "value", value, "bytes")
+    for what, seconds in {"ttl": ttl, **terms}.items():
+        _check(_is_above(0, seconds) or (seconds is None and what != "ttl"), name, what, seconds, "seconds, above 0")
+    held: Held | None = None
+    try:
+        terms["timeout"] = ask.left
+        async with store.kept_lease(ttl, **terms) as lease:
+            place = await _stand_in_line(ask, kind, lease, bytes(value))
+            if bell:  # watchers of an election without a leader cannot know the key that the next one writes
+                await ask(Guarded(when=(place.fence,), request=Put(f"{name}/bell", b"")))
+            held = place
+            yield held
+    except (StoreTimeoutError, ConnectionLost) as error:
+        raise error if held else ask.judged(error) from None
+    except ConditionFailed as error:
+        raise error if held else LeaseNotFound(f"the lease of a place in {name!r} has lapsed; come again") from None
+
+
 async def _stand_in_line(ask: _Asking, kind: str, lease: LeaseLike, value: bytes) -> Held:
     """Take a place in a line, and wait until those before it have gone: readers (`r`) for writers (`w`), else all."""
     prefix = f"{ask.name}/line/"
@@ -203,7 +244,7 @@ async def _stand_in_line(ask: _Asking, kind: str, lease: LeaseLike, value: bytes
     taken = (await ask(CompareAndSet(key=key, value=value, expected_revision=0, lease=lease.id))).entry
     if taken is None:
         raise LeaseNotFound(f"lease {lease.id} has lapsed before {key!r} was written; try again")
-    held = _held(taken, lease)
+    held = Held(key=taken.key, token=taken.create_revision, lease=lease.id)
     while True:
         line = sorted(await ask.keys(prefix), key=lambda entry: entry.create_revision)
         before = [entry for entry in line if entry.create_revision < held.token]
@@ -212,6 +253,7 @@ async def _stand_in_line(ask: _Asking, kind: str, lease: LeaseLike, value: bytes
         in_the_way = [entry for entry in before if kind == "w" or entry.key.startswith(f"{prefix}w")]
         if not in_the_way:
             return held
+        ask.taken()
         # Only the last of those ahead is waited for: who leaves wakes one, not all.
         await ask.until_changed([held.fence, _as_it_is(in_the_way[-1])])
 

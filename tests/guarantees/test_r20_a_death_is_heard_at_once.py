@@ -40,7 +40,7 @@ async def member(network: MemoryNetwork, name: str) -> AsyncIterator[asyncio.Tas
     async def live() -> None:
         async with (
             connect_in_memory(network, source=name) as client,
-            client.kept_lease(10.0, disconnect_ttl=DISCONNECT_TTL) as lease,
+            client.kept_lease(10.0, disconnect_ttl=DISCONNECT_TTL, gone_ttl=GONE_TTL) as lease,
         ):
             await client.put(f"members/{name}", b"", lease=lease)
             ready.set()
@@ -138,7 +138,7 @@ async def test_r20_a_process_that_comes_back_at_once_loses_nothing(times: int) -
         serve_in_memory(network) as server,
         connect_in_memory(network, source="watcher") as watcher,
         connect_in_memory(network, source="a") as client,
-        client.kept_lease(10.0, disconnect_ttl=DISCONNECT_TTL),
+        client.kept_lease(10.0, disconnect_ttl=DISCONNECT_TTL, gone_ttl=GONE_TTL),
         member(network, "b"),
         member(network, "c"),
     ):

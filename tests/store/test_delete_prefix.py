@@ -62,7 +62,7 @@ class Scripted(Calls):
 
     async def aclose(self) -> None: ...
 
-    def kept_lease(self, ttl: float, *, disconnect_ttl: float | None = None) -> AbstractAsyncContextManager[LeaseLike]:
+    def kept_lease(self, ttl: float, **_: Any) -> AbstractAsyncContextManager[LeaseLike]:
         raise NotImplementedError
 
 

@@ -11,7 +11,7 @@ from rdzv.testing.network import MemoryNetwork
 from store import interface
 from store.errors import LeaseNotFound, LimitExceeded
 from store.keeping import RELEASE_WITHIN, Keeping
-from store.messages import GONE_TTL, Granted, KeepAlive, Request
+from store.messages import Granted, KeepAlive, Request
 from tests.support.stores import connect_in_memory, serve_in_memory
 from tests.support.virtual_time import now
 
@@ -41,7 +41,7 @@ async def test_closing_releases_everything_that_is_held() -> None:
     async with serve_in_memory(network) as server, connect_in_memory(network) as client:
         keeper = Keeping(client)
         for _ in range(10):
-            await keeper.hold(5.0, 1.0, GONE_TTL, Lapses())
+            await keeper.hold(5.0, Lapses(), disconnect_ttl=1.0)
         await keeper.release_all()
         assert server.figures()["leases"] == 0
 
@@ -55,7 +55,7 @@ async def test_a_lease_that_cannot_be_renewed_is_given_up_before_the_server_lets
         connect_in_memory(network, source="other") as other,
     ):
         lapses = Lapses()
-        lease = await Keeping(client).hold(9.0, None, GONE_TTL, lapses)
+        lease = await Keeping(client).hold(9.0, lapses)
         await other.put("mine", b"", lease=lease.id)
         await asyncio.sleep(100.0)
         network.partition("keeper")
@@ -77,7 +77,7 @@ async def test_releasing_from_an_unreachable_store_takes_a_short_time_however_ma
     async with serve_in_memory(network), connect_in_memory(network) as client:
         keeper = Keeping(client)
         for _ in range(10):
-            await keeper.hold(60.0, None, GONE_TTL, Lapses())
+            await keeper.hold(60.0, Lapses())
         network.partition("client")
         started = now()
         await keeper.release_all()
@@ -115,7 +115,7 @@ async def test_a_renewal_that_failed_is_tried_again_at_once_not_at_the_next_one(
     lapses = Lapses()
     keeper = Keeping(moody)
     started = now()
-    await keeper.hold(9.0, None, GONE_TTL, lapses)
+    await keeper.hold(9.0, lapses)
     moody.refusals = [LimitExceeded("it is busy")] * 20
     await asyncio.sleep(8.5)
     assert moody.renewed_at[0] - started == pytest.approx(3.0)
@@ -131,7 +131,7 @@ async def test_a_renewal_that_failed_is_tried_again_at_once_not_at_the_next_one(
 async def test_a_store_that_fails_in_a_way_of_its_own_costs_the_lease_and_its_holder_is_told() -> None:
     """Nobody renewed it any more, and nobody was told."""
     moody, lapses = Moody(), Lapses()
-    await Keeping(moody).hold(9.0, None, GONE_TTL, lapses)
+    await Keeping(moody).hold(9.0, lapses)
     moody.refusals = [OSError("none of a store's own")] * 1000
     await asyncio.sleep(10.0)
     assert lapses.reasons == ["its lease of 9 s could not be renewed in time"]

@@ -104,12 +104,12 @@ def test_a_blocking_caller_knows_by_its_clock_that_the_store_is_out_of_reach() -
         lease = client.kept_lease(60.0)
         with lease:
             lease.check()
-            lease._ours_until = client.time()  # as after a minute out of reach
+            lease._keeper.belief.renewed_at -= 60.0  # as after a minute out of reach
             assert lease.lost == "its lease of 60 s could not be renewed in time"
             with pytest.raises(LeaseNotFound):
                 lease.check()
-            lease._lost = None
-            lease._ours_until = client.time() + 60.0
+            lease._keeper._lost = None
+            lease._keeper.belief.renewed_at += 60.0
 
 
 class OldLease(Lease):
