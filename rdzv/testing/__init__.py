@@ -1,4 +1,4 @@
-"""For the tests of those who use rdzv: clusters on virtual time, and real processes.
+"""Tests of programs that use rdzv: clusters on virtual time, and real processes.
 
     async with rdzv.testing.cluster(4, seed=1) as cluster:
         cluster.run(train)

@@ -6,13 +6,15 @@
         cluster.kill(2)
         await cluster.finish()
 
-Every node is a process of `timeline`, with a loop and a clock of its own; they meet over a network in memory at a store
-that has a disk in memory. Time is virtual: a call of `advance` lets all that happens within so many seconds happen, in
-an order that the seed decides, and returns. Every method acts before it returns; what it returns may be awaited, or
-not. So a cluster serves blocking tests as well: `with rdzv.testing.cluster(4) as cluster`.
+Each node is a process of `timeline` with its own loop and clock. The nodes meet over a network in memory, at a store
+with
+a disk in memory. Time is virtual: `advance` plays the given number of seconds, in an order that the seed decides. Every
+method acts before it returns. Its result may be awaited or not, so blocking tests can use a cluster, too: `with
+rdzv.testing.cluster(4) as cluster`.
 
-The nodes' code need not know of this: `rdzv.connect` and `rdzv.rounds` lead to the cluster's store, whatever host their
-URL names. What a thread does takes no virtual time, so nothing in a body may wait for one.
+In the nodes' code, `rdzv.connect` and `rdzv.rounds` lead to the cluster's store, whatever host their URL names. Work in
+a
+thread takes no virtual time, so a body must not wait for a thread.
 """
 
 from __future__ import annotations
@@ -42,17 +44,17 @@ __all__ = ["Cluster", "cluster"]
 
 T = TypeVar("T")
 
-EXIT_LOOKS_EVERY = 0.5  # seconds between two looks whether a body that has ended has let go of all
-EXIT_WITHIN = 10.0  # seconds after its body in which a process ends, whatever is left of it
+EXIT_LOOKS_EVERY = 0.5  # seconds between two checks whether the process of an ended body is idle
+EXIT_WITHIN = 10.0  # seconds after the end of its body in which a process ends, even if it is not idle
 FINISH_LOOKS_EVERY = 1.0
 FINISH_WITHIN = 1800.0
 
 
 class Done(Generic[T]):
-    """What has happened already: to be awaited, or not.
+    """The result of an act that is done already. Awaiting it is optional.
 
     Attributes:
-        value: What came of it.
+        value: The result.
     """
 
     def __init__(self, value: T, then: Callable[[], object] | None = None) -> None:
@@ -62,28 +64,28 @@ class Done(Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         if self._then is not None:
             self._then()
-        yield from ()  # nothing is left to wait for
+        yield from ()  # makes this a generator, as an awaitable must be
         return self.value
 
 
 class _World(World):
-    """A world that tells a story."""
+    """A world that writes its events into a story."""
 
     story: Story
 
     def say(self, what: str) -> None:
-        """Tell it."""
+        """Add a line to the story."""
         self.story.say(what)
 
 
 class Cluster:
-    """Nodes, the store they meet at, and what befalls them; made by `cluster`.
+    """Simulated nodes, their store, and the faults to play on them; made by `cluster`.
 
     Attributes:
-        seed: Of everything that is left to chance.
-        nodes: All nodes there have been, by their numbers; one that was started again is there once.
-        rounds: The rounds that nodes have learned of, in their order.
-        story: What has happened, one line each.
+        seed: The seed of all random choices.
+        nodes: All nodes so far, by number; a node that was restarted is listed once.
+        rounds: The rounds that nodes have learned of, in order.
+        story: The events so far, one line each.
         settings: Parameters of the run, for URLs that do not say otherwise.
     """
 
@@ -113,7 +115,7 @@ class Cluster:
         self._store = StoreMachine(self._world, rng=random.Random(self._rng.random()), durable=durable)
         self._director = self._world.timeline.host("the director")
         self._processes = 0
-        self._dark: set[Process] = set()  # whose machine has no power
+        self._dark: set[Process] = set()  # processes whose machine has no power
         self._over = False
         self.nodes: list[ClusterNode] = []
         self.rounds: list[ClusterRound] = []
@@ -140,7 +142,7 @@ class Cluster:
         self.end()
 
     def end(self) -> None:
-        """End all processes, and let go of everything; may be called twice."""
+        """End all processes and free everything; a second call does nothing."""
         if not self._over:
             self._over = True
             with self._story.with_logs():
@@ -149,12 +151,12 @@ class Cluster:
 
     @property
     def now(self) -> float:
-        """Virtual seconds since the cluster began."""
+        """The virtual seconds since the cluster began."""
         return self._world.now - START
 
     @property
     def story(self) -> list[str]:
-        """See the class."""
+        """The events so far, one line each."""
         return self._story.lines
 
     def say(self, what: str) -> None:
@@ -164,7 +166,7 @@ class Cluster:
     # ------------------------------------------------------------------------------------------ time
 
     def run(self, body: Callable[[ClusterNode], Awaitable[object]]) -> Done[None]:
-        """Start a body on every node that lives and runs none; awaited, go on until all have come to their ends."""
+        """Start a body on every live node that runs none; awaiting the result plays on until all bodies have ended."""
         self._body = body
         for node in self.nodes:
             if node.alive and node.task is None:
@@ -172,7 +174,7 @@ class Cluster:
         return Done(None, then=self.finish)
 
     def advance(self, seconds: float) -> Done[None]:
-        """Let so many virtual seconds pass, with all that happens in them.
+        """Play a number of virtual seconds.
 
         Raises:
             ClusterError: A body has raised an error, or members disagree on their round.
@@ -189,11 +191,11 @@ class Cluster:
         return Done(None)
 
     def finish(self, within: float = FINISH_WITHIN) -> Done[None]:
-        """Let time pass until the bodies of all nodes that live have come to their ends.
+        """Play on until the bodies of all live nodes have ended.
 
         Raises:
-            ClusterStuckError: That takes longer; it names where each node waits.
-            ClusterError: As of `advance`.
+            ClusterStuckError: That takes longer than `within`; the message says where each node waits.
+            ClusterError: As in `advance`.
         """
         until = self.now + within
         while any(node.at_work for node in self.nodes):
@@ -209,24 +211,24 @@ class Cluster:
     # ------------------------------------------------------------------------------------------ what befalls nodes
 
     def kill(self, node: int | ClusterNode, *, power: bool = False) -> Done[None]:
-        """Kill a node's process; with `power`, its whole machine: then nobody closes its connections for it."""
+        """Kill a node's process; with `power`, cut its machine's power, so that no system closes its connections."""
         found = self._node(node)
         if power and found.alive:
             found.process.die(silently=True)
             self._dark.add(found.process)
             for source in found.sources:
-                self._world.network.partition(source)  # a machine without power answers nothing, not even with a reset
+                self._world.network.partition(source)  # a machine without power sends nothing, not even a reset
         else:
             found.process.die()
         return Done(None)
 
     def restart(self, node: int | ClusterNode) -> Done[ClusterNode]:
-        """Start a node that is dead, or has ended, under the same name, with the body that the others run."""
+        """Start a node that is dead or has ended, under the same name and with the same body."""
         old = self._node(node)
         if old.alive and not old.ended:
             raise RendezvousStateError(f"{old.name} is alive: kill it first")
         old.process.exit()
-        if old.process in self._dark:  # the machine is back: it resets what is still sent to the process that it had
+        if old.process in self._dark:  # the machine is back, and resets connections to the old process
             self._dark.discard(old.process)
             for source in old.sources:
                 self._world.network.heal(source)
@@ -236,7 +238,7 @@ class Cluster:
         return Done(new)
 
     def join(self) -> Done[ClusterNode]:
-        """Start one more node, with the body that the others run."""
+        """Start one more node with the same body."""
         node = self._new_node()
         self.say(f"{node.name} comes")
         if self._body is not None:
@@ -244,15 +246,15 @@ class Cluster:
         return Done(node)
 
     def pause(self, node: int | ClusterNode, seconds: float | None = None) -> Done[None]:
-        """Let a node's process stand still, as SIGSTOP does; for so long, or until `resume`."""
+        """Stop a node's process as SIGSTOP does, for a number of seconds or until `resume`."""
         return self._stand_still(node, seconds, threads=True)
 
     def hang(self, node: int | ClusterNode, seconds: float | None = None) -> Done[None]:
-        """Let a node's own code stand still, as in a call that does not return; what keeps its place goes on."""
+        """Stop a node's own code, as in a call that does not return; its node thread goes on."""
         return self._stand_still(node, seconds, threads=False)
 
     def resume(self, node: int | ClusterNode) -> Done[None]:
-        """End a `pause`, or a `hang`."""
+        """End a `pause` or a `hang`."""
         found = self._node(node)
         if found.alive:
             self.say(f"{found.name} goes on")
@@ -260,7 +262,7 @@ class Cluster:
         return Done(None)
 
     def cut(self, node: int | ClusterNode, seconds: float | None = None) -> Done[None]:
-        """Cut a node off from the store: nothing passes, and nobody is told; for so long, or until `heal`."""
+        """Cut a node off from the store without an error at either end, for a number of seconds or until `heal`."""
         found = self._node(node)
         self.say(f"{found.name} is cut off{_for(seconds)}")
         for source in found.sources:
@@ -304,14 +306,14 @@ class Cluster:
         return Done(None)
 
     def stop_store(self, seconds: float) -> Done[None]:
-        """Kill the store, and start it again after so long, with what its disk has; without a disk, with nothing."""
+        """Kill the store and start it again after a number of seconds, with the data of its disk if it has one."""
         if self._store.up:
             self._store.die()
             self._director.call_later(seconds, lambda: None if self._store.up else self._store.start())
         return Done(None)
 
     def pause_store(self, seconds: float) -> Done[None]:
-        """Let the store stand still for so long."""
+        """Stop the store's process for a number of seconds."""
         host = self._store.host
         if host is not None:
             self.say(f"the store stands still for {seconds:g} s")
@@ -332,24 +334,24 @@ class Cluster:
         within: float = FINISH_WITHIN,
         check: Callable[[Cluster], object] | None = None,
     ) -> Done[int]:
-        """Run a body once for each seed, each time on a new cluster like this one, with faults at random.
+        """Run a body once for each seed, each time on a new cluster like this one, with random faults.
 
-        After the faults all nodes must come to their ends. Prints the seed and the story of the first that fails.
+        After the faults all bodies must end. The seed and the story of the first failure are printed.
 
         Args:
-            body: What the nodes run; without it, the body that was given to `run`.
-            seeds: Of what is left to chance. One seed is one story.
-            faults: Which kinds there are.
-            most: How many of them befall one cluster at most.
-            during: Virtual seconds within which they do.
-            within: Virtual seconds after the last of them, in which the bodies must come to their ends.
-            check: Called with each cluster at its end; what it raises is a failure.
+            body: The body that the nodes run; without it, the body that was given to `run`.
+            seeds: One seed gives one story.
+            faults: The kinds of faults.
+            most: The highest number of faults per cluster.
+            during: Virtual seconds in which the faults begin.
+            within: Virtual seconds after the last fault in which the bodies must end.
+            check: Called with each cluster at its end; an error that it raises is a failure.
 
         Returns:
-            How many seeds there were.
+            The number of seeds.
 
         Raises:
-            ClusterError: One has failed; the message has the seed, and ends with the story.
+            ClusterError: A seed has failed; the message names it, and ends with the story.
         """
         chosen = body or self._body
         if chosen is None:
@@ -400,7 +402,7 @@ class Cluster:
         return node
 
     def joined(self, info: RendezvousInfo) -> None:
-        """A node has learned that it is in a round; all members must agree on it (promise R3)."""
+        """Note that a node is in a round, and check that all members agree on it (promise R3)."""
         for known in reversed(self.rounds):
             if (known.run_id, known.number) == (info.run_id, info.round):
                 break
@@ -416,7 +418,7 @@ class Cluster:
         node.start(body).add_done_callback(partial(self._ended, node))
 
     def _exit(self, node: ClusterNode, *, until: float) -> None:
-        """End a process whose body has ended, once it has let go of everything: as `asyncio.run` does."""
+        """End the process of a body that has ended, once the process is idle: as `asyncio.run` does."""
         if self.now < until and not node.has_let_go:
             self._director.call_later(EXIT_LOOKS_EVERY, partial(self._exit, node, until=until))
         else:
@@ -468,7 +470,7 @@ class Cluster:
         def say() -> None:
             try:
                 begun.result()
-            except Exception as error:  # noqa: BLE001  whatever it was: it is told in the story
+            except Exception as error:  # noqa: BLE001  any error is told in the story
                 self.say(f"in vain: {error}")
             except asyncio.CancelledError:
                 pass
@@ -488,13 +490,14 @@ def cluster(
     """Make a cluster of nodes on virtual time: `async with rdzv.testing.cluster(4, seed=1) as cluster`.
 
     Args:
-        nodes: How many nodes it has at first.
-        seed: Of everything that is left to chance: one seed is one story.
-        durable: Whether the store keeps its data when it is stopped.
-        latency: Seconds that anything takes from a node to the store, or back, between these bounds.
-        may_raise: What the nodes' bodies may raise; anything else is a failure of the test.
-        settings: Parameters of the run, for URLs that do not say otherwise; `min_nodes` is the number of nodes without
-            them. The environment of the test counts for nothing.
+        nodes: The number of nodes at the start.
+        seed: The seed of all random choices: one seed gives one story.
+        durable: True if the store keeps its data when it is stopped.
+        latency: The bounds, in seconds, of the time that a message takes to or from the store.
+        may_raise: Errors that the bodies may raise; any other error fails the test.
+        settings: Parameters of the run, for URLs that do not say otherwise. `min_nodes` is `nodes` by default. The
+            test's
+            environment is not read.
     """
     return Cluster(nodes, seed=seed, durable=durable, latency=latency, may_raise=may_raise, **settings)
 

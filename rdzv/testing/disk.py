@@ -1,9 +1,9 @@
-"""A disk on virtual time: it takes its time, stalls, fills up, fails, and keeps only what was committed.
+"""A disk on virtual time: it has latency, stalls, fills up, fails, and keeps only committed data.
 
-A `Disk` outlives the processes that use it. Each opens a `SimulatedJournal` on it: the journal's own code, its SQL, its
-checksums and its reading back, on a database in memory; the writer's thread is replaced by timers of the process's
-loop. What is not committed when the process dies is lost, but for the group that the disk has in hand at that moment:
-that may just have got there, with nobody left to hear of it.
+A `Disk` outlives the processes that use it. Each process opens a `SimulatedJournal` on it: the journal's own SQL,
+checksums
+and reading, on a database in memory. Timers of the process's loop replace the writer's thread. When the process dies,
+uncommitted data is lost. Only the group that is being written at that moment may have reached the disk.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ if TYPE_CHECKING:
 
 __all__ = ["Disk", "SimulatedJournal"]
 
-COMMIT_SECONDS = (0.0002, 0.004)  # what a group takes on a disk that is well
+COMMIT_SECONDS = (0.0002, 0.004)  # the time that a healthy disk takes for a group
 PAGES_ALWAYS = 1_000_000
 
 
 class NoMark:
-    """Nothing is kept beside the database."""
+    """A stand-in for the mark beside the database."""
 
     def write(self, store_id: str, number: int) -> None:
-        """A group is durable."""
+        """Do nothing."""
 
 
 class NoReserve:
-    """No room is kept back.
+    """A stand-in for the reserved space.
 
     Attributes:
-        has_room: Whether there is any.
+        has_room: True while the disk has space.
     """
 
     has_room = True
 
     def take(self, least: int) -> bool:
-        """There is as much as there is."""
+        """Return whether the disk has space."""
         return self.has_room or not least
 
     def give_up(self) -> None:
-        """There is no more."""
+        """Do nothing."""
 
 
 class Disk:
-    """What outlives a process, and what may be wrong with it.
+    """The data that outlives a process, and the faults of its disk.
 
     Args:
-        rng: Decides how long things take, and whether what was in hand at a crash got there.
-        store_id: The identity of the store that is founded on it.
-        on_commit: Told of each group at the moment it is on the disk.
+        rng: Draws latencies, and whether the group that was being written at a crash reached the disk.
+        store_id: The identity of the store that is created on it.
+        on_commit: Called with each group at the moment of its commit.
 
     Attributes:
-        commits: How many groups were written.
-        fail_next: How many writes from now on fail of an error.
+        commits: The number of groups that were written.
+        fail_next: The number of writes that fail from now on.
     """
 
     def __init__(self, rng: random.Random, *, store_id: str, on_commit: Callable[[list[Facts]], None]) -> None:
@@ -83,29 +83,29 @@ class Disk:
     def open(
         self, loop: asyncio.AbstractEventLoop, *, kind: type[SimulatedJournal], now: Callable[[], float]
     ) -> SimulatedJournal:
-        """The journal of a new process; the one before has died, or let go."""
+        """Open the journal of a new process; the process before has died or closed its own."""
         self._journal = kind(self, loop, now)
         return self._journal
 
     def fill(self) -> None:
-        """No more room than for what is there."""
+        """Leave no free space."""
         (pages,) = self.database.execute("PRAGMA page_count").fetchone()
         self.database.execute(f"PRAGMA max_page_count={pages}")
         self.reserve.has_room = False
 
     def make_room(self) -> None:
-        """Room again."""
+        """Free space again."""
         self.database.execute(f"PRAGMA max_page_count={PAGES_ALWAYS}")
         self.reserve.has_room = True
 
     def lose_power(self) -> None:
-        """The process, or the whole machine, has died: what was in hand is on the disk, or it is not."""
+        """End the process or the machine: the group that was being written is on the disk or not."""
         opened, self._journal = self._journal, None
         if opened is not None:
             opened.gone(reaches_the_disk=self.rng.random() < 0.5)
 
     def close(self) -> None:
-        """Throw it away."""
+        """Delete the data."""
         self.database.close()
 
 
@@ -113,11 +113,11 @@ class SimulatedJournal(Journal):
     """The journal of one process on a `Disk`."""
 
     def __init__(self, disk: Disk, loop: asyncio.AbstractEventLoop, now: Callable[[], float]) -> None:
-        # Not the journal's own constructor: it makes files, and takes a lock on them.
+        # The journal's own constructor is not called: it makes files, and locks them.
         self._disk = disk
         self._loop = loop
         self._now = now
-        self._path = self._directory = "a disk in memory"  # type: ignore[assignment]  # only for messages
+        self._path = self._directory = "a disk in memory"  # type: ignore[assignment]  # for messages only
         self._database = disk.database
         self._pending = []
         self.appended: int = 0
@@ -128,36 +128,36 @@ class SimulatedJournal(Journal):
         self._on_durable: Callable[[int], None] | None = None
         self._on_failure: Callable[[str], None] | None = None
         self.commits: int = 0
-        self.commit_seconds: float = 0.0  # nothing takes time here
-        self.in_doubt: bool = False  # nothing of a group that fails here is on the disk
+        self.commit_seconds: float = 0.0  # a commit takes no time here
+        self.in_doubt: bool = False  # a group that fails here leaves nothing on the disk
         self.only_deletes: bool = False
         self._grows = self._free_bytes = 0
         self.answered: bool = False
-        self._mark, self._reserve = disk.mark, disk.reserve  # type: ignore[assignment]  # which have no files
+        self._mark, self._reserve = disk.mark, disk.reserve  # type: ignore[assignment]  # they have no files
 
     def room(self) -> int:
-        """How many bytes a write may have: nobody counts them here."""
+        """The number of bytes that a write may have: without limit here."""
         return sys.maxsize
 
     def _growth(self) -> int:
         return 0
 
     def _open_to_read(self) -> sqlite3.Connection:
-        return _Borrowed(self._disk.database)  # type: ignore[return-value]  # to it, but for closing
+        return _Borrowed(self._disk.database)  # type: ignore[return-value]  # without the right to close it
 
     def append(self, facts: Facts) -> int:
-        """Have these facts written with the next group."""
+        """Queue facts for the next group."""
         number = super().append(facts)
         self._take_up()
         return number
 
     def start(self, *, on_durable: Callable[[int], None], on_failure: Callable[[str], None]) -> None:
-        """Write from now on."""
+        """Begin to write."""
         self._on_durable, self._on_failure = on_durable, on_failure
         self._take_up()
 
-    def stop(self, *, within: float | None = None) -> bool:  # noqa: ARG002 - it stands still, or it does not
-        """Write what is pending, all at once; False if the disk stands still."""
+    def stop(self, *, within: float | None = None) -> bool:  # noqa: ARG002 - a stalled disk does not end its stall
+        """Write all pending facts at once; return False if the disk is stalled."""
         if self._now() < self._disk.stalled_until:
             return False
         while self._on_durable is not None and (self._in_hand is not None or self._pending):
@@ -169,26 +169,26 @@ class SimulatedJournal(Journal):
         return True
 
     def gone(self, *, reaches_the_disk: bool) -> None:
-        """The process has died."""
+        """End with the process."""
         if self._in_hand is not None and reaches_the_disk:
             with contextlib.suppress(sqlite3.Error, Unwritable):
                 self._commit(self._in_hand[0])
         self._roll_back()
 
     def _take_up(self) -> None:
-        """What the writer's thread does between two groups."""
+        """Begin the next group, as the writer's thread does."""
         if self._in_hand is None and self._pending and self._on_durable is not None:
             self._in_hand, self._pending = (self._pending, self.appended), []
             stall = max(self._disk.stalled_until - self._now(), 0.0)
             self._timer = self._loop.call_later(stall + self._disk.rng.uniform(*COMMIT_SECONDS), self._written)
 
     def _written(self) -> None:
-        """The group in hand is on the disk now, or it is not."""
+        """Commit the group that is being written, or fail."""
         assert self._in_hand is not None
         assert self._on_durable is not None
         assert self._on_failure is not None
         left = self._disk.stalled_until - self._now()
-        if left > 0:  # it has come to a standstill meanwhile
+        if left > 0:  # the disk has stalled meanwhile
             self._timer = self._loop.call_later(left + COMMIT_SECONDS[0], self._written)
             return
         (group, last), self._in_hand, self._timer = self._in_hand, None, None
@@ -214,7 +214,7 @@ class SimulatedJournal(Journal):
 
 
 class _Borrowed:
-    """A database that whoever reads it does not close."""
+    """A database that its reader cannot close."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
@@ -224,4 +224,4 @@ class _Borrowed:
         return self._database.execute(statement)
 
     def close(self) -> None:
-        """It is the disk's."""
+        """Do nothing: the disk closes it."""

@@ -1,4 +1,4 @@
-"""Pure: what befalls a cluster at random, and when."""
+"""Pure: random faults of a cluster, and their times."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     _Later = tuple[float, Callable[[], object]]
-    """When something is to happen, and what."""
+    """The time of an act, and the act."""
 
 __all__ = ["FAULTS", "deal"]
 
 FAULTS: Final = ("kill", "pause", "hang", "cut", "reset", "drain", "join", "stop_store", "pause_store", "resize")
-"""What may befall a cluster. After a while, who is killed or drained is replaced, and a run that was resized gets its
-maximum back, so that it can go on."""
+"""The kinds of faults. A node that was killed or drained is replaced after a while, and a run that was resized gets its
+maximum back, so that the run can go on.
+"""
 
 SHORT, MIDDLING, LONG = 0.3, 3.0, 20.0
-"""Seconds that a fault lasts, about: less than `disconnect_ttl`, than `ttl`, and more than both."""
+"""Typical durations of a fault, in seconds: below `disconnect_ttl`, below `ttl`, and above both."""
 
 
 class _Cluster(Protocol):
-    """What can befall a cluster; see `cluster.Cluster`."""
+    """The part of `cluster.Cluster` that faults use."""
 
     nodes: list[Any]
     settings: dict[str, Any]
@@ -44,14 +45,14 @@ class _Cluster(Protocol):
 
 
 def deal(cluster: _Cluster, rng: random.Random, *, faults: Sequence[str], most: int, during: float) -> None:
-    """Let faults befall a cluster, and time pass until they are over.
+    """Play random faults on a cluster until they are over.
 
     Args:
-        cluster: Whose nodes run a body.
-        rng: Decides all of it.
-        faults: Of which kinds.
-        most: How many at most; at least one.
-        during: Seconds within which they begin.
+        cluster: A cluster whose nodes run a body.
+        rng: Draws the faults and their times.
+        faults: The kinds to draw from.
+        most: The highest number of faults; there is at least one.
+        during: Seconds in which they begin.
 
     Raises:
         ValueError: There is no fault of this kind.
@@ -99,13 +100,13 @@ def deal(cluster: _Cluster, rng: random.Random, *, faults: Sequence[str], most: 
 
 
 def _resize_back(cluster: _Cluster, most: int) -> None:
-    """Give a run its maximum back, unless nobody is left who could."""
+    """Give a run its maximum back, if a node is left that can."""
     if any(node.at_work and node.handlers for node in cluster.nodes):
         cluster.resize(max_nodes=most)
 
 
 def _advance(cluster: _Cluster, now: float, until: float, back_at: list[_Later]) -> float:
-    """Let time pass, and what was put off happen when its time has come; returns the time it is then."""
+    """Play until a moment, with the acts that are due by then; return that moment."""
     back_at.sort(key=itemgetter(0))
     while back_at and back_at[0][0] <= until:
         at, action = back_at.pop(0)

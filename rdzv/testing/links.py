@@ -1,8 +1,10 @@
-"""One connection of the network in memory: two transports, and between them a pipe for each direction.
+"""One connection of the network in memory: two transports, and a pipe for each direction.
 
-A pipe delivers what was written in order, each piece a latency after it was sent. As in TCP, the boundaries between
-writes mean nothing, a peer that closes is noticed only once the bytes before are read, and writing to one that is gone
-is answered by a reset. See `network` for what may befall a link.
+A pipe delivers bytes in order, each piece one latency after it was sent. As in TCP, the boundaries of writes are not
+kept,
+a peer notices a close only after it has read the bytes before it, and a write to a dead peer is answered by a reset.
+See
+`network` for the faults of a link.
 """
 
 from __future__ import annotations
@@ -16,28 +18,28 @@ __all__ = ["EVERYTHING", "SOCKET_BUFFER_BYTES", "AnyProtocol", "Link", "MemoryTr
 
 EVERYTHING = "*"
 
-HIGH_WATER_BYTES = 64 * 1024  # asyncio's own default, for transports over sockets
-SOCKET_BUFFER_BYTES = 64 * 1024  # what both kernels together hold; of the order of Linux's smallest defaults
+HIGH_WATER_BYTES = 64 * 1024  # asyncio's default for transports over sockets
+SOCKET_BUFFER_BYTES = 64 * 1024  # the buffers of both kernels; about Linux's smallest defaults
 
 AnyProtocol = asyncio.Protocol | asyncio.BufferedProtocol
 
 
 class Medium(Protocol):
-    """What a link is in: it says how long a piece takes, and how large it is."""
+    """The network of a link: it draws latencies and sizes of pieces."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Where it lives itself."""
+        """The network's own event loop."""
 
     @property
     def socket_buffer_bytes(self) -> int:
-        """What may be under way before it counts against the writer's buffer."""
+        """The number of bytes in flight that do not count against the writer's buffer."""
 
     def draw_latency(self) -> float:
-        """Seconds that the next piece takes."""
+        """Return the latency of the next piece, in seconds."""
 
     def draw_piece(self, length: int) -> int:
-        """How many of the bytes that are ready arrive at once."""
+        """Return how many of the ready bytes arrive at once."""
 
     def draw_joins(self) -> bool:
         """Whether all pieces that have arrived are read at once."""
@@ -58,7 +60,7 @@ class Link:
         server_loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.name: str = _link_name(dialer, target)
-        self.forgotten: bool = False  # by what is between the two ends, for good
+        self.forgotten: bool = False  # a firewall between the ends drops all packets, for good
         self.names: set[str] = names_of(dialer, target)
         self.target = target
         self._upward = Pipe(network)
@@ -73,28 +75,28 @@ class Link:
 
     @property
     def is_over(self) -> bool:
-        """Whether both ends are done with it."""
+        """True if both ends are closed."""
         return self.client.is_lost and self.server.is_lost
 
     def hold(self, *, upward: bool, downward: bool) -> None:
-        """Stop or resume delivering, each way: upward is what the dialer sends."""
+        """Stop or resume delivery for each direction; upward is from the dialer."""
         self._upward.hold(held=upward)
         self._downward.hold(held=downward)
 
     def cut(self, error: Exception | None = None) -> None:
-        """End both ends at once, each with this error."""
+        """Close both ends at once, with this error."""
         self._upward.clear()
         self._downward.clear()
         self.client.lose(error)
         self.server.lose(error)
 
     def reset(self) -> None:
-        """End both ends at once, with an error."""
+        """Close both ends at once, with a reset."""
         self.cut(ConnectionResetError(f"{self.name} was reset"))
 
 
 class MemoryTransport(asyncio.Transport):
-    """One end of a link, to its protocol indistinguishable from a transport over a socket."""
+    """One end of a link; its protocol cannot tell it from a transport over a socket."""
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class MemoryTransport(asyncio.Transport):
         peername: tuple[str, int],
     ) -> None:
         super().__init__(extra={"sockname": sockname, "peername": peername})
-        self.loop: asyncio.AbstractEventLoop = loop  # where its protocol is called
+        self.loop: asyncio.AbstractEventLoop = loop  # the protocol is called in this loop
         self._protocol = protocol
         self._outgoing = outgoing
         self._incoming = incoming
@@ -121,10 +123,10 @@ class MemoryTransport(asyncio.Transport):
         self._high_water, self._low_water = HIGH_WATER_BYTES, HIGH_WATER_BYTES // 4
         self.is_lost: bool = False
 
-    # What a protocol calls.
+    # Called by the protocol.
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send bytes; what is written after the end is dropped, as sockets' transports do."""
+        """Send bytes; after the end they are dropped, as transports over sockets do."""
         if self._end_sent and not self._closing:
             raise RuntimeError("Cannot call write() after write_eof()")
         if self._closing or not data:
@@ -133,13 +135,13 @@ class MemoryTransport(asyncio.Transport):
         self._control_flow()
 
     def write_eof(self) -> None:
-        """End what this side sends; it may still receive."""
+        """End the outgoing stream; this side may still receive."""
         if not self._end_sent:
             self._end_sent = True
             self._outgoing.send(Signal.END)
 
     def close(self) -> None:
-        """Receive nothing more; let go once all that was written has left."""
+        """Stop receiving; close once all written bytes have left."""
         if self._closing:
             return
         self.write_eof()
@@ -148,7 +150,7 @@ class MemoryTransport(asyncio.Transport):
         self._let_go_once_flushed()
 
     def abort(self) -> None:
-        """Let go at once. What was under way is lost, and the peer gets a reset: the worst a socket may do."""
+        """Close at once: bytes in flight are lost, and the peer gets a reset, the worst that a socket may do."""
         if self.is_lost:
             return
         self._outgoing.clear()
@@ -156,11 +158,11 @@ class MemoryTransport(asyncio.Transport):
         self.lose(None)
 
     def is_closing(self) -> bool:
-        """Whether it is closing, closed or lost."""
+        """Return True if it is closing, closed or lost."""
         return self._closing
 
     def pause_reading(self) -> None:
-        """Deliver nothing until `resume_reading`; what the peer writes piles up on its side."""
+        """Deliver nothing until `resume_reading`; the peer's bytes wait on its side."""
         self._reading_paused = True
 
     def resume_reading(self) -> None:
@@ -169,11 +171,11 @@ class MemoryTransport(asyncio.Transport):
         self._incoming.wake()
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that have not left: those undelivered, less what the kernels' buffers hold."""
+        """Return the number of undelivered bytes beyond the kernels' buffers."""
         return self._outgoing.bytes_beyond_socket_buffers
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Say above how many bytes the protocol is told to pause writing, and below how many to resume."""
+        """Set the buffer sizes at which the protocol is told to pause and to resume writing."""
         if high is None:
             high = HIGH_WATER_BYTES if low is None else 4 * low
         if low is None:
@@ -183,10 +185,10 @@ class MemoryTransport(asyncio.Transport):
         self._high_water, self._low_water = high, low
         self._control_flow()
 
-    # What the network calls.
+    # Called by the network.
 
     def connect(self) -> None:
-        """Introduce the protocol to its transport, then deliver what has already come."""
+        """Give the protocol its transport, then deliver the bytes that have arrived already."""
         if self.is_lost:
             return
         self._connected = True
@@ -194,7 +196,7 @@ class MemoryTransport(asyncio.Transport):
         self._incoming.wake()
 
     def lose(self, error: Exception | None) -> None:
-        """Tell the protocol, once and not from within its own call, that the connection is over."""
+        """Tell the protocol that the connection is lost, once and not within a call of its own."""
         if self.is_lost:
             return
         self._closing = self._end_sent = self.is_lost = True
@@ -203,22 +205,22 @@ class MemoryTransport(asyncio.Transport):
         self._incoming.wake()
 
     def die(self, *, silently: bool) -> None:
-        """The process is gone, and its protocol hears nothing any more: the system, or nobody, ends the connection."""
+        """End with the process: its protocol is not told, and its system closes the connection unless `silently`."""
         if silently:
             self._outgoing.clear()
         elif not self._end_sent:
             self._outgoing.send(Signal.END)
         self._closing = self._end_sent = self.is_lost = True
-        self.loop = self._outgoing.network_loop  # what still comes, the system answers
+        self.loop = self._outgoing.network_loop  # the system answers later arrivals
         self._incoming.receiver_died()
 
     @property
     def takes_delivery(self) -> bool:
-        """Whether the incoming pipe may deliver. One that closes takes all, and drops it."""
+        """True if the incoming pipe may deliver; a closing end accepts bytes and drops them."""
         return self._closing or (self._connected and not self._reading_paused)
 
     def receive(self, data: memoryview) -> int:
-        """Pass bytes on; returns how many the protocol took."""
+        """Pass bytes to the protocol; return how many it accepted."""
         if self._closing:
             if self.is_lost:
                 self._outgoing.send(Signal.RESET)
@@ -227,20 +229,20 @@ class MemoryTransport(asyncio.Transport):
             if isinstance(self._protocol, asyncio.BufferedProtocol):
                 return _fill_buffer(self._protocol, data)
             self._protocol.data_received(bytes(data))
-        # The loop reports whatever it is and the connection dies, as asyncio does.
+        # As in asyncio, the loop reports any error, and the connection dies.
         except Exception as error:  # noqa: BLE001
             self._fail(error)
         return len(data)
 
     def receive_signal(self, signal: Signal) -> None:
-        """The peer ended its stream, or reset the link."""
+        """Handle the end of the peer's stream, or a reset."""
         if signal is Signal.RESET:
             self._outgoing.clear()
             self.lose(ConnectionResetError("Connection reset by peer"))
         elif not self._closing:
             try:
                 keep_open = self._protocol.eof_received()
-            except Exception as error:  # noqa: BLE001 (as in `receive`)
+            except Exception as error:  # noqa: BLE001 as in `receive`
                 self._fail(error)
             else:
                 if not keep_open:
@@ -248,11 +250,11 @@ class MemoryTransport(asyncio.Transport):
 
     @property
     def waits_for_room(self) -> bool:
-        """Whether it matters to this side that some of what it wrote was delivered."""
+        """True if this side must hear of deliveries of its bytes."""
         return not self.is_lost and (self._writing_paused or self._closing)
 
     def bytes_left(self) -> None:
-        """Some of what was written was delivered."""
+        """Note that some written bytes were delivered."""
         self._control_flow()
         if self._closing:
             self._let_go_once_flushed()
@@ -287,14 +289,14 @@ class MemoryTransport(asyncio.Transport):
 
 
 class Signal(enum.Enum):
-    """What travels in a pipe besides bytes."""
+    """The marks in a pipe beside bytes."""
 
     END = "the sender sends no more"
     RESET = "the sender is gone"
 
 
 class Pipe:
-    """One direction of a link: what was sent and has not been taken, oldest first."""
+    """One direction of a link: the pieces in flight, oldest first."""
 
     sender: MemoryTransport
     receiver: MemoryTransport
@@ -313,7 +315,7 @@ class Pipe:
         return max(0, self._bytes_under_way - self._network.socket_buffer_bytes)
 
     def send(self, item: memoryview | Signal) -> None:
-        # Latencies are drawn, but nothing overtakes what was sent before it.
+        # Latencies are random, but no piece overtakes an earlier one.
         self._last_due = max(self._last_due, self.network_loop.time() + self._network.draw_latency())
         self._under_way.append((self._last_due, item))
         if isinstance(item, memoryview):
@@ -332,13 +334,13 @@ class Pipe:
         self.wake()
 
     def wake(self) -> None:
-        """Set the timer for the next delivery, if there is something to deliver to someone who takes it."""
+        """Set the timer of the next delivery, if there is one and the receiver accepts it."""
         if self._delivery is None and self._may_deliver():
-            # Always by way of the loop, so that no protocol is called from within its own `write`.
+            # Always through the loop, so that a protocol is never called within its own `write`.
             self._delivery = self.network_loop.call_at(self._under_way[0][0], self._arrive)
 
     def receiver_died(self) -> None:
-        """What was to be delivered in its loop is answered by its system instead."""
+        """Let the receiver's system answer further arrivals."""
         if self._delivery is not None:
             self._delivery.cancel()
             self._delivery = None
@@ -347,7 +349,7 @@ class Pipe:
     def _arrive(self) -> None:
         if self.receiver.loop is self.network_loop:
             self._deliver()
-        else:  # its process reads it when it gets to it
+        else:  # the process reads it in its next turn
             self._delivery = self.receiver.loop.call_soon(self._deliver)
 
     def _may_deliver(self) -> bool:
@@ -359,7 +361,7 @@ class Pipe:
             return
         if len(self._under_way) > 1 and self._network.draw_joins():
             self._join_what_has_arrived()
-        # One piece at a time, and the rest asked for anew: whoever is called may pause, close, or cut the link.
+        # One piece at a time: the protocol may pause, close or cut the link.
         entry = self._under_way[0]
         due, item = entry
         if isinstance(item, Signal):
@@ -391,7 +393,7 @@ class Pipe:
 
 
 def _fill_buffer(protocol: asyncio.BufferedProtocol, data: memoryview) -> int:
-    """Give a buffered protocol as much as its buffer takes; -1 is what asyncio too gives as the hint."""
+    """Fill the buffer of a buffered protocol; the hint of -1 is asyncio's, too."""
     with memoryview(protocol.get_buffer(-1)) as buffer, buffer.cast("B") as room:
         if not room.nbytes:
             raise RuntimeError("get_buffer() returned an empty buffer")
@@ -407,5 +409,5 @@ def _link_name(dialer: tuple[str, int], target: str) -> str:
 
 
 def names_of(dialer: tuple[str, int], target: str) -> set[str]:
-    """Everything that a fault may call this link by."""
+    """Return all names by which a fault may address this link."""
     return {_link_name(dialer, target), dialer[0], target, EVERYTHING}

@@ -1,9 +1,10 @@
-"""Shell: the machines of a simulation: the one that a store runs on, and those of its clients, and their network.
+"""Shell: the machines of a simulation: the store's, its clients', and their network.
 
-All of it is the real server, engine, journal, wire and client, in processes on virtual time (`timeline`), over a
-network in memory (`network`), and a disk that keeps only what was committed (`disk`).
+The server, engine, journal, wire and client are the real ones, in processes on virtual time (`timeline`), over a
+network
+in memory (`network`) and a disk that keeps only committed data (`disk`).
 
-What looks on (an oracle, the story of a test) derives from these, and overrides what a store's process is made of.
+Observers (an oracle, the story of a test) derive from these classes, and override how the store's process is made.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ __all__ = [
 ]
 
 STORE = "store"
-"""Under which name the store is dialed."""
+"""The name under which the store is dialed."""
 
 NODE_THREAD = " node thread"
-"""What its connections are called after those of its process."""
+"""The suffix of the names of a node thread's connections."""
 
 
 class World:
@@ -86,14 +87,14 @@ class World:
         return self.timeline.now
 
     def say(self, what: str) -> None:
-        """One line of the story, for whoever listens."""
+        """Add a line to the story, if there is one."""
 
 
 class Process:
     """A client's process.
 
     Attributes:
-        host: Its loop.
+        host: Its main loop.
         name: The name of its machine.
         source: The name of its connections, which no other process has.
         threads: Its other loops, by the names of their connections.
@@ -109,7 +110,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it has not been killed."""
+        """True until it is killed."""
         return not self.host.dead
 
     @property
@@ -119,14 +120,14 @@ class Process:
 
     @property
     def node_thread(self) -> Host:
-        """The loop that nodes live in; it starts with the first of them."""
+        """The loop of the node thread, which starts with the first node."""
         name = self.source + NODE_THREAD
         if name not in self.threads:
             self.threads[name] = self.world.timeline.host(name, rate=self.host.rate)
         return self.threads[name]
 
     def dial(self, *, thread: str = "") -> Callable[[Callable[[], Any]], Any]:
-        """How this process connects to the store."""
+        """Return a function that connects this process to the store."""
         source = self.source + thread
 
         async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
@@ -135,13 +136,13 @@ class Process:
         return dial
 
     def die(self, *, silently: bool = False) -> None:
-        """The process is killed; or, silently, its machine loses its power."""
+        """Kill the process; with `silently`, cut its machine's power."""
         if self.alive:
             self.world.say(f"{self.source} is killed{', and its machine with it' if silently else ''}")
             self.exit(silently=silently)
 
     def exit(self, *, silently: bool = False) -> None:
-        """End at once, with all threads; the system, if that goes on, closes the connections."""
+        """End at once with all threads; its system closes the connections unless `silently`."""
         if self.alive:
             self.host.die()
             for source in self.sources:
@@ -150,24 +151,24 @@ class Process:
                 thread.die()
 
     def pause(self, *, threads: bool) -> None:
-        """Stand still; without its threads, it is a training step that blocks the main loop."""
+        """Stop; without `threads`, as a training step does that blocks the main loop."""
         self.host.pause()
         if threads:
             for thread in self.threads.values():
                 thread.pause()
 
     def resume(self) -> None:
-        """Go on."""
+        """Continue."""
         self.host.resume()
         for thread in self.threads.values():
             thread.resume()
 
 
 class NoPort(HeldPort):
-    """A port that is not taken from this machine."""
+    """A port that is not bound on this machine."""
 
     def hold(self) -> int:
-        """Always the same: nobody listens there."""
+        """Return a constant."""
         return 40_000
 
 
@@ -179,7 +180,7 @@ def handler_of(
     open_shared_store: Callable[[], contextlib.AbstractAsyncContextManager[Store]],
     kind: type[Handler] = Handler,
 ) -> Handler:
-    """The real handler of a node that lives in this process's node thread, not yet connected."""
+    """Return the real handler of a node in this process's node thread, not yet connected."""
     rng = random.Random(process.rng.random())
     loop = NodeLoop(process.node_thread)
     node = Node(settings, loop=loop, open_store=open_store, rng=rng, port=NoPort())
@@ -187,31 +188,31 @@ def handler_of(
 
 
 def client_of(process: Process, *, thread: str = "", **options: Any) -> Client:
-    """A client of the store, to be entered in this process; that of another thread has connections of its own."""
+    """Return a client of the store, to be entered in this process; each thread has connections of its own."""
     rng = random.Random(process.rng.random())
     identity = process_id_of(process.source)
     return Client(process.dial(thread=thread), name=STORE, rng=rng, process=identity, **options)
 
 
 def process_id_of(name: str) -> bytes:
-    """The identity by which a server knows which connections are of one process."""
+    """Return the identity by which a server groups the connections of one process."""
     return hashlib.sha256(name.encode()).digest()[:16]
 
 
 class StoreMachine:
-    """The machine that the store runs on; its disk outlives its processes.
+    """The store's machine; its disk outlives its processes.
 
     Args:
-        world: Where it stands.
-        rng: Decides what its disk takes, and its requests.
-        durable: Whether it has a disk.
-        limits: The store's.
-        rate: How fast its clock runs.
+        world: The world of the machine.
+        rng: Draws the latencies of its disk and requests.
+        durable: True if it has a disk.
+        limits: The store's limits.
+        rate: The speed of its clock.
 
     Attributes:
-        server: The one that runs now; None while none does.
-        disk: What outlives it; None for a store that is memory only.
-        starts: How many processes there have been.
+        server: The running server; None while there is none.
+        disk: Its disk; None for a store in memory.
+        starts: The number of processes so far.
     """
 
     def __init__(
@@ -241,30 +242,30 @@ class StoreMachine:
     # ------------------------------------------------------------------------------------------ to be overridden
 
     def committed(self, group: list[Facts]) -> None:
-        """These facts are on the disk now."""
+        """Note that these facts are on the disk."""
 
     def new_journal(self, disk: Disk, host: Host) -> SimulatedJournal:
-        """The journal of a new process."""
+        """Return the journal of a new process."""
         return disk.open(host, kind=SimulatedJournal, now=lambda: self._world.now)
 
     def new_server(self, engine: Engine, journal: SimulatedJournal | None, host: Host) -> Server:
-        """The server of a new process."""
+        """Return the server of a new process."""
         return Server(
             engine, clock=host.time, journal=journal, in_thread=host.in_thread, stopwatch=lambda: self._world.now
         )
 
     def failed(self, server: Server) -> None:
-        """The server has stopped serving by itself."""
+        """Note that the server has stopped serving by itself."""
 
     # ------------------------------------------------------------------------------------------ its processes
 
     @property
     def up(self) -> bool:
-        """Whether there is a process, even if it stands still."""
+        """True while there is a process, even a stopped one."""
         return self.host is not None
 
     def start(self) -> None:
-        """Start a process on what is on the disk."""
+        """Start a process with the data of the disk."""
         assert self.host is None, "one at a time"
         world = self._world
         self.starts += 1
@@ -277,7 +278,7 @@ class StoreMachine:
         host.call_soon(self._serve, host)
 
     def _serve(self, host: Host) -> None:
-        """What `store.serve` does, for a network and a disk that are not real."""
+        """Do the work of `store.serve` for a simulated network and disk."""
         journal: SimulatedJournal | None = None
         if self.disk is None:
             engine = Engine(store_id=self.store_id, limits=self._limits)
@@ -290,7 +291,7 @@ class StoreMachine:
         server.begin()
 
     def die(self, *, silently: bool = False) -> None:
-        """The process is killed; or, silently, its machine loses its power."""
+        """Kill the process; with `silently`, cut its machine's power."""
         if self.host is None:
             return
         world = self._world
@@ -307,7 +308,7 @@ class StoreMachine:
             self.disk.lose_power()
 
     def leave(self) -> None:
-        """It is told to end (SIGTERM), and does so in its own time."""
+        """Tell it to end (SIGTERM)."""
         if self.host is not None and self.server is not None and self._listener is not None:
             self._world.say("the store is told to leave")
             self._close_listener()
@@ -329,6 +330,6 @@ class StoreMachine:
             self._listener = None
 
     def close(self) -> None:
-        """The end of the simulation."""
+        """End the simulation."""
         if self.disk is not None:
             self.disk.close()

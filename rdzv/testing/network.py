@@ -1,18 +1,19 @@
-"""A network in memory, for protocols under test on virtual time, with the faults a real one has.
+"""A network in memory for protocols on virtual time, with the faults of a real one.
 
     network = MemoryNetwork(latency=(0.001, 0.05), rng=random.Random(seed))
     listener = network.listen("store", ServerProtocol)
     transport, protocol = await network.dial("store", ClientProtocol, source="node-3")
     network.partition("node-3")
 
-A *link* (`links`) is one connection, and behaves as one of TCP does; `shred=True` cuts what is sent anew at random.
+A *link* (`links`) is one connection, and behaves as TCP does; `shred=True` cuts the streams anew at random.
 
-Every fault takes a link, or a name: that of one link ("node-3>store#1"), of a dialer ("node-3", all its links
-and those it will yet make), or of a listener ("store"); or `EVERYTHING`.
+Every fault takes a link or a name: of one link ("node-3>store#1"), of a dialer ("node-3": all its links, future ones
+included), of a listener ("store"), or `EVERYTHING`.
 
-The two ends of a link may live in different loops, as processes of `hosts.py` do: each protocol is called in its own.
-What travels, and what the systems at both ends do, is timed by the network's own loop, so that a process which stands
-still is connected to and sent to, and one that dies has its connections ended for it (`died`).
+The two ends of a link may live in different loops; each protocol is called in its own. The network's own loop times the
+packets and the systems at both ends. So a stopped process is still connected to and sent to, and the connections of a
+dead
+process are closed for it (`died`).
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from rdzv.testing.links import EVERYTHING, SOCKET_BUFFER_BYTES, AnyProtocol, Lin
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-GIVEN_UP_AFTER = 30.0  # seconds until TCP's own keep-alive, as `store.net.sockets` sets it, gives up a silent machine
+GIVEN_UP_AFTER = 30.0  # seconds until TCP's keep-alive, as `store.net.sockets` sets it, gives up a silent machine
 
 P = TypeVar("P", bound=AnyProtocol)
 
 
 class Way(enum.Enum):
-    """Which of what is sent on a link is held."""
+    """The direction of a link that is held."""
 
     BOTH = "both"
     UPWARD = "what the dialer sends"
@@ -79,11 +80,11 @@ class MemoryNetwork:
         self._refused: set[str] = set()
         self._partitioned: dict[str, Way] = {}
         self._dead: set[str] = set()
-        self._waiting: dict[asyncio.Future[None], None] = {}  # dials that nobody answers
+        self._waiting: dict[asyncio.Future[None], None] = {}  # dials without an answer
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Where the network itself lives."""
+        """The network's own loop."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         return self._loop
@@ -91,12 +92,12 @@ class MemoryNetwork:
     def listen(
         self, name: str, protocol_factory: Callable[[], AnyProtocol], *, loop: asyncio.AbstractEventLoop | None = None
     ) -> Listener:
-        """Answer dials to `name`, each with a protocol of its own, until the listener is closed.
+        """Answer dials to `name`, each with a new protocol, until the listener is closed.
 
         Args:
-            name: What is dialed.
+            name: The name to dial.
             protocol_factory: Makes the protocol of one connection.
-            loop: Where these protocols live, if not where the dialer's do.
+            loop: The loop of these protocols; by default the dialer's.
         """
         if name in self._listeners:
             raise OSError(f"{name} is already listened on")
@@ -106,12 +107,12 @@ class MemoryNetwork:
     async def dial(
         self, name: str, protocol_factory: Callable[[], P], *, source: str = "client"
     ) -> tuple[MemoryTransport, P]:
-        """Connect to a listener, as `loop.create_connection` does; takes one latency there and one back.
+        """Connect to a listener, as `loop.create_connection` does; takes one latency each way.
 
-        While the way is partitioned this waits, as a SYN that nobody answers does.
+        While the path is partitioned this waits, as an unanswered SYN does.
 
         Raises:
-            ConnectionRefusedError: Nobody listens there, or `refuse` was called.
+            ConnectionRefusedError: There is no such listener, or `refuse` was called.
             ConnectionResetError: The link was reset before it was made.
         """
         if source in self._dead:
@@ -141,7 +142,8 @@ class MemoryNetwork:
             if listener.loop is None or listener.loop is here:
                 link.server.connect()
             else:
-                listener.loop.call_soon(link.server.connect)  # the system accepts it also while the process does not
+                # the system accepts connections also while the process is stopped
+                listener.loop.call_soon(link.server.connect)
             await self._travel(names)
         except BaseException:
             link.reset()
@@ -152,28 +154,29 @@ class MemoryNetwork:
         return link.client, protocol
 
     def links(self, which: str | Link = EVERYTHING) -> list[Link]:
-        """The links with this name, dialer or listener that are not over, oldest first."""
-        # Looked at lazily: a link ends when both its protocols have been told, which nobody reports.
+        """Return the open links of this name, dialer or listener, oldest first."""
+        # Removed lazily: a link does not report its end.
         self._links = {name: link for name, link in self._links.items() if not link.is_over}
         return [link for link in self._links.values() if _name(which) in link.names]
 
     def cut(self, which: str | Link = EVERYTHING) -> None:
-        """End links at once, at both ends, without an error; what was under way is lost."""
+        """Close links at once at both ends, without an error; bytes in flight are lost."""
         for link in self.links(which):
             link.cut()
 
     def reset(self, which: str | Link = EVERYTHING) -> None:
-        """End links at once, with `ConnectionResetError` at both ends; what was under way is lost."""
+        """Close links at once at both ends with `ConnectionResetError`; bytes in flight are lost."""
         for link in self.links(which):
             link.reset()
 
     def died(self, name: str, *, silently: bool = False) -> None:
-        """The process at this end is gone: what it dialed, or what answered under this name.
+        """End the links of a process that has died: a dialer or a listener of this name.
 
-        Its system ends its connections for it, after what it had sent; and answers what still comes with a reset. With
-        `silently` the machine itself is gone, with all that was on its way: the other end hears nothing, until it
-        writes and the machine is back (`partition` it while it is not), or until TCP gives up. A dialer of this name
-        can dial no more.
+        Its system delivers the bytes that it had sent, closes its connections, and answers later bytes with a reset.
+        With
+        `silently` the machine has lost power: bytes in flight are lost, and the other end hears nothing until it writes
+        and the
+        machine is back (`partition` it meanwhile), or until TCP gives up. A dialer of this name can dial no more.
         """
         if name not in self._listeners:
             self._dead.add(name)
@@ -184,15 +187,12 @@ class MemoryNetwork:
                 self.loop.call_later(GIVEN_UP_AFTER, other.lose, TimeoutError(f"{link.name} is silent"))
 
     def partition(self, which: str | Link = EVERYTHING, *, way: Way | None = None) -> None:
-        """Hold all that is sent, or what is sent one way, and all dials; nobody is told.
-
-        Never healed, it is a black hole.
-        """
+        """Hold all bytes, or those of one direction, and all dials, until `heal`; neither end is told."""
         self._partitioned[_name(which)] = Way.BOTH if way is None else way
         self._hold_what_is_partitioned()
 
     def heal(self, which: str | Link = EVERYTHING) -> None:
-        """End a partition (of `EVERYTHING`: each of them); what was held is delivered now, in order."""
+        """End a partition (with `EVERYTHING`, all of them) and deliver the held bytes now, in order."""
         if which == EVERYTHING:
             self._partitioned.clear()
         else:
@@ -204,16 +204,16 @@ class MemoryNetwork:
                 waiter.set_result(None)
 
     def forget_flows(self, which: str | Link = EVERYTHING) -> None:
-        """Hold for ever what is sent on the links that there are, as a firewall does that was restarted.
+        """Drop all packets of the present links for good, as a restarted firewall does.
 
-        New dials pass. It is also how an old connection looks for seconds after a cut, until TCP sends again.
+        New dials pass. An old connection looks the same for seconds after a cut, until TCP sends again.
         """
         for link in self.links(which):
             link.forgotten = True
             self._hold(link)
 
     def refuse(self, name: str) -> None:
-        """Refuse dials to this listener, or from this source, from now on; links that exist stay."""
+        """Refuse dials to this listener or from this source; present links stay."""
         self._refused.add(name)
 
     def accept(self, name: str) -> None:
@@ -221,11 +221,11 @@ class MemoryNetwork:
         self._refused.discard(name)
 
     def draw_latency(self) -> float:
-        """Seconds that the next piece takes."""
+        """Return the latency of the next piece, in seconds."""
         return self._rng.uniform(*self._latency) if isinstance(self._latency, tuple) else self._latency
 
     def draw_piece(self, length: int) -> int:
-        """How many of the bytes that are ready arrive at once."""
+        """Return how many of the ready bytes arrive at once."""
         return self._rng.randint(1, length) if self._shred else length
 
     def draw_joins(self) -> bool:
@@ -233,7 +233,7 @@ class MemoryNetwork:
         return bool(self._joins) and self._rng.random() < self._joins
 
     def forget_listener(self, listener: Listener) -> None:
-        """Called by a listener that closes."""
+        """Remove a listener that closes."""
         if self._listeners.get(listener.name) is listener:
             del self._listeners[listener.name]
 
@@ -275,7 +275,7 @@ class Listener:
         self.loop = loop
 
     def close(self) -> None:
-        """Refuse dials from now on. Links that exist stay; `network.reset(listener.name)` ends those."""
+        """Refuse dials from now on. Present links stay; `network.reset(listener.name)` closes them."""
         self._network.forget_listener(self)
 
     async def __aenter__(self) -> Listener:

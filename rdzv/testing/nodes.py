@@ -1,4 +1,4 @@
-"""Shell: one simulated node of a cluster, its process, and the handlers that its code makes."""
+"""Shell: one simulated node of a cluster, its process, and the handlers of its code."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class ClusterRound:
     """A round, as its members have learned of it.
 
     Attributes:
-        run_id: Of which run.
+        run_id: The run.
         number: The round's number.
-        world_size: How many members it has.
-        bootstrap_address: Rank 0's.
-        at: When the first of them learned of it, in virtual seconds.
+        world_size: The number of members.
+        bootstrap_address: Rank 0's address.
+        at: When its first member learned of it, in virtual seconds.
         ranks: Names of the members that have learned of it, by rank.
     """
 
@@ -50,12 +50,12 @@ class ClusterRound:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Names of the members that have learned of it, in the order of their ranks."""
+        """The names of the members that have learned of it, in order of rank."""
         return tuple(self.ranks[rank] for rank in sorted(self.ranks))
 
 
 class Surroundings(Protocol):
-    """What a node is in: its cluster."""
+    """The cluster that a node belongs to."""
 
     settings: dict[str, Any]
 
@@ -63,7 +63,7 @@ class Surroundings(Protocol):
         """Add a line to the story."""
 
     def joined(self, info: RendezvousInfo) -> None:
-        """A node has learned that it is in a round."""
+        """Note that a node is in a round."""
 
 
 class ClusterNode:
@@ -71,11 +71,11 @@ class ClusterNode:
 
     Attributes:
         index: Its number, from 0.
-        name: What it is called in the run, unless its code says otherwise: `node-0`.
+        name: Its name in the run, unless its code says otherwise: `node-0`.
         url: A run of this cluster; any other URL leads to the cluster's store, too.
-        rng: Chance that is the same for the same seed.
-        error: What its body has raised, of the kinds that it may raise.
-        ended: Whether its body has come to its end.
+        rng: Random numbers that depend on the seed alone.
+        error: The error that its body has raised, of the kinds that it may raise.
+        ended: True once its body has ended.
     """
 
     def __init__(self, cluster: Surroundings, index: int, process: Process) -> None:
@@ -95,23 +95,23 @@ class ClusterNode:
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs, or stands still."""
+        """True until its process ends; also while it is stopped."""
         return self.process.alive
 
     @property
     def at_work(self) -> bool:
-        """Whether it lives, and its body has begun, and has not come to its end."""
+        """True if the node is alive and its body runs."""
         return self.alive and self.task is not None and not self.ended
 
     @property
     def has_let_go(self) -> bool:
-        """Whether nothing is left that its process does."""
+        """True if its process is idle."""
         loops = (self.process.host, *self.process.threads.values())
         return not any(loop.unfinished() for loop in loops)
 
     @property
     def sources(self) -> tuple[str, str]:
-        """The names of its connections, those to come included."""
+        """The names of its connections, future ones included."""
         return self.process.source, self.process.source + NODE_THREAD
 
     def say(self, what: str) -> None:
@@ -127,7 +127,7 @@ class ClusterNode:
         return self.task
 
     def describe(self) -> str:
-        """What it does, in words."""
+        """Return its state in words."""
         if not self.alive:
             return f"{self.name} is dead"
         if self.task is None or self.ended:
@@ -139,7 +139,7 @@ class ClusterNode:
         return f"{self.name}{still} is at {where(self.task)}{waits}{''.join(also)}"
 
     def _make_handler(self, url: str, overrides: Mapping[str, Any], *, blocking: bool) -> RendezvousHandler:
-        """What `rdzv.connect` and `rdzv.rounds` call in a node's body."""
+        """Make a handler for `rdzv.connect` and `rdzv.rounds` in a node's body."""
         if blocking:
             raise RendezvousStateError(
                 "rdzv.sync would hold up the virtual time of rdzv.testing.cluster for ever: use rdzv.connect or "
@@ -168,12 +168,12 @@ class ClusterNode:
 
 
 class _ObservedHandler(Handler):
-    """A handler that says when it is in a round."""
+    """A handler that reports its rounds to the cluster."""
 
     on_round: Callable[[RendezvousInfo], None]
 
     async def next_rendezvous(self) -> RendezvousInfo:
-        """As of any handler."""
+        """Return the next round, as any handler does."""
         info = await super().next_rendezvous()
         self.on_round(info)
         return info

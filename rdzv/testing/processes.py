@@ -1,11 +1,11 @@
-"""Shell: real processes of one run on this machine, and a store for them: what virtual time cannot show.
+"""Shell: real processes of one run on this machine, and their store, for effects that virtual time cannot show.
 
     with rdzv.testing.processes(4, "train.py") as processes:
         processes.kill(2)
         assert processes.wait(within=60) == [0, 0, -9, 0]
 
-Each process finds the run in its environment: `RDZV_URL`, and settings as `RDZV_<NAME>`. What is left of them at the
-end of the block is killed, their children included.
+Each process finds the run in its environment: `RDZV_URL`, and settings as `RDZV_<NAME>`. The end of the block kills the
+processes that are left, and their children.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ OUTPUT_IN_AN_ERROR = 4000  # characters of each process
 
 
 class ProcessesError(AssertionError):
-    """Processes did not end in time; the message ends with what they have written."""
+    """Processes did not end in time; the message ends with their output."""
 
 
 class RealProcesses:
     """Processes of one run, and their store; made by `processes`.
 
     Attributes:
-        url: The run's.
+        url: The run's URL.
     """
 
     def __init__(self, count: int, command: Sequence[str], env: Mapping[str, str], settings: Mapping[str, Any]) -> None:
@@ -78,7 +78,7 @@ class RealProcesses:
         self.__exit__(kind, error, trace)
 
     def start(self, index: int) -> None:
-        """Start one more process, or one again that has ended; its output goes on."""
+        """Start one more process, or restart one that has ended; its output goes on."""
         running = self._processes.get(index)
         if running is not None and running.poll() is None:
             raise RuntimeError(f"process {index} runs: kill it first")
@@ -95,7 +95,7 @@ class RealProcesses:
             )
 
     def kill(self, index: int) -> None:
-        """Kill a process, and what it has started."""
+        """Kill a process and its children."""
         self._signal(index, signal.SIGKILL)
 
     def terminate(self, index: int) -> None:
@@ -103,11 +103,11 @@ class RealProcesses:
         self._signal(index, signal.SIGTERM)
 
     def pause(self, index: int) -> None:
-        """Let a process stand still (SIGSTOP)."""
+        """Stop a process (SIGSTOP)."""
         self._signal(index, signal.SIGSTOP)
 
     def resume(self, index: int) -> None:
-        """Let it go on (SIGCONT)."""
+        """Continue a process (SIGCONT)."""
         self._signal(index, signal.SIGCONT)
 
     def pid(self, index: int) -> int:
@@ -115,14 +115,14 @@ class RealProcesses:
         return self._processes[index].pid
 
     def output(self, index: int) -> str:
-        """All that a process has written so far, to both streams."""
+        """Return the output of a process so far, of both streams."""
         return self._log(index).read_text(encoding="utf-8", errors="replace")
 
     def wait_for(self, index: int, text: str, *, within: float = 60.0) -> None:
-        """Wait until a process has written this.
+        """Wait until a process has written a text.
 
         Raises:
-            ProcessesError: The time is up, or the process has ended without.
+            ProcessesError: The time is up, or the process has ended without it.
         """
         until = time.monotonic() + within
         while text not in self.output(index):
@@ -132,7 +132,7 @@ class RealProcesses:
             time.sleep(LOOKS_EVERY)
 
     def wait(self, *, within: float = 60.0) -> list[int]:
-        """Wait until all have ended; their exit statuses, negative for a signal.
+        """Wait until all have ended; return their exit statuses, negative for a signal.
 
         Raises:
             ProcessesError: The time is up.
@@ -172,11 +172,11 @@ def processes(
     """Start real processes of one run, for as long as the block lasts: `with rdzv.testing.processes(4, script)`.
 
     Args:
-        count: How many.
-        script: A file that this Python is to run; or a whole command, as a list.
-        arguments: What comes after it.
-        env: More of their environment.
-        settings: Parameters of the run; `min_nodes` is `count` without them.
+        count: The number of processes.
+        script: A file for this Python, or a whole command as a list.
+        arguments: The arguments after it.
+        env: Additions to their environment.
+        settings: Parameters of the run; `min_nodes` is `count` by default.
     """
     if isinstance(script, str | os.PathLike):
         command = [sys.executable, os.fspath(script), *arguments]
@@ -186,5 +186,5 @@ def processes(
 
 
 def _written(value: object) -> str:
-    """A setting, as the environment has it."""
+    """Return a setting as text for the environment."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""Shell: what has happened in a cluster, line by line, and the errors that carry it."""
+"""Shell: the events of a cluster, line by line, and the errors that carry them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ NOT_THE_USERS = tuple(
         sysconfig.get_path("stdlib"),
     )
 )
-"""Where code lives that nobody looks for who asks where a test waits."""
+"""Folders whose frames are left out when a message says where a user's code waits."""
 
 
 class ClusterError(AssertionError):
-    """Something has gone wrong in a cluster; the message ends with the story.
+    """A failure in a cluster; the message ends with the story.
 
     Attributes:
-        story: All that has happened, one line each.
+        story: The events, one line each.
     """
 
     def __init__(self, what: str, story: list[str]) -> None:
@@ -51,17 +51,17 @@ class ClusterError(AssertionError):
 
 
 class ClusterStuckError(ClusterError):
-    """Nodes have not come to their end within the time."""
+    """Nodes did not end in time."""
 
 
 class Story:
-    """What happens, by the virtual clock.
+    """The events by the virtual clock.
 
     Args:
         now: The virtual clock, from 0.
 
     Attributes:
-        lines: What has happened so far.
+        lines: The events so far.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -75,7 +75,7 @@ class Story:
 
     @contextlib.contextmanager
     def with_logs(self) -> Iterator[None]:
-        """Tell, too, what the library logs meanwhile, and spare everybody else's handlers that."""
+        """Add the library's log records to the story, and keep them from all other handlers."""
         teller = _Teller(self)
         loggers = [logging.getLogger(name) for name in LOGGERS]
         before = [(logger.level, logger.propagate) for logger in loggers]
@@ -93,20 +93,20 @@ class Story:
 
 
 class _Teller(logging.Handler):
-    """Tells log records as lines of the story."""
+    """A handler that adds log records to the story."""
 
     def __init__(self, story: Story) -> None:
         super().__init__()
         self._story = story
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tell one."""
+        """Add one record."""
         level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
         self._story.say(f"    {record.name}: {level}{record.getMessage()}")
 
 
 def frames_of(task: asyncio.Task[Any]) -> list[FrameType]:
-    """Where a suspended task stands: the frame of each coroutine that it is in, the innermost last."""
+    """Return the frames of a suspended task's coroutines, the innermost last."""
     frames: list[FrameType] = []
     awaited: object = task.get_coro()
     while (frame := _frame_of(awaited)) is not None:
@@ -124,7 +124,7 @@ def _frame_of(awaited: object) -> FrameType | None:
 
 
 def where(task: asyncio.Task[Any], *, of_users: bool = False) -> str:
-    """The line at which a suspended task waits: of the user's code, if it is in that; else of ours, or nothing."""
+    """Return the line at which a suspended task waits: of the user's code if there is any, else of ours."""
     frames = frames_of(task)
     users = [frame for frame in frames if not frame.f_code.co_filename.startswith(NOT_THE_USERS)]
     if of_users and not users:

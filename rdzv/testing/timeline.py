@@ -1,19 +1,21 @@
-"""Processes on virtual time: each an event loop of its own, with a clock of its own, that can stand still and die.
+"""Processes on virtual time: each has its own event loop and clock, and can be stopped and killed.
 
     timeline = Timeline(seed=7)
     a = timeline.host("a", rate=1.01)       # its clock gains one second in a hundred
     a.start(main())
     timeline.run(60.0)
     a.pause()                               # SIGSTOP: its clock goes on, and it does nothing
-    a.resume()                              # what has come meanwhile is read first, then late timers go off
-    a.die()                                 # SIGKILL: nothing of it runs any more, clean-up neither
+    a.resume()                              # it reads what has arrived meanwhile, then late timers fire
+    a.die()                                 # SIGKILL: none of its code runs any more, clean-up included
 
-One `Timeline` steps all of them in one thread, in an order that the seed decides: whoever has something to do does it,
-in turns; when nobody has, time jumps to the next timer. A turn is what a real loop does between two looks at its
-sockets. Time stands still meanwhile: every machine here is infinitely fast, and only waiting takes time.
+One `Timeline` steps all of them in one thread, in an order that the seed decides. Processes with work take turns; if
+none
+has any, time jumps to the next timer. A turn is the work of a real loop between two polls of its sockets. Time stands
+still meanwhile: every machine is infinitely fast, and only waiting takes time.
 
-A host is an asyncio event loop, so that real code runs on it unchanged: tasks, futures, timeouts, anyio. It has no
-sockets and no threads; see `network` for the one, and `Host.in_thread` for the other.
+A host is an asyncio event loop, so real code runs on it unchanged: tasks, futures, timeouts, anyio. It has no sockets
+and
+no threads; see `network` and `Host.in_thread`.
 """
 
 from __future__ import annotations
@@ -40,11 +42,11 @@ __all__ = ["Host", "Timeline"]
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-START = 1000.0  # not 0: no real clock begins there, so that code which takes 0 for "never" is found out
-BUSY_TURNS = 2_000  # turns without any time passing: from there on, each takes some ...
-BUSY_TURNS_EACH = 20  # (more where there are more than a hundred processes: each may have something to do by now)
-BUSY_SECONDS = 1e-4  # ... namely so much
-BUSY_BEYOND = 1.0  # seconds that these may go beyond the moment up to which time was to pass
+START = 1000.0  # not 0, so that code which takes 0 for "never" is found
+BUSY_TURNS = 2_000  # turns without any time passing; each further turn takes some time ...
+BUSY_TURNS_EACH = 20  # more turns with more than a hundred processes: each may have work
+BUSY_SECONDS = 1e-4  # ... of this length
+BUSY_BEYOND = 1.0  # seconds by which such turns may pass the end of `run`
 BURIAL_STEPS_MAX = 100_000
 
 NO_THREADS = (
@@ -54,17 +56,17 @@ NO_THREADS = (
 
 
 class Timeline:
-    """The one true time, and the order in which everything happens.
+    """The true time, and the order of all events.
 
     Attributes:
         now: Seconds of true time.
-        rng: The die for the order of turns.
-        problem: What has gone wrong in some host; `run` raises it.
+        rng: Draws the order of turns.
+        problem: The error of a host; `run` raises it.
     """
 
     def __init__(self, seed: int = 0) -> None:
         self.now: float = START
-        self.thread: int = threading.get_ident()  # the one in which everything happens
+        self.thread: int = threading.get_ident()  # the thread in which everything happens
         self.rng: random.Random = random.Random(f"timeline {seed}")
         self.problem: BaseException | None = None
         self.hosts: list[Host] = []
@@ -74,16 +76,16 @@ class Timeline:
         self.corpses: list[Host] = []
 
     def host(self, name: str, *, rate: float = 1.0) -> Host:
-        """A new process, whose clock counts `rate` seconds for each true one."""
+        """Make a process whose clock counts `rate` seconds for each true one."""
         host = Host(self, name, rate)
         self.hosts.append(host)
         return host
 
     def run(self, until: float) -> None:
-        """Let time pass up to a moment; all that happens until then happens.
+        """Play all events up to a moment.
 
         Raises:
-            BaseException: What has gone wrong in a host, whatever it is: nobody else would hear of it.
+            BaseException: The error of a host.
         """
         with _nothing_running():
             self._run(until)
@@ -102,9 +104,9 @@ class Timeline:
                 if spins > busy:
                     break
             if spins > busy and self.runnable:
-                # Somebody waits by asking again and again, as anyio does around a shield: that, too, takes time.
+                # A task that polls without a pause, as anyio does around a shield, takes time, too.
                 if self.now >= until + BUSY_BEYOND:
-                    return  # it never waits for anything, and goes on with that when time goes on
+                    return  # it polls for ever, and goes on in the next `run`
                 self.now += BUSY_SECONDS
                 self._call_what_is_due()
                 continue
@@ -116,7 +118,7 @@ class Timeline:
             self._call_what_is_due()
 
     def end(self) -> None:
-        """End all processes that are left, whatever they do, and let go of everything."""
+        """End all processes that are left, and free everything."""
         for host in list(self.hosts):
             host.die()
         with _nothing_running():
@@ -125,7 +127,7 @@ class Timeline:
 
     @property
     def next_timer(self) -> float:
-        """When the next timer goes off, as far as nobody does anything before; infinity if there is none."""
+        """Return when the next timer fires, if nothing happens before; infinity if there is none."""
         while self._timers and (self._timers[0][3].cancelled() or self._timers[0][2].dead):
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else float("inf")
@@ -166,15 +168,16 @@ _callback_of = attrgetter("_callback")  # by this, asyncio's own messages name t
 
 
 def _call(handle: asyncio.Handle) -> None:
-    """Call back, in the handle's context; what that raises goes to the loop's exception handler."""
-    handle._run()  # what every loop calls
+    """Run a callback in its context; the loop's exception handler gets its error."""
+    handle._run()  # as every loop does
 
 
 @contextlib.contextmanager
 def _nothing_running() -> Iterator[None]:
-    """Let hosts run inside a loop that is running already, that of the test: it stands still meanwhile."""
+    """Let hosts run inside the running loop of a test, which stands still meanwhile."""
     outer = asyncio._get_running_loop()
-    swap = getattr(asyncio.tasks, "_swap_current_task", None)  # Python 3.12; before, each loop has a current task
+    # from Python 3.12 on; before, each loop has a current task
+    swap = getattr(asyncio.tasks, "_swap_current_task", None)
     task = swap(outer, None) if outer is not None and swap is not None else None
     asyncio._set_running_loop(None)
     try:
@@ -189,33 +192,34 @@ class Host(asyncio.BaseEventLoop):
     """One process.
 
     Attributes:
-        dead: Whether it has been killed.
-        paused: Whether it stands still.
-        late: Seconds that a timer is late, so that a rounding between two clocks never makes it early.
+        dead: True once it was killed.
+        paused: True while it is stopped.
+        late: Seconds by which timers are late, so that rounding between two clocks never makes one early.
     """
 
     late: float = 1e-9
-    _ready: deque[asyncio.Handle]  # what asyncio's own methods append to
-    _asyncgens: weakref.WeakSet[AsyncGenerator[Any, Any]]  # and what they close in the end
+    _ready: deque[asyncio.Handle]  # asyncio's own methods append to it
+    _asyncgens: weakref.WeakSet[AsyncGenerator[Any, Any]]  # asyncio closes them at the end
 
     def __init__(self, timeline: Timeline, name: str, rate: float) -> None:
         super().__init__()
         self._timeline = timeline
         self.name = name
         self.rate = rate
-        self._epoch = START - START * rate  # all clocks begin alike; what they show later is theirs
-        self._late: list[asyncio.Handle] = []  # timers that went off while it stood still
-        self._grave: list[tuple[float, int, asyncio.TimerHandle]] | None = None  # its timers, once it is dead
+        self._epoch = START - START * rate  # all clocks begin alike
+        self._late: list[asyncio.Handle] = []  # timers that fired while it was stopped
+        self._grave: list[tuple[float, int, asyncio.TimerHandle]] | None = None  # the timers of a dead process
         self._grave_time = 0.0
         self._queued = False
-        # asyncio's own are those of all processes, in any order; here they are cancelled in the order of their making.
+        # asyncio's own set has the tasks of all processes without an order; here they are cancelled in order of
+        # creation.
         self._tasks: weakref.WeakKeyDictionary[asyncio.Task[Any], None] = weakref.WeakKeyDictionary()
         self._held_up: weakref.WeakKeyDictionary[asyncio.Task[Any], float] = weakref.WeakKeyDictionary()
         self.paused: bool = False
         self.dead: bool = False
 
     def __del__(self) -> None:
-        """Nothing of it is left open: it holds no sockets."""
+        """Do nothing: it holds no sockets to warn of."""
 
     def __repr__(self) -> str:
         return f"<host {self.name}>"
@@ -227,11 +231,11 @@ class Host(asyncio.BaseEventLoop):
         return self.create_task(work, name=name)
 
     def pause(self) -> None:
-        """Stand still from now on."""
+        """Stop from now on."""
         self.paused = True
 
     def resume(self) -> None:
-        """Go on: first with what has come meanwhile, then with the timers that are late, as a real loop does."""
+        """Continue: first with the events of the meantime, then with the late timers, as a real loop does."""
         if self.paused and not self.dead:
             self.paused = False
             self._ready.extend(self._late)
@@ -243,17 +247,18 @@ class Host(asyncio.BaseEventLoop):
         self._held_up[task] = self._timeline.now + seconds
 
     def die(self) -> None:
-        """End at once; if it is this process that asks, at its next await. No line of it has any effect after that.
+        """End at once, or at its next await if the process itself calls this.
 
-        See to it that the network takes nothing from it any more: its coroutines are then ended where nobody sees it,
-        before anybody else's turn, on a clock of their own.
+        None of its code has an effect after that. Cut it off from the network first: its coroutines are closed before
+        the next
+        turn of any process, on a clock of their own.
         """
         if not self.dead:
             self.dead = True
             self._timeline.corpses.append(self)
 
     def bury(self) -> None:
-        """End every coroutine that is left."""
+        """Close all coroutines that are left."""
         self._grave_time, self._grave = self.time(), []
         self.paused = False
         for step in range(BURIAL_STEPS_MAX):
@@ -262,7 +267,7 @@ class Host(asyncio.BaseEventLoop):
                 task.cancel()
             if self._ready and step % 100 != 99:
                 self._run_ready()
-            elif self._grave:  # in turn, also while somebody is busy
+            elif self._grave:  # in turn, also while another process is busy
                 when, _, handle = heapq.heappop(self._grave)
                 self._grave_time = max(self._grave_time, when)
                 self._ready.append(handle)
@@ -271,7 +276,7 @@ class Host(asyncio.BaseEventLoop):
         raise AssertionError(f"{self.name} cannot be buried: {self.unfinished()}")
 
     def unfinished(self) -> list[asyncio.Task[Any]]:
-        """The tasks that it still has."""
+        """Return the tasks that it still has."""
         return [task for task in list(self._tasks) if not task.done()]
 
     # ------------------------------------------------------------------------------------------ what the timeline calls
@@ -285,7 +290,7 @@ class Host(asyncio.BaseEventLoop):
             self._enqueue()
 
     def turn(self) -> None:
-        """Do all that is ready now; what comes of it is for the next turn."""
+        """Run all ready callbacks; callbacks that they add run in the next turn."""
         self._queued = False
         if self.paused or self.dead:
             return
@@ -300,7 +305,7 @@ class Host(asyncio.BaseEventLoop):
         sys.set_asyncgen_hooks(firstiter=self._asyncgens.add, finalizer=self._finalize)
         try:
             for _ in range(len(ready)):
-                if self.paused or (self.dead and self._grave is None):  # it has stopped, or ended, itself
+                if self.paused or (self.dead and self._grave is None):  # a callback has stopped or ended it
                     break
                 handle = ready.popleft()
                 if self._held_up and (until := self._held_until(handle)) > self._timeline.now:
@@ -328,19 +333,19 @@ class Host(asyncio.BaseEventLoop):
     # ------------------------------------------------------------------------------------------ the loop's interface
 
     def time(self) -> float:
-        """Seconds on this process's clock."""
+        """Return the seconds on this process's clock."""
         return self._grave_time if self._grave is not None else self._epoch + self._timeline.now * self.rate
 
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """Call back in one of the next turns."""
+        """Run a callback in one of the next turns."""
         handle = super().call_soon(callback, *args, context=context)
         self._enqueue()
         return handle
 
     def _write_to_self(self) -> None:
-        """Called by asyncio when `call_soon_threadsafe` has queued something, by whichever thread."""
+        """Note that `call_soon_threadsafe` has queued a callback; asyncio calls this from any thread."""
         if threading.get_ident() != self._timeline.thread:
             self._timeline.problem = RuntimeError(NO_THREADS)
         self._enqueue()
@@ -348,7 +353,7 @@ class Host(asyncio.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Call back when this process's clock shows this."""
+        """Run a callback at a time of this process's clock."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         if self._grave is not None:
             heapq.heappush(self._grave, (when, len(self._grave), handle))
@@ -358,18 +363,18 @@ class Host(asyncio.BaseEventLoop):
         return handle
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
-        """A task of this loop's."""
+        """Make a task of this loop."""
         task = super().create_task(coro, **options)
         self._tasks[task] = None
         return task
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Do what a thread would do, a moment later."""
+        """Do the work of a thread, a moment later."""
         await anyio.sleep(0.0005)
         return work()
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """End the simulation: what nobody has caught is a defect, of the code or of the test."""
+        """End the simulation: an error that no code has caught is a defect of the code or of the test."""
         if not self.dead and self._timeline.problem is None:
             error = context.get("exception")
             said = f"{self.name}: {context.get('message')}"
@@ -379,15 +384,15 @@ class Host(asyncio.BaseEventLoop):
             self._timeline.problem = problem
 
     def run_in_executor(self, *_: object) -> NoReturn:
-        """Refuse: what a thread does would come at a random moment."""
+        """Refuse: a thread would answer at a random moment."""
         raise RuntimeError(NO_THREADS)
 
     def set_debug(self, enabled: bool) -> None:
-        """Have asyncio look more closely, but not at where coroutines were made: that would slow down all loops."""
+        """Switch asyncio's debug mode, without the origins of coroutines, which would slow down all loops."""
         self._debug = enabled
 
     def is_running(self) -> bool:
-        """Until it dies."""
+        """Return True until it dies."""
         return not self.dead
 
 
