@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 import anyio
 
 from rdzv.config.config_errors import shown
+from rdzv.errors import RendezvousStateError
 from rdzv.shared_store.company import Company
 from rdzv.shared_store.fencing import Fencing
 from rdzv.shared_store.operations import Operations
@@ -182,10 +183,20 @@ class ClientAtFirstUse:
         self._open = open_client
         self._opened: AsyncExitStack | None = None  # what ends the client
         self._client: Store | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # the one that the client lives in
         self._opening = asyncio.Lock()
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request, and give its response."""
+        """Make one request, and give its response.
+
+        Raises:
+            RendezvousStateError: Another event loop has made the client.
+        """
+        if self._loop not in (None, asyncio.get_running_loop()):
+            raise RendezvousStateError(
+                "this round's store is used by another event loop already: use it there, by "
+                "asyncio.run_coroutine_threadsafe, or use rdzv.sync in a thread without a loop"
+            )
         client = self._client
         if client is None or client.failure is not None:
             began = self.time()
@@ -203,7 +214,7 @@ class ClientAtFirstUse:
             if self._client is not None and self._client.failure is not None:
                 await self._close()
             if self._client is None:
-                self._opened = AsyncExitStack()
+                self._loop, self._opened = asyncio.get_running_loop(), AsyncExitStack()
                 self._client = await self._opened.enter_async_context(self._open())
             return self._client
 
@@ -217,7 +228,7 @@ class ClientAtFirstUse:
             await self._close()
 
     async def _close(self) -> None:
-        self._client = None
+        self._client = self._loop = None
         opened, self._opened = self._opened, None
         if opened is not None:
             with anyio.CancelScope(shield=True):

@@ -1,0 +1,29 @@
+"""A round's store belongs to the event loop that used it first; another one is told so."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from rdzv.errors import RendezvousStateError
+from tests.support.runs import real_run
+
+
+async def test_a_second_event_loop_is_refused_in_words_and_the_first_goes_on() -> None:
+    async with real_run(min_nodes=1, max_nodes=1) as make, make("a") as handler:
+        info = await handler.next_rendezvous()
+        await info.store.set("k", b"v")
+        errors: list[BaseException] = []
+
+        def in_another_loop() -> None:
+            with pytest.raises(RendezvousStateError, match="run_coroutine_threadsafe") as caught:
+                asyncio.run(info.store.get("k"))
+            errors.append(caught.value)
+
+        other = threading.Thread(target=in_another_loop)
+        other.start()
+        await asyncio.to_thread(other.join, 10)
+        assert len(errors) == 1
+        assert await info.store.get("k") == b"v"
