@@ -39,7 +39,8 @@ def _shadow() -> str | None:
         return f"no {_FOLDER / '__init__.py'}"
     file = Path(found).resolve()
     try:
-        is_ours = file.parent == _FOLDER and _MARK in file.read_text(encoding="utf-8")
+        is_whole = file.suffix == ".pyc" or _MARK in file.read_text(encoding="utf-8")  # of compiled code only the place
+        is_ours = file.parent == _FOLDER and is_whole
     except (OSError, UnicodeDecodeError):
         is_ours = False
     return None if is_ours else str(file)
@@ -65,6 +66,11 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
     return _store_lazy_names(package, homes, explain=_explain)
 
 
+if not Path(__file__).exists():
+    raise ImportError(
+        f"rdzv does not run from an archive ({_FOLDER.parent}): it starts processes from files; install it, or have "
+        f"the archive unpacked (pex --layout loose, shiv; not zipapp, nor PyInstaller)"
+    )
 _found = _shadow()
 if _found is not None:
     raise _refuse(_found)

@@ -40,6 +40,7 @@ from rdzv.errors import (
     RendezvousTimeoutError,
 )
 from store.connecting import is_etcd
+from store.net.dialing import lack_of
 from store.net.threads import loop_factory
 from store.printable import printable
 
@@ -71,6 +72,7 @@ __all__ = [
     "handle_signal",
     "limited_by_timeout",
     "option",
+    "put",
     "say",
     "whole_number",
 ]
@@ -208,13 +210,14 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
         _take_signals_back()
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            status = runner.run(_run(command, options))
-        print(end="", flush=True)
+            status = runner.run(_run_until_ctrl_c(command, options))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None  # see `_end_by_ctrl_c`
     except BrokenPipeError:  # whoever read our output has enough of it
         status = DONE
-    except (RendezvousError, store.StoreError, OSError, ValueError, ImportError) as error:
+    except (RendezvousError, store.StoreError, OSError, ValueError, ImportError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not lack_of(error):
+            raise
         if options.debug:
             traceback.print_exc()
         say_error(f"rdzv {command.name}: {printable(in_a_line(error), most=ERROR_LETTERS_MOST)}")
@@ -290,10 +293,14 @@ class Wish:
         return is_new
 
 
-async def _run(command: Command, options: argparse.Namespace) -> int:
-    """Run a subcommand, within its `--timeout`; one that goes on for long takes care of that itself."""
+async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> int:
     if threading.current_thread() is threading.main_thread():
         _end_by_ctrl_c()
+    return await _run(command, options)
+
+
+async def _run(command: Command, options: argparse.Namespace) -> int:
+    """Run a subcommand, within its `--timeout`; one that goes on for long takes care of that itself."""
     if command.takes_url and is_etcd(options.url):
         # Importing gRPC takes longer than a short `--timeout`, and says nothing of the store.
         importlib.import_module("store.etcd.client")
@@ -321,6 +328,8 @@ def limited_by_timeout(seconds: float) -> Iterator[Callable[[], None]]:
 
 def in_a_line(error: Exception) -> str:
     """Return what went wrong; of what the system says, its words and the file, without the number."""
+    if lack := lack_of(error):
+        return lack
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
     return str(error)
@@ -342,4 +351,18 @@ def _status_of(error: Exception) -> int:
 
 def say(*lines: str) -> None:
     """Print lines in which others may have named something: no control character of theirs reaches a terminal."""
-    print("\n".join(map(printable, lines)), flush=True)
+    put("\n".join(map(printable, lines)))
+
+
+def put(text: str) -> None:
+    """Print a text as it is.
+
+    Raises:
+        OSError: It cannot be written, and the error says that this is the process's own output.
+    """
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from None

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rdzv.cli.command import DONE, argument, command
+from rdzv.cli.command import DONE, argument, command, put
 from store import StoreError, StoreUsageError
 from store.net.threads import in_thread
 
@@ -61,7 +61,7 @@ async def _carry_out(name: str, done: str, *arguments: Path, **how: str) -> int:
         raise StoreError(str(error)) from error  # what is wrong is the store, and not the line
     served = f"; process {report.served_by} serves it" if report.served_by else ""
     saved = report.saved
-    print(
+    put(
         f"store {saved.store_id} {done}: revision {saved.revision}, {len(saved.entries)} keys with "
         f"{sum(len(entry.value) for entry in saved.entries)} bytes, {len(saved.leases)} leases, {len(saved.sessions)} "
         f"sessions, {len(saved.history)} past changes; {report.file_bytes} bytes on the disk{served}"
@@ -71,5 +71,5 @@ async def _carry_out(name: str, done: str, *arguments: Path, **how: str) -> int:
 
 @command("token", "print a new token, to be kept in a file for --token-file")
 async def _token(_: argparse.Namespace) -> int:
-    print(secrets.token_urlsafe(TOKEN_BYTES))
+    put(secrets.token_urlsafe(TOKEN_BYTES))
     return DONE

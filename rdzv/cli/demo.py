@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 NODES: Final = ("ada", "ben", "cleo", "dan")
 VICTIM: Final = "cleo"
 REPLACEMENT: Final = "eve"
+REACHED_WITHIN: Final = 5.0  # seconds, over loopback
 VECTOR: Final = 4  # numbers in the all-reduce
 
 STEP_WITHIN: Final = 120.0
@@ -189,6 +190,11 @@ async def _play(director: _Director) -> None:
     everyone = set(NODES)
     async with store.serve("127.0.0.1", 0) as server:
         url = f"{server.url}/demo?{SETTINGS}"
+        try:
+            async with store.connect(server.url, timeout=REACHED_WITHIN):
+                pass
+        except store.StoreError as error:
+            raise _Failed(f"{error}; is the loopback interface up? ip link set lo up") from None
         director.narrate(f"a store listens at {server.url}; {len(NODES)} nodes, each a process, will meet at it")
         for name in NODES:
             await director.start(name, url)

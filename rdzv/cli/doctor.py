@@ -24,7 +24,7 @@ import store
 from rdzv._version import __version__
 from rdzv.backends.bind_address import in_words, split_addresses
 from rdzv.backends.credentials import with_expected_nodes
-from rdzv.cli.command import DONE, FAILED, JSON, STORE, command, option, say
+from rdzv.cli.command import DONE, FAILED, JSON, STORE, command, option, put, say
 from rdzv.cli.reach import open_run, open_store, settings_of
 from rdzv.config.endpoint import split_url
 from rdzv.core.addresses import is_loopback
@@ -97,7 +97,7 @@ async def _doctor(options: argparse.Namespace) -> int:
     good, node = all(check.good for check in checks), socket.gethostname()
     if options.json:
         told = {"version": VERSION, "node": node, "url": options.url, "release": __version__, "good": good}
-        print(json.dumps({**told, "checks": [check.plain() for check in checks]}))
+        put(json.dumps({**told, "checks": [check.plain() for check in checks]}))
     else:
         say(*(line for check in checks for line in check.lines(node)))
     return DONE if good else FAILED

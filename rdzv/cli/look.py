@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from rdzv.cli.command import DONE, JSON, RUN, argument, command, flag, limited_by_timeout, say
+from rdzv.cli.command import DONE, JSON, RUN, argument, command, flag, limited_by_timeout, put, say
 from rdzv.cli.reach import open_run
 from rdzv.core.report import report
 from rdzv.display.history import as_json, describe, timeline
@@ -63,7 +63,7 @@ async def _status(options: argparse.Namespace) -> int:
         health = await run.store_health()
         status, _, cost = await run.account()
     if options.json:
-        print(json.dumps({**report(status), "cost": cost.plain(), "store": health}))
+        put(json.dumps({**report(status), "cost": cost.plain(), "store": health}))
     else:
         say(*_lines(status, cost), f"store: {describe_health(health)}")
     return DONE
@@ -72,7 +72,7 @@ async def _status(options: argparse.Namespace) -> int:
 @command("top", "show a run on this terminal, as it goes on", *RUN, limited=False)
 async def _top(options: argparse.Namespace) -> int:
     options.json = False
-    return await _watch(options)
+    return await _watch(options, exists=True)
 
 
 def _lines(status: RunStatus, cost: Account | None = None) -> list[str]:
@@ -80,10 +80,11 @@ def _lines(status: RunStatus, cost: Account | None = None) -> list[str]:
     return [*summary(status), *told, *exceptions(status), *member_lines(status)]
 
 
-async def _watch(options: argparse.Namespace) -> int:
+async def _watch(options: argparse.Namespace, *, exists: bool = False) -> int:
     """Show a run until it is closed, or until the user has seen enough; also in the next store, if one comes.
 
     Raises:
+        RendezvousStateError: There is no such run, and it has to exist.
         StoreTimeoutError: There was nothing to show within `--timeout`.
     """
     wakeup, shown = Wakeup(), list[str]()
@@ -92,9 +93,12 @@ async def _watch(options: argparse.Namespace) -> int:
         while True:
             with contextlib.suppress(StoreReplaced):
                 async with open_run(options, follow=wakeup) as run:
+                    if exists:
+                        await run.check_exists()
                     last = await _frame(run)
                     answered()
-                    if sys.stdout.isatty() and not options.json:
+                    exists = False
+                    if sys.stdout.isatty() and not options.json and os.environ.get("TERM", "dumb") != "dumb":
                         terminal = terminal or stack.enter_context(_terminal(wakeup))
                         last = await _follow(run, wakeup, last, terminal)
                     else:
@@ -112,7 +116,7 @@ async def _write_each_change(run: Run, wakeup: Wakeup, frame: Frame, shown: list
         if shown != (now := [without_durations(line) for line in lines]):
             shown[:] = now
             if as_json:
-                print(json.dumps(report(frame.status)), flush=True)
+                put(json.dumps(report(frame.status)))
             else:
                 say(*lines)
         if frame.status.closed is not None:
@@ -217,9 +221,10 @@ async def _frame(run: Run) -> Frame:
 @command("history", "tell what happened in a run, round by round", *RUN, JSON)
 async def _history(options: argparse.Namespace) -> int:
     async with open_run(options, follow=Wakeup()) as run:
+        await run.check_exists()
         _, history, cost = await run.account()
     if options.json:
-        print(json.dumps(as_json(run.run_id, history, cost)))
+        put(json.dumps(as_json(run.run_id, history, cost)))
     elif history.chapters:
         say(*describe(history), str(cost))
     else:
@@ -235,10 +240,11 @@ async def _history(options: argparse.Namespace) -> int:
 )
 async def _timeline(options: argparse.Namespace) -> int:
     async with open_run(options, follow=Wakeup()) as run:
+        await run.check_exists()
         _, history, cost = await run.account()
     page = timeline_page(timeline(run.run_id, history, now=time.time()), cost)
     if options.output == "-":
-        print(page)
+        put(page)
     else:
         await anyio.Path(options.output).write_text(page + "\n", encoding="utf-8")
     return DONE

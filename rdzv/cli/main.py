@@ -42,6 +42,9 @@ INTERRUPTED: Final = 128 + signal.SIGINT
 OF_ALL: Final = frozenset({"--version", "--help", "-h"})
 """What asks for no subcommand, before whichever it stands."""
 
+EVERYWHERE: Final = frozenset({"-v", "--verbose", "--debug"})
+"""What may stand before any subcommand, too."""
+
 DEFAULT_URL: Final = "RDZV_URL"
 """The environment variable with the URL for subcommands that are given none. `rdzv run` sets it for its processes."""
 
@@ -79,6 +82,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
         words = [*words[1:2], "--help"]
     if not words and not flags:
         return None
+    if unknown := [flag for flag in flags if flag not in OF_ALL | EVERYWHERE]:
+        _overview(()).error(f"there is no option {unknown[0][:80]!r}")
     if words and words[0] not in ROOMS and not OF_ALL & {*flags, words[0]}:
         meant = "".join(f", did you mean {near}?" for near in difflib.get_close_matches(words[0], ROOMS, 1))
         _overview(()).error(f"{words[0][:80]!r} is no command{meant or ' of rdzv'}")
@@ -106,10 +111,18 @@ def _with_url(command: Command, words: list[str]) -> list[str]:
     url = os.environ.get(DEFAULT_URL)
     if not command.takes_url or not url:
         return words
+    inner = command.takes_command and "RDZV_ROUND" in os.environ
     # What follows an option with a value is that value: a reason may hold a URL, too.
     valued = {name for each in command.arguments if "action" not in each.settings for name in each.names}
     own = (word for before, word in pairwise(["", *words]) if before not in valued and not word.startswith("-"))
-    return words if any(map(command.means_url, own)) else [url, *words]
+    if any(map(command.means_url, own)):
+        return words
+    if inner:
+        parser_of(command).error(
+            f"{DEFAULT_URL} is the run of the rdzv run that has started this process, which would be its spare; "
+            f"give a URL"
+        )
+    return [url, *words]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -123,6 +136,8 @@ class _Parser(argparse.ArgumentParser):
         words = message.partition("unrecognized arguments: ")[2].split()
         if not words:
             return ""
+        if near := difflib.get_close_matches(words[0].partition("=")[0], self._option_string_actions, 1):
+            return f"; did you mean {near[0]}?"
         name = words[0].lstrip("-").partition("=")[0].replace("-", "_")
         if words[0].startswith("--") and name in importlib.import_module("rdzv.config.settings").PARAMETERS:
             return f"; {name} is a parameter: put it into the URL (tcp://head:29400/job-7?{name}=...)"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 import store
-from rdzv.cli.command import DONE, JSON, RUN, STORE, command, flag, option, say, whole_number
+from rdzv.cli.command import DONE, JSON, RUN, STORE, command, flag, option, put, say, whole_number
 from rdzv.cli.reach import open_run, open_store, settings_of
 from rdzv.core.report import long_duration
 from rdzv.core.round import Round
@@ -74,7 +74,7 @@ async def _runs(options: argparse.Namespace) -> int:
     runs.sort(key=lambda run: (-(run.bytes or 0), -run.keys, run.run_id))
     if options.json:
         for run in runs:
-            print(json.dumps(asdict(run)))
+            put(json.dumps(asdict(run)))
     elif runs:
         say(*_table(runs, uptime))
     else:
@@ -172,7 +172,7 @@ async def _stats(options: argparse.Namespace) -> int:
         figures = await client.stats()
         runs = [] if "keys_max" not in figures else await _usages(client, keys.prefix)
     if options.json:
-        print(json.dumps(figures))
+        put(json.dumps(figures))
         return DONE
     limits = {used: limit for limit, used in store.Limits.used_by().items()}
     for name, figure in figures.items():

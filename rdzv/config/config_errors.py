@@ -36,7 +36,7 @@ def shown(value: object) -> str:
     return _brief.repr(value)
 
 
-def suggest(name: str, known: Mapping[str, object]) -> str:
+def suggest(name: str, known: Mapping[str, object], *, within: float = 0.6) -> str:
     """Return " (did you mean ...?)" if there is a name so close that one may ask, else nothing."""
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=within)
     return f" (did you mean {close[0]}?)" if close else ""

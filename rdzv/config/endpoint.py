@@ -115,6 +115,8 @@ def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
     if host.startswith("["):
         host = host[1:-1]
         is_host = _is_ipv6(host)
+        if is_host and (mapped := ipaddress.IPv6Address(host).ipv4_mapped) is not None:
+            host = str(mapped)  # a socket of IPv6 alone takes none of these
     else:
         is_host = re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", host) is not None  # as names are looked up
     if not match or not is_host:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -306,6 +307,9 @@ _IN_THE_ENVIRONMENT: Final[Mapping[str, str]] = {
     if Source.ENVIRONMENT in parameter.sources
 }
 
+# What Kubernetes puts into every pod for a Service called rdzv-http: RDZV_HTTP_PORT=tcp://10.96.0.7:29401.
+_LINK: Final = re.compile(r"(tcp|udp|sctp)://[^/?]+:[0-9]+$")
+
 _RIVALS_OF: Final[Mapping[str, frozenset[str]]] = {
     name: frozenset(theirs)
     for one, other in (
@@ -363,7 +367,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     Without the white space around it: a secret that Kubernetes puts there ends with its file's last newline.
     """
     # The environment's names are gone through, and not ours: it has few that are of interest, as a rule none.
-    there = sorted(variable for variable in environ if variable in _IN_THE_ENVIRONMENT)
+    there = sorted(name for name in environ if name in _IN_THE_ENVIRONMENT and not _LINK.match(environ[name]))
     return {_IN_THE_ENVIRONMENT[variable]: environ[variable].strip() for variable in there}
 
 
@@ -407,7 +411,7 @@ def _look_up(written: str, source: Source) -> Parameter:
     parameter = _BY_WRITTEN_NAME.get(written)
     if parameter is None:
         refuse(
-            f"there is no parameter {shown(written)}{source.value}{suggest(written, _BY_WRITTEN_NAME)}; "
+            f"there is no parameter {shown(written)}{source.value}{suggest(written, _BY_WRITTEN_NAME, within=0.3)}; "
             f"the parameters are {', '.join(PARAMETERS)}"
         )
     if source not in parameter.sources and parameter.is_secret:

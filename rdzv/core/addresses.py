@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.state import NodeRecord
 
-__all__ = ["is_loopback", "way_of", "with_reachable_addresses"]
+__all__ = ["in_zone_of", "is_loopback", "way_of", "with_reachable_addresses"]
 
 WHAT_TO_SET = "give that node address= (torchrun: --local-addr), where the others reach it"
 
@@ -44,6 +44,16 @@ def is_loopback(address: str) -> bool:
         return address == "localhost"
     mapped = getattr(ip, "ipv4_mapped", None)
     return (mapped or ip).is_loopback
+
+
+def in_zone_of(host: str, address: str) -> str:
+    """Return a link-local address with the zone of a URL's host, without which no socket takes it; others as they are.
+
+    A zone is each host's own name for one of its interfaces, so that it is not told to others.
+    """
+    zone = host.partition("%")[2]
+    is_local = zone and address.lower().startswith("fe80:") and "%" not in address
+    return f"{address}%{zone}" if is_local else address
 
 
 def way_of(seen_as: str, sends_from: str, store_at: str) -> tuple[str, str, str]:

@@ -35,8 +35,13 @@ class _Lines:
                 return
             self._waiting += data
             if self._thread is None:
-                self._thread = threading.Thread(target=self._write, name="rdzv standard error", daemon=True)
-                self._thread.start()
+                try:
+                    self._thread = threading.Thread(target=self._write, name="rdzv standard error", daemon=True)
+                    self._thread.start()
+                except RuntimeError:  # this user may have no more threads
+                    self._thread = None
+                    _write_all(bytes(self._waiting))
+                    self._waiting.clear()
             self._changed.notify_all()
 
     def flush(self, within: float) -> None:

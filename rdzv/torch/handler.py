@@ -8,14 +8,12 @@ import logging
 import os
 import shutil
 import sys
-import tempfile
 import time
 import weakref
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rdzv import errors as ours
 from rdzv import sync
@@ -26,6 +24,7 @@ from rdzv.core.round_life import Ending, EndKind
 from rdzv.core.state import to_leave
 from rdzv.loop.beat_folder import BEAT_DIR, forget_beats, start_to_follow
 from rdzv.loop.life import Life
+from rdzv.loop.own_folder import make_own_folder
 from rdzv.torch.agent.screen import Screen, configure_logging, end_with, told_to_end
 from rdzv.torch.agent.unnamed_run import NO_NAME, begin_anew
 from rdzv.torch.agent.worker_ends import WorkerEnds
@@ -40,6 +39,9 @@ from rdzv.torch.store import TorchStore, unconnected_handler
 from rdzv.torch.tcp_store import open_tcp_store
 from store.net.threads import in_thread
 from store.printable import escaping
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["TorchRendezvousHandler"]
 
@@ -117,12 +119,12 @@ class _Choices:
 
 
 def _seconds(name: str, value: Any) -> timedelta:
-    seconds: float = PARAMETERS["join_timeout"].read(value, written=name)
+    seconds: float = PARAMETERS["join_timeout"].called(name).read(value)
     return timedelta(seconds=seconds)
 
 
 def _truth(params: Any, name: str, *, default: bool) -> bool:
-    return bool(PARAMETERS["insecure"].read(params.config.get(name, default), written=name))
+    return bool(PARAMETERS["insecure"].called(name).read(params.config.get(name, default)))
 
 
 class TorchRendezvousHandler(torch_api.RendezvousHandler):
@@ -210,7 +212,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._worker_ends = WorkerEnds(handler.start, life.be_first)
             self._worker_ends.follow(agent.next_workers())
         if self._beats is None:
-            self._beats = Path(tempfile.mkdtemp(prefix="rdzv-beats-"))
+            self._beats = make_own_folder("rdzv-beats-")
             # Not a TemporaryDirectory: it warns when it goes with its handler, and forked children remove it, too.
             weakref.finalize(self, _remove_in, os.getpid(), self._beats)
             os.environ[BEAT_DIR] = str(self._beats)  # which the agent hands on to its workers
@@ -330,6 +332,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             return type(translated)(
                 f"{error}; give each job a name of its own: --rdzv-id=NAME"
             )  # "none" is the default
+        if isinstance(error, ours.RendezvousClosedError) and not self._was_member:
+            return type(translated)(f"{error}; rdzv reopen opens it again, or give the job another --rdzv-id")
         return translated
 
     def is_closed(self) -> bool:

@@ -35,6 +35,7 @@ from store.net.dialing import (
     SAYS_NOTHING,
     TcpDial,
     describe,
+    lack_of,
     left_without_a_word,
 )
 from store.net.process import process_id
@@ -424,6 +425,10 @@ class Reconnecting(ABC):
                     raise AuthenticationError(untrusted) from None
                 self.last_problem = describe(error)
                 self._cuts.attempted(error)
+                if lack_of(error) and not self.met:  # of this process: waiting for the store does not help
+                    lost = ConnectionLost(f"{self.name} cannot be asked: {self.last_problem}", maybe_applied=False)
+                    self.fail(lost)
+                    raise lost from None
                 await self._pause()
             else:
                 self._cuts.attempted(None)

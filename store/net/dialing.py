@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import resource
 import ssl
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,6 +27,7 @@ __all__ = [
     "TcpDial",
     "TurnedAway",
     "describe",
+    "lack_of",
     "left_without_a_word",
 ]
 
@@ -129,4 +132,20 @@ def describe(error: BaseException) -> str:
         return "it closed the connection"
     if isinstance(error, TimeoutError):
         return "it does not answer"
-    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+    lack = "" if isinstance(error, BlockingIOError) else lack_of(error)
+    return lack or (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+
+
+def lack_of(error: BaseException) -> str:
+    """Say which limit of this process an error comes from, and how to raise it; empty if it is of something else."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return f"{error.strerror}: this process may have {soft} of at most {hard}; raise ulimit -n"
+    if (isinstance(error, OSError) and error.errno == errno.EAGAIN) or "can't start new thread" in str(error):
+        most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        allowed = "any number" if most == resource.RLIM_INFINITY else most
+        return (
+            f"no more threads or processes are started for this user: ulimit -u allows {allowed}, and the cgroup's "
+            f"pids.max perhaps fewer; raise it"
+        )
+    return ""

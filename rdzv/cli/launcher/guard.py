@@ -32,11 +32,14 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["CANNOT_EXECUTE", "close_others", "fork_guarded", "main", "signals_here", "take_signals"]
+__all__ = ["CANNOT_EXECUTE", "STARTED", "close_others", "fork_guarded", "main", "signals_here", "take_signals"]
 
 POLL = 20  # milliseconds between looks whether a group that was told to end has ended; nothing announces that
 CANNOT_EXECUTE = 126  # as shells say it
 IN_PASSING = 0x80  # beyond the numbers of signals, which end at 64
+STARTED: set[int] = set()
+"""In a launcher: the processes that it has started itself, and waits for."""
+
 PASSED_OVER = (  # for the launcher to hear, and to pass on: Slurm sends them to every process of a job
     signal.SIGTERM,
     signal.SIGINT,
@@ -52,7 +55,11 @@ def main(control: int, files: int, command: list[str], signals: str = "") -> NoR
     close_others(control)
     if signals:
         take_signals(signals)
-    fork_guarded(control, files)
+    try:
+        fork_guarded(control, files)
+    except OSError as error:
+        os.write(2, f"rdzv run: no process can be started: {error.strerror}; see ulimit -u\n".encode())
+        os._exit(CANNOT_EXECUTE)
     try:
         os.execvp(command[0], command)  # noqa: S606  that is what it is for
     except OSError as error:
@@ -96,10 +103,12 @@ def fork_guarded(control: int, files: int, *, report: int | None = None) -> None
     Args:
         control: Where the launcher sends the numbers of signals; its end means that the launcher is gone.
         files: The child's soft limit of open files.
-        report: A file to write the child's wait status to, four bytes in the machine's order, if the launcher is not
-            the guard's parent and cannot wait for it.
+        report: A file for four bytes in the machine's order, twice: this process, and the child's wait status; if the
+            launcher is not the guard's parent and cannot wait for it.
     """
     os.set_inheritable(control, False)
+    if report is not None:
+        os.write(report, os.getpid().to_bytes(4, sys.byteorder))
     as_inherited = {number: signal.getsignal(number) for number in PASSED_OVER}
     for number in PASSED_OVER:
         if as_inherited[number] is not signal.SIG_IGN:

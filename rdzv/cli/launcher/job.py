@@ -91,6 +91,12 @@ def _signal(text: str) -> signal.Signals:
     return signal.Signals[f"SIG{name}"]
 
 
+def _on_change(text: str) -> OnChange:
+    if text not in (names := [each.value for each in OnChange]):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} must be one of {', '.join(names)}")
+    return OnChange(text)
+
+
 def _exit_codes(text: str) -> dict[Then, int]:
     """Read which statuses the ends are to have that ask for something: `restart=80,replace=81,over=82`, or some."""
     try:
@@ -177,7 +183,7 @@ class Job:
     )
     on_change: OnChange = _option(  # noqa: RUF009  it makes a field
         "--on-change term|usr1|checkpoint",
-        OnChange,
+        _on_change,
         f"when nodes wait to come in: end the processes at once (term); tell them by SIGUSR1, so that they end by "
         f"themselves (usr1); or wait until one has written the file {CHECKPOINT_FILE} (checkpoint); the last two for "
         f"as long as --grace",

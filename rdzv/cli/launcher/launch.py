@@ -31,13 +31,13 @@ import os
 import resource
 import shutil
 import signal
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from rdzv.cli.command import ENDING, Wish, handle_signal
+from rdzv.cli.launcher import guard
 from rdzv.cli.launcher.job import NPROC, SIGNALLED, Then
 from rdzv.cli.launcher.job_round import SUCCEEDED, JobRound, Workplace
 from rdzv.cli.launcher.preload import preloading
@@ -53,6 +53,7 @@ from rdzv.errors import (
     RendezvousGracefulExitError,
     RendezvousSettingsError,
 )
+from rdzv.loop.own_folder import own_folder
 from rdzv.loop.rounds import handler_of
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping, printable, without_durations
@@ -72,6 +73,9 @@ SAID_AGAIN_AFTER: Final = 30.0  # seconds until what has not changed is said onc
 A_MOMENT: Final = 2.0  # seconds that nobody minds waiting in silence; and not more often is another reason told
 
 AGAIN: Final = "again after a second: at once"
+FILES_NEEDED: Final = 40  # of a launcher that hosts the store
+FILES_OF_PROCESS: Final = 5
+REAPS_EVERY: Final = 1.0  # seconds
 PAIR_WITHIN: Final = 0.05  # seconds in which the other signal of a pair has come
 PASSED_ON: Final = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -87,8 +91,13 @@ async def run(job: Job) -> int:
         raise RendezvousSettingsError(
             f"the command {job.command[0]!r} is not an executable file, nor in PATH; write its path, or install it here"
         )
-    with tempfile.TemporaryDirectory(prefix="rdzv-run-") as folder:
-        return await _Launcher(job, Path(folder)).run()
+    most, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[1], FILES_NEEDED + FILES_OF_PROCESS * job.nproc
+    if most != resource.RLIM_INFINITY and most < needed:
+        raise RendezvousSettingsError(
+            f"the limit of open files is {most}, and --nproc {job.nproc} needs {needed}; raise ulimit -n"
+        )
+    with own_folder("rdzv-run-") as folder:
+        return await _Launcher(job, folder).run()
 
 
 class _Launcher:
@@ -212,10 +221,11 @@ class _Launcher:
         await handler.is_closed()  # connects, as nobody can ask before
         answering = asyncio.create_task(self._answer(handler), name="answer what operators ask")
         draining = asyncio.create_task(self._drain(handler), name="announce that this node leaves")
+        reaping = asyncio.create_task(_reap_orphans(), name="reap orphans, as process 1")
         try:
             return await self._take_part(handler)
         finally:
-            await cancel_and_wait(draining, answering)
+            await cancel_and_wait(draining, answering, reaping)
             if handler.closed is not None and self._job.says_cost:
                 with anyio.CancelScope(shield=True):
                     await _say_what_it_has_cost(handler)
@@ -257,6 +267,8 @@ class _Launcher:
                 if error.given_up and error.status:
                     say_error(f"rdzv run: {printable(str(error))}")
                     return self._job.status_for(Then.OVER, error.status)
+                if not was_open:
+                    say_error("rdzv run: rdzv reopen opens a closed run again; or give the job a run of its own")
                 raise
             await self._count(handler, lambda tally: tally)
             if 0 < self._job.no_progress <= self._tally.fruitless:
@@ -330,6 +342,22 @@ class _Launcher:
             f"what it wrote, or allow more"
         )
         return self._job.status_for(Then.REPLACE, status if status >= 0 else SIGNALLED - status)
+
+
+async def _reap_orphans() -> None:
+    """As process 1 of a container, reap what others have left."""
+    while os.getpid() == 1:
+        await anyio.sleep(REAPS_EVERY)
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            _reap_if_orphan(int(name))
+
+
+def _reap_if_orphan(pid: int) -> None:
+    """Reap a process that has ended, unless this one has started it, and waits for it."""
+    with contextlib.suppress(OSError):
+        state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+        if (state, parent) == ("Z", "1") and pid not in guard.STARTED:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
 
 
 async def _meet(handler: Handler) -> RendezvousInfo:

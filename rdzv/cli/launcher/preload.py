@@ -107,6 +107,7 @@ class WarmWorker:
 
     def __init__(self, report: int) -> None:
         self.returncode: int | None = None
+        self.pid: int = 0  # of its guard, once it has told that
         self._report = report
         self._ended = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(report, self._read)
@@ -119,6 +120,9 @@ class WarmWorker:
 
     def _read(self) -> None:
         written = os.read(self._report, 4)
+        if not self.pid and len(written) == 4:
+            self.pid = int.from_bytes(written, sys.byteorder)
+            return
         asyncio.get_running_loop().remove_reader(self._report)
         os.close(self._report)
         # A guard that ends without a word was killed, and its worker with it.
@@ -174,6 +178,7 @@ class PreloadServer:
             except BaseException:
                 ours.close()
                 raise
+        guard.STARTED.add(process.pid)
         ours.setblocking(False)
         return cls(process, ours, command, modules)
 

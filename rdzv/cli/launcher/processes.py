@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import logging
 import os
 import re
 import select
+import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 from urllib.parse import quote
 
 import anyio
@@ -30,7 +33,10 @@ if TYPE_CHECKING:
 
 __all__ = ["LINE_BYTES_MAX", "Process", "label_lines"]
 
+log: logging.Logger = logging.getLogger(__name__)
+
 DRAIN_WITHIN: Final = 5.0  # seconds in which output is passed on before the next round begins beside it
+PROMPT_AFTER: Final = 200  # milliseconds after which half a line is shown on a terminal
 LINE_BYTES_MAX: Final = 65_536  # of a line that does not end; it is then broken
 
 
@@ -68,7 +74,7 @@ class Process:
             control, told = _pipe(theirs, ours)
             output: list[tuple[int, int]] = []  # where to read, where to write
             streams: dict[int, int] = {}
-            log = _open_log(job.log_dir, environment) if job.log_dir is not None else None
+            into = _open_log(job.log_dir, environment) if job.log_dir is not None else None
             if job.takes_output:
                 for target in (1, 2):
                     source, streams[target] = _pipe(ours, theirs)
@@ -97,9 +103,10 @@ class Process:
                     stdout=streams.get(1),
                     stderr=streams.get(2),
                 )
+                guard.STARTED.add(guarded.pid)
             ours.pop_all()
             label = f"[{rank}] ".encode() if job.prefix else b""
-            return cls(rank, guarded, told, [_Output(source, target, label, log) for source, target in output])
+            return cls(rank, guarded, told, [_Output(source, target, rank, label, into) for source, target in output])
 
     @property
     def status(self) -> int | None:
@@ -107,8 +114,9 @@ class Process:
         return self._guarded.returncode
 
     async def wait(self) -> None:
-        """Wait until it has ended."""
-        await self._guarded.wait()
+        """Wait until it has ended; if its guard was killed, kill what that leaves of its session."""
+        if await self._guarded.wait() == -signal.SIGKILL and self._guarded.pid:
+            _kill_session(self._guarded.pid)
 
     def ask_to_end(self, number: int) -> None:
         """Send its process group a signal that it may handle; but only one, for some take a second one ill."""
@@ -139,12 +147,28 @@ class Process:
                 await anyio.to_thread.run_sync(output.join, abandon_on_cancel=True)
 
 
-def _open_log(folder: str, environment: Mapping[str, str]) -> Path:
-    """Make the file for what a process writes; nodes may share the folder, since ranks are each one's own."""
+def _kill_session(leader: int) -> None:
+    """Kill the processes of a session whose leader has ended, where the system lists processes."""
+    with contextlib.suppress(FileNotFoundError):
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(int(name)) == leader:
+                    os.kill(int(name), signal.SIGKILL)
+
+
+def _open_log(folder: str, environment: Mapping[str, str]) -> Path | None:
+    """Make the file for what a process writes, unless that fails; nodes may share the folder: ranks are each one's own.
+
+    A full disk is no reason to end a node that is well.
+    """
     run, round = quote(environment["RDZV_RUN_ID"], safe=""), environment["RDZV_ROUND"]
     path = Path(folder) / run / f"round-{round}" / f"rank-{environment['RANK']}.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        log.warning("--log-dir: %s cannot be written: %s; the job goes on without it", path, error.strerror or error)
+        return None
     return path
 
 
@@ -163,9 +187,11 @@ class _Output(threading.Thread):
     """
 
     _locks: Final = {1: threading.Lock(), 2: threading.Lock()}  # lines of several processes must not mix
+    _unfinished: ClassVar[dict[int, _Output | None]] = {1: None, 2: None}  # the one that has shown half a line
 
-    def __init__(self, source: int, target: int, label: bytes, log: Path | None = None) -> None:
+    def __init__(self, source: int, target: int, rank: int, label: bytes, log: Path | None = None) -> None:
         super().__init__(name=f"output {label.decode()}")
+        self._rank = rank
         self._log = None if log is None else log.open("ab", buffering=0)  # both streams append to one file
         self._from = source
         self._to = target
@@ -180,8 +206,11 @@ class _Output(threading.Thread):
     def run(self) -> None:
         """Until the end of the stream; or of its reader, and then its writer is told by the pipe's being closed."""
         try:
-            with contextlib.suppress(OSError):
-                self._pass_on()
+            self._pass_on()
+        except OSError as error:
+            if error.errno != errno.EPIPE:  # else the reader has seen enough
+                stream = "standard output" if self._to == 1 else "standard error"
+                log.warning("%s cannot be written: %s; what rank %s writes is lost", stream, error.strerror, self._rank)
         finally:
             os.close(self._from)
             os.close(self._finish_reading)
@@ -193,8 +222,13 @@ class _Output(threading.Thread):
         poll.register(self._from, select.POLLIN)
         poll.register(self._finish_reading, select.POLLIN)
         rest = b""
+        shows_prompts = os.isatty(self._to)
         while True:
-            ready = {file for file, _ in poll.poll()}
+            ready = {file for file, _ in poll.poll(PROMPT_AFTER if rest and shows_prompts else None)}
+            if not ready:  # it waits for an answer, perhaps
+                self._write(self._label + rest, unfinished=True)
+                rest = b""
+                continue
             if self._from not in ready:
                 break  # told to finish, and nothing is left
             chunk = os.read(self._from, LINE_BYTES_MAX)
@@ -203,13 +237,25 @@ class _Output(threading.Thread):
             if self._log is not None:
                 with contextlib.suppress(OSError):  # a full disk must not keep anybody's output from a terminal
                     self._log.write(chunk)
+            if self._goes_on():
+                end = chunk.find(b"\n") + 1 or len(chunk)
+                self._write(chunk[:end], unfinished=not chunk[:end].endswith(b"\n"))
+                chunk = chunk[end:]
             labelled, rest = label_lines(rest + chunk, self._label)
-            self._write(labelled)
+            if labelled:
+                self._write(labelled)
         if rest:
             self._write(self._label + rest + b"\n")
 
-    def _write(self, data: bytes) -> None:
+    def _goes_on(self) -> bool:
+        """Return True if half a line of this process was shown, and nothing since."""
+        return self._unfinished[self._to] is self
+
+    def _write(self, data: bytes, *, unfinished: bool = False) -> None:
         with self._locks[self._to]:
+            if self._unfinished[self._to] not in (None, self):
+                data = b"\n" + data
+            self._unfinished[self._to] = self if unfinished else None
             while data:
                 try:
                     data = data[os.write(self._to, data) :]

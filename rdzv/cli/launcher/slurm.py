@@ -9,7 +9,7 @@
 | scheme | `tcp`; `tcps` where `ca` or `cert` is given |
 | host | the first name in SLURM_STEP_NODELIST, or SLURM_JOB_NODELIST, unless `store` is given |
 | port | 20000 and the job's number modulo 10000: two jobs that share a node do not meet |
-| run_id | SLURM_JOB_ID and SLURM_STEP_ID |
+| run_id | SLURM_JOB_ID and SLURM_STEP_ID; SLURM_RESTART_COUNT, if the job was requeued: its former run is closed |
 | min_nodes, max_nodes | SLURM_STEP_NUM_NODES, or SLURM_JOB_NUM_NODES |
 | node_id | SLURMD_NODENAME |
 | expected | all names in the list, so that who is missing is named |
@@ -78,13 +78,15 @@ def url_of(word: str, environment: Mapping[str, str]) -> str:
     if "attributes" in given and switch:
         given["attributes"] = f"{given['attributes']},switch:{switch}"
     endpoint = given.pop("store", "").rstrip("/")
-    step = environment.get("SLURM_STEP_ID", "0")
+    run_id = f"slurm-{job}.{environment.get('SLURM_STEP_ID', '0')}"
+    if (restarts := environment.get("SLURM_RESTART_COUNT", "0")) != "0":
+        run_id += f".{restarts}"
     query = urlencode({**parameters, **given}, quote_via=quote, safe=",:")
     if endpoint:
-        return f"{endpoint}/slurm-{job}.{step}?{query}"
+        return f"{endpoint}/{run_id}?{query}"
     encrypted = any(name in given or f"RDZV_{name.upper()}" in environment for name in ("ca", "cert"))
     scheme = "tcps" if encrypted else "tcp"
-    url = f"{scheme}://{nodes[0]}:{PORT_FIRST + int(job) % PORTS}/slurm-{job}.{step}?{query}"
+    url = f"{scheme}://{nodes[0]}:{PORT_FIRST + int(job) % PORTS}/{run_id}?{query}"
     if len(nodes) > 1:
         _refuse_an_open_store(url, environment)
     return url

@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from rdzv.config.settings import describe_difference
+from rdzv.core.addresses import in_zone_of
 from rdzv.core.decision import GIVEN_UP_MOST
 from rdzv.core.stuck.beats import Beats
 from rdzv.errors import (
@@ -210,8 +211,9 @@ class Part:
         self.arrival.taken_in()
         self.lapses = 0
         self.lapsed_in = -1
+        ((host, _), *_) = self.settings.endpoint.hosts
         self.membership = membership = Membership(
-            round=round,
+            round=round.replace(host=in_zone_of(host, round.host)),
             rank=rank,
             arrival=me.arrival,
             node_id=self.node_id,

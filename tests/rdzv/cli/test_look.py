@@ -170,8 +170,9 @@ async def test_output_that_nobody_reads_to_its_end_is_no_error() -> None:
 async def test_history_and_timeline_tell_what_happened_and_join_nothing(tmp_path: Path) -> None:
     async with store.serve() as server:
         url = f"{server.url}/job"
-        status, output = await run("history", url)
-        assert (status, output) == (0, ["run job: no round has completed, as far as is remembered"])
+        for words in (("history",), ("history", "--json"), ("timeline", "-o", "-"), ("top",)):  # a slip of the keyboard
+            status, output = await run(*words, url)
+            assert (status, output) == (1, [f"rdzv {words[0]}: the store has no run job; it has none under /rdzv"])
         async with rdzv.connect(f"{url}?min_nodes=1", node_id="a", is_host=False) as handler:
             await handler.next_rendezvous()
             await handler.next_rendezvous()
@@ -203,6 +204,17 @@ async def test_without_rich_a_terminal_is_told_which_extra_to_install(monkeypatc
     async with store.serve() as server, two_nodes(f"{server.url}/job"):
         with pytest.raises(ImportError, match=r"pip install 'rdzv\[live\]'"):
             await looked(["top", f"{server.url}/job"])
+
+
+async def test_a_terminal_that_cannot_be_redrawn_is_told_each_change_in_lines() -> None:
+    """`rdzv top` wrote nothing at all."""
+    async with store.serve() as server, two_nodes(f"{server.url}/job") as (stays, _):
+        async with on_terminal("top", f"{server.url}/job", TERM="dumb") as terminal:
+            await terminal.shows("run job: training: round 0 stands with 2 nodes")
+            await stays.set_closed("enough")
+            await terminal.shows("job: ")
+            assert await terminal.process.wait() == 0
+        assert "\x1b" not in terminal.text
 
 
 @pytest.mark.parametrize("words", [["top"], ["status", "--watch"]], ids=["top", "watch"])

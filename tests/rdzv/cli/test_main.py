@@ -214,6 +214,8 @@ async def test_the_url_may_come_from_the_environment_and_a_given_one_beats_it() 
         url = f"{server.url}/job"
         async with rdzv.connect(f"{url}?min_nodes=1", is_host=False) as handler:
             await handler.next_rendezvous()
+        async with rdzv.connect(f"{server.url}/other") as handler:
+            await handler.ban("gpu-0")
         for arguments, says in (
             (("history",), "round 0: 1 node"),
             (("history", f"{server.url}/other"), "run other: no round"),
@@ -255,7 +257,9 @@ def test_an_interrupt_while_a_command_is_imported_is_no_traceback(monkeypatch: p
     assert cli.main(["ping", "tcp://127.0.0.1"]) == 130
 
 
-@pytest.mark.parametrize(("reader", "status", "says"), [("nobody", 0, ""), ("full", 1, "No space left on device\n")])
+@pytest.mark.parametrize(
+    ("reader", "status", "says"), [("nobody", 0, ""), ("full", 1, "standard output: No space left on device\n")]
+)
 def test_output_that_cannot_be_written_ends_with_a_status_of_ours(reader: str, status: int, says: str) -> None:
     """Python wrote once more at its end, said so in two lines, and ended with 120."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

@@ -113,3 +113,9 @@ def test_a_url_taken_apart_makes_the_same_url(url: str) -> None:
     parts = split_url(url)
     assert split_url(parts.url) == parts
     assert parts.url == url
+
+
+def test_an_ipv4_address_that_is_written_as_one_of_ipv6_is_that_address() -> None:
+    """No socket of IPv6 alone listens there."""
+    assert Endpoint.parse("tcp", "[::ffff:10.77.0.1]:29400").hosts == (("10.77.0.1", 29400),)
+    assert Endpoint.parse("tcp", "[fe80::1%eth0]:29400").hosts == (("fe80::1%eth0", 29400),)

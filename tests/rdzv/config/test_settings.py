@@ -359,3 +359,13 @@ def test_defaults_are_in_their_one_true_form_since_settings_do_not_read_them() -
 def test_a_payload_that_is_not_equal_to_itself_contradicts_nothing() -> None:
     given = parse("tcp://host/job", {"min_nodes": 1, "payload": math.nan}, {}).payload
     assert math.isnan(given)
+
+
+@pytest.mark.parametrize("service", ["MASTER", "HTTP", "METRICS"])
+@pytest.mark.parametrize("link", ["tcp://10.0.0.1:29400", "udp://10.0.0.1:53", "tcp://[fd00::1]:29400"])
+def test_what_kubernetes_says_of_a_service_is_no_parameter(service: str, link: str) -> None:
+    """A Service called rdzv-master puts RDZV_MASTER_PORT into every pod of its namespace."""
+    name = f"{service.lower()}_port"
+    theirs = {f"RDZV_{service}_PORT": link, f"RDZV_{service}_SERVICE_HOST": "10.0.0.1"}
+    assert getattr(parse(TCP, {}, theirs), name) == getattr(parse(TCP, {}, {}), name)
+    assert getattr(parse(TCP, {}, {f"RDZV_{service}_PORT": "29501"}), name) != getattr(parse(TCP, {}, {}), name)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rdzv.core.addresses import is_loopback, way_of, with_reachable_addresses
+from rdzv.core.addresses import in_zone_of, is_loopback, way_of, with_reachable_addresses
 from rdzv.core.decision import Complete, Wait
 from rdzv.core.state import NodeRecord
 from rdzv.errors import RendezvousSettingsError
@@ -121,3 +121,17 @@ def test_the_addresses_of_a_completed_round_are_those_that_reach() -> None:
     decision = run.decide()
     assert isinstance(decision, Complete)
     assert [member.address for member in decision.members] == ["10.0.0.1", "10.0.0.2"]
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "there"),
+    [
+        ("fe80::1%eth0", "fe80::2", "fe80::2%eth0"),
+        ("fe80::1%eth0", "fe80::2%ib0", "fe80::2%ib0"),
+        ("fe80::1%eth0", "10.0.0.2", "10.0.0.2"),
+        ("fe80::1%eth0", "2001:db8::2", "2001:db8::2"),
+        ("head", "fe80::2", "fe80::2"),
+    ],
+)
+def test_a_link_local_address_is_used_in_the_zone_in_which_the_store_is(host: str, address: str, there: str) -> None:
+    assert in_zone_of(host, address) == there

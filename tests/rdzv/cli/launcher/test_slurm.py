@@ -40,6 +40,14 @@ def test_a_step_becomes_a_url_that_every_task_of_it_makes_alike() -> None:
     assert other.replace("gpu017", "").replace("gpu002", "") == url.replace("gpu017", "").replace("gpu002", "")
 
 
+@pytest.mark.parametrize(("restarts", "run_id"), [("", "7.0"), ("0", "7.0"), ("1", "7.0.1"), ("12", "7.0.12")])
+@pytest.mark.parametrize("word", ["slurm", "slurm?store=tcp://store:29400"])
+def test_a_job_that_was_requeued_has_a_run_of_its_own(word: str, restarts: str, run_id: str) -> None:
+    """Its number is that of its former life, whose run is closed for a day in a store that outlives the job."""
+    step = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a", **({"SLURM_RESTART_COUNT": restarts} if restarts else {})}
+    assert urlsplit(url_of(word, step)).path == f"/slurm-{run_id}"
+
+
 def test_parameters_of_ones_own_win_and_attributes_are_joined() -> None:
     given = parse_qs(urlsplit(url_of("slurm?min_nodes=2&attributes=rack:r1", STEP)).query)
     assert given["min_nodes"] == ["2"]

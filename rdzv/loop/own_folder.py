@@ -1,0 +1,71 @@
+"""Shell: a folder for temporary files that goes with its process; also after SIGKILL, when the next one is made.
+
+A folder belongs to the process that holds a lock on a file in it. A process id would say less: it means another process
+in another container, or on another host that shares the file system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["make_own_folder", "own_folder"]
+
+LOCK: Final = ".lock"
+LEFT_AFTER: Final = 60.0  # seconds, from which on a folder without a lock is not one that is just being made
+
+
+def make_own_folder(prefix: str) -> Path:
+    """Make a folder that is this process's for as long as it lives, and remove those of processes that have died.
+
+    Raises:
+        OSError: There is no folder for temporary files; it says what to set.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=prefix))
+    except FileNotFoundError as error:
+        why = "no folder for temporary files can be written to; set TMPDIR to one that can"
+        raise OSError(errno.EROFS, why) from error
+    _lock(folder)  # held until the process ends: its number is not kept
+    for other in folder.parent.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            found = other.stat(follow_symlinks=False)
+            if other != folder and found.st_uid == os.getuid() and time.time() - found.st_mtime > LEFT_AFTER:
+                os.close(_lock(other))
+                shutil.rmtree(other, ignore_errors=True)
+    return folder
+
+
+@contextlib.contextmanager
+def own_folder(prefix: str) -> Iterator[Path]:
+    """The same, until the block is left."""
+    folder = make_own_folder(prefix)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock(folder: Path) -> int:
+    """Lock a folder's file.
+
+    Raises:
+        OSError: Another process has it.
+    """
+    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise
+    return file

@@ -1,0 +1,311 @@
+"""The commands in odd places: few files, a full disk, an archive, a terminal at which a process asks, process 1."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import compileall
+import contextlib
+import fcntl
+import os
+import pty
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zipapp
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rdzv.cli.command import Command, carry_out
+from rdzv.cli.main import main
+from rdzv.loop import own_folder
+from tests.support.processes import ROOT, free_port, start, start_python
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+AS_ROOT = pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None, reason="namespaces need root"
+)
+
+
+def ran(words: Sequence[str], **more: object) -> subprocess.CompletedProcess[str]:
+    """A command that has ended."""
+    line = [sys.executable, "-m", "rdzv", *words]
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False, **more)  # type: ignore[call-overload, no-any-return]
+
+
+def alone(*command: str) -> list[str]:
+    """The line of a launcher whose node is alone."""
+    return ["run", f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1", "--", *command]
+
+
+# ------------------------------------------------------------------------------------------ limits of this process
+
+
+@pytest.mark.parametrize(("files", "processes", "needed"), [(24, 1, 45), (64, 8, 80)])
+def test_too_few_files_are_said_with_the_number_that_is_needed(files: int, processes: int, needed: int) -> None:
+    """A node waited 10 minutes for a store that it could not even ask for."""
+    words = ["run", "--nproc", str(processes), *alone("true")[1:]]
+    done = ran(words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)))
+    assert done.returncode == 121
+    assert done.stderr == (
+        f"rdzv run: the limit of open files is {files}, and --nproc {processes} needs {needed}; raise ulimit -n\n"
+    )
+
+
+def test_a_library_without_a_file_left_says_so_and_does_not_wait_for_the_store() -> None:
+    script = f"""
+import asyncio, os, resource, rdzv
+import rdzv.node.handler, store.client.client, store.net.racing
+async def main():
+    async with rdzv.connect("tcp://127.0.0.1:{free_port()}/job?min_nodes=1&is_host=false&join_timeout=60"):
+        pass
+resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30))
+held = []
+try:
+    while True:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    for file in held[-8:]:
+        os.close(file)
+asyncio.run(main())
+"""
+    began = time.monotonic()
+    line = [sys.executable, "-c", script]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert time.monotonic() - began < 20
+    assert "Too many open files" in done.stderr
+
+
+def test_a_user_that_may_have_no_more_threads_reads_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    async def no_thread(_: argparse.Namespace) -> int:
+        raise RuntimeError("can't start new thread")
+
+    async def defect(_: argparse.Namespace) -> int:
+        raise RuntimeError("something else")
+
+    options = argparse.Namespace(debug=False, verbose=False)
+    assert carry_out(Command(name="run", help="", run=no_thread, takes_command=True), options) == 120
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("rdzv run: no more threads or processes are started for this user: ulimit -u allows ")
+    with pytest.raises(RuntimeError, match="something else"):
+        carry_out(Command(name="run", help="", run=defect), options)
+
+
+# ------------------------------------------------------------------------------------------ disks and output
+
+
+def test_a_log_that_cannot_be_written_does_not_end_a_node(tmp_path: Path) -> None:
+    (tmp_path / "logs").touch()  # where a folder is to be
+    words = alone("echo", "trained")
+    done = ran(["run", "--log-dir", str(tmp_path / "logs"), *words[1:]])
+    assert (done.returncode, done.stdout) == (0, "[0] trained\n")
+    assert "cannot be written: Not a directory; the job goes on without it" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["token"], alone("echo", "trained")], ids=["token", "run"])
+def test_output_that_cannot_be_written_is_said_to_be_ours(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        line = [sys.executable, "-m", "rdzv", *words]
+        done = subprocess.run(line, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert "standard output" in done.stderr
+    assert "No space left on device" in done.stderr
+
+
+def test_where_no_temporary_file_can_be_written_TMPDIR_is_named(  # noqa: N802
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nonexistent"])
+    assert main(alone("true")) == 120
+    assert "set TMPDIR" in capsys.readouterr().err
+
+
+def test_folders_of_processes_that_were_killed_go_with_the_next_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    old = time.time() - 100
+
+    def folder(name: str, *, changed: float) -> Path:
+        path = tmp_path / name
+        path.mkdir()
+        (path / "checkpoint").touch()
+        os.utime(path, (changed, changed))
+        return path
+
+    left, fresh, other = folder("p-left", changed=old), folder("p-fresh", changed=time.time()), folder("q", changed=old)
+    held = folder("p-held", changed=old)
+    with open(held / own_folder.LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.utime(held, (old, old))
+        with own_folder.own_folder("p-") as mine:
+            assert mine.is_dir()
+            assert [path.is_dir() for path in (left, fresh, other, held)] == [False, True, True, True]
+            os.utime(mine, (old, old))
+            script = "from rdzv.loop.own_folder import make_own_folder; make_own_folder('p-')"
+            subprocess.run(
+                [sys.executable, "-c", script], cwd=ROOT, check=True, env={**os.environ, "TMPDIR": str(tmp_path)}
+            )
+            assert mine.is_dir(), "it is this process's"
+        assert not mine.exists()
+
+
+# ------------------------------------------------------------------------------------------ processes
+
+
+@pytest.mark.parametrize("flags", [(), ("--preload", "json")], ids=["new", "warm"])
+async def test_what_a_process_has_started_goes_with_a_guard_that_is_killed(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print('pids', os.getppid(), child.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1"
+    async with start_python("-m", "rdzv", "run", *flags, url, "--", sys.executable, str(script)) as child:
+        guard, grandchild = map(int, (await child.line("pids")).split()[-2:])
+        os.kill(guard, signal.SIGKILL)
+        assert await child.wait() == 128 + signal.SIGKILL
+        async with asyncio.timeout(5):
+            while Path(f"/proc/{grandchild}/stat").exists():  # noqa: ASYNC110, ASYNC240  nothing announces it
+                await asyncio.sleep(0.05)
+
+
+@AS_ROOT
+async def test_as_process_1_a_launcher_reaps_orphans_and_keeps_the_status_of_its_own() -> None:
+    script = (
+        "import os, subprocess, sys, time\n"
+        "subprocess.run(['sh', '-c', 'setsid sleep 0.2 & setsid sleep 0.3 &'])\n"
+        "time.sleep(3.5)\n"
+        "stats = [open(f'/proc/{pid}/stat').read() for pid in os.listdir('/proc') if pid.isdecimal()]\n"
+        "print('zombies', sum(stat.rpartition(')')[2].split()[0] == 'Z' for stat in stats), flush=True)\n"
+        "sys.exit(7)\n"
+    )
+    line = (
+        "unshare",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        sys.executable,
+        "-m",
+        "rdzv",
+        *alone(sys.executable, "-c", script),
+    )
+    async with start(*line) as child:
+        assert await child.line("zombies") == "[0] zombies 0"
+        assert await child.wait() == 7
+
+
+@AS_ROOT
+async def test_the_demo_says_at_once_that_there_is_no_loopback() -> None:
+    async with start("unshare", "--net", sys.executable, "-m", "rdzv", "demo") as child:
+        await child.line("is the loopback interface up?", timeout=20)
+        assert await child.wait() == 1
+
+
+def test_a_process_that_asks_a_question_is_seen_to_ask_it_and_lines_do_not_mix(tmp_path: Path) -> None:
+    script = tmp_path / "asks.py"
+    script.write_text(
+        "import os, time\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    print('you said', input('continue? '))\n"
+        "else:\n"
+        "    time.sleep(1.5)\n"
+        "    print('beside it', flush=True)\n"
+        "    time.sleep(1.5)\n"
+    )
+    url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1"
+    line = [sys.executable, "-m", "rdzv", "run", "--nproc", "2", url, "--", sys.executable, str(script)]
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        line, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        text, answered = b"", False
+        with contextlib.suppress(OSError):
+            while chunk := os.read(ours, 4096):
+                text += chunk
+                if not answered and b"beside it" in text:
+                    answered = bool(os.write(ours, b"yes\n"))
+        assert process.wait(30) == 0
+    os.close(ours)
+    assert b"[0] continue? \r\n[1] beside it\r\n" in text
+    assert b"you said yes" in text
+
+
+# ------------------------------------------------------------------------------------------ how it was installed
+
+
+def test_an_archive_is_said_not_to_do(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for name in ("rdzv", "store"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    zipapp.create_archive(source, tmp_path / "rdzv.pyz", main="rdzv.cli.main:main")
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "rdzv.pyz"), "--version"], capture_output=True, text=True, check=False
+    )
+    assert "rdzv does not run from an archive" in done.stderr
+
+
+def test_sources_that_were_compiled_away_are_ours_all_the_same(tmp_path: Path) -> None:
+    for name in ("rdzv", "store"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    compileall.compile_dir(tmp_path, quiet=1, legacy=True)
+    for path in tmp_path.rglob("*.py"):
+        path.unlink()
+    line = [sys.executable, "-m", "rdzv", *alone("echo", "trained")]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "[0] trained\n"), done.stderr
+
+
+# ------------------------------------------------------------------------------------------ what was mistyped
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--foo"], "rdzv: there is no option '--foo'"),
+        (["--foo", "status", "tcp://a/b"], "rdzv: there is no option '--foo'"),
+        (["run", "--on-chnge", "usr1", "tcp://a/b", "--", "true"], "did you mean --on-change?"),
+        (["run", "--on-change", "foo", "tcp://a/b", "--", "true"], "'foo' must be one of term, usr1, checkpoint"),
+        (["status", "tcp://a/b?jointimeout=3"], "(did you mean join_timeout?)"),
+        (["status", "tcp://a/b?nodes=3"], "(did you mean min_nodes?)"),
+    ],
+)
+def test_what_was_mistyped_is_named_with_what_was_meant(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.suppress(SystemExit):
+        main(words)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_an_inner_launcher_is_no_spare_of_the_one_that_has_started_it() -> None:
+    inner = [sys.executable, "-m", "rdzv", "run", "--", "echo", "trained"]
+    done = ran(alone(*inner))
+    assert done.returncode == 121
+    assert (
+        "[0] rdzv run: RDZV_URL is the run of the rdzv run that has started this process" in done.stdout + done.stderr
+    )
+
+
+async def test_a_run_that_is_closed_already_is_said_to_open_by_reopen() -> None:
+    async with start_python("-m", "rdzv", "serve", "--port", "0") as server:
+        url = (await server.says("listens on")).split("listens on ")[1].split(",")[0]
+        line = ["run", f"tcp://{url}/job?min_nodes=1", "--", "true"]
+        assert (await asyncio.to_thread(ran, line)).returncode == 0
+        again = await asyncio.to_thread(ran, line)
+    assert again.returncode == 122
+    assert "rdzv run: rdzv reopen opens a closed run again; or give the job a run of its own\n" in again.stderr
