@@ -25,8 +25,9 @@ class _Lines:
         self._lost = 0
         self._is_writing = False
         self._thread: threading.Thread | None = None
+        self._file = 2
 
-    def put(self, line: str) -> None:
+    def put(self, line: str, file: int) -> None:
         """Have a line written; if too much waits already, count it."""
         data = f"{line}\n".encode(errors="backslashreplace")
         with self._changed:
@@ -34,14 +35,14 @@ class _Lines:
                 self._lost += 1
                 return
             self._waiting += data
+            self._file = file
             if self._thread is None:
+                thread = threading.Thread(target=self._write, name="rdzv standard error", daemon=True)
                 try:
-                    self._thread = threading.Thread(target=self._write, name="rdzv standard error", daemon=True)
-                    self._thread.start()
+                    thread.start()
+                    self._thread = thread
                 except RuntimeError:  # this user may have no more threads
-                    self._thread = None
-                    _write_all(bytes(self._waiting))
-                    self._waiting.clear()
+                    self._write_once()
             self._changed.notify_all()
 
     def flush(self, within: float) -> None:
@@ -59,24 +60,19 @@ class _Lines:
                 while not self._waiting:
                     self._changed.wait()
                 self._is_writing = True
-                data, lost = bytes(self._waiting), self._lost
-                self._waiting.clear()
-                self._lost = 0
-            if lost:
-                data += f"rdzv: {lost} lines are lost here: nothing read standard error\n".encode()
-            with contextlib.suppress(OSError, ValueError):  # it is closed
-                _write_all(data)
+            self._write_once()
 
-
-def _write_all(data: bytes) -> None:
-    try:
-        file = sys.stderr.fileno()
-    except (AttributeError, OSError, ValueError):  # none, or one in memory
-        sys.stderr.write(data.decode())
-        return
-    # Past the buffer: a thread that holds its lock when the interpreter ends has the process aborted.
-    while data:
-        data = data[os.write(file, data) :]
+    def _write_once(self) -> None:
+        with self._changed:
+            data, lost = bytes(self._waiting), self._lost
+            self._waiting.clear()
+            self._lost = 0
+        if lost:
+            data += f"rdzv: {lost} lines are lost here: nothing read standard error\n".encode()
+        with contextlib.suppress(OSError):  # it is closed
+            # Past the buffer: a thread that holds its lock when the interpreter ends has the process aborted.
+            while data:
+                data = data[os.write(self._file, data) :]
 
 
 _lines = _Lines()
@@ -92,7 +88,13 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 def say_error(line: str) -> None:
     """Write a line to standard error, without waiting for its reader."""
-    _lines.put(line)
+    try:
+        file = sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):  # none, or one in memory, which nothing holds up
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            sys.stderr.write(f"{line}\n")
+    else:
+        _lines.put(line, file)
 
 
 def flush_errors(within: float = AT_EXIT) -> None:

@@ -88,17 +88,16 @@ async def test_a_node_leaves_though_its_output_is_not_read_and_a_second_signal_e
             os.close(reading)
 
 
-def test_lines_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_find_no_room_are_counted() -> None:
     reading, writing = os.pipe()
     os.write(writing, b"x" * PIPE_HOLDS)
-    with os.fdopen(writing, "w") as stream:
-        monkeypatch.setattr(sys, "stderr", stream)
+    with os.fdopen(writing, "w"):
         lines = standard_error._Lines()
-        lines.put("first")
+        lines.put("first", writing)
         while lines._waiting:  # the thread has taken it, and waits for the reader
             time.sleep(0.001)
         for _ in range(12):
-            lines.put("y" * 99_999)
+            lines.put("y" * 99_999, writing)
         began = time.monotonic()
         lines.flush(0.1)
         assert time.monotonic() - began < 2
@@ -106,7 +105,7 @@ def test_lines_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) ->
         while b"lines are lost" not in text:
             text += os.read(reading, 10**6)
         assert b"rdzv: 2 lines are lost here" in text
-        lines.put("last")
+        lines.put("last", writing)
         lines.flush(10)
         assert os.read(reading, 10**6).endswith(b"last\n")
     os.close(reading)

@@ -25,7 +25,6 @@ from rdzv.cli.run import processes_here
 from rdzv.config.parameters import KEEP_ALIVE, Source
 from rdzv.config.settings import PARAMETERS
 from rdzv.core.round import Participant
-from rdzv.display.standard_error import flush_errors
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 from rdzv.node.handler import Handler
 from tests.support.launched import FAIL, SUCCEED, TWO, TWO_OR_THREE, node, places, started, tell
@@ -288,13 +287,11 @@ async def test_who_waits_for_others_reads_for_what_and_who_does_not_reads_nothin
         a, b, c = run.handler("a"), run.handler("b"), run.handler("c")
         joining = asyncio.create_task(_meet(a))
         await asyncio.sleep(10)
-        flush_errors()
         assert capsys.readouterr().err == f"rdzv run: run {a.run_id}, node a: 1 of at least 2 nodes\n", "and once only"
         assert (await _meet(b)).world_size == (await joining).world_size == 2
         assert capsys.readouterr().err == ""
         joining = asyncio.create_task(_meet(c))
         await asyncio.sleep(10)
-        flush_errors()
         assert "node c: a spare: all 2 nodes that a round takes are there" in capsys.readouterr().err
         await a.set_closed("done")
         with pytest.raises(rdzv.RendezvousGracefulExitError):
