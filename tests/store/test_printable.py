@@ -64,12 +64,12 @@ def test_a_logger_escapes_what_others_say_and_leaves_numbers_alone(caplog: pytes
     [
         *(
             "rdzv.node.run.agreed",
-            "rdzv.node.coordinator.agreement",
+            "rdzv.node.coordinator.candidacy",
             "rdzv.node.coordinator.term",
             "rdzv.node.link.follower",
         ),
         *("rdzv.node.node", "rdzv.node.member.joining", "rdzv.node.member.noticing", "rdzv.node.member.part"),
-        *("rdzv.node.coordinator.accusations", "rdzv.loop.rounds", "rdzv.loop.blocking"),
+        *("rdzv.node.coordinator.accusations", "rdzv.loop.life", "rdzv.loop.member", "rdzv.backends.bind_address"),
         *("rdzv.backends.hosting", "rdzv.cli.launcher.launch"),
     ],
 )
