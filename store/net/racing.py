@@ -157,7 +157,8 @@ class Addresses:
     def did_not_work(self, addresses: Iterable[Any]) -> None:
         """These were tried and have failed, or not answered before the race was over."""
         self._standing.update(dict.fromkeys(addresses, SILENT))
-        if all(self._standing.get(one[4]) == SILENT for one in self._resolved):
+        # No generator: closing it early swallows what a signal's handler raises just then.
+        if {self._standing.get(one[4]) for one in self._resolved} <= {SILENT}:
             self._standing.clear()  # all are alike again
 
 
