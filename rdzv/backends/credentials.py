@@ -5,7 +5,6 @@ Secrets are never part of a message; a file that cannot be used is named, with t
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
@@ -19,7 +18,7 @@ from rdzv.errors import RendezvousSettingsError
 from store.net.certificates import client_context
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from rdzv.config.settings import Settings
 
@@ -45,14 +44,11 @@ class Credentials:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        token = settings.token
-        if settings.token_file is not None:
-            token = _read_secret(f"token_file={settings.token_file!r}", settings.token_file)
-        self.token: bytes | None = token.encode() if isinstance(token, str) else token
+        self._seen: list[bytes | None] = []
+        self._seen = self._contents()  # in the files of a client, when they were last read
+        self.token: bytes | None = self._read_token()
         self.password: str | None = self.read_password()
         self._client_tls: ssl.SSLContext | None = None
-        self._loaded: object = None  # the contents of the files that it was made of
-        self._refused: dict[str, object] = {}  # the contents that cannot be used, by the names of the files
         named = (settings.token_file, settings.ca, settings.cert, settings.key)
         self.renew: Callable[[], ssl.SSLContext | None] | None = self._renew if any(named) else None
 
@@ -69,55 +65,52 @@ class Credentials:
     def client_tls(self) -> ssl.SSLContext | None:
         """How to reach the store over TLS; None: as the system does, or without."""
         settings = self._settings
-        if settings.tls is not None:
-            context: ssl.SSLContext = settings.tls
-            return context
-        if not settings.uses_tls or (settings.ca is None and settings.cert is None):
-            return None
-        contents = self._contents()
-        if self._client_tls is None or contents != self._loaded:
-            try:
-                made = client_context(settings.ca, settings.cert, settings.key)
-            except OSError as error:
-                raise _unusable(_named(settings), error) from error
-            if self._client_tls is None or self._contents() == contents:  # else they are being written
-                self._client_tls, self._loaded = made, contents
-        return self._client_tls
+        if settings.tls is None and settings.uses_tls and (settings.ca or settings.cert) and self._client_tls is None:
+            self._client_tls = self._load()
+        return settings.tls or self._client_tls
 
-    def _contents(self) -> list[bytes]:
-        files = (self._settings.ca, self._settings.cert, self._settings.key)
-        return [_read(_named(self._settings), file) for file in files if file is not None]
+    def _load(self) -> ssl.SSLContext:
+        try:
+            return client_context(self._settings.ca, self._settings.cert, self._settings.key)
+        except OSError as error:
+            raise _unusable(_named(self._settings), error) from error
 
     def _renew(self) -> ssl.SSLContext | None:
         """Read token and certificates as they are now, and return how to reach the store over TLS.
 
-        What cannot be used, as files that are being written, changes nothing. It is told once.
+        Files that cannot be used, or are being written, change nothing. It is told once of each change.
         """
-        path = self._settings.token_file
-        if path is not None:
-            with self._changes_told("the token", lambda: _read("", path)):
-                token = _read_secret(f"token_file={path!r}", path)
-                if token != self.token and time.time() - os.stat(path).st_mtime >= SETTLED_AFTER:
-                    self.token = token
-        with self._changes_told("the certificates", self._contents):
-            self.client_tls()
-        return self._client_tls or self._settings.tls
-
-    @contextlib.contextmanager
-    def _changes_told(self, what: str, contents: Callable[[], object]) -> Iterator[None]:
-        """Tell once of each change of some files that they cannot be used."""
-        try:
-            yield
-        except RendezvousSettingsError as error:
+        found = self._contents()
+        if found != self._seen:
             try:
-                now = contents()
-            except RendezvousSettingsError:
-                now = None
-            if what not in self._refused or self._refused[what] != now:
-                log.warning("%s; new connections go on with %s as read before", error, what)
-            self._refused[what] = now
-        else:
-            self._refused.pop(what, None)
+                token = self._read_token() if found[:1] != self._seen[:1] else self.token
+                tls = self._load() if self._client_tls is not None else None
+            except RendezvousSettingsError as error:
+                log.warning("%s; new connections go on with what was read before", error)
+                token, tls = self.token, self._client_tls
+            if self._contents() == found:  # else it was read in the midst of a change
+                self.token, self._client_tls, self._seen = token, tls, found
+        return self.client_tls()
+
+    def _contents(self) -> list[bytes | None]:
+        """What is in the files of a client now, the token's first; None: it cannot be read."""
+        found: list[bytes | None] = []
+        for path in (self._settings.token_file, self._settings.ca, self._settings.cert, self._settings.key):
+            try:
+                fresh = path is not None and time.time() - os.stat(path).st_mtime < SETTLED_AFTER
+                if fresh and self._seen and not found:  # the token may be half written
+                    found.append(self._seen[0])
+                else:
+                    found.append(None if path is None else _read("", path))
+            except (OSError, RendezvousSettingsError):
+                found.append(None)
+        return found
+
+    def _read_token(self) -> bytes | None:
+        path, token = self._settings.token_file, self._settings.token
+        if path is not None:
+            token = _read_secret(f"token_file={path!r}", path)
+        return token.encode() if isinstance(token, str) else token
 
     def server_tls(self) -> ssl.SSLContext | None:
         """How to serve over TLS from here; None: without, or there is no certificate. What etcd trusts says nothing."""

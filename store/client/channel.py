@@ -217,8 +217,6 @@ class Channel:
                     self._patience.answered()
                     return answer, item.request_id
                 except OSError as error:
-                    if raised_by_handler(error):
-                        raise
                     self.disconnected(error)
                     self._shared.outages.failed(time.monotonic())
                     self._check(request)
@@ -487,8 +485,6 @@ class Channel:
         try:
             self._tell_kept(leases)
         except OSError as error:
-            if raised_by_handler(error):
-                raise
             self.disconnected(error)
         self.call(Ping(), within)  # requests are answered in order
         return connection == self._welcomed_at
@@ -511,8 +507,6 @@ class Channel:
             try:
                 self._tell(Cancel(target=item.request_id))
             except OSError as error:
-                if raised_by_handler(error):
-                    raise
                 self.disconnected(error)
 
     def _abandon(self, item: InFlight) -> None:
@@ -523,7 +517,9 @@ class Channel:
             self.connection.disconnected()
 
     def disconnected(self, error: OSError) -> None:
-        """The connection is gone; the next call makes another one."""
+        """Note that the connection is gone, by an error of the system. Raise any that a signal's handler has raised."""
+        if raised_by_handler(error):
+            raise error
         self._problem = self._shared.problem = dialing.describe(error)
         if self.connection.welcomed is not None:
             self._shared.cuts.ended()

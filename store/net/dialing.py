@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NEVER_ANSWERED",
     "NOBODY_LISTENS",
+    "NO_TLS",
     "SAYS_NOTHING",
     "Dial",
     "TcpDial",
@@ -59,10 +60,10 @@ class TcpDial:
         """Connect and give what `loop.create_connection` gives."""
         loop = asyncio.get_running_loop()
         open_before_uvloop(loop)
+        context = self._context
         if self._renew is not None:
             renewed = await anyio.to_thread.run_sync(self._renew, abandon_on_cancel=True)
-            self._context = self._context and (renewed or self._context)
-        context = self._context
+            context = (renewed or context) if self.secure else None
         try:
             # No await between the two: a socket that nobody has taken over yet could be lost there, unclosed.
             sock = await connected_socket(self.addresses)
@@ -108,9 +109,11 @@ SAYS_NOTHING = (
 """Said of a server that was never met and does not greet, as ours do at once: to a client without TLS, and with it."""
 
 
+NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
+"""What OpenSSL says of an answer that is none in TLS."""
+
 _TLS_IN_WORDS = {
-    "WRONG_VERSION_NUMBER": "it does not speak TLS: use tcp:// for it",
-    "RECORD_LAYER_FAILURE": "it does not speak TLS: use tcp:// for it",
+    **dict.fromkeys(NO_TLS, "it does not speak TLS: use tcp:// for it"),
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it wants a client's certificate (mutual TLS), and there is none",
     "SSLV3_ALERT_HANDSHAKE_FAILURE": "it refuses, as one does that wants a client's certificate (mutual TLS)",
     "TLSV1_ALERT_UNKNOWN_CA": "it does not trust the authority of this client's certificate",

@@ -32,6 +32,7 @@ class Torn(Exception):
 tears = pytest.mark.filterwarnings(
     "ignore:coroutine .* was never awaited:RuntimeWarning",  # it was not handed over
     "ignore::pytest.PytestUnraisableExceptionWarning",
+    "ignore:unclosed:ResourceWarning",  # a socket that was just made, and nobody had yet
 )
 
 

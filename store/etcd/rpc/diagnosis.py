@@ -14,7 +14,7 @@ import anyio
 
 from store.errors import AuthenticationError, ProtocolError, StoreError
 from store.etcd.codec import Failure, FailureKind
-from store.net.dialing import describe
+from store.net.dialing import NO_TLS, describe
 
 __all__ = ["diagnose"]
 
@@ -29,8 +29,6 @@ SETTINGS: Final = 4
 
 TLS_ALERT: Final = b"\x15\x03"
 OUR_STORE: Final = b"rdzv"
-NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
-"""What OpenSSL says of an answer that is none in TLS."""
 
 HUNG_UP: Final = "UNEXPECTED_EOF_WHILE_READING"
 
