@@ -19,6 +19,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -69,45 +70,31 @@ class _Expired(Exception):
     """The caller's time is over; it becomes one of the public errors before it leaves this room."""
 
 
+@dataclass(eq=False)
 class Shared:
-    """What all channels of one client share: where the store is, what is known of it, and who is to get out.
+    """What all channels of one client share: its arguments, and what is known of the store."""
 
-    Args:
-        addresses: Where the store is.
-        tls: The client's context, if TLS is spoken there.
-        name: The store's address, for error messages.
-        token: What is proven to the server, and asked of it; or returns that for each connection.
-        renew: Reads the files of token and certificates again, before each connection.
-        rng: For the jitter of reconnecting.
-    """
+    addresses: Addresses
+    tls: ssl.SSLContext | None
+    name: str
+    token: Secret
+    renew: Callable[[], ssl.SSLContext | None] | None
+    rng: random.Random
+    store_id: str | None = None
+    failed: StoreError | None = None  # why the client is of no more use
+    waits_ended: bool = False
+    channels: list[Channel] = field(default_factory=list)
+    problem: str = dialing.NEVER_ANSWERED  # of the channel that failed last
+    outages: Outages = field(init=False)
+    cuts: Cuts = field(init=False)
+    _closed: weakref.WeakSet[socket.socket] = field(default_factory=weakref.WeakSet)  # by the other side, as is known
+    _seen_revision: int = 0  # by channels that are gone
+    _dropping: threading.Lock = field(default_factory=threading.Lock)
+    _made_in: bytes = field(default_factory=process_id)
 
-    def __init__(
-        self,
-        addresses: Addresses,
-        tls: ssl.SSLContext | None,
-        *,
-        name: str,
-        token: Secret,
-        renew: Callable[[], ssl.SSLContext | None] | None,
-        rng: random.Random,
-    ) -> None:
-        self.addresses: Addresses = addresses
-        self.tls: ssl.SSLContext | None = tls
-        self.problem: str = dialing.NEVER_ANSWERED  # of the channel that failed last
-        self.outages: Outages = Outages(name, lambda: self.problem + addresses.where(), log)
-        self.renew: Callable[[], ssl.SSLContext | None] | None = renew
-        self.name: str = name
-        self.token: Secret = token
-        self.rng: random.Random = rng
-        self.store_id: str | None = None
-        self.failed: StoreError | None = None  # why the client is of no more use
-        self.waits_ended: bool = False
-        self.channels: list[Channel] = []
-        self.cuts: Cuts = Cuts(time.monotonic, self._look)
-        self._closed: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # by the other side, as is known
-        self._seen_revision = 0  # by channels that are gone
-        self._dropping = threading.Lock()
-        self._made_in = process_id()
+    def __post_init__(self) -> None:
+        self.outages = Outages(self.name, lambda: self.problem + self.addresses.where(), log)
+        self.cuts = Cuts(time.monotonic, self._look)
 
     def seen_revision(self) -> int:
         """The latest revision that the store has shown on any channel: it must not go back behind it."""

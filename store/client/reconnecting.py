@@ -223,14 +223,7 @@ class Link(asyncio.Protocol):
 
 
 class Reconnecting(ABC):
-    """What holds a connection to a store, one at a time. What is asked on it is for a subclass to say.
-
-    Args:
-        dial: How to connect.
-        name: The address, for error messages.
-        token: What is proven to the server, and asked of it; or returns that for each connection.
-        rng: For the jitter of reconnecting.
-        process: The process that it is in, for tests that play several; without it, this one.
+    """The connection of a `Client`, whose arguments these are: one at a time, made again when it is lost.
 
     Attributes:
         last_problem: What was last in the way of reaching the store.
