@@ -30,6 +30,7 @@ COUNTERS = {
     "connections_refused": "Connections that were refused or hung up on.",
     "bytes_in": "Bytes received.",
     "bytes_out": "Bytes sent.",
+    "log_bytes": "Bytes of the log of the database, which is long while another program reads that.",
     "commits": "Commits to the disk.",
     "commit_seconds": "Seconds that commits to the disk have taken.",
 }

@@ -131,7 +131,8 @@ class SimulatedJournal(Journal):
         self.commit_seconds: float = 0.0  # a commit takes no time here
         self.in_doubt: bool = False  # a group that fails here leaves nothing on the disk
         self.only_deletes: bool = False
-        self._grows = self._free_bytes = 0
+        self._grows = self._free_bytes = self._long_for = 0
+        self.log_bytes: int = 0
         self.answered: bool = False
         self._mark, self._reserve = disk.mark, disk.reserve  # type: ignore[assignment]  # they have no files
 

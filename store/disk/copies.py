@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from store.disk import rows
+from store.disk.diagnosis import reporting
 from store.disk.directory import FILE, UNFINISHED, holder, make_file, put_in_place, release_lock, take_lock
-from store.disk.verification import carry_over, check_format, open_to_read, reporting, verify
+from store.disk.verification import carry_over, check_format, open_to_read, verify
 from store.errors import StoreUsageError
 
 if TYPE_CHECKING:
@@ -61,8 +62,9 @@ def check(directory: Path) -> Report:
     Raises:
         StoreUsageError: There is none, it is damaged, or it has lost changes; the message says what to do.
     """
-    path = _store_in(directory)
-    with holder(directory) as process, reporting(path):
+    path = directory / FILE
+    with reporting(path), holder(directory) as process:
+        _find(path)
         version = verify(directory, served=process is not None)
         if version != rows.FORMAT:
             raise StoreUsageError(f"{path} is whole, of format {version}: the next start of a server carries it over")
@@ -77,15 +79,13 @@ def back_up(directory: Path, target: Path) -> Report:
     Raises:
         StoreUsageError: The store is damaged, or the copy cannot be made.
     """
-    path = _store_in(directory)
-    if target.exists():
-        raise StoreUsageError(f"{target} exists: name a file that does not, or move it away")
-    with holder(directory) as process, reporting(path):
+    path = directory / FILE
+    with reporting(path, written=target), holder(directory) as process:
+        _find(path)
+        if target.exists():
+            raise StoreUsageError(f"{target} exists: name a file that does not, or move it away")
         verify(directory, served=process is not None)
-        try:
-            _copy(path, target)
-        except OSError as error:
-            raise StoreUsageError(f"{target} cannot be written: {error.strerror or error}") from error
+        _copy(path, target)
         try:
             return _read(target, served_by=process)
         except BaseException:
@@ -101,15 +101,16 @@ def restore(source: Path, directory: Path, *, new_id: str) -> Report:
     Raises:
         StoreUsageError: The copy is damaged, or there is a store in the directory.
     """
-    if not source.is_file():
-        raise StoreUsageError(f"{source} is no file: name one that rdzv backup has made")
+    with reporting(source):
+        if not source.is_file():
+            raise StoreUsageError(f"{source} is no file: name one that rdzv backup has made")
     lock = take_lock(directory)
     try:
         path = directory / FILE
         if path.exists():
             raise StoreUsageError(f"{directory} holds a store: restore into another directory, or move {path} away")
         partial = _unfinished(path)
-        with reporting(source):
+        with reporting(source, written=path):
             _copy(source, partial)
             with contextlib.closing(open_to_read(partial)) as database:
                 (version,) = database.execute("PRAGMA user_version").fetchone()
@@ -154,11 +155,9 @@ def _read(path: Path, *, served_by: str | None = None) -> Report:
         return Report(saved=_load(database), file_bytes=path.stat().st_size, served_by=served_by)
 
 
-def _store_in(directory: Path) -> Path:
-    path = directory / FILE
+def _find(path: Path) -> None:
     if not path.exists():
-        raise StoreUsageError(f"there is no store in {directory}: name the directory given as --data-dir")
-    return path
+        raise StoreUsageError(f"there is no store in {path.parent}: name the directory given as --data-dir")
 
 
 def _load(database: sqlite3.Connection) -> Saved:

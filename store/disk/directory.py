@@ -13,6 +13,7 @@ What is in a store is its members' own affair, so the directory is made for its 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import logging
@@ -39,7 +40,9 @@ __all__ = [
     "UNFINISHED",
     "Mark",
     "Reserve",
+    "allocate",
     "holder",
+    "in_words",
     "make_file",
     "put_in_place",
     "release_lock",
@@ -58,6 +61,22 @@ RESERVE = "reserve"
 RESERVE_BYTES = 8 * 1024 * 1024  # what the database grows by when it takes in a log of 4 MiB, and DELETES_BYTES
 DELETES_BYTES = 4 * 1024 * 1024  # the log of some deletes, up to where it begins anew
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
+REMEDIES = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there, or raise the quota",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EROFS: "mount it writable, or copy the directory, with all files in it, to where it can be written",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "raise the system's limit on open files (fs.file-max)",
+    errno.EACCES: "run this as the owner of the files",
+    errno.EPERM: "run this as the owner of the files",
+}
+
+
+def in_words(error: OSError) -> str:
+    """Return what the system refuses, and what to do."""
+    remedy = REMEDIES.get(error.errno or 0)
+    return f"{error.strerror or error}" + (f" ({remedy})" if remedy else "")
 
 
 # --------------------------------------------------------------------------------------------------------- the lock
@@ -73,12 +92,13 @@ def take_lock(directory: Path) -> IO[str]:
         _make(directory, mode=0o700)
         file = open(directory / LOCK, "a+", encoding="utf-8", opener=_for_the_owner)  # noqa: SIM115 - held open
     except OSError as error:
-        raise StoreUsageError(f"data_dir {directory} cannot be used: {error.strerror or error}") from error
+        raise StoreUsageError(f"data_dir {directory} cannot be used: {in_words(error)}") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        file.truncate(0)
-        # Not through a buffer, which closing it would try to write again.
-        os.write(file.fileno(), b"%d\n" % os.getpid())
+        with contextlib.suppress(OSError):  # on a full disk it is locked all the same
+            file.truncate(0)
+            # Not through a buffer, which closing it would try to write again.
+            os.write(file.fileno(), b"%d\n" % os.getpid())
     except BlockingIOError:
         file.seek(0)
         process = file.read().strip() or "unknown"
@@ -89,7 +109,7 @@ def take_lock(directory: Path) -> IO[str]:
         ) from None
     except OSError as error:  # a network's file system without locks, say: not to be taken for another server
         file.close()
-        raise StoreUsageError(f"data_dir {directory} cannot be locked: {error.strerror or error}") from error
+        raise StoreUsageError(f"data_dir {directory} cannot be locked: {in_words(error)}") from error
     return file
 
 
@@ -205,10 +225,23 @@ class Mark:
                 return store_id, int(number)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (IsADirectoryError, ValueError) as error:  # one that cannot be read now may prove something
             log.debug("%s cannot be read: %s", self._path, error)
         log.warning("%s is damaged: it is ignored, and written again", self._path)
         return None
+
+    def refuse_to_found(self, path: Path) -> None:
+        """Refuse a new store in the place of one that was deleted, of which only the mark is left.
+
+        Raises:
+            StoreUsageError: There is a mark.
+        """
+        if (marked := self.read()) is not None:
+            raise StoreUsageError(
+                f"{path} is gone, and {self._path} says that it held write {marked[1]} of store {marked[0]}: put it "
+                f"back, or a backup in its place (rdzv restore FILE {path.parent}), or move {self._path} away, too, "
+                f"to begin with an empty store"
+            )
 
     def write(self, store_id: str, number: int) -> None:
         """This group is durable. What hinders it is no harm to the store: the mark only proves less then."""
@@ -258,7 +291,7 @@ class Reserve:
                 number = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
                 try:
                     if os.fstat(number).st_size < size:
-                        _allocate(number, size)
+                        allocate(number, size)
                     os.ftruncate(number, size)
                 finally:
                     os.close(number)
@@ -278,7 +311,8 @@ class Reserve:
             os.truncate(self._path, size)
 
 
-def _allocate(number: int, size: int) -> None:
+def allocate(number: int, size: int) -> None:
+    """Make a file this long, with room on the disk for all of it."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(number, 0, size)
     else:  # macOS

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sqlite3
 from typing import TYPE_CHECKING
 
@@ -16,31 +17,19 @@ from store.disk.directory import FILE, Mark
 from store.errors import StoreUsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["carry_over", "check_format", "open_to_read", "reporting", "verify"]
+__all__ = ["carry_over", "check_format", "open_to_read", "verify"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
     """A connection that changes nothing, not even when it is closed: one that could write would then tidy up."""
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=30)
-
-
-@contextlib.contextmanager
-def reporting(path: Path) -> Iterator[None]:
-    """Say of whatever a damaged file leads to what is wrong, and what to do."""
-    try:
-        yield
-    except StoreUsageError:
-        raise
-    except Exception as error:
-        raise StoreUsageError(
-            f"{path} is damaged or cannot be used ({error}); nothing in it was changed: restore it from a backup, or "
-            f"move it away, with what lies beside it, to begin with an empty store"
-        ) from error
+    # On a read-only mount SQLite finds no place for its index of a log; without a log it needs none.
+    read_only = os.statvfs(path).f_flag & os.ST_RDONLY and not path.with_name(f"{path.name}-wal").exists()
+    how = "immutable=1" if read_only else "mode=ro"
+    return sqlite3.connect(f"{path.resolve().as_uri()}?{how}", uri=True, isolation_level=None, timeout=30)
 
 
 def verify(directory: Path, *, served: bool = False) -> int:

@@ -48,6 +48,7 @@ from typing import TYPE_CHECKING
 
 from store.disk import rows
 from store.disk.copies import found
+from store.disk.diagnosis import is_full, reason, reporting
 from store.disk.directory import (
     DELETES_BYTES,
     FILE,
@@ -58,7 +59,7 @@ from store.disk.directory import (
     take_lock,
     warn_if_open_to_others,
 )
-from store.disk.verification import carry_over, open_to_read, reporting, verify
+from store.disk.verification import carry_over, open_to_read, verify
 from store.net.sockets import let_go_in_children
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ GROUP_BYTES_LEAST, GROUP_BYTES_MOST = 16 * 1024, 64 * 1024 * 1024
 BUSY_SECONDS = 1.0  # between looks at whether the writer is to end while somebody else holds SQLite's lock
 LOG_BYTES = 4 * 1024 * 1024  # of SQLite's log, what is kept once it has been emptied: what it then grows to again
 PAGE_BYTES = 4096  # SQLite's default
+LONG_LOG_BYTES = 4 * LOG_BYTES  # what another program's reading makes of it ...
+GROUPS_LONG = 3  # ... if it stays so for so many groups
 IDLE_SECONDS = 1.0  # without anything to write before room is given back
 FREE_PAGES_KEPT = 1024  # 4 MiB, and a quarter of the file: they are about to be used again
 FREE_PAGES_AT_ONCE = 64  # some 50 ms in a file of a gigabyte, in which SQLite looks for each: a group waits for so long
@@ -103,6 +106,7 @@ class Journal:
         commits: How many groups have been written.
         commit_seconds: How long that has taken, all of it.
         group_bytes: How much a group may hold, so that it is written in time.
+        log_bytes: How long SQLite's log is: much longer than `LOG_BYTES` only while another program reads the database.
         in_doubt: Whether it is unknown if the last group is on disk.
         only_deletes: Whether the disk is so full that only what takes something away may be appended.
         answered: Whether the last failure is settled: whoever caused it is told so by a reply that is in the store now.
@@ -116,7 +120,7 @@ class Journal:
 
     def __init__(self, directory: str | os.PathLike[str], *, new_id: str) -> None:
         self._directory = Path(os.path.abspath(directory))  # the program may `chdir`
-        self._path = self._directory / FILE
+        self._path, self._log = self._directory / FILE, self._directory / f"{FILE}-wal"
         self._pid = os.getpid()
         self._database: sqlite3.Connection | None = None  # for writing; opened when it has been read
         self._pending: list[Facts] = []
@@ -128,11 +132,13 @@ class Journal:
         self._mark, self._reserve = Mark(self._directory), Reserve(self._directory)
         self._store_id, self._group = "", 0  # the number of the last group that is durable
         self._untidy = True  # there may be room to be given back
+        self._long_for = 0  # groups
         self._grows = self._free_bytes = 0  # what the database must grow by; what it has for that already
         self.appended: int = 0
         self.commits: int = 0
         self.commit_seconds: float = 0.0
         self.in_doubt: bool = False
+        self.log_bytes: int = 0
         self.only_deletes: bool = False
         self.answered: bool = False
         self._lock_file = take_lock(Path(directory))
@@ -140,9 +146,16 @@ class Journal:
         try:
             with reporting(self._path):
                 if not self._path.exists():
+                    self._mark.refuse_to_found(self._path)
                     found(self._path, new_id)
                 warn_if_open_to_others(self._directory)
-                version = verify(self._directory)
+                try:
+                    version = verify(self._directory)
+                except sqlite3.OperationalError:
+                    if not is_full(self._path):
+                        raise
+                    self._reserve.give_up()  # SQLite has no room for the index of its log, and deletes have some
+                    version = verify(self._directory)
                 if version != rows.FORMAT:
                     carry_over(self._path, version)
         except BaseException:
@@ -285,7 +298,7 @@ class Journal:
                 self._write_group(*taken, on_durable)
             except Exception as error:  # noqa: BLE001 - whatever it is: a writer that is silently gone stops everybody
                 self._judge(error)
-                on_failure(str(error))
+                on_failure(reason(error, self._path) if isinstance(error, sqlite3.Error) else str(error))
                 return
 
     def _take_group(self) -> tuple[list[Facts], int] | None:
@@ -392,6 +405,13 @@ class Journal:
         took = time.perf_counter() - began
         self.commit_seconds += took
         self._untidy = True
+        self._long_for = self._long_for + 1 if self.log_bytes > LONG_LOG_BYTES else 0
+        if self._long_for == GROUPS_LONG:  # that of one large group begins anew with the next one
+            log.warning(
+                "%s is %d bytes long, and grows with each write, since another program reads the database all the "
+                "while: end that program, a backup or a shell of SQLite",
+                *(self._log, self.log_bytes),
+            )
         self._mark.write(self._store_id, self._group)
         self._learn(sum(facts.size for facts in group), took)
 
@@ -432,6 +452,7 @@ class Journal:
         self._free_bytes = free * PAGE_BYTES
         with contextlib.suppress(FileNotFoundError):  # a directory that was moved meanwhile is written to all the same
             self._grows = max(pages * PAGE_BYTES - self._path.stat().st_size, 0)
+            self.log_bytes = self._log.stat().st_size
         return self._grows
 
     def _empty_log(self) -> bool:
@@ -468,8 +489,7 @@ class Journal:
             elif spare > 0:
                 self._database.execute(f"PRAGMA incremental_vacuum({min(spare, FREE_PAGES_AT_ONCE)})").fetchall()
             self._untidy = spare > FREE_PAGES_AT_ONCE and not anew
-            log_bytes = self._path.with_name(f"{FILE}-wal").stat().st_size
-            full = log_bytes > (LOG_BYTES // 4 if self.only_deletes else LOG_BYTES)
+            full = self.log_bytes > (LOG_BYTES // 4 if self.only_deletes else LOG_BYTES)
             if (self.only_deletes and full) or (not self._untidy and (spare > 0 or full)):
                 self._database.execute("PRAGMA busy_timeout=0")  # whoever reads now is not to hold up the next group
                 self._empty_log()

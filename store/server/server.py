@@ -174,6 +174,7 @@ class Server:
             "journal_bytes": self._durability.unwritten.bytes,
             "connection_bytes": self.table.bytes,
             "memory_bytes": self._engine.memory_bytes + self._peers.held_bytes,
+            "log_bytes": 0 if journal is None else journal.log_bytes,
             "commits": 0 if journal is None else journal.commits,
             "commit_seconds": 0.0 if journal is None else journal.commit_seconds,
         }

@@ -13,7 +13,7 @@ import pytest
 import store
 from rdzv.cli.main import main
 from store.disk import copies
-from store.disk.directory import FILE
+from store.disk.directory import FILE, MARK
 from store.errors import StoreReplaced, StoreUsageError
 from store.server.journal import Journal
 from tests.store.server.test_journal_refusals import leave_behind
@@ -116,6 +116,9 @@ def test_the_log_of_a_store_that_was_moved_away_is_not_laid_over_the_next_one(tm
     copies.back_up(tmp_path / "third", copy)
     leave_behind(data)
     (data / FILE).rename(elsewhere)
+    with pytest.raises(StoreUsageError, match=rf"is gone, and {data / MARK} says .* or move {data / MARK} away, too"):
+        Journal(data, new_id="new")
+    (data / MARK).unlink()
     if coming == "restored":
         copies.restore(copy, data, new_id="new")
     journal = Journal(data, new_id="new")
@@ -145,4 +148,4 @@ def test_what_cannot_be_done_is_said_in_a_line(tmp_path: Path, capsys: pytest.Ca
     assert main(["check", other]) == 0
     (tmp_path / "copy").write_bytes(b"this is a shopping list")
     assert main(["restore", copy, str(tmp_path / "third")]) == 1
-    assert "damaged or cannot be used" in capsys.readouterr().err
+    assert "is damaged" in capsys.readouterr().err

@@ -123,6 +123,6 @@ def test_a_reserve_there_is_no_room_for_is_not_held(tmp_path: Path, monkeypatch:
 
     reserve = Reserve(tmp_path)
     assert reserve.take(1000)
-    monkeypatch.setattr("store.disk.directory._allocate", no_room)
+    monkeypatch.setattr("store.disk.directory.allocate", no_room)
     assert not reserve.take(1001)
     assert (reserve.bytes, (tmp_path / RESERVE).stat().st_size) == (1000, 1000), "what there was is still kept back"

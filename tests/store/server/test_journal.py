@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
 from typing import TYPE_CHECKING
@@ -271,6 +272,26 @@ def test_what_sqlite_will_always_refuse_is_answered_to_its_sender_and_costs_nobo
     journal.append(change(put(2, "goes on")))
     journal.close()
     assert saved_in(tmp_path).revision == 2
+
+
+def test_a_log_that_another_program_keeps_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """155 MB of it for contents of 500 kB were told nowhere."""
+    journal = Journal(tmp_path, new_id="id")
+    journal.load()
+    outcome = Outcome()
+    outcome.start(journal)
+    outcome.wait_for(journal.append(change(put(1, "large", bytes(12_000_000)))))
+    outcome.wait_for(journal.append(change(put(2, "k"))))
+    assert "another program" not in caplog.text, "the log of one large group is long, too"
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM entries").fetchone()
+        for revision in range(3, 43):
+            outcome.wait_for(journal.append(change(put(revision, "k", bytes(400_000)))))
+    journal.close()
+    (told,) = (record.getMessage() for record in caplog.records if "another program" in record.getMessage())
+    assert f"{FILE}-wal is " in told
+    assert journal.log_bytes > 16_000_000
 
 
 def test_an_idle_journal_gives_back_what_its_file_no_longer_needs(

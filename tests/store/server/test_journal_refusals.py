@@ -105,7 +105,7 @@ def test_another_versions_file_is_refused_and_not_changed(tmp_path: Path) -> Non
 @pytest.mark.parametrize("what", [b"", b"SQLite format 3\0", b"this is a shopping list\n" * 1000])
 def test_a_file_that_is_none_of_ours_is_refused_and_not_changed(tmp_path: Path, what: bytes) -> None:
     (tmp_path / FILE).write_bytes(what)
-    with pytest.raises(StoreUsageError, match=r"damaged or cannot be used .*; nothing in it was changed"):
+    with pytest.raises(StoreUsageError, match=r"is damaged .*; nothing in it was changed"):
         Journal(tmp_path, new_id="id")
     assert (tmp_path / FILE).read_bytes() == what
 

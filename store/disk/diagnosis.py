@@ -1,0 +1,103 @@
+"""Shell: why a file of a store cannot be read or written: it is damaged, or the system refuses, and what to do.
+
+SQLite's codes do not tell: a full tmpfs is an I/O error of its shared memory, a limit on the size of files is an I/O
+error, and too few descriptors and a read-only mount are files that cannot be opened. So only an error about contents
+means damage. For all others the system is asked, by a write beside the file that was written, then beside the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sqlite3
+from typing import TYPE_CHECKING
+
+from store.disk.directory import FILE, MARK, allocate, in_words
+from store.errors import StoreUsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["is_full", "reason", "reporting"]
+
+DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)  # the last: a table is not there
+FILES = 4  # descriptors that SQLite needs for one database
+PROBE_BYTES = 64 * 1024
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def refusal(path: Path, size: int = PROBE_BYTES) -> OSError | None:
+    """Return the error of a write of this size beside a file, and of a look at the file; None if there is none."""
+    probe, numbers = path.with_name(f".{path.name}.probe"), []
+    try:
+        if path.exists():
+            numbers.append(os.open(path, os.O_RDONLY))
+        numbers.append(os.open(probe, os.O_CREAT | os.O_RDWR, 0o600))
+        try:
+            numbers += [os.dup(numbers[-1]) for _ in range(FILES)]
+            allocate(numbers[-1], size)
+        finally:
+            probe.unlink()
+    except OSError as error:
+        return error
+    finally:
+        for number in numbers:
+            os.close(number)
+    return None
+
+
+def is_full(path: Path) -> bool:
+    """Return whether the disk of a file takes no more."""
+    error = refusal(path)
+    return error is not None and error.errno in FULL
+
+
+def reason(error: Exception, path: Path) -> str:
+    """Return an error's words, and those of the system if it refuses a write beside the file, too."""
+    refused = refusal(path)
+    return f"{error}: {in_words(refused)}" if refused is not None else str(error)
+
+
+@contextlib.contextmanager
+def reporting(path: Path, *, written: Path | None = None) -> Iterator[None]:
+    """Turn each error of a store's file into one that names the file, the reason and the remedy.
+
+    Args:
+        path: The store.
+        written: The file that a copy is written to.
+    """
+    try:
+        yield
+    except StoreUsageError:
+        raise
+    except Exception as error:
+        if _is_damage(error):
+            raise StoreUsageError(
+                f"{path} is damaged ({error}); nothing in it was changed: restore it from a backup, or move it away, "
+                f"with all that begins with {FILE} or {MARK} beside it, to begin with an empty store"
+            ) from error
+        raise StoreUsageError(_reason(error, path, written)) from error
+
+
+def _is_damage(error: Exception) -> bool:
+    if isinstance(error, sqlite3.Error):  # those without a code are raised by Python, or by us, about contents
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+        return code & 0xFF in DAMAGE
+    return not isinstance(error, OSError | MemoryError)
+
+
+def _reason(error: Exception, path: Path, written: Path | None) -> str:
+    size = 0
+    with contextlib.suppress(OSError):
+        size = path.stat().st_size
+    unchanged = f"nothing in {path} was changed"
+    for place in filter(None, (written, path)):
+        refused = refusal(place, size if place is written else PROBE_BYTES)
+        if refused is not None:
+            return f"{place} cannot be {'written' if place is written else 'used'}: {in_words(refused)}; {unchanged}"
+    return (
+        f"{written or path} cannot be used ({error}), and the system takes a write beside it; {unchanged}: try again, "
+        f"and look for errors of the disk in the system's log"
+    )
