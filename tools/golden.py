@@ -20,7 +20,21 @@ from rdzv.core.history import Chapter, History, Incident, pack_history
 from rdzv.core.round import Member, Participant, Round
 from rdzv.core.state import Ban, Closed, NodeRecord, Phase, Progress, pack_settings, unpack_settings
 from store import when
-from store.messages import CompareAndSet, Entry, Event, Found, Grant, Granted, Guarded, Listing, Put, Transact, Written
+from store.messages import (
+    CompareAndSet,
+    DeletedOlder,
+    DeleteOlder,
+    Entry,
+    Event,
+    Found,
+    Grant,
+    Granted,
+    Guarded,
+    Listing,
+    Put,
+    Transact,
+    Written,
+)
 from store.protocol import wire
 from store.protocol.wire import Bye, Events, Reply
 
@@ -37,12 +51,14 @@ REQUESTS: Final = (
     Grant(ttl=10.0, disconnect_ttl=1.0),
     Transact(when=(when.exists("a"),), then=(Put("b", b"2", lease=3),), otherwise=()),
     Guarded(when=(when.mod_revision("a") == 2,), request=Put("a", b"3")),
+    DeleteOlder(prefix="a", after="a/1", revision=9),
 )
 RESPONSES: Final = (
     Written(revision=4),
     Found(entry=ENTRY),
     Listing(entries=(ENTRY, None), revision=5),
     Granted(lease=3, ttl=10.0),
+    DeletedOlder(count=2, revision=9, after="a/3"),
 )
 EVENTS: Final = (
     Event(kind="put", revision=2, key="a", value=b"1", create_revision=1, lease=3),
