@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Applied", "Delivery", "Engine", "Overtaken", "Work"]
 
 NOBODY: Final = MappingProxyType[int, float]({})
+WRITES_ON_A_FULL_DISK = 512  # keys of one change: each may take a page of 4 KiB, of the 4 MiB that there are
 LAPSES_AT_ONCE = 256  # leases that one tick ends; the next one comes a millisecond later
 WAITS_AT_ONCE = 512  # that one change may end in its own step: about four milliseconds ...
 WAITED_KEYS_AT_ONCE = 16_384  # ... or as many keys as one wait may have
@@ -81,7 +82,6 @@ class Engine:
 
     Attributes:
         read_only: Why nothing can be written now; None if it can.
-        only_deletes: Why nothing but deletes, and small writes, can be written now; None if more can.
         writable_bytes: What such a small write may have; 0 if there may be none.
         postponed: The waits that changes have ended and that are still to be answered, by `do_chore`.
         has_chores: Whether something is left to be done by `do_chore`.
@@ -91,7 +91,7 @@ class Engine:
         self.store_id = store_id
         self.limits: Limits = limits or Limits()
         self.read_only: str | None = None
-        self.only_deletes: str | None = None
+        self._only_deletes: str | None = None
         self.writable_bytes: int = 0
         self._state = state = State(self.limits)
         self._keys, self._leases, self._sessions = state.keys, state.leases, state.sessions
@@ -113,6 +113,16 @@ class Engine:
     def groups(self) -> Groups:
         """What each group of keys takes."""
         return self._keys.groups
+
+    @property
+    def only_deletes(self) -> str | None:
+        """Why nothing but deletes, and small writes, can be written now; None if more can."""
+        return self._only_deletes
+
+    @only_deletes.setter
+    def only_deletes(self, why: str | None) -> None:
+        self._only_deletes = why
+        self._state.writes_max = min(self.limits.writes_max, WRITES_ON_A_FULL_DISK if why else self.limits.writes_max)
 
     @property
     def memory_bytes(self) -> int:
@@ -281,13 +291,13 @@ class Engine:
             raise LimitExceeded(
                 f"nothing was written, because the store takes no writes now: {self.read_only}; reading goes on"
             )
-        if self.only_deletes is not None and not only_takes_away(request):
+        if self._only_deletes is not None and not only_takes_away(request):
             size = self._state.written_bytes(request)
             if size > self.writable_bytes:
                 small = f" and writes of {self.writable_bytes} bytes" if self.writable_bytes else ""
                 raise LimitExceeded(
                     f"nothing was written, because the store takes only deletes{small} now, and this has {size}: "
-                    f"{self.only_deletes}; delete something"
+                    f"{self._only_deletes}; delete something"
                 )
         full = self._replies.bytes >= self.limits.replies_bytes_max
         if full:
@@ -325,7 +335,7 @@ class Engine:
                 most those may have waited: what came due since then stays for now.
         """
         self._leases.advance(now)
-        room = self.limits.writes_max
+        room = self._state.writes_max
         for lease in self._leases.due(most=LAPSES_AT_ONCE):
             if room <= 0:
                 self._leases.due_again(lease)

@@ -238,7 +238,7 @@ class Requests:
         return Counted(count=int(self._changes.erase(request.key)), revision=self._changes.revision)
 
     def _delete_prefix(self, request: DeletePrefix) -> Counted:
-        most = self._limits.writes_max
+        most = self._state.writes_max
         if request.at_most is None:
             self._state.at_most("writes_max", self._keys.index.count(request.prefix), "keys to be deleted")
         else:
@@ -253,7 +253,7 @@ class Requests:
 
     def _delete_older(self, request: DeleteOlder) -> DeletedOlder:
         newest = self._keys.revision if request.revision is None else request.revision
-        most, entries = self._limits.writes_max, self._keys.entries
+        most, entries = self._state.writes_max, self._keys.entries
         looked_at = self._keys.index.stretch(request.prefix, after=request.after or None, most=most)
         keys = [key for key in looked_at if entries[key].mod_revision <= newest]
         count = self._watches.affordable(keys)
@@ -340,7 +340,7 @@ class Requests:
 
     def _revoke(self, request: Revoke) -> Done:
         lease = self._state.lease(request.lease)
-        self._changes.end_lease(lease, most=self._watches.affordable([*islice(lease.keys, self._limits.writes_max)]))
+        self._changes.end_lease(lease, most=self._watches.affordable([*islice(lease.keys, self._state.writes_max)]))
         return Done()
 
     def _time_to_live(self, request: TimeToLive) -> LeaseState:

@@ -79,11 +79,13 @@ class State:
     """The parts of a store, each of which knows itself alone; its limits, and how far it is from each of them.
 
     Attributes:
+        writes_max: As the limit; less while the disk is nearly full.
         held_elsewhere: Tells how many bytes the server holds for its connections and its disk, whatever is asked.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits: Limits = limits
+        self.writes_max: int = limits.writes_max
         self.keys: Keyspace = Keyspace()
         self.leases: Leases = Leases()
         self.watches: Watches = Watches(self.keys.groups.name_of)
@@ -109,7 +111,7 @@ class State:
 
     def at_most(self, limit: str, amount: float, of: object = "") -> None:
         """Refuse an amount that is past a limit; `of` is what else its message names."""
-        most = getattr(self.limits, limit)
+        most = self.writes_max if limit == "writes_max" else getattr(self.limits, limit)
         if amount > most:
             what, remedy = PAST[limit]
             shown_most = f"{most:g}" if isinstance(most, float) else most
