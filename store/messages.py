@@ -14,7 +14,15 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from store.errors import StoreUsageError
+from store.errors import (
+    ConditionFailed,
+    LeaseNotFound,
+    LimitExceeded,
+    StoreError,
+    StoreUsageError,
+    Unsupported,
+    WatchCompacted,
+)
 from store.records import Record, Unfit, shown
 
 CHOSEN_LEASE_LEAST = 2**62  # of the ids of leases that clients choose; those that a server chooses are below
@@ -282,6 +290,17 @@ class FailureKind(IntEnum):
     OTHER = 255  # never sent: what stands for a kind that only later releases know
 
 
+ERRORS: dict[FailureKind, type[StoreError]] = {
+    FailureKind.USAGE: StoreUsageError,
+    FailureKind.LIMIT: LimitExceeded,
+    FailureKind.LEASE: LeaseNotFound,
+    FailureKind.CONDITION: ConditionFailed,
+    FailureKind.COMPACTED: WatchCompacted,
+    FailureKind.UNSUPPORTED: Unsupported,
+    FailureKind.OTHER: StoreError,
+}
+
+
 class Failed(Response, code=77, kw_only=True):
     """A request was refused and changed nothing (`FORGOTTEN` excepted); `message` is for people."""
 
@@ -325,6 +344,22 @@ class Add(Request[Added], code=4):
     key: str
     amount: int
     lease: int | None = None
+
+    def total(self, entry: Entry | None) -> int:
+        """Return the sum, given what the key holds.
+
+        Raises:
+            StoreUsageError: It holds no decimal number, or the sum has more than 64 bits.
+        """
+        held = b"0" if entry is None else entry.value
+        digits = held.removeprefix(b"-")
+        # Python's int() takes underscores and blanks; the store does not.
+        if not digits.isdigit() or len(digits) > 20:
+            raise StoreUsageError(f"{shown(self.key)} holds {shown(held)}, which is no decimal number to add to")
+        total = int(held) + self.amount
+        if abs(total) >= 2**63:  # what torch.distributed.Store counts in
+            raise StoreUsageError(f"adding {self.amount} to {shown(self.key)} gives a number of more than 64 bits")
+        return total
 
 
 class Append(Request[Added], code=5):

@@ -30,9 +30,10 @@ from store.engine.keyspace import events_of
 from store.engine.processes import Closing
 from store.engine.requests import Requests
 from store.engine.state import State
-from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
+from store.errors import LimitExceeded, StoreError
 from store.limits import Limits
 from store.messages import (
+    ERRORS,
     Failed,
     FailureKind,
     Granted,
@@ -64,12 +65,7 @@ ENDED = object()
 
 _make_applied = tuple.__new__  # a named tuple's own constructor takes twice as long, and every request makes one
 
-_FAILURES = {
-    LimitExceeded: FailureKind.LIMIT,
-    LeaseNotFound: FailureKind.LEASE,
-    ConditionFailed: FailureKind.CONDITION,
-    StoreUsageError: FailureKind.USAGE,
-}
+_KINDS = {error: kind for kind, error in ERRORS.items()}
 
 
 class Engine:
@@ -432,4 +428,4 @@ class Engine:
 
 
 def _failed(error: StoreError) -> Failed:
-    return Failed(kind=_FAILURES[type(error)], message=str(error))
+    return Failed(kind=_KINDS[type(error)], message=str(error))

@@ -39,11 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from store.limits import Limits
-    from store.messages import Entry, Grant, Request
+    from store.messages import Grant, Request
 
 __all__ = ["State", "Write"]
 
-ADD_MAX = 2**63 - 1  # what torch.distributed.Store counts in
 RAISE_IT = "start the server with a higher limit"
 READ_THEM = "read replies before sending more, or ask for no large values"
 SMALL_REPLY_BYTES = 64 * 1024  # what one reply may take though all of them together take too much
@@ -135,7 +134,7 @@ class State:
         if not key or len(key) * 4 > self.limits.key_bytes_max:
             self.check_key(key)
         if isinstance(write, Add):
-            value = _sum_of(write, self.keys.get(key))
+            value = b"%d" % write.total(self.keys.get(key))
         elif isinstance(write, Append):
             entry = self.keys.get(key)
             held = b"" if entry is None else entry.value
@@ -347,16 +346,3 @@ class State:
         """Refuse one more watch or wait of a peer, which would take `cost` bytes."""
         self.at_most("watches_max", self.watches.of(peer) + self.waits.of(peer) + 1)
         self.check_memory(cost)
-
-
-def _sum_of(request: Add, entry: Entry | None) -> bytes:
-    """The value after an add to a key that holds `entry` now."""
-    held = b"0" if entry is None else entry.value
-    digits = held.removeprefix(b"-")
-    # Python's int() takes underscores and blanks; the store does not.
-    if not digits.isdigit() or len(digits) > 20:
-        raise StoreUsageError(f"{shown(request.key)} holds {shown(held)}, which is no decimal number to add to")
-    total = int(held) + request.amount
-    if abs(total) > ADD_MAX:
-        raise StoreUsageError(f"adding {request.amount} to {shown(request.key)} gives a number of more than 64 bits")
-    return b"%d" % total

@@ -19,7 +19,7 @@ receipt is that of the write, and what was answered is made up from the store as
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from store.errors import LimitExceeded, StoreUsageError
 from store.etcd.codec import OPERATIONS_MAX, TOO_MANY, broken, compare, entry_in, holds, look_at, range_of, spans
@@ -68,7 +68,6 @@ __all__ = [
     "transaction",
 ]
 
-ADD_MAX: Final = 2**63 - 1
 """What the embedded store, and PyTorch's, counts in."""
 
 DONE, FENCED = b"done", b"fenced"
@@ -269,7 +268,7 @@ def _planned(asked: Operations, rests_on: list[Condition], known: Known | None, 
         if isinstance(operation, Create):
             value = operation.value
         elif isinstance(operation, Add):
-            sums[place] = _sum(operation, entry)
+            sums[place] = operation.total(entry)
             value = b"%d" % sums[place]
         else:
             value = (entry.value if entry else b"") + operation.value
@@ -284,19 +283,6 @@ def _planned(asked: Operations, rests_on: list[Condition], known: Known | None, 
         sums=sums,
         assumed=frozenset(assumed),
     )
-
-
-def _sum(request: Add, entry: Entry | None) -> int:
-    number = 0
-    if entry is not None:
-        digits = entry.value.removeprefix(b"-")
-        if not digits.isdigit() or len(digits) > 20:
-            raise StoreUsageError(f"{request.key!r} holds {entry.value[:40]!r}, which is no decimal number to add to")
-        number = int(entry.value)
-    total = number + request.amount
-    if abs(total) > ADD_MAX:
-        raise StoreUsageError(f"adding {request.amount} to {request.key!r} gives a number of more than 64 bits")
-    return total
 
 
 # ---------------------------------------------------------------------------------- in etcd's words

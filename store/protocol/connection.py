@@ -17,19 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from store.errors import (
     AuthenticationError,
-    ConditionFailed,
     ConnectionLost,
-    LeaseNotFound,
     LimitExceeded,
     ProtocolError,
     StoreError,
     StoreReplaced,
-    StoreUsageError,
-    Unsupported,
-    WatchCompacted,
 )
 from store.limits import Limits
-from store.messages import Failed, FailureKind, Listing, ListingPart, Response, mutates
+from store.messages import ERRORS, Failed, FailureKind, Listing, ListingPart, Response, mutates
 from store.printable import printable
 from store.protocol import wire
 from store.protocol.frames import FrameReader
@@ -418,17 +413,6 @@ class ClientConnection:
         self._unanswered.pop(item.request_id, None)
 
 
-_ERRORS: dict[FailureKind, type[StoreError]] = {
-    FailureKind.USAGE: StoreUsageError,
-    FailureKind.LIMIT: LimitExceeded,
-    FailureKind.LEASE: LeaseNotFound,
-    FailureKind.CONDITION: ConditionFailed,
-    FailureKind.COMPACTED: WatchCompacted,
-    FailureKind.UNSUPPORTED: Unsupported,
-    FailureKind.OTHER: StoreError,
-}
-
-
 def error_of(response: Response) -> StoreError | None:
     """The error that a response stands for, if it does."""
     if type(response) is not Failed:
@@ -436,7 +420,7 @@ def error_of(response: Response) -> StoreError | None:
     message = printable(response.message)
     if response.kind is FailureKind.FORGOTTEN:
         return ConnectionLost(message, maybe_applied=True)
-    return _ERRORS[response.kind](message)
+    return ERRORS[response.kind](message)
 
 
 def _refusal(sorry: Sorry, name: str) -> StoreError:
