@@ -38,6 +38,7 @@ log: logging.Logger = logging.getLogger(__name__)
 STOP_WITHIN = 3.0  # seconds for the disk to take the last group
 SMALL = (Get, Put, Create, CompareAndSet, Delete, Add, Grant)  # what may be: the rest may change much at once
 SMALL_OPERATIONS, SMALL_BYTES = 16, 16 * 1024
+NO_RESERVE = "its disk has less than the 8 MiB that are kept back for them"
 TRY_AGAIN_AFTER = 1.0  # seconds between looks at a disk that took nothing, or has only room for deletes
 
 
@@ -134,7 +135,7 @@ class Durability:
             on_failure=lambda reason: report(self._cannot_write, reason),
         )
         if self.journal.only_deletes and self._probing is None:
-            self._probing = asyncio.create_task(self._wait_for_room(self.journal, "it is nearly full"))
+            self._probing = asyncio.create_task(self._wait_for_room(self.journal, NO_RESERVE))
             self._probing.add_done_callback(self._ended)
 
     async def stop(self) -> None:

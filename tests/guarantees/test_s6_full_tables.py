@@ -143,6 +143,28 @@ async def fill(peer: Peer, table: Table) -> None:
     await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize("by", ["strangers", "the living"])
+async def test_s6_connections_that_have_proved_nothing_make_way_and_others_do_not(by: str) -> None:
+    limits = store.Limits(connections_max=20)
+    async with contextlib.AsyncExitStack() as stack:
+        server = await stack.enter_async_context(store.serve(limits=limits))
+        if by == "strangers":
+            for _ in range(30):
+                _, writer = await asyncio.open_connection(server.host, server.port)
+                stack.callback(writer.close)
+            async with store.connect(server.url, timeout=20) as newcomer:
+                await newcomer.put("k", b"")
+            return
+        living = [await stack.enter_async_context(store.connect(server.url)) for _ in range(20)]
+        with pytest.raises(StoreError, match="it has 20 connections, the most it takes"):
+            async with store.connect(server.url, timeout=0.5):
+                raise AssertionError("there is no room")
+        await living[0].aclose()
+        async with store.connect(server.url, timeout=20) as newcomer:
+            assert await newcomer.put("k", b"") == 1
+        assert await living[1].get("k") is not None
+
+
 LIVING = """import sys, store.sync
 with store.sync.connect(sys.argv[1], timeout=60) as client:
     told = 0
