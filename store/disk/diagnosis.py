@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["is_full", "reason", "reporting"]
 
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)  # the last: a table is not there
-FILES = 4  # descriptors that SQLite needs for one database
+FILES = 10  # descriptors that SQLite needs for two databases, of which one is copied into the other
 PROBE_BYTES = 64 * 1024
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
