@@ -155,14 +155,14 @@ def test_each_command_names_what_hinders_it_on_either_side(
     assert len(copies.check(tmp_path / "data").saved.entries) == 1000, "and all is as it was"
 
 
-@pytest.mark.parametrize("files", range(8, 32))
+@pytest.mark.parametrize("files", [10, 13, 16, 18, 20, 23])
 @pytest.mark.parametrize("command", ["check", "backup", "restore", "serve"])
 def test_too_few_descriptors_are_no_damage(tmp_path: Path, whole: Path, command: str, files: int) -> None:
     places = {"data": str(whole / "data"), "copies": str(whole / "copies"), "out": str(tmp_path)}
     line = shlex.join([sys.executable, "-m", "rdzv", *(each.format(**places) for each in COMMANDS[command])])
     with contextlib.suppress(subprocess.TimeoutExpired):
         done = subprocess.run(
-            ["timeout", "5", "sh", "-c", f"ulimit -n {files}; exec {line}"],
+            ["timeout", "2", "sh", "-c", f"ulimit -n {files}; exec {line}"],
             env={**os.environ, "PYTHONPATH": HERE},
             capture_output=True,
             text=True,
