@@ -88,8 +88,9 @@ def test_what_is_wrong_with_the_contents_is_damage(tmp_path: Path, code: int | N
 OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
 TROUBLES = {
     # What makes it, before the command "$@" is carried out; $D is the directory that has it.
-    "full": 'cp -a "$D" "$D.was" && mount -t tmpfs -o size=1200k none "$D" && cp -a "$D.was/." "$D" && '
-    'rm -f "$D/reserve"; dd if=/dev/zero of="$D/hog" bs=4k 2>/dev/null; "$@"',
+    "full": 'rm -f "$D"/reserve "$D"/*-shm "$D"/*-wal && cp -a "$D" "$D.was" && '
+    'mount -t tmpfs -o size=1200k none "$D" && cp -a "$D.was/." "$D" && '
+    'dd if=/dev/zero of="$D/hog" bs=4k 2>/dev/null; "$@"',
     "read-only": 'mount --bind "$D" "$D" && mount -o remount,bind,ro "$D" && exec "$@"',
     "a limit on files": 'ulimit -f 32; exec "$@"',
 }
