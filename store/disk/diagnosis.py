@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["is_full", "reason", "reporting"]
+__all__ = ["free_bytes", "is_full", "reason", "reporting"]
 
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)  # the last: a table is not there
 FILES = 10  # descriptors that SQLite needs for two databases, of which one is copied into the other
@@ -46,6 +46,12 @@ def refusal(path: Path, size: int = PROBE_BYTES) -> OSError | None:
         for number in numbers:
             os.close(number)
     return None
+
+
+def free_bytes(directory: Path) -> int:
+    """Return how many bytes the disk of a directory has left, as far as the system knows."""
+    system = os.statvfs(directory)
+    return system.f_bavail * system.f_frsize
 
 
 def is_full(path: Path) -> bool:

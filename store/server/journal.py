@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING
 
 from store.disk import rows
 from store.disk.copies import found
-from store.disk.diagnosis import is_full, reason, reporting
+from store.disk.diagnosis import free_bytes, is_full, reason, reporting
 from store.disk.directory import (
     DELETES_BYTES,
     FILE,
@@ -83,6 +83,10 @@ BUSY_SECONDS = 1.0  # between looks at whether the writer is to end while somebo
 LOG_BYTES = 4 * 1024 * 1024  # of SQLite's log, what is kept once it has been emptied: what it then grows to again
 PAGE_BYTES = 4096  # SQLite's default
 LONG_LOG_BYTES = 4 * LOG_BYTES  # what another program's reading makes of it ...
+LONG_LOG = (
+    "%s is %d bytes long, and grows with each write, since another program reads the database all the while: end that "
+    "program, a backup or a shell of SQLite"
+)
 GROUPS_LONG = 3  # ... if it stays so for so many groups
 IDLE_SECONDS = 1.0  # without anything to write before room is given back
 FREE_PAGES_KEPT = 1024  # 4 MiB, and a quarter of the file: they are about to be used again
@@ -154,7 +158,7 @@ class Journal:
                 except sqlite3.OperationalError:
                     if not is_full(self._path):
                         raise
-                    self._reserve.give_up()  # SQLite has no room for the index of its log, and deletes have some
+                    self._reserve.give_up()  # it is room for the index of SQLite's log, too
                     version = verify(self._directory)
                 if version != rows.FORMAT:
                     carry_over(self._path, version)
@@ -236,11 +240,10 @@ class Journal:
                 return False
             was_full, self.only_deletes = self.only_deletes, True
             self._empty_log()
-            if not (self._probe() or (self._give_up_reserve([]) and self._probe())):
-                return False
-            if not was_full:
+            taken = self._probe() or (self._give_up_reserve([]) and self._probe())
+            if taken and not was_full:
                 self.has_room()
-            return True
+            return taken
 
     def has_room(self) -> bool:
         """Whether more than deletes can be written again: others have made room, or what deletes have freed is back."""
@@ -251,8 +254,7 @@ class Journal:
 
     def room(self) -> int:
         """How many bytes a write may have: they come twice, as an entry and in the history, and first in the log."""
-        system = os.statvfs(self._directory)
-        free = system.f_bavail * system.f_frsize
+        free = free_bytes(self._directory)
         return min(free // 2, (free + self._free_bytes) // 4)
 
     def _probe(self) -> bool:
@@ -407,11 +409,7 @@ class Journal:
         self._untidy = True
         self._long_for = self._long_for + 1 if self.log_bytes > LONG_LOG_BYTES else 0
         if self._long_for == GROUPS_LONG:  # that of one large group begins anew with the next one
-            log.warning(
-                "%s is %d bytes long, and grows with each write, since another program reads the database all the "
-                "while: end that program, a backup or a shell of SQLite",
-                *(self._log, self.log_bytes),
-            )
+            log.warning(LONG_LOG, self._log, self.log_bytes)
         self._mark.write(self._store_id, self._group)
         self._learn(sum(facts.size for facts in group), took)
 
@@ -440,9 +438,7 @@ class Journal:
             sqlite3.OperationalError: There is no room for that.
         """
         if not self._reserve.take(self._growth() + beside):
-            error = sqlite3.OperationalError("database or disk is full")
-            error.sqlite_errorcode = sqlite3.SQLITE_FULL
-            raise error
+            raise _full()
 
     def _growth(self) -> int:
         """How many bytes the database must grow by to take in its log, with the transaction under way."""
@@ -467,10 +463,10 @@ class Journal:
 
     def _give_up_reserve(self, group: list[Facts]) -> bool:
         """Have deletes use the room that is kept back for them; False if there is more in the group."""
-        if self._may_use_reserve(group):
+        may = self._may_use_reserve(group)
+        if may:
             self._reserve.give_up()  # what the database must grow by is taken again at the next try
-            return True
-        return False
+        return may
 
     def _may_use_reserve(self, group: list[Facts]) -> bool:
         return self.only_deletes or all(facts.only_takes_away for facts in group)
@@ -499,6 +495,12 @@ class Journal:
             self._untidy = False
         finally:
             self._database.execute(f"PRAGMA busy_timeout={int(BUSY_SECONDS * 1000)}")
+
+
+def _full() -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return error
 
 
 def _is(error: Exception, *codes: int) -> bool:
