@@ -74,7 +74,7 @@ log: logging.Logger = logging.getLogger(__name__)
 # A write that failed left a group without its end, which nobody reads; after all else, the group may be there whole.
 _WITHOUT_ITS_END = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 MARGIN_BYTES = 1024 * 1024  # beside the reserve: what must be free again before more than deletes is taken
-# Of one group, or four times as long as a small one takes: a small write waits for the rest of a group and for its own.
+# Of one group, or five times as long as a small one takes: a small write waits for the rest of a group and for its own.
 GROUP_SECONDS = 0.02
 SMALL_GROUP_BYTES = 64 * 1024
 GROUP_BYTES = 1024 * 1024  # of the first groups; the time that they take tells how large the next ones may be
@@ -417,12 +417,10 @@ class Journal:
         """Let the groups to come be as large as is written in time, as the last one tells."""
         if size <= SMALL_GROUP_BYTES:
             self._least_seconds += (took - self._least_seconds) / 8
-        most = max(GROUP_SECONDS, 4 * self._least_seconds)
-        if 2 * size >= self.group_bytes:  # else it says nothing about a full one
-            if took > most:
-                self.group_bytes = max(self.group_bytes // 2, GROUP_BYTES_LEAST)
-            elif took < most / 2:
-                self.group_bytes = min(self.group_bytes * 2, GROUP_BYTES_MOST)
+        most = max(GROUP_SECONDS, 5 * self._least_seconds)
+        if 2 * size >= self.group_bytes and not 0.8 * most < took < most:  # a smaller one says nothing about a full one
+            wanted = int(self.group_bytes * min(max(0.9 * most / took, 0.5), 2.0))
+            self.group_bytes = min(max(wanted, GROUP_BYTES_LEAST), GROUP_BYTES_MOST)
 
     def _roll_back(self) -> None:
         assert self._database is not None, "something was written to be rolled back"
