@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.core.absent import Missing
     from rdzv.core.history import Chapter, History
-    from rdzv.core.report import RunStatus, StepOf
+    from rdzv.core.report import RunStatus
     from rdzv.core.round import Participant
     from rdzv.core.round_life import Ending
     from rdzv.core.state import Ban, Change, Closed, Draining, Dropped, NodesLeft, NodesLost, NodesWaiting, Phase
     from rdzv.core.stopping import Resized
+    from rdzv.core.stuck.pace import StepOf
     from rdzv.errors import (
         GiveUp,
         MembersLostError,
@@ -74,7 +75,8 @@ else:
             "rdzv.config.settings": "Settings",
             "rdzv.core.absent": "Missing",
             "rdzv.core.history": "Chapter History",
-            "rdzv.core.report": "RunStatus StepOf",
+            "rdzv.core.stuck.pace": "StepOf",
+            "rdzv.core.report": "RunStatus",
             "rdzv.core.round": "Participant",
             "rdzv.core.round_life": "Ending",
             "rdzv.core.state": "Ban Change Closed Draining Dropped NodesLeft NodesLost NodesWaiting Phase",

@@ -47,9 +47,12 @@ class Missing(Record, kw_only=True):
         """Return where it was, if that is known and is not its name: " at 10.0.0.3"."""
         return f" at {_name(self.address)}" if self.address not in ("", self.node_id) else ""
 
-    def describe(self, *, elapsed: float = 0.0) -> str:
-        """Return what happened to it: "lost 41 s ago: why"; `elapsed` seconds have passed since that was reckoned."""
-        how = self.how if self.ago is None else f"{self.how} {in_words(self.ago + elapsed)} ago"
+    def describe(self, *, elapsed: float | None = 0.0) -> str:
+        """Return what happened to it: "lost 41 s ago: why"; `elapsed` seconds have passed since that was reckoned.
+
+        With None as `elapsed`, no duration is said.
+        """
+        how = self.how if self.ago is None or elapsed is None else f"{self.how} {in_words(self.ago + elapsed)} ago"
         return f"{how}: {self.why}" if self.why else how
 
 
@@ -72,7 +75,7 @@ class Absent(Record, kw_only=True):
         missing = tuple(one.replace(ago=None) for one in self.missing)
         return self.replace(missing=missing, said_at=0.0, waited=None if self.waited is None else 0.0)
 
-    def describe(self, *, elapsed: float = 0.0) -> str:
+    def describe(self, *, elapsed: float | None = 0.0) -> str:
         """Return who is missing: "gpu-017 (lost 3 min ago) and gpu-023 (never seen)"; empty if nobody is known to."""
         shown = [
             f"{_name(one.node_id)}{one.where()} ({one.describe(elapsed=elapsed)})"
@@ -80,12 +83,13 @@ class Absent(Record, kw_only=True):
         ]
         return _listed(shown, self.count)
 
-    def describe_wait(self, *, elapsed: float = 0.0) -> str:
+    def describe_wait(self, *, elapsed: float | None = 0.0) -> str:
         """Return for whom the run has waited, and for how long; empty if nobody is known to be missing."""
         names = self.describe(elapsed=elapsed)
         if not names:
             return ""
-        return f"waiting{'' if self.waited is None else f' {in_words(self.waited + elapsed)}'} for {names}"
+        waited = "" if self.waited is None or elapsed is None else f" {in_words(self.waited + elapsed)}"
+        return f"waiting{waited} for {names}"
 
     def describe_staying(self) -> str:
         """Return who is still in the last round, if they are few."""

@@ -423,12 +423,12 @@ def _kind(progress: Progress) -> tuple[object, ...]:
     return *_all_of_it(progress), *some, no_spares, progress.last_call_left is None
 
 
-def explain(progress: Progress | None, *, elapsed: float = 0.0) -> str:
+def explain(progress: Progress | None, *, elapsed: float | None = 0.0) -> str:
     """Return what a run waits for, in words (promise R16).
 
     Args:
         progress: How far it is; None if nobody has said so yet.
-        elapsed: Seconds since that was written.
+        elapsed: Seconds since that was written; None for words without durations.
     """
     if progress is None:
         return "waiting for a coordinator"
@@ -444,9 +444,9 @@ def explain(progress: Progress | None, *, elapsed: float = 0.0) -> str:
             awaited = progress.absent.describe_wait(elapsed=elapsed)
             return f"{progress.joined} of at least {_nodes(progress.needed)}{awaited and f'; {awaited}'}{given_up}"
         case Phase.LAST_CALL:
-            left = max((progress.last_call_left or 0.0) - elapsed, 0.0)
+            left = "" if elapsed is None else f", {max((progress.last_call_left or 0.0) - elapsed, 0.0):.1f} s left"
             count = f"{progress.joined} of at most {_nodes(progress.capacity)}"
-            return f"last call, {left:.1f} s left; {count}{missing}{given_up}"
+            return f"last call{left}; {count}{missing}{given_up}"
         case Phase.TRAINING:
             coming = progress.joined - progress.spares
             if not coming:

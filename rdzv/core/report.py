@@ -14,48 +14,37 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.core.history import Spent, seconds_between, spent
-from rdzv.core.state import WITH
+from rdzv.core.state import WITH, Phase
+from rdzv.core.stuck.pace import Pace, StepOf, pace_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rdzv.core.absent import Missing
     from rdzv.core.history import Chapter, History, Incident
     from rdzv.core.round import Participant
-    from rdzv.core.state import Ban, Phase
+    from rdzv.core.state import Ban, Closed
     from rdzv.core.stopping import Resized
 
 __all__ = [
+    "AGES",
     "VERSION",
     "Account",
     "RunStatus",
     "StepOf",
     "account",
     "closing_of",
+    "counts_of",
     "lengths_of",
     "long_duration",
+    "node_states",
+    "pace_in",
     "report",
+    "run_state",
 ]
 
 VERSION: Final = 1
 WORST_NAMED: Final = 1  # nodes in the closing line, if they were lost more than once
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepOf:
-    """How far a member has come.
-
-    Attributes:
-        step: The last step that it has begun; None before the first.
-        age: Seconds since then.
-        rate: Steps a second, lately.
-        busy: What it is busy with, as it has said; empty if it is not.
-    """
-
-    step: int | None
-    age: float
-    rate: float
-    busy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +76,16 @@ class RunStatus:
         absent: The same nodes, as data: how, since when, and why.
         absent_count: How many they are, also beyond those that are named.
         waited: Seconds for which too few nodes have waited for a round; None if nobody waits, or there are enough.
+        now: The hour at which this was read, in seconds since 1970.
+        phase_for: Seconds for which it has been in this phase; None if nobody knows.
+        last_call_left: Seconds that are left of the last call; None if it does not run.
+        closing: How the run was closed, or None.
+        closed_at: The hour of that, in seconds since 1970; None if it was not noted.
+        standstill: That no member gets on, in the coordinator's words; else empty.
+        waits_for: The reason without durations: it is the same until something has changed.
+        attributes: The attributes of nodes that are not in the round: those that wait, and those missing whose round
+            is the last one.
+        last_members: The members that the last round of a closed run had.
         since: The hour at which each node that is here arrived, by its own clock, in seconds since 1970.
         steps: How far each member has come that has said so, as of now.
     """
@@ -117,22 +116,143 @@ class RunStatus:
     waited: float | None = None
     since: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     steps: Mapping[str, StepOf] = field(default_factory=lambda: MappingProxyType({}))
+    now: float = 0.0
+    phase_for: float | None = None
+    last_call_left: float | None = None
+    closing: Closed | None = None
+    closed_at: float | None = None
+    standstill: str = ""
+    waits_for: str = ""
+    attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
+    last_members: tuple[Participant, ...] = ()
+
+    @property
+    def unfit(self) -> dict[str, str]:
+        """The nodes whose health check failed, and why."""
+        return {
+            node_id: reason
+            for node_id, reason in self.refused.items()
+            if node_id not in self.bans and node_id.removeprefix(WITH) not in self.bans_where
+        }
+
+
+def pace_in(status: RunStatus) -> Pace:
+    """Return how the members of a run get on, by their steps."""
+    timeout = status.settings.get("stall_timeout")
+    return pace_of(status.steps, stall_timeout=timeout if isinstance(timeout, (int, float)) else None)
+
+
+def node_states(status: RunStatus, pace: Pace) -> dict[str, str]:
+    """Return the state of each node that is named; see `NODE_STATES`. The most urgent counts, if there are several."""
+    states = {
+        **dict.fromkeys((member.node_id for member in status.members), "in the round"),
+        **{node_id: "busy" for node_id, one in status.steps.items() if one.busy},
+        **dict.fromkeys(status.waiting, "waiting"),
+        **dict.fromkeys(status.spares, "spare"),
+        **dict.fromkeys(status.draining, "draining"),
+        **dict.fromkeys(pace.slow, "slow"),
+        **dict.fromkeys((one[0] for one in status.accused), "accused"),
+        **dict.fromkeys(pace.stuck, "stuck"),
+        **dict.fromkeys(status.bans, "banned"),
+        **dict.fromkeys(status.unfit, "unfit"),
+    }
+    states.update((one.node_id, one.how) for one in status.absent)
+    return states
+
+
+def counts_of(status: RunStatus, states: Mapping[str, str]) -> dict[str, int]:
+    """Return how many nodes are in each state, and how many members and missing nodes there are."""
+    found = Counter(states.values())
+    return {
+        "members": len(status.members),
+        "missing": status.absent_count,
+        **{name: found[name] for name in ("unfit", "banned", "stuck", "accused", "slow", "draining", "busy")},
+        "waiting": len(status.waiting) - len(status.spares),
+        "spares": len(status.spares),
+    }
+
+
+def run_state(status: RunStatus, pace: Pace, counts: Mapping[str, int]) -> tuple[str, str]:
+    """Return the state of a run: how it is meant ("ok", "wait", "drain", "warn", "bad", "over"), and its words."""
+    least, most = status.settings.get("min_nodes"), status.settings.get("max_nodes")
+    if status.phase is Phase.CLOSED:
+        return ("bad", "Given up") if status.closing and status.closing.given_up else ("over", "Closed")
+    if not status.members and not status.waiting:
+        return "bad", "No node is here"
+    if status.phase is Phase.LAST_CALL:
+        return "wait", f"Last call: {counts['waiting']:,}{f' of up to {most:,}' if most else ''}"
+    if status.phase is Phase.GATHERING:
+        return "wait", f"Waiting: {counts['waiting']:,}{f' of {least:,}' if least else ''} here"
+    if pace.stands or status.standstill:
+        return "bad", "Training: all stand still"
+    wrong = [name for name in ("stuck", "missing", "accused", "slow", "draining") if counts[name]]
+    words = ", ".join(f"{counts[name]:,} {name}" for name in wrong)
+    meant = "bad" if "stuck" in wrong else "drain" if wrong == ["draining"] else "warn" if wrong else "ok"
+    return meant, f"Training: {words}" if wrong else "Training"
+
+
+AGES: Final = frozenset(
+    (
+        *("reason", "waited", "phase_for", "last_call_left"),
+        *("step_age", "seconds_ago", "how", "seconds_left", "ends_in"),
+    )
+)
+"""The fields that change by themselves; beside each is one that does not, mostly an hour."""
 
 
 def report(status: RunStatus) -> dict[str, Any]:
     """Return a status as what JSON knows: dictionaries, lists, strings, numbers, booleans, None."""
-    bootstrap, resized = status.bootstrap_address, status.resized
+    bootstrap, resized, now = status.bootstrap_address, status.resized, status.now
+    pace = pace_in(status)
+    states = node_states(status, pace)
+    meant, words = run_state(status, pace, counts := counts_of(status, states))
+
+    stands = f"no member has begun a step for {pace.limit:.0f} s" if pace.stands else ""
+
+    def hour(ago: float | None) -> float | None:
+        return None if ago is None else round(now - ago, 1)
+
+    def member(one: Participant) -> dict[str, Any]:
+        return _member(one, status.steps.get(one.node_id), states.get(one.node_id, "left"), hour) | {
+            "since": status.since.get(one.node_id)
+        }
+
+    def ban(one: Ban) -> dict[str, Any]:
+        left = one.left
+        ends = {"ends_in": left, "ends_at": None if left is None else hour(-left)}
+        return {"reason": one.reason, "by": one.by, "at_once": one.now, **ends}
+
     return {
         "version": VERSION,
+        "now": now,
         "run_id": status.run_id,
         "phase": status.phase.value,
+        "phase_for": status.phase_for,
+        "phase_since": hour(status.phase_for),
+        "last_call_left": status.last_call_left,
+        "last_call_until": None if status.last_call_left is None else hour(-status.last_call_left),
+        "state": {"meant": meant, "words": words},
         "reason": status.reason,
+        "waits_for": status.waits_for,
         "round": status.round,
         "world_size": status.world_size,
         "bootstrap": None if bootstrap is None else {"host": bootstrap[0], "port": bootstrap[1]},
         "coordinator": status.coordinator,
         "closed": status.closed,
-        "members": [_member(member, status.steps.get(member.node_id)) for member in status.members],
+        "closing": None if status.closing is None else _closing(status.closing, status.closed_at),
+        "counts": counts,
+        "pace": {
+            "told": pace.told,
+            "step": pace.step,
+            "step_at": None if pace.step is None else hour(pace.age),
+            "rate": round(pace.rate, 3),
+            "limit": round(pace.limit, 1),
+        },
+        "standstill": status.standstill or stands,
+        "stuck": [{"node_id": node_id, "why": why} for node_id, why in pace.stuck.items()],
+        "slow": [{"node_id": node_id, "why": why} for node_id, why in pace.slow.items()],
+        "members": [member(one) for one in status.members],
+        "last_members": [_member(one, None, "left", hour) for one in status.last_members],
         "waiting": [node_id for node_id in status.waiting if node_id not in status.spares],
         "spares": list(status.spares),
         "missing": [
@@ -141,6 +261,7 @@ def report(status: RunStatus) -> dict[str, Any]:
                 "how": status.missing[one.node_id],
                 "kind": one.how,
                 "seconds_ago": one.ago,
+                "at": hour(one.ago),
                 "address": status.addresses.get(one.node_id),
                 "why": one.why,
             }
@@ -148,19 +269,17 @@ def report(status: RunStatus) -> dict[str, Any]:
         ],
         "missing_count": status.absent_count,
         "waited": status.waited,
+        "waiting_since": hour(status.waited),
         "since": dict(status.since),
         "addresses": dict(status.addresses),
-        "banned": [{"node_id": node_id, **_ban(ban)} for node_id, ban in status.bans.items()],
-        "banned_where": [{"where": where, **_ban(ban)} for where, ban in status.bans_where.items()],
-        "unfit": [
-            {"node_id": node_id, "reason": reason}
-            for node_id, reason in status.refused.items()
-            if node_id not in status.bans and node_id.removeprefix(WITH) not in status.bans_where
-        ],
+        "attributes": {node_id: _plain(dict(each)) for node_id, each in status.attributes.items()},
+        "banned": [{"node_id": node_id, **ban(one)} for node_id, one in status.bans.items()],
+        "banned_where": [{"where": where, **ban(one)} for where, one in status.bans_where.items()],
+        "unfit": [{"node_id": node_id, "reason": reason} for node_id, reason in status.unfit.items()],
         "accused": [{"node_id": node_id, "by": by, "why": why} for node_id, by, why in status.accused],
         "draining": [
-            {"node_id": node_id, "seconds_left": round(seconds_left, 1), "reason": reason}
-            for node_id, (seconds_left, reason) in status.draining.items()
+            {"node_id": node_id, "seconds_left": round(left, 1), "until": hour(-left), "reason": reason}
+            for node_id, (left, reason) in status.draining.items()
         ],
         "resized": None
         if resized is None
@@ -170,19 +289,24 @@ def report(status: RunStatus) -> dict[str, Any]:
     }
 
 
-def _ban(ban: Ban) -> dict[str, Any]:
-    return {"reason": ban.reason, "by": ban.by, "at_once": ban.now, "ends_in": ban.left}
+def _closing(closed: Closed, at: float | None) -> dict[str, Any]:
+    return {"given_up": closed.given_up, "status": closed.status, "by": closed.by, "at": at, "reason": closed.reason}
 
 
-def _member(member: Participant, steps: StepOf | None) -> dict[str, Any]:
+def _member(
+    member: Participant, steps: StepOf | None, state: str, hour: Callable[[float], float | None]
+) -> dict[str, Any]:
+    begun = steps is not None and steps.step is not None
     return {
         "node_id": member.node_id,
         "rank": member.rank,
         "address": member.address,
         "payload": _plain(member.payload),
         "attributes": {name: _plain(value) for name, value in member.attributes.items()},
+        "state": state,
         "step": None if steps is None else steps.step,
         "step_age": None if steps is None else steps.age,
+        "step_at": hour(steps.age) if begun and steps is not None else None,
         "step_rate": None if steps is None else steps.rate,
         "busy": "" if steps is None else steps.busy,
     }

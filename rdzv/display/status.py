@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rdzv._version import __version__
 from rdzv.config.resizing import describe_size
 from rdzv.core.absent import named
+from rdzv.core.report import counts_of, node_states, pace_in, run_state
 from rdzv.display.history import hour
 from store.net.address import host_and_port
 from store.printable import first_of, in_words
@@ -25,17 +26,17 @@ SETTINGS_SHOWN = ("min_nodes", "max_nodes", "node_unit", "last_call_timeout")
 
 def summary(status: RunStatus) -> list[str]:
     """Return what is to be said first: phase and reason, the round, how many nodes, what was agreed on."""
-    lines = [f"run {status.run_id}: {status.phase.value}: {status.reason}"]
+    pace = pace_in(status)
+    found = counts_of(status, node_states(status, pace))
+    lines = [
+        f"run {status.run_id}: {status.phase.value}: {status.reason}",
+        f"state: {run_state(status, pace, found)[1]}",
+    ]
     if status.round is not None and status.bootstrap_address is not None:
         where = host_and_port(*status.bootstrap_address)
         lines.append(f"round {status.round}: world size {status.world_size}, rank 0 at {where}")
-    counts = {
-        "members": len(status.members),
-        "waiting": len(status.waiting) - len(status.spares),
-        "spares": len(status.spares),
-        "missing": status.absent_count,
-        "refused": len(status.refused),
-    }
+    counts = {name: found[name] for name in ("members", "waiting", "spares", "missing")}
+    counts["refused"] = len(status.refused)
     shown = ", ".join(
         f"{count:,} {name if count != 1 else name.removesuffix('s')}"
         for name, count in counts.items()
@@ -72,6 +73,9 @@ def exceptions(status: RunStatus) -> list[str]:
     lines = [f"    missing  {_named(status, one.node_id)}: {one.describe()}" for one in status.absent]
     if status.absent_count > len(status.absent):
         lines.append(f"    missing  and {status.absent_count - len(status.absent)} more")
+    pace = pace_in(status)
+    lines.extend(f"      stuck  {node_id}: {why}" for node_id, why in pace.stuck.items())
+    lines.extend(f"       slow  {node_id}: {why}" for node_id, why in pace.slow.items())
     lines.extend(f"    accused  {node_id}: by {by}: {why}" for node_id, by, why in status.accused)
     for node_id, (seconds_left, reason) in status.draining.items():
         lines.append(f"   draining  {node_id}: leaves within {seconds_left:.0f} s{f': {reason}' if reason else ''}")

@@ -5,6 +5,7 @@
     /metrics            for Prometheus
     /api/runs           all runs, in numbers
     /api/runs/RUN       one run, as rdzv status --json says it, and its last history
+    /api/runs/RUN/history    its history, as rdzv history --json says it
     /api/runs/RUN/timeline   its rounds and nodes as rows of a timeline
     /api/events?run=RUN both, again at each change, as server-sent events
     /                   a page that shows them
@@ -110,6 +111,7 @@ class _Site:
             web.get("/api/runs", self._all_runs),
             web.get("/api/runs/{run_id}", self._one_run),
             web.get("/api/runs/{run_id}/timeline", self._timeline),
+            web.get("/api/runs/{run_id}/history", self._history),
             web.get("/api/events", self._events),
         ]
 
@@ -127,13 +129,16 @@ class _Site:
         return web.Response(body=text.encode(), headers=CONTENT_TYPE)
 
     async def _all_runs(self, _: web.Request) -> web.Response:
-        return web.json_response({"version": 1, "runs": await self._runs.summaries()})
+        return web.json_response({"version": 1, "runs": [_in_numbers(one) for one in await self._runs.summaries()]})
 
     async def _one_run(self, request: web.Request) -> web.Response:
         return web.json_response(await self._runs.report(request.match_info["run_id"]))
 
     async def _timeline(self, request: web.Request) -> web.Response:
         return web.json_response(await self._runs.timeline(request.match_info["run_id"]))
+
+    async def _history(self, request: web.Request) -> web.Response:
+        return web.json_response(await self._runs.history(request.match_info["run_id"]))
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Send what a page shows, and again whenever it has changed."""
@@ -159,12 +164,22 @@ class _Site:
 
     async def _shown(self, run_id: str) -> dict[str, Any]:
         runs = await self._runs.summaries()
-        chosen = run_id or (runs[0]["run_id"] if runs else "")
+        going_on = [one for one in runs if one["closed"] is None] or runs
+        chosen = run_id or (going_on[0]["run_id"] if runs else "")
         try:
             run = await self._runs.report(chosen) if chosen else None
         except NoSuchRun:
             run = None
-        return {"store": self._server.store_id, "runs": runs, "chosen": chosen, "run": run}
+        return {
+            "store": self._server.store_id,
+            "runs": [_in_numbers(one) for one in runs],
+            "chosen": chosen,
+            "run": run,
+        }
+
+
+def _in_numbers(run: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in run.items() if name != "steps"}
 
 
 def _policy(page: str) -> str:

@@ -17,8 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rdzv.core.keys import Keys
-from rdzv.core.report import report
-from rdzv.display.history import describe, timeline
+from rdzv.core.report import account, report
+from rdzv.display.history import as_json, describe, timeline
 from rdzv.node.link.follower import following
 from rdzv.node.run.run import Run
 from rdzv.node.run.status import count_keys, read_account
@@ -42,6 +42,11 @@ HISTORY_LINES = 40
 ENDED_LISTED = 100  # of the runs that are over, the youngest
 READ_AT_ONCE = 5  # of those, by one who asks for the list
 COUNTED_AT_ONCE = 64  # runs of which it is asked in one go whether anybody is in them
+SUMMED = (
+    *("run_id", "phase", "phase_since", "state", "reason", "waits_for", "waited", "waiting_since"),
+    *("round", "world_size", "closed", "closing", "pace"),
+)
+"""What the numbers of a run take over from its report."""
 STEPS = {"step": "step", "step_age_seconds": "step_age", "step_rate": "step_rate"}
 """What the metrics say of a member's steps, and what the report calls it."""
 
@@ -169,22 +174,34 @@ class Runs:
         Raises:
             NoSuchRun: There is none.
         """
+        return timeline(run_id, await self._history(run_id), now=time.time())
+
+    async def history(self, run_id: str) -> dict[str, Any]:
+        """Return the history of a run as data, as `rdzv history --json` says it.
+
+        Raises:
+            NoSuchRun: There is none.
+        """
+        history = await self._history(run_id)
+        return as_json(run_id, history, account(run_id, history, now=time.time()))
+
+    async def _history(self, run_id: str) -> History:
         if not await self._client.count(self._keys(run_id).root):
             raise NoSuchRun(run_id)
-        return timeline(run_id, await Run(self._client, self._keys(run_id)).whole_history(), now=time.time())
+        return await Run(self._client, self._keys(run_id)).whole_history()
 
     async def _summary(self, run_id: str) -> tuple[dict[str, Any], bool]:
         """How a run stands, in numbers, and whether anybody is in it."""
         full, history, cost = await self._read(run_id)
         told = {
-            **{name: full[name] for name in ("run_id", "phase", "reason", "round", "world_size", "closed")},
-            **{name: len(full[name]) for name in ("members", "waiting", "spares", "banned")},
+            **{name: full[name] for name in SUMMED},
+            **full["counts"],
+            **{name: full["settings"].get(name) for name in ("min_nodes", "max_nodes")},
             "steps": {
                 one["node_id"]: {name: one[key] for name, key in STEPS.items()}
                 for one in full["members"]
                 if one["step"] is not None
             },
-            "missing": full["missing_count"],
             "lost": cost.reasons,
             "spent": {"training": cost.spent.trained, "regrouping": cost.spent.regrouped, "waiting": cost.spent.waited},
             "met": history.chapters[-1].met if history.chapters else None,

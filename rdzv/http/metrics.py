@@ -68,6 +68,11 @@ OF_RUNS = {
     "spares": "Nodes for which there is no room.",
     "missing": "Nodes that have gone from the last round and are not back.",
     "banned": "Nodes that are banned.",
+    "stuck": "Members that begin no step while others get on.",
+    "slow": "Members below 80 % of the median rate, or 10 s behind.",
+    "accused": "Members of which another one says that they do not answer.",
+    "draining": "Nodes that are to leave.",
+    "busy": "Members that have said so.",
     "world_size": "Members that the last round had when it completed.",
 }
 OF_STEPS = {

@@ -10,17 +10,18 @@ from rdzv.core.absent import NAMED_MOST, Absent
 from rdzv.core.decision import explain
 from rdzv.core.history import History, gone_before
 from rdzv.core.keys import Keys
-from rdzv.core.report import RunStatus, StepOf
+from rdzv.core.report import RunStatus, closing_of
 from rdzv.core.round import Member, Participant, Round, bucket_of
 from rdzv.core.state import WITH, Ban, Head, NodeRecord, Phase, unpack_settings
 from rdzv.core.stored import pass_over
 from rdzv.core.stuck.accusing import SOMEBODY, Accusation
+from rdzv.core.stuck.pace import StepOf
 from rdzv.errors import RendezvousStateError, RoundSupersededError
 from rdzv.node.run.beats import read_beats
 from store import Lease, LeaseNotFound, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from rdzv.core.stopping import Resized
     from store import Entry, KeyGroup, Store
@@ -65,11 +66,26 @@ async def read_run(store: Store, keys: Keys, head: Head) -> tuple[RunStatus, His
         known = {*addresses, *(one.node_id for one in absent.missing)}  # members have been taken out of the records
         gone = gone_before(history, head.round.number, here=known, now=time.time())
         absent = absent.replace(missing=(*absent.missing, *gone)[:NAMED_MOST], count=absent.count + len(gone))
+    settings = _settings(shared)
+    elapsed, counts = _elapsed(head, store.time()), {"members": len(members), "waiting": len(waiting)}
+    roster = await _last_roster(store, keys, head) if head.closed or absent.missing else {}
+    outside = {record.node_id: record.attributes for record in waiting}
+    outside |= {one.node_id: roster[one.node_id].attributes for one in absent.missing if one.node_id in roster}
+    closing = closing_of(history.chapters[-1]) if head.closed and history.chapters else None
     status = RunStatus(
         run_id=keys.run_id,
         round=head.round.number if head.round else None,
+        now=time.time(),
         phase=_phase(head),
-        reason=_reason(head, members=len(members), waiting=len(waiting), now=store.time()),
+        phase_for=_phase_for(head, history, settings, elapsed=elapsed, waited=absent.waited),
+        last_call_left=_last_call_left(head, elapsed) if _phase(head) is Phase.LAST_CALL else None,
+        closing=head.closed,
+        closed_at=closing.at if closing else None,
+        standstill=head.progress.standstill if head.progress and not _is_news(head) else "",
+        attributes=outside,
+        last_members=tuple(roster.values()) if head.closed else (),
+        reason=_reason(head, elapsed=elapsed, **counts),
+        waits_for=_reason(head, elapsed=None, **counts),
         members=tuple(sorted(members, key=lambda member: member.rank)),
         waiting=tuple(record.node_id for record in waiting),
         spares=tuple(spares),
@@ -77,7 +93,7 @@ async def read_run(store: Store, keys: Keys, head: Head) -> tuple[RunStatus, His
         world_size=head.round.size if head.round else 0,
         bans=bans,
         bans_where={ban.where: ban for ban in all_bans.values() if ban.where},
-        settings=_settings(shared),
+        settings=settings,
         bootstrap_address=(head.round.host, head.round.port) if head.round else None,
         closed=head.closed.reason if head.closed else None,
         refused={
@@ -181,6 +197,9 @@ async def _steps(store: Store, keys: Keys, head: Head, members: set[str]) -> dic
             age=heard.note.age + heard.ago,
             rate=heard.note.rate,
             busy=(heard.note.what or "something") if heard.note.busy > heard.ago else "",
+            waits=heard.note.waits,
+            away=heard.note.away,
+            first=heard.note.first,
         )
         for node_id, heard in (await read_beats(store, keys)).items()
         if heard.note.round == head.round.number and node_id in members
@@ -295,7 +314,7 @@ def _phase(head: Head) -> Phase:
     return head.progress.phase if head.progress is not None else Phase.GATHERING
 
 
-def _reason(head: Head, *, members: int, waiting: int, now: float) -> str:
+def _reason(head: Head, *, members: int, waiting: int, elapsed: float | None) -> str:
     if head.closed is not None:
         reason = f": {head.closed.reason}" if head.closed.reason else ""
         return f"the run is closed by {head.closed.by or 'somebody'}{reason}"
@@ -303,7 +322,43 @@ def _reason(head: Head, *, members: int, waiting: int, now: float) -> str:
         return "nobody is here"
     if head.round is not None and _is_news(head):
         return f"round {head.round.number} stands with {head.round.size} node{'s' if head.round.size != 1 else ''}"
-    return explain(head.progress, elapsed=_elapsed(head, now))
+    return explain(head.progress, elapsed=elapsed)
+
+
+def _last_call_left(head: Head, elapsed: float) -> float | None:
+    left = head.progress.last_call_left if head.progress is not None else None
+    return None if left is None else max(left - elapsed, 0.0)
+
+
+def _phase_for(
+    head: Head, history: History, settings: Mapping[str, Any], *, elapsed: float, waited: float | None
+) -> float | None:
+    """Seconds for which the run has been in its phase, as far as the store says so."""
+    last, began = history.chapters[-1] if history.chapters else None, None
+    match _phase(head):
+        case Phase.LAST_CALL:
+            left, lasts = _last_call_left(head, elapsed), settings.get("last_call_timeout")
+            return None if left is None or not isinstance(lasts, (int, float)) else max(lasts - left, 0.0)
+        case Phase.GATHERING:
+            began = None if last is None or last.at is None or last.stopped is None else last.at + last.stopped
+            if waited is not None:
+                return waited
+        case Phase.TRAINING:
+            began = None if last is None else last.at
+        case Phase.CLOSED:
+            closing = closing_of(last) if last is not None else None
+            began = None if closing is None else closing.at
+    return None if began is None else max(time.time() - began, 0.0)
+
+
+async def _last_roster(store: Store, keys: Keys, head: Head) -> dict[str, Participant]:
+    """The members that the last round had, by name; empty if that cannot be read any more."""
+    if head.round is None:
+        return {}
+    try:
+        return {one.node_id: one for one in await read_roster(store, keys, head.round)}
+    except (RendezvousStateError, RoundSupersededError):  # a later round has replaced it meanwhile
+        return {}
 
 
 def _resized(head: Head) -> Resized | None:

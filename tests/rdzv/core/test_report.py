@@ -51,6 +51,8 @@ def test_every_fact_is_a_field() -> None:
         addresses={"b": "10.0.0.2", "c": "10.0.0.3"},
         settings={"min_nodes": 2, "rank_order": object},
         steps={"a": StepOf(step=1204, age=2.5, rate=2.0, busy="checkpoint")},
+        now=1.8e9 + 100,
+        phase_for=40.0,
     )
     plain = report(status)
     check(plain)
@@ -61,15 +63,22 @@ def test_every_fact_is_a_field() -> None:
             "address": "10.0.0.1",
             "payload": ["\\xff", "nan"],
             "attributes": {"rack": "r1"},
+            "state": "busy",
+            "since": 1.8e9,
             "step": 1204,
             "step_age": 2.5,
+            "step_at": 1.8e9 + 97.5,
             "step_rate": 2.0,
             "busy": "checkpoint",
         }
     ]
     assert plain["bootstrap"] == {"host": "10.0.0.1", "port": 29500}
     assert (plain["waiting"], plain["spares"]) == (["c"], ["d"])
-    assert plain["banned"] == [{"node_id": "e", "reason": "slow disk", "by": "admin", "at_once": True, "ends_in": None}]
+    assert plain["banned"] == [
+        {"node_id": "e", "reason": "slow disk", "by": "admin", "at_once": True, "ends_in": None, "ends_at": None}
+    ]
+    assert plain["state"] == {"meant": "warn", "words": "Training: 1 missing"}
+    assert (plain["phase_since"], plain["pace"]["step"]) == (1.8e9 + 60, 1204)
     assert plain["unfit"] == [{"node_id": "f", "reason": "no GPU"}]
     assert plain["missing"] == [
         {
@@ -77,6 +86,7 @@ def test_every_fact_is_a_field() -> None:
             "how": "lost 3 s ago: its process ended",
             "kind": "lost",
             "seconds_ago": 3.0,
+            "at": 1.8e9 + 97,
             "address": "10.0.0.2",
             "why": "its process ended",
         }
@@ -125,5 +135,12 @@ async def test_a_run_is_reported_in_each_of_its_phases() -> None:
         (missing,) = (await look())["missing"]
         assert (missing["node_id"], missing["kind"]) == ("second", "left")
         await first.set_closed("enough")
-        assert (await look())["closed"] == "enough"
+        over = await look()
+        assert (over["closed"], over["state"]["words"]) == ("enough", "Closed")
+        assert {name: over["closing"][name] for name in ("given_up", "status", "by")} == {
+            "given_up": False,
+            "status": 0,
+            "by": "first",
+        }
+        assert [one["node_id"] for one in over["last_members"]] == ["first", "second"]
     assert seen == ["gathering", "gathering", "last call", "training", "training", "closed"]

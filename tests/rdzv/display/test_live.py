@@ -40,14 +40,15 @@ def test_who_is_missing_comes_before_the_members() -> None:
     shown = texts(Frame(status=status_of(3, missing=1, waiting=("new",)), answers_in=0.0012, read_ago=4.0))
     assert shown[0] == "the store answers in 1.2 ms; q quits"
     assert shown[1] == "run job: training: round 7 stands with 3 nodes"
-    assert "3 members, 1 waiting, 1 missing" in shown[3]
+    assert shown[2] == "state: Training: 1 missing"
+    assert "3 members, 1 waiting, 1 missing" in shown[4]
     at = shown.index("    missing  bad-000: lost 7 s ago: its process ended")
     assert shown[at + 1] == "    waiting  new"
     assert [line.split()[2] for line in shown[at + 2 :]] == ["gpu-00000", "gpu-00001", "gpu-00002"]
 
 
 def test_one_member_is_not_several() -> None:
-    assert "1 member, 1 waiting; coordinator" in texts(Frame(status=status_of(1, waiting=("new",))))[3]
+    assert "1 member, 1 waiting; coordinator" in texts(Frame(status=status_of(1, waiting=("new",))))[4]
 
 
 def test_of_ten_thousand_members_the_first_are_shown_and_missing_ones_stay_in_sight() -> None:

@@ -107,6 +107,29 @@ async def test_health_metrics_and_runs_are_answered() -> None:
         assert await answered(session, "/api/runs/jbo", status=404) == "the store has no run 'jbo'\n"
 
 
+async def test_how_a_run_was_closed_is_told_in_fields_and_one_that_goes_on_comes_first() -> None:
+    async with served() as (server, url), aiohttp.ClientSession(url) as session, asyncio.timeout(LIMIT):
+        for run_id, verdict in (("aaa", {}), ("bbb", {"status": 93})):
+            async with rdzv.connect(f"{server.url}/{run_id}?min_nodes=1&max_nodes=1", is_host=False) as handler:
+                await handler.next_rendezvous()
+                await (handler.give_up("NaN", **verdict) if verdict else handler.set_closed("done"))
+            over = json.loads(await answered(session, f"/api/runs/{run_id}"))
+            jsonschema.validate(over, SCHEMA)
+            assert (over["closing"]["given_up"], over["closing"]["status"]) == (bool(verdict), 93 if verdict else 0)
+            assert over["closing"]["at"] == pytest.approx(over["now"], abs=LIMIT)
+            assert over["state"]["words"] == ("Given up" if verdict else "Closed")
+        history = json.loads(await answered(session, "/api/runs/bbb/history"))
+        assert [one["size"] for one in history["rounds"]] == [1]
+        await answered(session, "/api/runs/ccc/history", status=404)
+        async with node(server, "a") as handler:
+            await handler.next_rendezvous()
+            await asyncio.sleep(app.LOOK_EVERY)  # an answer is kept for a moment
+            async with session.get("/api/events") as answer:
+                assert (await anext(read_events(answer.content)))["chosen"] == "job"
+            runs = json.loads(await answered(session, "/api/runs"))["runs"]
+            assert "steps" not in runs[0], "by member they are in the report of a run"
+
+
 async def answered(session: aiohttp.ClientSession, path: str, *, status: int = 200) -> str:
     async with session.get(path) as answer:
         assert answer.status == status

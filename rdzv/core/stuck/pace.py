@@ -1,0 +1,133 @@
+"""Pure: which members of a round are slow or stuck, by their steps, and the words for the state of a run and a node.
+
+`rdzv status`, `rdzv top`, the metrics and the page say these words, and none has a rule of its own. The rule for stuck
+members is the coordinator's (`rdzv.core.stuck.judging`) at half of its time, so that a member is shown before it is
+dropped. It takes one pass, since every display asks for it again and again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from statistics import median_low
+from typing import TYPE_CHECKING, Final
+
+from rdzv.core.stuck.judging import FRESH_PART
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["NODE_STATES", "WELL_FROM", "Pace", "StepOf", "pace_of"]
+
+NODE_STATES: Final = (
+    *("lost", "never seen", "left", "unfit", "banned", "stuck", "accused", "slow", "draining"),
+    *("waiting", "spare", "busy", "in the round"),
+)
+"""By urgency, the most urgent first."""
+
+WELL_FROM: Final = NODE_STATES.index("waiting")  # from here on an operator need do nothing
+SHOWN_PART: Final = 0.5  # of `stall_timeout`: a member is shown as stuck after so much of it, or, if it is unset, ...
+STUCK_AFTER: Final = 30.0  # ... after so many seconds, ...
+STUCK_STEPS: Final = 10  # ... or the time that so many steps take, if that is longer
+SLOW_PART: Final = 0.8  # of the median rate: a member below it is slow
+BEHIND: Final = 10.0  # so is one that is behind by as many steps as all make in so many seconds ...
+BEHIND_STEPS: Final = 3  # ... and by more than these: notes of members in lock-step are of different moments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOf:
+    """How far a member has come.
+
+    Attributes:
+        step: The last step that it has begun; None before the first.
+        age: Seconds since then.
+        rate: Steps a second, lately.
+        busy: What it is busy with, as it has said; empty if it is not.
+        waits: Whether it waits for others in the store of its round.
+        away: Whether the store was out of its reach until a moment ago.
+        first: Whether it has not come beyond its first step: it compiles and loads, perhaps.
+    """
+
+    step: int | None
+    age: float
+    rate: float
+    busy: str = ""
+    waits: bool = False
+    away: bool = False
+    first: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How the members of a round get on.
+
+    Attributes:
+        told: How many members say their steps.
+        step: The newest step; None if no member has begun one.
+        age: Seconds since the last member began a step.
+        rate: The median rate, in steps a second; 0 if it is not known.
+        limit: Seconds without a step after which a member counts as stuck, if others get on.
+        stuck: The members that are, and why, in words.
+        slow: The members that are behind, and why, in words.
+        stands: Whether no member gets on: then none is to blame, as far as can be seen.
+    """
+
+    told: int = 0
+    step: int | None = None
+    age: float = 0.0
+    rate: float = 0.0
+    limit: float = STUCK_AFTER
+    stuck: Mapping[str, str]
+    slow: Mapping[str, str]
+    stands: bool = False
+
+
+def pace_of(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) -> Pace:
+    """Return how members get on.
+
+    Args:
+        steps: How far each has come that has said so.
+        stall_timeout: The run's setting.
+    """
+    begun = {node_id: one for node_id, one in steps.items() if one.step is not None}
+    if not begun:
+        return Pace(told=len(steps), stuck={}, slow={})
+    numbers = Counter(one.step for one in begun.values() if one.step is not None)
+    newest, age = max(numbers), min(one.age for one in begun.values())
+    rates = [one.rate for one in begun.values() if one.rate > 0]
+    rate = median_low(rates) if rates else 0.0
+    limit = SHOWN_PART * stall_timeout if stall_timeout else max(STUCK_AFTER, STUCK_STEPS / rate if rate else 0.0)
+    # A member that waits for a busy one, or for one that is out of reach, gets on as little as that one.
+    excused = any(one.busy or one.away for one in steps.values())
+    quiet = {} if excused else {name: one for name, one in begun.items() if one.age >= limit and not one.first}
+    others_fresh = age < FRESH_PART * limit
+    waits = sum(one.waits for one in steps.values())
+    stuck = {
+        name: one
+        for name, one in quiet.items()
+        if (one.step or 0) < newest or others_fresh or (not one.waits and waits == len(steps) - 1 > 0)
+    }
+    stuck = {name: one for name, one in stuck.items() if not one.waits} or stuck
+    stands = not stuck and not excused and len(quiet) == len(begun)
+    behind = max(BEHIND_STEPS, BEHIND * rate) if rate and age < limit else math.inf
+    slow = {
+        name: f"{one.rate:.3g} steps/s, the median is {rate:.3g}"
+        if 0 < one.rate < SLOW_PART * rate
+        else f"{newest - (one.step or 0):,} steps behind"
+        for name, one in begun.items()
+        if name not in stuck
+        and not one.busy
+        and age < limit
+        and (0 < one.rate < SLOW_PART * rate or newest - (one.step or 0) > behind)
+    }
+    return Pace(
+        told=len(steps),
+        step=newest,
+        age=age,
+        rate=rate,
+        limit=limit,
+        stuck={name: f"no step at {one.step:,} while others are at {newest:,}" for name, one in stuck.items()},
+        slow=slow,
+        stands=stands,
+    )
