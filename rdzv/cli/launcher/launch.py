@@ -132,7 +132,8 @@ class _Launcher:
                 if self._signal is not None:
                     handler.leaves_because(f"its launcher was told to stop by {self._signal.name}")
                     if handler.hosts_store:
-                        say_error(f"rdzv run: the store is served from here until the other nodes have gone; {AGAIN}")
+                        stays = f"rdzv run: the store is served from here until the other nodes have gone; {AGAIN}"
+                        asyncio.get_running_loop().call_later(A_MOMENT, say_error, stays)
                 self._scope = everything  # while a store hosted here waits for the others to go
         if status is None:
             assert self._signal is not None

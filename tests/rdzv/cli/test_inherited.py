@@ -6,10 +6,12 @@ import asyncio
 import itertools
 import signal
 import sys
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
+import store
 from rdzv.cli import command
 from tests.support.processes import free_port, start_python
 
@@ -200,3 +202,18 @@ async def test_a_pair_of_ctrl_cs_ends_the_demo_with_its_nodes_and_without_a_trac
             child.interrupt()
         assert await child.wait(timeout=20) == 130
         assert not any("Traceback" in line for line in child.output)
+
+
+@pytest.mark.parametrize("others", [True, False])
+async def test_a_launcher_that_is_told_to_end_says_that_it_stays_for_the_others_in_its_store(others: bool) -> None:
+    """It stayed for half a minute before an empty screen."""
+    port = free_port()
+    url = f"tcp://127.0.0.1:{port}/job?min_nodes=1&close_timeout=4"
+    async with inheriting("run", url, "--", sys.executable, "-c", SAVES) as child, AsyncExitStack() as stack:
+        await child.line("ready")
+        if others:
+            await stack.enter_async_context(store.connect(f"tcp://127.0.0.1:{port}"))
+        child.interrupt()
+        assert await child.wait(timeout=20) == 130
+        stays = any("the store is served from here until the other nodes have gone" in line for line in child.output)
+        assert stays is others
