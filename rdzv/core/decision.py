@@ -1,29 +1,28 @@
-"""Pure: what should now happen, and why: `decide` for the coordinator, `follow` for a node, each with its reason.
+"""Pure: the decisions of the coordinator (`decide`) and of a waiting node (`follow`), each with its reason.
 
-`decide` returns the one act that is due first, and changes nothing of the picture that it is given:
+`decide` returns the first act that is due, and changes nothing in its picture:
 
-    Resize      the run has other numbers of nodes than the coordinator has heeded
-    Expel       a live member is to be taken out of the round
+    Resize      the run has new numbers of nodes
+    Expel       a live member has to be taken out of the round
     Complete    a round can be completed
-    Report      the progress has changed, and it is time to say so
+    Report      the progress has changed and is due
     Ask         the members should agree on a step to stop at, or have answered
     Wait        none of these is due
 
-What is not due yet holds up nothing behind it. A round completes without a report before it.
+An act that is not due yet does not delay the acts behind it. A round is completed without a report before it.
 
-A run goes through phases, and they are the coordinator's to decide:
+The phases of a run:
 
     GATHERING   fewer than `needed` nodes have arrived             -> wait for arrivals
-    LAST_CALL   enough, but less than `capacity`                   -> wait until the last call is over
+    LAST_CALL   enough, but fewer than `capacity`                  -> wait until the last call is over
     COMPLETE    a round stands: it has live members                -> wait until they have left it
     CLOSED                                                         -> nothing, ever
 
-`next_round` completes one when two things hold: enough nodes have arrived and the last call is over (or cannot bring
-anybody more), and no live member of the last round is left in it (promise R2). The last call runs also while that still
-blocks (R11). In a re-rendezvous it is over as soon as nobody else is known to be coming, which is when the last live
-member has come over: everyone waiting has arrived, by definition.
+`next_round` completes a round under two conditions. Enough nodes have arrived, and the last call is over. And the last
+round has no live member left (promise R2). The last call also runs while live members block (R11). A last call in a
+re-rendezvous ends with the last live member's arrival, since no other node is expected then.
 
-The words are made here too (`explain`), from a `Progress`, where they are read: no sentence travels to 10,000 nodes.
+`explain` makes the words from a `Progress` where they are read: no sentence is sent to 10,000 nodes.
 """
 
 from __future__ import annotations
@@ -74,42 +73,42 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a run's settings mean to its coordinator."""
+    """A run's settings, as the coordinator uses them."""
 
     needed: int  # the fewest nodes of a round; a multiple of `unit`
-    capacity: int  # the most; a multiple of `unit`
+    capacity: int  # the most nodes; a multiple of `unit`
     unit: int = 1  # world sizes are multiples of it
     last_call: float = 30.0  # seconds
-    early_last_call: bool = True  # whether a re-rendezvous ends its last call when nobody else is known to be coming
-    order: RankOrder  # who gets which rank
-    expected: tuple[str, ...] = ()  # who is missed by name from the beginning
+    early_last_call: bool = True  # a re-rendezvous ends its last call when no other node is expected
+    order: RankOrder  # assigns the ranks
+    expected: tuple[str, ...] = ()  # nodes that are missed by name from the start
     unit_within: str = ""  # the attribute whose value a unit never straddles; empty if it may
 
     def placed(self, records: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
-        """Return those that fill whole units, of which none straddles two domains; all of them without domains."""
+        """Return the nodes that fill whole units within one domain each; all nodes without domains."""
         return in_units(records, unit=self.unit, attribute=self.unit_within) if self.unit_within else records
 
     def why_not_placed(self, records: Iterable[NodeRecord]) -> str:
-        """Return why nodes that are enough do not fill the units that a round needs."""
+        """Return why enough nodes do not fill the units of a round."""
         counts = domains_of(records, attribute=self.unit_within)
         units = f"units of {_nodes(self.unit)} lie within one {self.unit_within} each"
         return f"{units}, and fewer than {self.needed} nodes fill whole ones: {counts}"
 
     def admitted(self, count: int) -> int:
-        """Return how many of so many nodes a round takes in; none if they are fewer than it needs."""
+        """Return how many of `count` nodes a round admits; 0 if they are too few."""
         return min(count - count % self.unit, self.capacity) if count >= self.needed else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resize:
-    """Take the run's new numbers of nodes."""
+    """Apply the run's new numbers of nodes."""
 
     revision: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expel:
-    """Take a member out of the round, and say so in the same transaction: so it is told itself as well."""
+    """Take a member out of the round, and report it in the same transaction, so that the member hears of it."""
 
     node_id: str
     arrival: int
@@ -126,14 +125,14 @@ class Complete:
     progress: Progress
 
     def is_of_the_same(self, other: Complete) -> bool:
-        """Return whether both are of one round, of the same arrivals, whatever their ranks."""
+        """Return True if both are one round with the same arrivals; ranks may differ."""
         arrivals = [sorted(record.arrival for record in one.members) for one in (self, other)]
         return self.number == other.number and arrivals[0] == arrivals[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Write the progress; and note in the history that these bans were lifted, by the names of their keys."""
+    """Write the progress, and add these lifted bans (by key) to the history."""
 
     progress: Progress
     unbans: Mapping[str, Unban] = field(default_factory=lambda: MappingProxyType({}))
@@ -141,7 +140,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Ask the members where to stop, or tell them, over this revision of the key."""
+    """Ask the members where to stop, or tell them, if the key still has this revision."""
 
     stop: Stop
     over: int
@@ -150,25 +149,25 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Nothing to do before `until` (on the coordinator's clock; None: before the next event)."""
+    """Do nothing before `until` on the coordinator's clock; None: before the next event."""
 
     until: float | None
     progress: Progress
-    error: BaseException | None = None  # what the order, which may be the user's own, has raised, if that is why
+    error: BaseException | None = None  # the error of the rank order, if that is the reason
 
 
 Act = Resize | Expel | Complete | Report | Ask | Wait
 
 LAST_CALL_GRACE = 10.0  # seconds that a commit, or a new coordinator, may take after a last call
-MANY = 64  # nodes; fewer are told at once how many they are
-UNBANS_AT_ONCE = 16  # liftings of bans that go into the history with one write
-TRY_AGAIN_AFTER = 1.0  # seconds; what failed is tried again at the next event, or after this
-PROBLEM_MOST = 200  # characters of what went wrong: every node is sent them ...
-GIVEN_UP_MOST = 300  # ... and these, which name nodes
+MANY = 64  # nodes; smaller runs are told their count at once
+UNBANS_AT_ONCE = 16  # lifted bans per write of the history
+TRY_AGAIN_AFTER = 1.0  # seconds until a failed order is tried again, if no event comes before
+PROBLEM_MOST = 200  # characters of a problem, which is sent to every node ...
+GIVEN_UP_MOST = 300  # ... and of a round that was given up, which names nodes
 
 
 def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
-    """Return what the coordinator should do at this moment on its clock: of all acts the first that is due."""
+    """Return the first act that is due at this moment on the coordinator's clock."""
     view, head, closed = picture.view, picture.head, picture.head.closed is not None
     if head.resized is not None and head.resized.revision > picture.resized_at:
         return Resize(revision=head.resized.revision)
@@ -193,7 +192,7 @@ def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
 
 
 def _unbans_to_note(picture: Picture) -> dict[str, Unban]:
-    """Return the first of the bans that were lifted and are not in the history yet, by the names of their keys."""
+    """Return the first lifted bans that the history does not have yet, by key."""
     if picture.view.round is None:
         return {}  # there is no history yet
     new = [it for it in picture.head.unbans.items() if it[1].revision > picture.unbanned_at]
@@ -201,7 +200,7 @@ def _unbans_to_note(picture: Picture) -> dict[str, Unban]:
 
 
 def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Stop, int] | None:
-    """Return what to write for the members to agree on a step, if one wants in or out, and over which revision."""
+    """Return the next word on where the members stop, and the revision to replace; None if there is none."""
     return view.agreement.next(
         round.number,
         head.stop,
@@ -214,14 +213,14 @@ def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Sto
 
 
 def next_round(view: View, rules: Rules, *, closed: bool, now: float, drained: Collection[str] = ()) -> Wait | Complete:
-    """Return whether the next round can be completed now, or for what it waits.
+    """Return the next round if it can be completed now; else what it waits for.
 
     Args:
         view: The picture of the run.
         rules: The run's settings.
-        closed: Whether the run is closed.
+        closed: True if the run is closed.
         now: Seconds on the coordinator's clock.
-        drained: Who is to leave.
+        drained: The nodes that are to leave.
     """
     assert view.synced, "nothing is decided on half a picture: whoever is missing from it may be alive"
     progress = _progress(view, rules, closed=closed, now=now, drained=drained)
@@ -231,14 +230,14 @@ def next_round(view: View, rules: Rules, *, closed: bool, now: float, drained: C
     ends = None if view.enough_since is None else view.enough_since + rules.last_call
     placed = len(rules.placed([*view.waiting.values()]))
     full = rules.admitted(placed) == rules.capacity
-    # Nobody else is known to be coming if those who are here meet again. A job that is started anew after all its nodes
-    # had died is another matter: its nodes know of no round, and come one by one.
+    # No other node is expected if the nodes here meet again. But the nodes of a restarted job know of no round, and
+    # come one by one.
     all_have_come = rules.early_last_call and bool(view.members) and not view.live
-    # A full restart under stable names looks the same but for what its nodes know: they have arrived after no round.
+    # A full restart under stable names looks the same, except that its nodes have arrived after no round.
     regroup = any(id in view.members and record.arrived_after >= view.number for id, record in view.waiting.items())
     nobody_else = all_have_come and regroup and not view.expected_back
     if view.live or not enough:
-        # A last call that runs meanwhile is reported when it ends; completing waits for the live members' leaving.
+        # The end of a last call that runs meanwhile is reported; live members have to leave before the round completes.
         still = ends is not None and ends > now and not full
         return Wait(until=ends if still else None, progress=progress)
     if not rules.admitted(placed):
@@ -246,7 +245,7 @@ def next_round(view: View, rules: Rules, *, closed: bool, now: float, drained: C
     if full or nobody_else or (ends is not None and now >= ends):
         try:
             complete = _complete(view, rules, progress)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  the order may be the user's own, and raise anything
+        except (Exception, SystemExit) as error:  # noqa: BLE001  the order may be a user's function
             stuck = hindered(progress, f"rank_order fails with {type(error).__name__}: {error}")
             return Wait(until=now + TRY_AGAIN_AFTER, progress=stuck, error=error)
         try:
@@ -257,12 +256,12 @@ def next_round(view: View, rules: Rules, *, closed: bool, now: float, drained: C
 
 
 def hindered(progress: Progress, problem: str) -> Progress:
-    """Return the same progress with the problem that keeps the round from being completed."""
+    """Return the progress with the problem that prevents the round."""
     return progress.replace(problem=problem[:PROBLEM_MOST], last_call_left=None)
 
 
 def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Collection[str]) -> Progress:
-    """Return how far the run is, in numbers."""
+    """Return the progress of the run in numbers."""
     joined, live = len(view.waiting), len(view.live)
     left = None
     if view.enough_since is not None and rules.admitted(joined) < rules.capacity:
@@ -275,8 +274,8 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
         phase = Phase.LAST_CALL
     else:
         phase = Phase.GATHERING
-    # Below the minimum a regroup admits nobody, and nobody is a spare either: all are needed, and their join timeouts
-    # run. A spare's join timeout is suspended (promise R1).
+    # Below the minimum a regroup admits no node, and no node is a spare: all are needed, and their join timeouts run. A
+    # spare's join timeout is suspended (promise R1).
     here = [*(view.record(node_id) for node_id in view.live), *view.waiting.values()] if rules.unit_within else ()
     room = rules.admitted(len(rules.placed(here)) if rules.unit_within else live + joined)
     spares = min(live + joined - room, joined) if room else 0
@@ -309,22 +308,22 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
 
 
 def _given_up(view: View) -> str:
-    """Return which round those who wait have given up, and why: as its rank 0 says, who knows who has not come."""
+    """Return which round the waiting nodes have given up, and why, in the words of its rank 0."""
     told = view.gave_up.values()
     return min(told, key=lambda record: (not record.unreached, record.arrival)).gave_up[:GIVEN_UP_MOST] if told else ""
 
 
 def _staying(view: View, coming: int) -> dict[str, str]:
-    """Return the members for whose leaving others wait, and where each is, if they are few enough to be named."""
+    """Return the members that waiting nodes wait for, with their addresses, if they are few."""
     if coming <= 0 or len(view.live) > NAMED_OF_MANY:
         return {}
     return {node_id: view.record(node_id).address for node_id in sorted(view.live)}
 
 
 def _spares_are(view: View, rules: Rules, spares: int) -> tuple[int | None, tuple[str, ...]]:
-    """Return after which arrival newcomers are spares, or who they are, if the order chooses.
+    """Return the arrival after which newcomers are spares, or the spares' names if the order chooses them.
 
-    Members of the last round come first, so they never are.
+    Members of the last round are admitted first, so they are never spares.
     """
     if spares <= 0:
         return None, ()
@@ -336,7 +335,7 @@ def _spares_are(view: View, rules: Rules, spares: int) -> tuple[int | None, tupl
     kept = [view.record(id) for id in view.members if id in view.live or id in view.waiting]
     try:
         admitted = {record.arrival for record in _choose(rules, newcomers, kept, count)}
-    except Exception:  # noqa: BLE001  it is the user's own; completing the round finds that out, and says so
+    except Exception:  # noqa: BLE001  the order may be a user's function; completing the round reports its error
         return after, ()
     names = tuple(record.node_id for record in newcomers if record.arrival not in admitted)
     return (None, names) if len(names) <= NAMED_MOST else (0, ())
@@ -345,7 +344,7 @@ def _spares_are(view: View, rules: Rules, spares: int) -> tuple[int | None, tupl
 def _choose(
     rules: Rules, candidates: Sequence[NodeRecord], kept: Sequence[NodeRecord], count: int
 ) -> Sequence[NodeRecord]:
-    """Choose `count` of the candidates: as the order chooses, or else the first to come."""
+    """Return `count` of the candidates, by the order or else by arrival."""
     choose = getattr(rules.order, "choose", None)
     if choose is None or not 0 < count < len(candidates):
         return candidates[: max(count, 0)]
@@ -359,13 +358,13 @@ def _choose(
 
 
 def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
-    """Return the round to commit: members of the last round first, then newcomers, as many as there is room."""
+    """Return the round to commit: members of the last round first, then newcomers."""
     arrivals = list(view.waiting.values())
     room = rules.admitted(len(rules.placed(arrivals)))
     previous = {node_id: member.rank for node_id, member in view.members.items()}
     kept = [record for record in arrivals if record.node_id in previous]
     newcomers = [record for record in arrivals if record.node_id not in previous]
-    # If the run was resized, those with the lowest ranks stay, and not those who came back first.
+    # After a resize, the lowest ranks stay, and not the first to return.
     kept.sort(key=lambda record: previous[record.node_id])
     if rules.unit_within:
         chosen = list(rules.placed([*kept, *newcomers])[:room])
@@ -374,7 +373,7 @@ def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
     chosen.sort(key=lambda record: record.arrival)
     ordered = tuple(rules.order(tuple(chosen), previous))
     # A node that some members could not reach as rank 0 does not become rank 0 again while another node can. If none
-    # can, the turn is that of the one who was rank 0 longest ago: each became it in place of the one before.
+    # can, it is the node whose turn as rank 0 is longest ago.
     oldest = max(ordered, key=lambda record: previous.get(record.node_id, -1))
     reached = next((record for record in ordered if not record.unreached), oldest)
     if reached is not ordered[0] and ordered[0].unreached:
@@ -391,12 +390,13 @@ def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
 
 
 def report_due(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
-    """Return when `current` must be written, given what was written last; None: there is nothing new in it.
+    """Return when `current` must be written after `last`; None if it has no news.
 
-    At once when its kind changes; else after 1 ms per node, from 50 ms to 5 s: a thousand arrivals are not announced
-    to each of them a thousand times, and what a node is sent does not grow with their number. How many have come of
-    those that are needed, upon which nobody acts, is told a third as often. A last call that runs is refreshed every
-    second, or tenth of it, for a successor.
+    At once if its kind changes. Else after 1 ms per node, from 50 ms to 5 s, so that a thousand arrivals are not
+    announced a
+    thousand times to each node. The count of arrivals alone is told a third as often. A running last call is refreshed
+    each
+    second or tenth of it, for a successor.
     """
     if last is None or _kind(last) != _kind(current):
         return now
@@ -408,7 +408,7 @@ def report_due(last: Progress | None, last_at: float, current: Progress, *, node
     return None
 
 
-# What members of the last round, and spares, act upon; and what each change of is another kind.
+# Members and spares act on these; a change of one is a change of kind.
 _acted_upon = attrgetter("waiting", "spares_after", "spare_ids", "lost", "lost_ids", "departed", "departed_ids")
 _all_of_it = attrgetter("phase", "round", "problem", "given_up", "why_lost", "standstill", "draining")
 
@@ -467,43 +467,42 @@ def _nodes(count: int, what: str = "node") -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Me:
-    """What a node knows of itself while it waits for a round."""
+    """A waiting node's knowledge of itself."""
 
     arrival: int  # the revision of its own record
-    node_id: str = ""  # what it is called
+    node_id: str = ""  # its name
     known_round: int = -1  # the last round it knew when it arrived; -1 for none
-    was_member: bool = False  # whether it was a member of that
-    left_out: str = ""  # why it is, if it was left out by those whom it could not reach as others did
-    passed_over: int = 0  # the revision of the last round that turned out not to hold it
+    was_member: bool = False  # it was a member of that round
+    left_out: str = ""  # why the others have left it out, if they have: it did not reach their rank 0
+    passed_over: int = 0  # the revision of the last round that does not contain it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parked:
     """Wait for the head to change."""
 
-    reason: str  # what for, in words
-    suspended: bool = False  # this time does not count against the join timeout (promise R1)
-    until: float | None = None  # when to look again even if nothing has changed; None: never
+    reason: str  # what it waits for, in words
+    suspended: bool = False  # the join timeout stands still (promise R1)
+    until: float | None = None  # when to look again without an event; None: never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The run is closed; `spare` if this node was only waiting in case."""
+    """The run is closed; `spare` if this node was a spare."""
 
     closed: Closed
     spare: bool = False
 
 
 def follow(me: Me, head: Head, *, now: float) -> Parked | Round | Refused:
-    """Return what the head means to a node that has arrived; a round, if one has completed since, and may hold it.
+    """Return what a node that has arrived does next: wait, look into a new round, or end.
 
-    A round is looked at before a closing: both are known only if the round came first, for a commit is conditional on
-    there being no closing.
+    A round comes before a closing: a commit is conditional on there being no closing, so the round came first.
     """
     round = head.round
     if round is not None and round.revision > max(me.arrival, me.passed_over):
         return round
-    # Those who leave after a closing make room: a spare that hears of both at once has been a spare all the same.
+    # Nodes that leave after a closing make room, but a spare that hears of both at once was a spare.
     over = head.closed_over if head.closed is not None else None
     spare = _is_spare(me, head.progress if over is None else over)
     if head.closed is not None:
@@ -519,8 +518,8 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | Round | Refused:
         reason = f"waiting for a new coordinator; at last, {reason}"
     if progress is None or progress.phase is not Phase.LAST_CALL or progress.problem:
         return Parked(reason=reason)
-    # Also while its coordinator is being replaced: a last call is continued, and enough nodes are there. But one that
-    # is long over, without a word, is no last call any more, whatever keeps the round from being completed.
+    # A last call is continued while its coordinator is replaced. One that should have ended long ago, without a word,
+    # is no last call any more.
     over_at = head.progress_at + (progress.last_call_left or 0.0)
     if now < over_at + LAST_CALL_GRACE:
         return Parked(reason=reason, suspended=True, until=over_at + LAST_CALL_GRACE)
@@ -540,24 +539,18 @@ def _explain_spare(progress: Progress) -> str:
 
 
 def _is_spare(me: Me, progress: Progress | None) -> bool:
-    """Return whether there is no room for this node, as far as this progress knows."""
+    """Return True if this progress says that there is no room for the node."""
     if progress is not None and me.node_id in progress.spare_ids:
         return True
     if progress is None or progress.spares_after is None:
         return False
     if me.was_member and not me.passed_over and me.known_round == progress.round:
-        return False  # members of the last round come first, until the next has completed without them
+        return False  # members of the last round are admitted first, until the next round completes without them
     return me.arrival > progress.spares_after and progress.joined > 0
 
 
 def why_to_stop(progress: Progress, head: Head, *, live: Collection[str]) -> str:
-    """Return why the members of the last round should leave it together, in words; empty if they need not.
-
-    Args:
-        progress: How far the next round is.
-        head: What is known.
-        live: The members that are still in it.
-    """
+    """Return why the live members should leave the last round together, in words; empty if they need not."""
     if not live:
         return ""
     if head.closed is not None:
@@ -572,7 +565,7 @@ def why_to_stop(progress: Progress, head: Head, *, live: Collection[str]) -> str
 
 
 class JoinClock:
-    """How much of its join timeout a node has used: the time during which the wait was not suspended (promise R1)."""
+    """The part of its join timeout that a node has used: the time in which its wait was not suspended (promise R1)."""
 
     def __init__(self, timeout: float, *, now: float) -> None:
         self._timeout = timeout
@@ -580,7 +573,7 @@ class JoinClock:
         self._since: float | None = now  # when it began to count; None while suspended
 
     def set(self, *, suspended: bool, now: float) -> None:
-        """Let it run, or stop it."""
+        """Start or stop the clock."""
         if suspended and self._since is not None:
             self._used += now - self._since
             self._since = None
@@ -588,10 +581,10 @@ class JoinClock:
             self._since = now
 
     def left(self, now: float) -> float:
-        """Return the seconds that remain; 0 when it is over."""
+        """Return the seconds that remain, at least 0."""
         running = 0.0 if self._since is None else now - self._since
         return max(self._timeout - self._used - running, 0.0)
 
     def deadline(self, now: float) -> float | None:
-        """Return when it will be over; None while it stands still."""
+        """Return when the timeout ends; None while it is suspended."""
         return None if self._since is None else now + self.left(now)

@@ -1,6 +1,6 @@
-"""Pure: a round that was completed: who is in it with which rank, and how it travels, to and from plain data.
+"""Pure: a completed round: its members and ranks, and their form in the store.
 
-The round itself is small, and told to every member. Who has which rank and what each brought is beside it, in buckets.
+The round itself is small, and every member gets it. Ranks and rosters are beside it, in buckets.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 __all__ = ["ARRIVALS_MOST", "BUCKET_SIZE", "SINCE_MOST", "Member", "Participant", "Round", "bucket_of", "name_arrivals"]
 
-BUCKET_SIZE = 16  # nodes in one bucket: what a node reads to learn its rank stays below a kilobyte
-ARRIVALS_MOST = 1024  # members up to which a round itself says who has which rank: in two kilobytes, which all get
-SINCE_MOST = 16  # node ids of each kind that a round itself names: every node gets them
+BUCKET_SIZE = 16  # nodes per bucket: a node reads less than a kilobyte to learn its rank
+ARRIVALS_MOST = 1024  # members up to which the round itself has the ranks, in two kilobytes
+SINCE_MOST = 16  # node ids of each kind that a round names
 
 
 def bucket_of(node_id: str, buckets: int) -> int:
-    """Return which bucket of ranks a node is in; the same on every machine."""
+    """Return the bucket of a node's rank; equal on every machine."""
     return zlib.crc32(node_id.encode()) % buckets
 
 
 class Member(Stored, kw_only=True):
-    """A node's place in a completed round: its rank, and which arrival of it was taken in."""
+    """A node's rank in a completed round, and the arrival that the round contains."""
 
     called = "a bucket of ranks"
 
@@ -42,11 +42,11 @@ class Participant(Stored, kw_only=True):
     """A member of a round, as every member may read it.
 
     Attributes:
-        node_id: What it is called.
-        rank: Its place, from 0.
+        node_id: Its name.
+        rank: Its rank, from 0.
         address: Where the others reach it.
-        payload: What it brought.
-        attributes: What it said of itself.
+        payload: Its data for the others.
+        attributes: Its attributes.
     """
 
     called = "a bucket of the roster"
@@ -66,42 +66,42 @@ class Round(Stored, kw_only=True):
     outside: ClassVar[tuple[str, ...]] = ("revision",)
 
     number: int  # counted from 0
-    term: int  # the coordinator that completed it; its buckets lie under this
-    size: int  # how many members it has
-    buckets: int  # over how many buckets their ranks are spread
-    host: str  # where rank 0 is reached
+    term: int  # of the coordinator that completed it; its buckets lie under it
+    size: int  # the number of members
+    buckets: int  # the number of buckets
+    host: str  # rank 0's address
     port: int  # a port that was free there
-    lease: int | None = None  # that of what its members share, which goes soon after nobody coordinates any more
-    # Rank and last finished step of the member who has finished the most; None if nobody has finished any.
+    lease: int | None = None  # of the members' shared store; it ends soon after the last coordinator
+    # Rank and last finished step of the member that has finished the most steps; None if none has finished any.
     newest: tuple[int, int] | None = None
-    in_steps: bool = False  # whether any member goes from round to round by `rounds()`
-    # Who has been lost, has left and is new since the round before, at most `SINCE_MOST` of each by name.
+    in_steps: bool = False  # a member uses `rounds()`
+    # The lost, departed and new nodes since the round before, at most `SINCE_MOST` of each.
     since: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] = ((), (), ())
     checked: bool = False  # its members check that they reach rank 0 before they take it
-    least: int = 0  # the first arrival that it took in
-    # By how much each arrival is above the least, in order of rank, two bytes for each: so nobody need read its bucket.
-    arrivals: bytes = b""  # empty where they are too many or too far apart
+    least: int = 0  # the earliest arrival in it
+    # Each arrival less the earliest, in order of rank, in two bytes: then no member has to read its bucket.
+    arrivals: bytes = b""  # empty if they are too many or too far apart
     revision: int = 0  # the revision of its commit
 
     def rank_of(self, arrival: int) -> int | None:
-        """Return the rank of an arrival, by the arrivals that the round names; None if it is none of them."""
+        """Return the rank of an arrival that the round names; else None."""
         after = arrival - self.least
         if not 0 <= after < 1 << 16:
             return None
-        # To look through the bytes takes a twentieth of the time that numbers made of them take, at each node.
+        # A search in the bytes takes a twentieth of the time of unpacking them, at each node.
         two_bytes = struct.pack(">H", after)
         at = self.arrivals.find(two_bytes)
-        while at > 0 and at % 2:  # the end of one and the beginning of the next
+        while at > 0 and at % 2:  # a match across two entries
             at = self.arrivals.find(two_bytes, at + 1)
         return at // 2 if at >= 0 else None
 
     def unfit(self) -> str | None:
-        """Say whether it is cut off."""
+        """Return why it cannot be read; None if it can."""
         return "ends with half of an arrival" if len(self.arrivals) % 2 else None
 
 
 def name_arrivals(arrivals: Sequence[int]) -> dict[str, Any]:
-    """Return what a round says of the arrivals of its members, in order of rank."""
+    """Return the fields of a round for the arrivals of its members, in order of rank."""
     least = min(arrivals)
     if len(arrivals) > ARRIVALS_MOST or max(arrivals) - least >= 1 << 16:
         return {}

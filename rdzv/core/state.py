@@ -1,4 +1,4 @@
-"""The nouns of a rendezvous: what stands in the store, as `stored` has it, and what a node makes of it."""
+"""The nouns of a rendezvous: the records in the store (see `stored`), and the state that a node derives from them."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ __all__ = [
     "to_leave",
 ]
 
-NAMED_MOST = 64  # node ids listed by name in a change; the count goes on
+NAMED_MOST = 64  # node ids that a change lists; its count goes on
 
 
 class Phase(StrEnum):
-    """Where a run is."""
+    """The phase of a run."""
 
     GATHERING = "gathering"  # fewer nodes than it needs
-    LAST_CALL = "last call"  # enough nodes, and a little time for more
+    LAST_CALL = "last call"  # enough nodes, and some time for more
     TRAINING = "training"  # a round stands
     CLOSED = "closed"  # over
 
     @classmethod
     def _missing_(cls, _: object) -> Self:
-        """A word that only later releases know says no more than that the run goes on."""
+        """Read a word of a later release as "the run goes on"."""
         return cls.GATHERING
 
 
@@ -65,38 +65,37 @@ class NodeRecord(Stored, kw_only=True):
     by_place = True
     outside: ClassVar[tuple[str, ...]] = ("node_id", "arrival")
 
-    node_id: str  # what it is called; no two live nodes of a run share it
+    node_id: str  # its name; no two live nodes of a run share it
     incarnation: str  # random; tells two processes of one name apart
     arrived_after: int = -1  # the last round it knew when it arrived; -1 for none
-    address: str = ""  # where the other nodes reach it
+    address: str = ""  # where other nodes reach it
     port: int = 0  # a port that was free there
-    payload: Any = None  # what it brings for the others to read
-    attributes: Mapping[str, str] = MappingProxyType({})  # what an order by topology goes by
-    requested_rank: int | None = None  # the rank it would like
-    sends_from: str = ""  # the address from which it sends to the store; empty if the user has said where it is reached
+    payload: Any = None  # data for the other members
+    attributes: Mapping[str, str] = MappingProxyType({})  # for orders by topology, and for bans
+    requested_rank: int | None = None  # the rank that it asks for
+    sends_from: str = ""  # the address from which it sends to the store; empty if the user has set `address`
     store_at: str = ""  # the address at which it reaches the store; empty in the same case
-    server: str = ""  # which of the store's servers is reached there; empty where there is one
-    # What is the same for all nodes that share its loopback, and for no others; empty if it does not say.
+    server: str = ""  # the store's server at that address; empty if there is only one
+    # Equal for all nodes that share its loopback, and for no others; empty if it does not say.
     machine: str = ""
-    lapsed_in: int = -1  # the round that it was dropped from, and comes back from; -1 for none
-    checks: bool = False  # it checks that rank 0 is reached before it takes a round
-    unreached: bool = False  # it was rank 0 of a round that was given up, since not all reached it
-    cut_off: tuple[str, ...] = ()  # where it did not reach rank 0, while others did, who go on without it
-    gave_up: Prose = ""  # which round it gave up before this arrival, and why, in words; empty if it gave up none
-    left: bool = False  # it has left on its own account, and its record is about to go
-    stopped: bool = False  # it has left before the step at which all members had agreed to stop
-    why: Prose = ""  # why it has left, in words, if it says
-    release: str = ""  # of which release of this package it is; empty if it does not say
-    since: float = 0.0  # the hour of this arrival by the node's own clock, in seconds since 1970; 0 if it does not say
-    # The last step that it has finished, -1 for none, if it goes from round to round by `rounds()`: then it answers
-    # when it is asked which step it has begun. None if it does not.
+    lapsed_in: int = -1  # the round that it was dropped from, if it comes back from it; else -1
+    checks: bool = False  # it checks that it reaches rank 0 before it takes a round
+    unreached: bool = False  # it was rank 0 of a round that was given up, since not all members reached it
+    cut_off: tuple[str, ...] = ()  # addresses of rank 0s that it did not reach while others did
+    gave_up: Prose = ""  # the round that it gave up before this arrival, and why, in words; empty if none
+    left: bool = False  # it has left by itself, and its record is about to be deleted
+    stopped: bool = False  # it left before the step that all members had agreed on
+    why: Prose = ""  # why it has left, in words
+    release: str = ""  # its release of this package; empty if it does not say
+    since: float = 0.0  # the time of this arrival on the node's clock, in seconds since 1970; 0 if it does not say
+    # The last step that it has finished (-1: none), if it uses `rounds()` and answers where to stop; else None.
     progress: int | None = None
-    arrival: int = 0  # the revision that wrote this record: which arrival this is
+    arrival: int = 0  # the revision that wrote this record; it identifies the arrival
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinator:
-    """Who decides now, and since which revision: its term."""
+    """The coordinator, and the revision at which its term began."""
 
     node_id: str
     term: int
@@ -104,20 +103,20 @@ class Coordinator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastCoordinator:
-    """Who decided before, and how the lease of its role ended, if the store says so and it was not given up."""
+    """The coordinator before, and how its lease ended, if the store says so and it did not step down."""
 
     node_id: str
     cause: Cause = ""
 
 
 class Closed(Stored, kw_only=True):
-    """The run is closed.
+    """The closing of a run.
 
     Attributes:
-        reason: As given by whoever closed it, perhaps empty.
-        by: The node that did, or what else it was.
-        given_up: Whether it is a verdict not to go on, rather than the end of the work.
-        status: The exit status that every launcher ends with; 0 for none in particular.
+        reason: The reason, as given; may be empty.
+        by: The node or person that closed it.
+        given_up: True for a verdict not to go on, rather than the end of the work.
+        status: The exit status of every launcher; 0 for none in particular.
     """
 
     called = "the closing"
@@ -129,42 +128,42 @@ class Closed(Stored, kw_only=True):
 
     @classmethod
     def of(cls, value: bytes) -> Closed:
-        """Unpack what the key holds. Whatever it is, the run is closed: nothing is committed while it is there."""
+        """Unpack the value; an unreadable one closes the run, too, since it prevents every commit."""
         try:
             return cls.unpack(value)
         except RendezvousStateError as error:
             return cls(reason=str(error))
 
 
-_WITH = "with/"  # no node is called so: names have no slash
-WITH = "nodes with "  # and then the attribute: who is refused, in a status
+_WITH = "with/"  # no node has this name: names have no slash
+WITH = "nodes with "  # then the attribute: the banned nodes, in a status
 
 
 def ban_name(where: str) -> str:
-    """The name of a ban of all nodes with an attribute and value, "rack=17"; that of one node is the node's id."""
+    """Return the name of a ban of all nodes with an attribute and value, "rack=17"; a single node's ban has its id."""
     return f"{_WITH}{where}"
 
 
 def ban_names(node_id: str, attributes: Mapping[str, str]) -> tuple[str, ...]:
-    """The names of all bans that keep such a node out, its own first."""
+    """Return the names of all bans that would keep a node out, its own first."""
     return node_id, *(ban_name(f"{name}={value}") for name, value in attributes.items())
 
 
 def ban_among(bans: Mapping[str, Ban], node_id: str, attributes: Mapping[str, str]) -> Ban | None:
-    """The one of these bans that keeps such a node out, if there is one: its own, or else one of an attribute."""
+    """Return the ban that keeps a node out: its own or one of an attribute; None if there is none."""
     return next((bans[name] for name in ban_names(node_id, attributes) if name in bans), None) if bans else None
 
 
 class Ban(Stored, kw_only=True):
-    """A node may not join.
+    """A ban of one node, or of all nodes with an attribute.
 
     Attributes:
-        reason: As given by whoever banned it, perhaps empty.
-        by: Who did.
-        now: Whether it was put out of its round at once, rather than kept out of the next one.
-        lasts: Seconds from when it was written; then it ends by itself. None: it lasts until it is lifted.
-        left: How many of these are left, in a status.
-        where: The attribute and value, "rack=17", that it is a ban of; empty if it is one of a single node.
+        reason: The reason, as given; may be empty.
+        by: The node or person that banned it.
+        now: True if the node is put out of its round at once, too.
+        lasts: Seconds from its writing until it ends by itself. None: until it is lifted.
+        left: The seconds of these that remain, in a status.
+        where: The attribute and value, "rack=17"; empty for a single node.
     """
 
     called = "a ban"
@@ -186,13 +185,13 @@ class Ban(Stored, kw_only=True):
 
 
 class Unban(Stored, kw_only=True):
-    """A ban was lifted.
+    """A ban that was lifted.
 
     Attributes:
-        who: Who may come again.
-        reason: As given by whoever lifted it, perhaps empty.
-        by: Who did.
-        revision: At which it was.
+        who: The nodes that may join again.
+        reason: The reason, as given; may be empty.
+        by: The node or person that lifted it.
+        revision: The revision of the lifting.
     """
 
     called = "the lifting of a ban"
@@ -208,52 +207,52 @@ class Unban(Stored, kw_only=True):
 
 
 class Progress(Stored, kw_only=True):
-    """How far the next round is, as the coordinator sees it."""
+    """The coordinator's report of the next round."""
 
     called = "the progress"
     by_place = True
 
-    phase: Phase  # where the run is
+    phase: Phase  # the run's phase
     round: int = -1  # the number of the last completed round; -1 for none
     joined: int = 0  # nodes that have arrived for the next round
-    needed: int = 0  # how many it takes
-    capacity: int = 0  # how many there is room for
+    needed: int = 0  # the fewest nodes of a round
+    capacity: int = 0  # the most nodes of a round
     live: int = 0  # members of the last round that are still in it
     waiting: int = 0  # arrivals that a regroup now would admit
     spares: int = 0  # arrivals for which there is no room
-    # Newcomers that arrived after this revision are the spares; None if there are none, or if `spare_ids` has them.
-    # Where an order chooses more of them than can be named, each newcomer may be one: 0.
+    # Newcomers that arrived after this revision are spares. None if there are none, or if `spare_ids` names them. 0 if
+    # any newcomer may be one, since an order chooses more spares than can be named.
     spares_after: int | None = None
-    # Seconds of last call that were left when this was written; None if it does not run.
+    # Seconds of last call that were left at the writing; None if none runs.
     last_call_left: float | None = None
     lost: int = 0  # members of the last round that have died
-    lost_ids: tuple[str, ...] = ()  # the first of them by name, at most `NAMED_MOST`
+    lost_ids: tuple[str, ...] = ()  # the first of them, at most `NAMED_MOST`
     departed: int = 0  # members of the last round that have left it
-    departed_ids: tuple[str, ...] = ()  # the first of them by name
-    last_arrival: int = 0  # the latest arrival that was taken into account: those up to it stood when this was written
-    # Why no round completes though everything is there for one: a `rank_order` that fails, say. Else empty.
+    departed_ids: tuple[str, ...] = ()  # the first of them
+    last_arrival: int = 0  # the latest arrival that was counted
+    # Why no round completes though enough nodes are here: a `rank_order` that fails, for example.
     problem: Prose = ""
-    # The spares by name, where an order chooses who they are, if they are at most `NAMED_MOST`.
+    # The spares that an order has chosen, if they are at most `NAMED_MOST`.
     spare_ids: tuple[str, ...] = ()
-    absent: Absent = Absent()  # who is not here, and for how long
-    given_up: Prose = ""  # which round those who wait have given up, and why, in words; empty if none
-    # Of members that were dropped though they are alive, the first by name, each with why.
+    absent: Absent = Absent()  # the missing nodes, and for how long
+    given_up: Prose = ""  # the round that the waiting nodes have given up, and why, in words
+    # The first members that were expelled though alive, each with the reason.
     why_lost: tuple[tuple[str, str], ...] = ()
-    standstill: Prose = ""  # that no member gets on, in words; else empty
-    left_early: bool = False  # whether any of those who have left did so elsewhere than where all had agreed to stop
-    draining: tuple[str, ...] = ()  # the live members that are to leave, the first of them by name
+    standstill: Prose = ""  # no member gets on, in words
+    left_early: bool = False  # a member has left at another step than all had agreed on
+    draining: tuple[str, ...] = ()  # the first live members that are to leave
 
     def once_committed(self, number: int, *, size: int) -> Progress | None:
-        """How far the run is once this round is; None if somebody is left over, or missing: the coordinator sees that.
+        """Return the progress after this round's commit; None if a node is left over or missing.
 
-        It is said with the round, so that each node is told both in one push.
+        It travels with the round, so that each node gets one push.
         """
         if self.joined != size or self.absent.count:
             return None
         return Progress(phase=Phase.TRAINING, round=number, needed=self.needed, capacity=self.capacity, live=size)
 
     def once_expelled(self, node_id: str, *, address: str, why: str) -> Progress:
-        """The same once a live member is taken out of the round; it is named, so that it hears of it itself."""
+        """Return the progress after an expulsion; it names the member, so that the member hears of it."""
         missing = Missing(node_id=node_id, how=LOST, ago=0.0, address=address, why=why)
         named = (*self.absent.missing[: NAMED_MOST - 1], missing)
         return self.replace(
@@ -267,15 +266,15 @@ class Progress(Stored, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What every node watches.
+    """The part of a run that every node watches.
 
-    `progress_at` is when the progress came, on this node's clock; `progress_found`, that it had been written before.
+    `progress_at` is when the progress arrived, on this node's clock; `progress_found`: it had been written before.
     """
 
     coordinator: Coordinator | None = None
     round: Round | None = None
     closed: Closed | None = None
-    closed_over: Progress | None = None  # the progress before the closing: it says which nodes were spares then
+    closed_over: Progress | None = None  # the progress before the closing, which says which nodes were spares
     progress: Progress | None = None
     progress_at: float = 0.0
     progress_found: bool = False
@@ -289,7 +288,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """A node is to leave, by a moment on this node's clock; the revision is that of the announcement."""
+    """The drain of a node, with its end on this node's clock and the revision of the announcement."""
 
     until: float
     reason: str
@@ -301,16 +300,16 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class NodesWaiting:
-    """So many arrivals would be admitted if the members met again now; 0 if they have gone away."""
+    """The number of arrivals that a regroup now would admit; 0 if they have gone."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class NodesGone:
-    """So many members have gone since the round completed; the first of them by name, at most 64.
+    """The members that have gone since the round completed; at most 64 are named.
 
-    `addresses` says where each of these was, and `reasons` why it is not here any more, as far as that is known.
+    `addresses` has their addresses, and `reasons` the known reasons.
     """
 
     count: int
@@ -320,35 +319,35 @@ class NodesGone:
 
 
 class NodesLost(NodesGone):
-    """So many members have died."""
+    """The members that have died."""
 
     __slots__ = ()
 
 
 class NodesLeft(NodesGone):
-    """So many members have left."""
+    """The members that have left."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """This node is no longer in the round: it was away for too long, or the others have gone on without it."""
+    """This node is no longer in the round: its lease was lost, or the others go on without it."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """These members are to leave; the first of them does so after so many seconds, wherever the others are then."""
+    """These members are to leave, the first of them after `seconds_left` at the latest."""
 
     node_ids: tuple[str, ...]
-    seconds_left: float = field(compare=False)  # it goes down all the time, and that is no news
+    seconds_left: float = field(compare=False)  # it falls all the time, which is no news
     reason: str = ""
 
 
 def to_leave(node_ids: Iterable[str], reason: str) -> str:
-    """Say that nodes are to leave, and why."""
+    """Return in words that nodes are to leave, and why."""
     return f"{', '.join(node_ids)} to leave{f': {reason}' if reason else ''}"
 
 
@@ -359,10 +358,10 @@ Change = NodesWaiting | NodesLost | NodesLeft | Draining | Resized | Closed | Dr
 
 
 def pack_settings(shared: Mapping[str, Any]) -> bytes:
-    """Pack what all nodes of a run must agree on; equal settings give equal bytes."""
+    """Pack the shared settings of a run; equal settings give equal bytes."""
     return pack(dict(sorted(shared.items())))
 
 
 def unpack_settings(value: bytes) -> dict[str, Any]:
-    """Unpack what the key holds."""
+    """Unpack the shared settings of a run."""
     return unpack("the settings of the run", value, dict)

@@ -98,28 +98,29 @@ class View:
         self._accusations_prefix = f"{nodes_prefix}/accused/"
         self._needed = needed
         self._otherwise = "" if tells_causes else _WHY["silent"]
-        self._before: tuple[str, str] = "", ""  # the last coordinator, and why it has gone
+        self._before: tuple[str, str] = "", ""  # the last coordinator, and the reason for its end
         self.synced: bool = False
-        self.seen: int = 0  # the latest revision that has been folded in
+        self.seen: int = 0  # the latest revision that was folded in
         self.round: Round | None = None
-        self.members: dict[str, Member] = {}  # of the last round, whether still in it or not
-        self.live: set[str] = set()  # those who are
+        self.members: dict[str, Member] = {}  # of the last round, in it or gone
+        self.live: set[str] = set()  # the members that are still in it
         self.waiting: dict[str, NodeRecord] = {}  # by order of arrival
-        self.left_out: dict[str, NodeRecord] = {}  # those who wait, and did not reach the last round's rank 0
-        self.gave_up: dict[str, NodeRecord] = {}  # those who wait, and have said which round they have given up
-        self._cut_off: dict[str, NodeRecord] = {}  # those of them who say that they did not reach some rank 0
-        self.left_early: bool = False  # a member has, elsewhere than where all had agreed to stop
-        self.why_lost: dict[str, str] = {}  # of those who were taken out of the round, though alive
-        self.standstill: str = ""  # that nobody in it gets on, in words
+        self.left_out: dict[str, NodeRecord] = {}  # waiting nodes that did not reach the last round's rank 0
+        self.gave_up: dict[str, NodeRecord] = {}  # waiting nodes that have given a round up
+        self._cut_off: dict[str, NodeRecord] = {}  # waiting nodes that did not reach some rank 0
+        self.left_early: bool = False  # a member has left at another step than all had agreed on
+        self.why_lost: dict[str, str] = {}  # of members that were expelled, though alive
+        self.standstill: str = ""  # no member gets on, in words
         self.enough_since: float | None = None
-        self.arrived_at: float | None = None  # when the last node came, as far as this coordinator has seen
+        self.arrived_at: float | None = None  # when this coordinator saw the last arrival
         self.absences: AbsenceBook = AbsenceBook(expected)
         self.accusations: Accusations = Accusations()
         self.agreement: Agreement = Agreement()
-        self._stuck: dict[str, str] = {}  # the members of the last round that are to be taken out of it, and why
-        self._missed: dict[str, _Missed] = {}  # the members that have gone: each counts once, as lost or as departed
-        self._unnamed: dict[bool, int] = {True: 0, False: 0}  # how many more have left, or were lost, by no name
-        self._lost_before: set[str] = set()  # from the round before, and not in the last
+        self._stuck: dict[str, str] = {}  # members to expel, and why
+        self._missed: dict[str, _Missed] = {}  # gone members; each counts once, as lost or as departed
+        # further members that have left or were lost, without names
+        self._unnamed: dict[bool, int] = {True: 0, False: 0}
+        self._lost_before: set[str] = set()  # from the round before the last
         self._records: dict[str, NodeRecord] = {}
         self._inherited: Progress | None = None
         self._inherited_at = 0.0
@@ -133,21 +134,21 @@ class View:
         progress_at: float,
         before: LastCoordinator | None = None,
     ) -> None:
-        """Go on where the last coordinator was; to be called before the first event.
+        """Restore the last coordinator's state; call this before the first event.
 
         Args:
             round: The last completed round.
-            members: Everyone in it.
-            progress: What the last coordinator said.
-            progress_at: When that was heard, on this node's clock.
-            before: Who it was, and how its term ended.
+            members: All its members.
+            progress: The last coordinator's last report.
+            progress_at: When it arrived, on this node's clock.
+            before: That coordinator, and how its term ended.
         """
         if before is not None:
             self._before = before.node_id, _WHY[before.cause] or self._otherwise or UNSEEN
         self.round = round
         self.members = {member.node_id: member for member in members}
         if progress is not None and progress.round == self.number:
-            # In the same order, and also those who have come again meanwhile: what was announced is not taken back.
+            # In the same order, returned nodes included: an announcement is not taken back.
             for left, node_ids in ((False, progress.lost_ids), (True, progress.departed_ids)):
                 self._missed.update((node_id, _Missed(left)) for node_id in node_ids)
             self.absences.take_over(progress.absent, now=progress_at)
@@ -162,34 +163,34 @@ class View:
 
     @property
     def next_number(self) -> int:
-        """The number that the next round gets: above every round that anybody who comes has known (S10)."""
+        """The number of the next round: above every round that an arrived node has known (S10)."""
         return 1 + max((self.number, *(record.arrived_after for record in self.waiting.values())))
 
     # ------------------------------------------------------------------------------------ who has gone from the round
 
     @property
     def lost(self) -> list[str]:
-        """The members that were lost, in that order; at most `NAMED_MOST`."""
+        """The first lost members in order of loss; at most `NAMED_MOST`."""
         return self._named(left=False)
 
     @property
     def departed(self) -> list[str]:
-        """The members that have left, in that order; at most `NAMED_MOST`."""
+        """The first departed members in order of departure; at most `NAMED_MOST`."""
         return self._named(left=True)
 
     @property
     def lost_count(self) -> int:
-        """How many were lost."""
+        """The number of lost members."""
         return self._count_of(left=False)
 
     @property
     def departed_count(self) -> int:
-        """How many have left."""
+        """The number of departed members."""
         return self._count_of(left=True)
 
     @property
     def why(self) -> dict[str, str]:
-        """Why members have gone, as far as it is known."""
+        """The known reasons why members have gone."""
         return {node_id: one.why for node_id, one in self._missed.items() if one.why}
 
     def _named(self, *, left: bool) -> list[str]:
@@ -200,14 +201,14 @@ class View:
 
     @property
     def to_expel(self) -> tuple[str, str] | None:
-        """The next live member to take out of the round, and why; None if there is none."""
+        """The next live member to expel, and why; None if there is none."""
         believed = self.accusations.believed(round=self.number, live=self.live)
         return believed or next((one for one in self._stuck.items() if one[0] in self.live), None)
 
     # --------------------------------------------------------------------------------------------- what happens
 
     def learn(self, fact: Stuck | Standstill | Answered) -> None:
-        """Take in a fact that a side task has found out; one of another round or arrival changes nothing."""
+        """Take in a fact of a side task; ignore one of another round or arrival."""
         match fact:
             case Answered(node_id, begun):
                 self.agreement.answered(node_id, begun)
@@ -218,11 +219,11 @@ class View:
                     self._stuck.setdefault(node_id, why)
 
     def expelled(self, node_id: str, why: str) -> None:
-        """A member was taken out of the round; the deletion of its record has not been folded yet."""
+        """Note that a member was expelled; the deletion of its record is folded later."""
         self.why_lost[node_id] = why
 
     def asked(self, stop: Stop) -> None:
-        """The members of the round were asked, or told, where to stop."""
+        """Note that the members were asked, or told, where to stop."""
         self.agreement.wrote(stop)
 
     def fold(
@@ -231,15 +232,15 @@ class View:
         """Take in one event of the watch on nodes.
 
         Args:
-            event: What happened.
+            event: The event.
             now: Seconds on this node's clock.
-            last_call_timeout: How long a last call lasts, to reckon when an inherited one began.
-            bans: Who is banned: that is why such a node's record goes.
+            last_call_timeout: The length of a last call, to compute when an inherited one began.
+            bans: The bans, which explain why a banned node's record goes.
         """
         if event.kind == "reset":
             self.synced = False
             self.accusations.clear()
-            self._records.clear()  # what of it is not in the snapshot that follows has gone meanwhile
+            self._records.clear()  # a record that the following snapshot lacks has gone meanwhile
             self.live.clear()
             self._forget_who_waits()
             return
@@ -251,7 +252,7 @@ class View:
             self.accusations.heed(event)
             return
         node_id = event.key[len(self._prefix) :]
-        if "/" not in node_id:  # else it is a coordinator's marker, or of another run, whose prefix is within this one
+        if "/" not in node_id:  # else it is a marker, or a key of a run whose prefix lies within this one
             self._fold_node(node_id, event, now, bans)
         if self.synced:
             self._count(now)
@@ -259,7 +260,7 @@ class View:
     def _fold_node(self, node_id: str, event: Event, now: float, bans: Mapping[str, Ban]) -> None:
         there, record = self._records.get(node_id), None
         if event.kind == "put":
-            # Else it is no node of ours: it takes part in nothing, and the arrival that stood there stands no more.
+            # An unreadable record is no node of ours; the arrival that was there is gone.
             with contextlib.suppress(RendezvousStateError):
                 record = NodeRecord.unpack(event.value, node_id=node_id, arrival=event.revision)
         if record is not None and not record.left:
@@ -282,17 +283,17 @@ class View:
             self._miss(node_id, left=record is not None, at=now, why=why, address=there.address if there else "")
 
     def resized(self, *, needed: int, now: float) -> None:
-        """From now on, so many arrivals are enough."""
+        """Set the number of arrivals that are enough."""
         self._needed = needed
         if self.synced:
             self._count(now)
 
     def record(self, node_id: str) -> NodeRecord:
-        """Return what a node that is here has said of itself, whether it is in the last round or waits for the next."""
+        """Return the record of a live member or a waiting node."""
         return self._records[node_id]
 
     def completed(self, round: Round, members: Iterable[Member], *, now: float) -> None:
-        """A round was committed with these members. Spares left over may be enough for the next one's last call."""
+        """Note that a round was committed. Spares that are left may be enough for the next last call."""
         lost = {node_id for node_id, one in self._missed.items() if not one.left}
         self.round = round
         self.members = {member.node_id: member for member in members}
@@ -313,10 +314,11 @@ class View:
 
     @property
     def expected_back(self) -> set[str]:
-        """Who may come back from an outage: those who were lost in it, once one of them has come and says so.
+        """Return the nodes that were lost in an outage, once one of them has come back and says so.
 
-        An outage that ends comes to an end for all. Whoever was merely killed is not told apart from them; a last call
-        ends the wait. If the others have met without them, those of the round before count, too.
+        An outage ends for all its nodes. Killed nodes look the same; a last call ends the wait for them. If the others
+        have met
+        without them, the lost nodes of the round before count, too.
         """
         if not any(record.lapsed_in >= max(self.number - 1, 0) for record in self.waiting.values()):
             return set()
@@ -324,12 +326,12 @@ class View:
         return (lost | self._lost_before) - self._records.keys()
 
     def _synced(self, now: float, last_call_timeout: float) -> None:
-        """Everything that was there has been seen; what of the last round is missing has gone."""
+        """End a snapshot: members that it lacks have gone."""
         self.synced = True
-        # A snapshot comes in order of name; who is taken in first, and who is a spare, goes by arrival.
+        # A snapshot comes in order of name, but nodes are admitted in order of arrival.
         self.waiting = dict(sorted(self.waiting.items(), key=lambda item: item[1].arrival))
         said, self._inherited = self._inherited, None
-        # Departures beyond those that were named cannot be told from losses by name, only by number.
+        # Unnamed departures and losses differ in number only.
         unnamed = max(said.departed - self.departed_count, 0) if said else 0
         for node_id in self.members:
             if node_id not in self._records and node_id not in self._missed:
@@ -342,8 +344,8 @@ class View:
         for left, count in ((False, said.lost), (True, said.departed)):
             self._unnamed[left] = max(count - self._count_of(left=left), 0)
         if self.enough_since is not None and said.last_call_left is not None:
-            # The last call goes on if those who stood then and stand now are enough; else the count fell below the
-            # minimum while nobody was looking, and those who have come since begin a new one.
+            # The last call goes on if enough of the nodes that were counted then are still here. Else the count fell
+            # below the minimum meanwhile, and later arrivals begin a new one.
             standing = sum(1 for record in self.waiting.values() if record.arrival <= said.last_arrival)
             if standing >= self._needed:
                 left_of_it = max(said.last_call_left - (now - self._inherited_at), 0.0)
@@ -365,8 +367,8 @@ class View:
             return
         self.waiting[record.node_id] = record
         if member is not None and (record.arrived_after < self.number or record.lapsed_in == self.number):
-            # It was lost while nobody looked, and is back; or the answer to its arrival was, and it does not know that
-            # a round has taken that in. Those who are in the round wait for it in vain.
+            # It was lost and is back; or the answer to its arrival was lost, and it does not know that a round contains
+            # it. The members of that round wait for it in vain.
             self._missed.setdefault(record.node_id, _Missed(left=False, why=self._why_unseen(record.node_id)))
         if record.gave_up:
             self.gave_up[record.node_id] = record
@@ -386,7 +388,7 @@ class View:
         return sorted((*self.waiting.values(), *self.left_out.values()), key=lambda record: record.arrival)
 
     def _leave_out(self) -> None:
-        """Leave out who did not reach the last round's rank 0 as others did, unless the others are too few."""
+        """Leave out the nodes that did not reach the last round's rank 0, unless too few others remain."""
         host = self.round.host if self.round is not None else ""
         cut_off = {node_id for node_id, record in self._cut_off.items() if host in record.cut_off}
         if len(self.waiting) + len(self.left_out) - len(cut_off) + len(self.live) < self._needed:
@@ -397,7 +399,7 @@ class View:
             self.left_out = {one.node_id: one for one in everyone if one.node_id in cut_off}
 
     def _miss(self, node_id: str, *, left: bool, at: float | None, why: str, address: str = "") -> None:
-        """A node is not here any more, since then if that is known."""
+        """Note that a node has gone, and when, if that is known."""
         is_member = node_id in self.members
         self.absences.went(node_id, left=left, is_member=is_member, address=address, now=at, why=why)
         if is_member:
@@ -418,7 +420,7 @@ class View:
 
 
 class Obstacle(NamedTuple):
-    """The store has refused a round for lack of room: no round is completed before `until`."""
+    """A round that the store has refused for lack of room; none is completed before `until`."""
 
     until: float
     error: Exception
@@ -426,12 +428,12 @@ class Obstacle(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """All that a decision rests on. Nothing of it changes while `decide` looks at it, in whichever thread."""
+    """The input of a decision. It does not change while `decide` looks at it, in any thread."""
 
     view: View
     head: Head
-    told: Progress | None = None  # the last report of this coordinator, or of the one before
+    told: Progress | None = None  # the last report, of this coordinator or the one before
     told_at: float = 0.0
-    resized_at: int = 0  # the revision of the last resize that was heeded
-    unbanned_at: int = 0  # the revision of the last lifting of a ban that was noted
+    resized_at: int = 0  # the revision of the last resize that was applied
+    unbanned_at: int = 0  # the revision of the last lifted ban that was noted
     obstacle: Obstacle | None = None
