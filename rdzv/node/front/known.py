@@ -31,11 +31,7 @@ class Known:
     @property
     @abstractmethod
     def own_node(self) -> Node:
-        """The node.
-
-        Raises:
-            RendezvousStateError: The backend is not one of ours, and has none.
-        """
+        """The node, if the backend is one of ours."""
 
     @property
     def settings(self) -> Settings:
@@ -92,9 +88,12 @@ class Known:
         """Return the members of this round whose leaving was announced since it came about."""
         membership, head = self.own_node.membership, self.own_node.head  # one look: the node replaces its head
         progress = head.progress
-        if membership is None or head.closed is not None or progress is None:
-            return {}
-        if progress.round != membership.round.number:
+        if (
+            membership is None
+            or head.closed is not None
+            or progress is None
+            or progress.round != membership.round.number
+        ):
             return {}
         since, leaving = membership.round.revision, head.drains
         return {one: leaving[one] for one in progress.draining if one in leaving and leaving[one].revision > since}

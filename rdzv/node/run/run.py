@@ -133,10 +133,7 @@ class Run:
     async def close(self, reason: str = "", *, lease: Lease | None = None, **verdict: Any) -> Closed:
         """Close it for good, and return the closing that counts: the first one.
 
-        Args:
-            reason: Shown to every node, for as long as the run is remembered.
-            lease: The run's, if the caller knows it.
-            verdict: `given_up` and `status`, if nobody is to go on.
+        `lease` is the run's, if the caller knows it; a `verdict` is `given_up` and `status`.
         """
         closed = Closed(reason=reason, by=self._by, **verdict)
         lease = lease or await take_run_lease(self.store, self.keys, self._keep)
@@ -198,16 +195,9 @@ class Run:
     async def _impose(self, name: str, ban: Ban, find: Callable[[], Awaitable[dict[str, int]]]) -> set[str]:
         """Write a ban, then delete the records of the nodes that it puts out; also if the caller is cancelled.
 
-        The ban comes first, and by itself, or the coordinator would read of a node that went for no reason. Between the
-        two a banned member is still in its round: a caller that dies there leaves it to leave by itself.
-
-        Args:
-            name: Of the ban.
-            ban: What it says.
-            find: Returns the nodes that are here and that it is for, with their arrivals.
-
-        Returns:
-            The nodes that were here.
+        The ban comes first, and by itself, or the coordinator would read of a node that went for no reason. A member
+        whose operator dies between the two leaves by itself. `find` returns the nodes that are here, with their
+        arrivals; all that it has returned are returned.
         """
         ban.pack()  # what nobody could read is refused before anything is written
 

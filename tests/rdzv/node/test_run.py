@@ -94,7 +94,8 @@ async def test_a_run_tells_its_status_history_and_cost_without_a_node() -> None:
         await asyncio.sleep(0.1)
         status, history, cost = await seen.account()
         assert (status.world_size, len(history.chapters), cost.rounds) == (1, 1, 1)
-        assert status == await a.status()
+        by_node = await a.status()
+        assert (status.members, status.phase, status.round) == (by_node.members, by_node.phase, by_node.round)
         first = await seen.close("enough")
         assert (await seen.close("more")).reason == first.reason == "enough"
         assert (await seen.reopen()) == first
