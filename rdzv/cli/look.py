@@ -242,7 +242,8 @@ async def _timeline(options: argparse.Namespace) -> int:
     async with open_run(options, follow=Wakeup()) as run:
         await run.check_exists()
         _, history, cost = await run.account()
-    page = timeline_page(timeline(run.run_id, history, now=time.time()), cost)
+        now = await run.hour()
+    page = timeline_page(timeline(run.run_id, history, now=now), cost)
     if options.output == "-":
         put(page)
     else:

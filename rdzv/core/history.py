@@ -8,8 +8,12 @@ at a time: a run that goes on for months takes no more room than that. Of what i
 Durations are measured on the clock of one coordinator that knew of both moments: how long after its predecessor a round
 completed, how far into a round something happened, when the first member was no longer in it, and for how long since
 then too few nodes were there. A coordinator that came to the run after the round had completed does not know; then the
-time is None, and what remains is the hour by the coordinator's clock, which stands beside it: hosts agree on that to
-within what their clocks differ by.
+time is None, and what remains is the hour that stands beside it.
+
+The *hour of a run* is the hour at which its last round completed, by the clock of the coordinator that committed it,
+and the seconds since then on one coordinator's clock after the other: a successor continues from the last progress that
+it heard. The coordinator sends it with its keep-alives, and the store says how long ago that was. So a process that
+asks how long ago something was does not compare its own clock with another machine's.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ __all__ = [
     "Chapter",
     "Chronicle",
     "History",
+    "HourNote",
     "Incident",
     "Past",
     "Spent",
@@ -144,6 +149,14 @@ class History(Stored, kw_only=True):
     past: Past = Past()
 
 
+class HourNote(Stored, kw_only=True):
+    """The hour of a run when it was sent, in seconds since 1970."""
+
+    called = "the hour of a run"
+
+    hour: float
+
+
 def gone_before(history: History, number: int, *, here: Container[str], now: float) -> list[Missing]:
     """Return who was in the round before the one of this number, and is not here.
 
@@ -151,16 +164,22 @@ def gone_before(history: History, number: int, *, here: Container[str], now: flo
         history: What is remembered.
         number: The round that stands.
         here: The nodes that are here.
-        now: The hour, in seconds since 1970; what has passed is reckoned between two hosts' clocks.
+        now: The hour of the run.
     """
     if len(history.chapters) < 2 or history.chapters[-1].number != number:
         return []
-    before = history.chapters[-2]
+    before, last = history.chapters[-2:]
+
+    def seconds_since(incident: Incident) -> float | None:
+        if last.at is not None and last.after is not None and incident.after is not None:
+            return max(now - last.at, 0.0) + max(last.after - incident.after, 0.0)
+        return None if incident.at is None else max(now - incident.at, 0.0)
+
     gone = {
         node_id: Missing(
             node_id=node_id,
             how=incident.kind,
-            ago=None if incident.at is None else max(now - incident.at, 0.0),
+            ago=seconds_since(incident),
             address=before.addresses.get(node_id, ""),
             why=incident.reason,
         )
@@ -240,6 +259,7 @@ class Chronicle:
         now: float,
         ended: float | None = None,
         waited: float = 0.0,
+        hour: float | None = None,
     ) -> None:
         """Go on where the last coordinator was.
 
@@ -249,12 +269,15 @@ class Chronicle:
             now: When it takes over. In a run without a round, its time begins `waited` seconds before.
             ended: When this node was itself no longer in that round, if it was: after an outage, long before `now`.
             waited: For how long nodes have waited already, being too few.
+            hour: The hour of the run, if the last coordinator has said it.
         """
         self._history, self._began = history, began
         if not history.chapters:
             self._began = self._stopped = now - waited
             return
         last = history.chapters[-1]
+        if began is None and hour is not None and last.at is not None:
+            self._began = began = now - max(hour - last.at, 0.0)
         if last.stopped is not None:
             self._stopped = now if began is None else began + last.stopped
             self._short = last.short

@@ -76,7 +76,7 @@ class RunStatus:
         absent: The same nodes, as data: how, since when, and why.
         absent_count: How many they are, also beyond those that are named.
         waited: Seconds for which too few nodes have waited for a round; None if nobody waits, or there are enough.
-        now: The hour at which this was read, in seconds since 1970.
+        now: The hour of the run when this was read, in seconds since 1970; see `rdzv.core.history`.
         phase_for: Seconds for which it has been in this phase; None if nobody knows.
         last_call_left: Seconds that are left of the last call; None if it does not run.
         closing: How the run was closed, or None.
@@ -394,7 +394,7 @@ def account(run_id: str, history: History, *, now: float | None = None, waited: 
     Args:
         run_id: Which run.
         history: What is remembered of it.
-        now: The hour, in seconds since 1970, for a run that goes on; None to count to what is known.
+        now: The hour of the run, in seconds since 1970, if it goes on; None to count to what is known.
         waited: For how long it has been waiting for nodes, if it is.
     """
     total, lost, reasons = history.past.spent, Counter(history.past.lost), Counter(history.past.reasons)

@@ -127,7 +127,7 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
     Args:
         run_id: Which run.
         history: What is remembered.
-        now: The hour, in seconds since 1970, for a run that goes on; None to end with what is known.
+        now: The hour of the run, in seconds since 1970, if it goes on; None to end with what is known.
     """
     bands: list[Span] = []
     rows: dict[str, list[Span]] = {}

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import heapq
 import socket
-import time
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -174,7 +173,8 @@ class Runs:
         Raises:
             NoSuchRun: There is none.
         """
-        return timeline(run_id, await self._history(run_id), now=time.time())
+        history, hour = await self._history(run_id)
+        return timeline(run_id, history, now=hour)
 
     async def history(self, run_id: str) -> dict[str, Any]:
         """Return the history of a run as data, as `rdzv history --json` says it.
@@ -182,13 +182,14 @@ class Runs:
         Raises:
             NoSuchRun: There is none.
         """
-        history = await self._history(run_id)
-        return as_json(run_id, history, account(run_id, history, now=time.time()))
+        history, hour = await self._history(run_id)
+        return as_json(run_id, history, account(run_id, history, now=hour))
 
-    async def _history(self, run_id: str) -> History:
+    async def _history(self, run_id: str) -> tuple[History, float]:
         if not await self._client.count(self._keys(run_id).root):
             raise NoSuchRun(run_id)
-        return await Run(self._client, self._keys(run_id)).whole_history()
+        run = Run(self._client, self._keys(run_id))
+        return await run.whole_history(), await run.hour()
 
     async def _summary(self, run_id: str) -> tuple[dict[str, Any], bool]:
         """How a run stands, in numbers, and whether anybody is in it."""

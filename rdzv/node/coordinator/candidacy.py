@@ -169,7 +169,7 @@ class Candidacy:
             self._link.start(revoking, f"give the role of coordinator of {self._keys.run_id} back")
             lost.cancel()
 
-        role.lease.keep(sent_at=role.sent_at, on_lapse=lapsed)
+        role.lease.keep(sent_at=role.sent_at, on_lapse=lapsed, note=role.note)
         log.info("run %s: node %s coordinates", self._keys.run_id, self._node_id)
         try:
             with lost, contextlib.suppress(ConditionFailed):

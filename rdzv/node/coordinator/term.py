@@ -97,7 +97,7 @@ class Term:
         self._settings = part.settings
         self._part = part
         self._follower = link.follower
-        self._lease = role.lease  # of the role, and of nothing that should outlive it
+        self._role = role  # on its lease is nothing that should outlive it
         rules, told = self._agreed.rules, self._store.tells_causes
         self._view = View(self._keys.nodes, needed=rules.needed, expected=rules.expected, tells_causes=told)
         self._office = Office(self._store, self._keys, self._view, term=role.term, run_lease=run_lease)
@@ -146,8 +146,12 @@ class Term:
             for entry in await self._store.list(self._keys.ranks(round.number, round.term)):
                 members.extend(Member.unpack_all(entry.value))
         self._view.took_over(round, members, progress, progress_at=progress_at, before=self._follower.before)
+        said_at = 0.0  # the hour of a progress that this node heard when it was written
         if progress is not None:
+            said_at = 0.0 if progress != head.progress or head.progress_found else progress.absent.said_at
             progress = progress.replace(absent=progress.absent.replace(said_at=0.0))
+        if said_at:
+            self._set_hour(said_at, at=progress_at)
         self._learn(told=progress, told_at=progress_at)
         # What is no history of ours is written over some day.
         remembered = (History.unpack_at(history.key, history.value) if history else None) or History()
@@ -159,7 +163,13 @@ class Term:
             now=self._store.time(),
             ended=own.over_at if own is not None and round is not None and own.round.number == round.number else None,
             waited=waited or 0.0,
+            hour=self._role.hour() if said_at else None,
         )
+
+    def _set_hour(self, hour: float, *, at: float) -> None:
+        """Reckon the hour of the run from one at a moment on this node's clock, and say it at once."""
+        self._role.hour_offset = hour - at
+        self._role.lease.renew_now()
 
     async def _watch_nodes(self) -> None:
         """Bring every event of the nodes."""
@@ -296,7 +306,12 @@ class Term:
         writes: list[Put | Delete] = [self._put_progress(progress)]
         writes.extend(Delete(self._keys.unbans + name) for name in unbans)
         history = self._chronicle.continued(
-            progress, self._picture.head.closed, now=now, at=time.time(), why=self._view.why, unbans=unbans.values()
+            progress,
+            self._picture.head.closed,
+            now=now,
+            at=self._role.hour(),
+            why=self._view.why,
+            unbans=unbans.values(),
         )
         if history is not None:
             writes.append(self._office.put(self._keys.history, pack_history(history)))
@@ -307,9 +322,9 @@ class Term:
         self._learn(told=progress, told_at=now, unbanned_at=unbanned_at)
         return 0
 
-    def _put_progress(self, progress: Progress) -> Put:
-        """A write of the progress, as said at this hour."""
-        said = progress.replace(absent=progress.absent.replace(said_at=time.time()))
+    def _put_progress(self, progress: Progress, *, hour: float | None = None) -> Put:
+        """Return a write of the progress, as said at this hour; None: at the hour of the run."""
+        said = progress.replace(absent=progress.absent.replace(said_at=hour or self._role.hour()))
         return self._office.put(self._keys.progress, said.pack())
 
     def _report_error(self, error: BaseException | None) -> None:
@@ -369,12 +384,13 @@ class Term:
         exact = len(conditions) <= self._store.operations_max
         round = await self._round_of(decision, members)
         nodes = {record.node_id: record.address for record in decision.members}
+        now, hour = self._store.time(), time.time()
         history = self._chronicle.completed(
             round.number,
             nodes,
             known=self._view.members,
-            now=self._store.time(),
-            at=time.time(),
+            now=now,
+            at=hour,
             arrived=self._view.arrived_at,
         )
         commit: list[Put | Delete] = [
@@ -383,7 +399,7 @@ class Term:
         ]
         progress = decision.progress.once_committed(decision.number, size=len(members))
         if progress is not None:
-            commit.append(self._put_progress(progress))
+            commit.append(self._put_progress(progress, hour=hour))
         ranks = _buckets(office, round, members, decision.members)
         at_once = _fit_together(conditions, [*ranks, *commit], count_most=self._store.writes_max - MARKERS)
         if at_once:
@@ -408,6 +424,7 @@ class Term:
             if take_settings(result, self._agreed):
                 self._view.resized(needed=self._rules.needed, now=self._store.time())
             return None
+        self._set_hour(hour, at=now)
         committed = round.replace(revision=result.revision)
         rank_0 = f"rank 0 is {members[0].node_id} at {round.host}:{round.port}"
         log.info("run %s: round %d is complete with %d nodes, %s", keys.run_id, round.number, round.size, rank_0)
@@ -449,7 +466,7 @@ class Term:
         """Write the marker: once it is folded, all that had happened to the nodes before it is in the picture."""
         marker = NodeRecord(node_id="", incarnation="", left=True)  # whoever reads the nodes passes over it
         in_office = self._office.in_office
-        return await self._store.put(self._keys.marker, marker.pack(), lease=self._lease, when=in_office)
+        return await self._store.put(self._keys.marker, marker.pack(), lease=self._role.lease, when=in_office)
 
 
 async def _clear_away(office: Office, round: Round | None) -> None:

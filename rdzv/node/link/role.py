@@ -7,8 +7,10 @@ Else, under load, terms begin and end, and nothing is ever decided.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
+from rdzv.core.history import HourNote
 from store import Grant
 from store.keeping import HeldLease
 
@@ -42,6 +44,7 @@ class Role:
         grant: That lease, for the transaction.
         sent_at: When it was asked for, on this node's clock.
         term: The revision that made its key, once it is taken.
+        hour_offset: Seconds by which the hour of the run is ahead of this node's clock; see `rdzv.core.history`.
     """
 
     def __init__(self, link: Link, settings: Settings, *, nodes: int, lost_terms: int = 0) -> None:
@@ -60,6 +63,16 @@ class Role:
         )
         self.sent_at: float = link.store.time()
         self.term: int = 0
+        self.hour_offset: float = time.time() - self.sent_at
+        self._clock = link.store.time
+
+    def hour(self) -> float:
+        """Return the hour of the run, now."""
+        return self._clock() + self.hour_offset
+
+    def note(self, _: bool) -> bytes:
+        """Return what goes with each keep-alive: by it, a process with another clock tells how long ago an hour was."""
+        return HourNote(hour=self.hour()).pack()
 
 
 def election_pause(nodes: int, *, lost_terms: int) -> float:

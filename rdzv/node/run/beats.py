@@ -1,9 +1,11 @@
-"""Shell: reads how far each node has come, from what came with its keep-alives; for the status and the coordinator."""
+"""Shell: reads what came with keep-alives: how far each node has come, and the hour of the run."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
+from rdzv.core.history import HourNote
 from rdzv.core.stuck.beats import BeatNote
 from rdzv.core.stuck.judging import Heard
 from rdzv.errors import RendezvousStateError
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from store import Store
 
-__all__ = ["read_beats"]
+__all__ = ["read_beats", "read_hour"]
 
 
 async def read_beats(store: Store, keys: Keys) -> Mapping[str, Heard]:
@@ -28,3 +30,11 @@ async def read_beats(store: Store, keys: Keys) -> Mapping[str, Heard]:
                 continue  # not of a node of ours
             heard[one.key.removeprefix(keys.nodes)] = Heard(note=note, ago=one.age)
     return heard
+
+
+async def read_hour(store: Store, keys: Keys) -> float:
+    """Return the hour of the run, now; by this machine's clock if no coordinator has said it."""
+    for one in await store.notes(keys.coordinator):
+        if one.note and (said := HourNote.unpack_at(one.key, one.note)) is not None:
+            return said.hour + one.age
+    return time.time()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -25,6 +24,7 @@ from rdzv.core.round import Round
 from rdzv.core.state import WITH, Ban, Closed, Head, Unban, ban_name, pack_settings, unpack_settings
 from rdzv.core.stopping import Drain, Resized
 from rdzv.errors import RendezvousClosedError, RendezvousStateError
+from rdzv.node.run.beats import read_hour
 from rdzv.node.run.lease import is_too_long, take_run_lease
 from rdzv.node.run.names import attribute_ban, check_node_id
 from rdzv.node.run.status import find_member, read_history, read_nodes, read_run, run_ids
@@ -277,8 +277,13 @@ class Run:
 
     async def account(self) -> tuple[RunStatus, History, Account]:
         """Return how it stands, what is remembered of it, and what it has cost until now, by one reading."""
-        status, history = await read_run(self.store, self.keys, self.head())
-        return status, history, account(self.run_id, history, now=time.time(), waited=status.waited)
+        hour = await self.hour()
+        status, history = await read_run(self.store, self.keys, self.head(), hour=hour)
+        return status, history, account(self.run_id, history, now=hour, waited=status.waited)
+
+    async def hour(self) -> float:
+        """Return the hour of the run, now: what has passed is to be reckoned by it; see `rdzv.core.history`."""
+        return await read_hour(self.store, self.keys)
 
     async def check_exists(self) -> None:
         """Raise unless the store holds something of it: a name may be mistyped.

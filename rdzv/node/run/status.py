@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +40,15 @@ __all__ = [
 ]
 
 
-async def read_run(store: Store, keys: Keys, head: Head) -> tuple[RunStatus, History]:
-    """A run as it stands, and what is remembered of it, which its status is told from, too; O(n) in its nodes."""
+async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tuple[RunStatus, History]:
+    """Read how a run stands, and what is remembered of it, which its status is told from, too; O(n) in its nodes.
+
+    Args:
+        store: The store that it is in.
+        keys: Its keys there.
+        head: Its head, as it is known now.
+        hour: The hour of the run, now.
+    """
     records = await read_nodes(store, keys)
     since = {node_id: record.since for node_id, record in records.items() if record.since}
     releases = Counter(record.release or "an unknown release" for record in records.values())
@@ -58,16 +64,17 @@ async def read_run(store: Store, keys: Keys, head: Head) -> tuple[RunStatus, His
     ]
     shared = await store.get(keys.settings)
     accusations = [Accusation.unpack_at(entry.key, entry.value) for entry in await store.list(keys.accusations)]
-    absent = _absent(head, now=store.time())
+    elapsed = _elapsed(head, store.time(), hour)
+    absent = _absent(head, elapsed=elapsed)
     all_bans = await _bans(store, keys)
     bans = {name: ban for name, ban in all_bans.items() if not ban.where}
     history = await read_history(store, keys) if head.round is not None else History()
     if head.round is not None and head.closed is None:
         known = {*addresses, *(one.node_id for one in absent.missing)}  # members have been taken out of the records
-        gone = gone_before(history, head.round.number, here=known, now=time.time())
+        gone = gone_before(history, head.round.number, here=known, now=hour)
         absent = absent.replace(missing=(*absent.missing, *gone)[:NAMED_MOST], count=absent.count + len(gone))
     settings = _settings(shared)
-    elapsed, counts = _elapsed(head, store.time()), {"members": len(members), "waiting": len(waiting)}
+    counts = {"members": len(members), "waiting": len(waiting)}
     roster = await _last_roster(store, keys, head) if head.closed or absent.missing else {}
     outside = {record.node_id: record.attributes for record in waiting}
     outside |= {one.node_id: roster[one.node_id].attributes for one in absent.missing if one.node_id in roster}
@@ -75,9 +82,9 @@ async def read_run(store: Store, keys: Keys, head: Head) -> tuple[RunStatus, His
     status = RunStatus(
         run_id=keys.run_id,
         round=head.round.number if head.round else None,
-        now=time.time(),
+        now=hour,
         phase=_phase(head),
-        phase_for=_phase_for(head, history, settings, elapsed=elapsed, waited=absent.waited),
+        phase_for=_phase_for(head, history, settings, elapsed=elapsed, waited=absent.waited, hour=hour),
         last_call_left=_last_call_left(head, elapsed) if _phase(head) is Phase.LAST_CALL else None,
         closing=head.closed,
         closed_at=closing.at if closing else None,
@@ -331,7 +338,7 @@ def _last_call_left(head: Head, elapsed: float) -> float | None:
 
 
 def _phase_for(
-    head: Head, history: History, settings: Mapping[str, Any], *, elapsed: float, waited: float | None
+    head: Head, history: History, settings: Mapping[str, Any], *, elapsed: float, waited: float | None, hour: float
 ) -> float | None:
     """Seconds for which the run has been in its phase, as far as the store says so."""
     last, began = history.chapters[-1] if history.chapters else None, None
@@ -348,7 +355,7 @@ def _phase_for(
         case Phase.CLOSED:
             closing = closing_of(last) if last is not None else None
             began = None if closing is None else closing.at
-    return None if began is None else max(time.time() - began, 0.0)
+    return None if began is None else max(hour - began, 0.0)
 
 
 async def _last_roster(store: Store, keys: Keys, head: Head) -> dict[str, Participant]:
@@ -367,23 +374,20 @@ def _resized(head: Head) -> Resized | None:
     return None if in_force else head.resized
 
 
-def _absent(head: Head, *, now: float) -> Absent:
+def _absent(head: Head, *, elapsed: float) -> Absent:
     """Who is not here, as of now."""
     if head.progress is None or head.closed is not None or _is_news(head):
         return Absent()
-    elapsed, absent = _elapsed(head, now), head.progress.absent
+    absent = head.progress.absent
     missing = tuple(one.replace(ago=None if one.ago is None else one.ago + elapsed) for one in absent.missing)
     return absent.replace(missing=missing, waited=None if absent.waited is None else absent.waited + elapsed)
 
 
-def _elapsed(head: Head, now: float) -> float:
-    """Seconds since the progress was written: by the hour it bears, if it was found written; else since it came.
-
-    Hosts agree on the hour to within what their clocks differ by, which is good enough to show, and not to decide.
-    """
+def _elapsed(head: Head, now: float, hour: float) -> float:
+    """Return the seconds since the progress was written: by its hour, if it was found written; else since it came."""
     since = max(now - head.progress_at, 0.0)
     said_at = head.progress.absent.said_at if head.progress is not None else 0.0
-    return max(since, time.time() - said_at) if head.progress_found and said_at else since
+    return max(since, hour - said_at) if head.progress_found and said_at else since
 
 
 def _is_news(head: Head) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rdzv.bootstrap_check import Verdict
 from rdzv.core.absent import Absent, Missing
 from rdzv.core.asking import Question
-from rdzv.core.history import Chapter, History, Incident, Past, Spent
+from rdzv.core.history import Chapter, History, HourNote, Incident, Past, Spent
 from rdzv.core.round import Member, Participant, Round
 from rdzv.core.state import Ban, Closed, NodeRecord, Phase, Progress, Unban, pack_settings, unpack_settings
 from rdzv.core.stopping import Begun, Drain, Resized, Stop
@@ -34,6 +34,7 @@ NOUNS: tuple[type[Stored], ...] = (
     Closed,
     Drain,
     History,
+    HourNote,
     Member,
     NodeRecord,
     Participant,

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rdzv.core.state import NodesLost, Phase
+from rdzv.display.history import timeline
 from tests.rdzv.node.test_coordinator import commits_in
 from tests.support.runs import VirtualRun, listen
+from tests.support.virtual_time import now
 
 if TYPE_CHECKING:
+    from rdzv.core.history import History
+    from rdzv.core.report import Account, RunStatus
     from store.messages import Request
 
 pytestmark = pytest.mark.virtual_time
@@ -72,3 +77,83 @@ async def test_who_was_in_the_round_before_and_is_not_here_is_missing_also_once_
         assert (status.phase, status.world_size) == (Phase.TRAINING, 2)
         assert [(one.node_id, one.how) for one in status.absent] == [("a", "lost")]
         assert status.absent_count == 1
+
+
+HOUR = 3600.0
+
+
+class Clocks:
+    """The hour that `time.time` tells, on the machine whose turn it is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead = 0.0  # seconds, that machine's
+        monkeypatch.setattr(time, "time", lambda: 1e9 + now() + self.ahead)
+
+    async def ask(self, run: VirtualRun, *, ahead: float) -> tuple[RunStatus, History, Account, float]:
+        """Ask how a run stands, in a process that has just come, on a machine whose clock is ahead."""
+        async with run.looked_at() as seen:
+            before, self.ahead = self.ahead, ahead
+            status, history, cost = await seen.account()
+            shown = timeline(seen.run_id, history, now=await seen.hour())
+            self.ahead = before
+        return status, history, cost, shown["seconds"]
+
+
+@pytest.mark.parametrize("ahead", [0.0, HOUR, -HOUR])
+async def test_how_long_ago_something_was_does_not_depend_on_the_clock_of_who_asks(
+    ahead: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks = Clocks(monkeypatch)
+    async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
+        _, b, c = await run.met("abc")
+        await asyncio.sleep(10)
+        _, _, cost, shown = await clocks.ask(run, ahead=ahead)
+        assert cost.spent.trained == pytest.approx(10, abs=1)
+        assert shown == pytest.approx(10, abs=1)
+
+        heard = await listen(run, c)
+        run.crash("a")
+        await heard.until(NodesLost)
+        await run.meet(b, c)
+        await asyncio.sleep(10)
+        (lost,) = (await clocks.ask(run, ahead=ahead))[0].absent
+        assert lost.node_id == "a"
+        assert (await clocks.ask(run, ahead=ahead))[0].phase_for == pytest.approx(10, abs=1)
+        assert lost.ago == pytest.approx(10, abs=2)
+
+        heard = await listen(run, c)
+        run.crash("b")
+        await heard.until(NodesLost)
+        await run.join(c)
+        await asyncio.sleep(10)
+        status, _, _, _ = await clocks.ask(run, ahead=ahead)
+        ago = {one.node_id: one.ago for one in status.absent}
+        assert ago["b"] == pytest.approx(10, abs=1)
+        assert status.waited == pytest.approx(10, abs=1)
+
+
+@pytest.mark.parametrize("ahead", [0.0, HOUR, -HOUR])
+@pytest.mark.parametrize("was_there", [True, False], ids=["a member succeeds", "a newcomer succeeds"])
+async def test_a_coordinator_that_succeeds_reckons_from_the_hour_of_the_one_before(
+    was_there: bool, ahead: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The successor's clock is ahead; the one that asks has that of the first coordinator."""
+    clocks = Clocks(monkeypatch)
+    async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await run.meet(*([a, b] if was_there else [a]))
+        await asyncio.sleep(10)
+        if not was_there:
+            await run.join(b)
+            await asyncio.sleep(1)
+        clocks.ahead = ahead
+        heard = await listen(run, b)
+        run.crash("a")
+        if was_there:
+            await heard.until(NodesLost)
+            await asyncio.sleep(3)
+        else:
+            await asyncio.sleep(5)
+        _, history, cost, _ = await clocks.ask(run, ahead=0.0)
+        assert cost.seconds == pytest.approx(15, abs=2.5), history
+        assert all(one.after is not None for one in history.chapters[0].incidents)
