@@ -36,7 +36,6 @@ __all__ = [
     "choose_bind_address",
     "in_words",
     "listening",
-    "other_machines",
     "split_addresses",
 ]
 
@@ -64,41 +63,24 @@ class HostedElsewhereError(PortTakenError):
 
 
 class BindAddress(NamedTuple):
-    """Where to listen for a URL's host.
+    """Where to listen for a URL's host."""
 
-    Attributes:
-        address: An address or a name; "" for every address of this machine.
-        foreign: Addresses of the host that are another machine's.
-        indirect: True if none of the host's addresses is this machine's: a Service or NAT has to forward to it.
-    """
-
-    address: str
-    foreign: tuple[Target, ...] = ()
-    indirect: bool = False
-
-    @property
-    def foreign_names(self) -> str:
-        """The addresses that are another machine's, in words."""
-        return in_words(self.foreign)
+    address: str  # or a name; "" for every address of this machine
+    foreign: tuple[Target, ...] = ()  # the host's addresses that are another machine's
+    indirect: bool = False  # none of the host's addresses is this machine's: a Service or NAT has to forward to it
 
 
 def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool) -> BindAddress:
     """Return where to listen for a URL's host.
 
-    A name may stand for several addresses of this machine: on Debian a machine calls itself 127.0.1.1. So for a name
-    the store listens on all of them. Then nodes of one machine cannot start two stores, and other machines reach it.
-
-    Args:
-        host: The URL's host.
-        port: The URL's port.
-        may_be_open: True if the store may listen on all addresses, since strangers cannot enter or are welcome.
-        insist: True if the user has said that this node hosts the store, whatever the host's addresses are.
+    For a name, it is all addresses of this machine, if the store `may_be_open`: on Debian a machine calls itself
+    127.0.1.1, and two nodes of one machine must not start two stores.
 
     Raises:
         NotResolvedError: The name has no address.
         HostedElsewhereError: Another machine listens at one of its addresses.
-        OSError: EADDRNOTAVAIL if none of its addresses is this machine's; EADDRINUSE if this machine listens there
-            already; anything else if this machine lacks what is needed to find out.
+        OSError: EADDRNOTAVAIL if none of its addresses is this machine's, and the user does not `insist`; EADDRINUSE if
+            this machine listens there already; anything else if this machine lacks what it takes to find out.
     """
     ours, others = split_addresses(host, port)
     if not ours and not insist:
@@ -116,11 +98,11 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
         raise HostedElsewhereError(f"{host}:{port} is served at {in_words(accepting)} already")
     if not ours:
         return BindAddress("", indirect=True)
-    foreign = other_machines(others, port)
-    if host == "localhost":
-        return BindAddress(host, foreign)
+    here = _dial(others, listen_on=port) if others else ()
+    foreign = tuple(target for target in others if target not in here)
     with contextlib.suppress(ValueError):  # the host is a name, then
-        ipaddress.ip_address(host.partition("%")[0])
+        if host != "localhost":
+            ipaddress.ip_address(host.partition("%")[0])
         return BindAddress(host, foreign)
     if may_be_open:
         return BindAddress("", foreign)
@@ -134,29 +116,10 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
 
 
 def split_addresses(host: str, port: int) -> tuple[list[Target], list[Target]]:
-    """Return a host's addresses that can be bound on this machine, and all others but loopback addresses.
-
-    Raises:
-        NotResolvedError: The name has no address.
-        OSError: This machine lacks what is needed to find out.
-    """
+    """Return a host's addresses that can be bound on this machine, and all others but loopback addresses."""
     found = _resolve(host, port)
     ours = [target for target in found if _can_be_bound(target)]
     return ours, [target for target in found if target not in ours and not is_loopback(str(target[1][0]))]
-
-
-def other_machines(targets: Sequence[Target], port: int) -> tuple[Target, ...]:
-    """Return those addresses at which a connection does not arrive at this machine.
-
-    This listens at the port on all addresses for a moment, and sends a random word to each target.
-
-    Raises:
-        OSError: EADDRINUSE if another process listens at the port.
-    """
-    if not targets:
-        return ()
-    here = _dial(targets, listen_on=port)
-    return tuple(target for target in targets if target not in here)
 
 
 def listening(targets: Collection[Target]) -> list[Target]:
@@ -173,11 +136,7 @@ def _resolve(host: str, port: int) -> list[Target]:
 
 
 def _can_be_bound(target: Target) -> bool:
-    """Return whether an address is one of this machine's: then, and only then, a socket can be bound to it.
-
-    Raises:
-        OSError: This machine lacks what it takes to find out, such as open files.
-    """
+    """Return True if an address is this machine's: then, and only then, a socket can be bound to it."""
     family, address = target
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -194,8 +153,8 @@ def _can_be_bound(target: Target) -> bool:
 def _dial(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Target]:
     """Connect to all targets at once, and return those that accept.
 
-    With `listen_on`, return those whose connection arrives at this machine, which listens at that port meanwhile. A
-    client of a store that connects here in that moment is hung up on, and tries again.
+    With `listen_on`, return those whose connection arrives at this machine: it listens at that port meanwhile, and each
+    connection carries a random word. A client of a store that connects then is hung up on, and tries again.
     """
     word, reached = secrets.token_bytes(TOKEN_BYTES), set[int]()
     with contextlib.ExitStack() as stack:

@@ -33,9 +33,10 @@ from rdzv.backends.bind_address import (
     NotResolvedError,
     PortTakenError,
     choose_bind_address,
+    in_words,
     listening,
 )
-from rdzv.backends.embedded import serve_embedded
+from rdzv.backends.monitoring import serve_embedded
 from rdzv.backends.store_process import StoreProcess
 from rdzv.core.keys import Keys
 from rdzv.errors import RendezvousConnectionError, RendezvousError, RendezvousSettingsError
@@ -397,9 +398,8 @@ def _refuse_shared_name(settings: Settings, host: str, bound: BindAddress) -> No
     Raises:
         RendezvousSettingsError: Several nodes may join, and each machine of that name would start a store of its own.
     """
-    problem = (
-        f"{host} also names {bound.foreign_names}, of other machines, and each of them would start a store of its own"
-    )
+    others = in_words(bound.foreign)
+    problem = f"{host} also names {others}, of other machines, and each of them would start a store of its own"
     remedy = "write a name or an address of one machine in the URL, or is_host=1 on one node only"
     if settings.max_nodes != 1:
         raise RendezvousSettingsError(f"run {settings.run_id}: {problem}; {remedy}")

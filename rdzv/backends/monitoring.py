@@ -1,4 +1,4 @@
-"""Shell: what a node's process serves over HTTP beside its work: its own metrics, and the page of a store it hosts."""
+"""Shell: serves the embedded store with its page, and the metrics of a node's own process."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import store.sync
 from rdzv.errors import RendezvousSettingsError
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping
 
 if TYPE_CHECKING:
+    import socket
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    import store.sync
     from rdzv.backends.credentials import Credentials
     from rdzv.config.settings import Settings
     from rdzv.node.node import Node
     from store import Server
 
-__all__ = ["http_room", "metrics_server", "serve_page"]
+__all__ = ["http_room", "metrics_server", "serve_embedded"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
@@ -40,7 +41,7 @@ def http_room(name: str, parameter: str) -> Any:
         raise RendezvousSettingsError(f"{parameter} needs {error.name}: pip install 'rdzv[http]'") from None
 
 
-def serve_page(
+def _serve_page(
     serving: store.sync.Serving,
     server: Server,
     address: str,
@@ -86,3 +87,37 @@ def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> 
             node.on_close(lambda: cancel_and_wait(*tasks))
 
     return begin
+
+
+def serve_embedded(
+    settings: Settings,
+    credentials: Credentials,
+    address: str,
+    port: int,
+    listeners: Sequence[socket.socket] | None = None,
+) -> tuple[contextlib.ExitStack, Server]:
+    """Serve the embedded store, and its page if that is asked for; return what ends both, and the store.
+
+    Raises:
+        OSError: The address cannot be bound.
+        RendezvousSettingsError: The page needs an extra that is not installed.
+        StoreUsageError: The store would be open to strangers.
+    """
+    if settings.http_port is not None:
+        http_room("app", "http_port")  # which may not be installed: then no store is started
+    token, tls = credentials.token, credentials.server_tls()
+    store_serving = store.sync.serve(
+        address,
+        port,
+        token=token,
+        tls=tls,
+        insecure=settings.insecure,
+        limits=settings.limits,
+        data_dir=settings.data_dir,
+        sock=listeners,
+    )
+    serving = contextlib.ExitStack()
+    server = serving.enter_context(store_serving)
+    if settings.http_port is not None:
+        serving.enter_context(_serve_page(store_serving, server, address, settings, token=token, tls=tls))
+    return serving, server

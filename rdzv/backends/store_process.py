@@ -149,7 +149,7 @@ class StoreProcess:
 
 def main(number: int) -> None:
     """Serve the store that the process at the other end of a socket asks for, until that process has gone."""
-    from rdzv.backends.embedded import serve_embedded  # which needs sqlite3
+    from rdzv.backends.monitoring import serve_embedded  # which needs sqlite3
 
     for meant_for_the_program in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(meant_for_the_program, signal.SIG_IGN)
