@@ -1,8 +1,8 @@
-"""Pure: who is not here: members of the last round that have gone, and nodes that are expected; by name, and in words.
+"""Pure: the absent nodes of a run: gone members of the last round, and expected nodes; by name, and in words.
 
-The coordinator alone sees nodes come and go, so it keeps the book (`AbsenceBook`), and what it reports is part of the
-`Progress` that every node is sent (`Absent`). Only durations travel, by the coordinator's clock; whoever reads them
-adds the time since. They are sent with what else there is to say, and are never themselves a reason to send it anew.
+Only the coordinator sees nodes arrive and go, so it keeps the `AbsenceBook`. Its report (`Absent`) is part of the
+`Progress` that every node is sent. Only durations are sent, by the coordinator's clock; readers add the time since.
+Durations go along with other news and never cause a new message.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LEFT", "LOST", "NAMED_MOST", "NAMED_OF_MANY", "AbsenceBook", "Absent", "Missing", "named"]
 
-NAMED_MOST: Final = 64  # of those who are missing; if there are more, nobody looks for them one by one ...
-NAMED_OF_MANY: Final = 8  # ... and so many are enough, also in one sentence
+NAMED_MOST: Final = 64  # missing nodes that are named; if there are more, looking for single ones is pointless ...
+NAMED_OF_MANY: Final = 8  # ... and this many are enough, also in one sentence
 NAME_MOST: Final = 80  # characters of a name in a sentence
 LOST: Final = "lost"
 LEFT: Final = "left"
@@ -30,11 +30,11 @@ class Missing(Record, kw_only=True):
     """A node that is not here.
 
     Attributes:
-        node_id: What it is called.
+        node_id: Its name.
         how: "lost", "left", or "never seen".
-        ago: Seconds since it was lost or left; None if nobody knows.
-        address: Where it was, if that is known.
-        why: Why it was lost or left, in words, if that is known.
+        ago: Seconds since it was lost or left; None if unknown.
+        address: Its last address, if known.
+        why: Why it was lost or left, in words, if known.
     """
 
     node_id: str
@@ -44,39 +44,39 @@ class Missing(Record, kw_only=True):
     why: str = ""
 
     def where(self) -> str:
-        """Return where it was, if that is known and is not its name: " at 10.0.0.3"."""
+        """Return its last address, if known and different from its name: " at 10.0.0.3"."""
         return f" at {_name(self.address)}" if self.address not in ("", self.node_id) else ""
 
     def describe(self, *, elapsed: float | None = 0.0) -> str:
-        """Return what happened to it: "lost 41 s ago: why"; `elapsed` seconds have passed since that was reckoned.
+        """Return its fate: "lost 41 s ago: why"; `elapsed` seconds have passed since `ago` was measured.
 
-        With None as `elapsed`, no duration is said.
+        With None as `elapsed`, the duration is left out.
         """
         how = self.how if self.ago is None or elapsed is None else f"{self.how} {in_words(self.ago + elapsed)} ago"
         return f"{how}: {self.why}" if self.why else how
 
 
 class Absent(Record, kw_only=True):
-    """Who is not here, as the coordinator sees it."""
+    """The nodes that are not here, as the coordinator sees it."""
 
-    missing: tuple[Missing, ...] = ()  # the first of them, at most `NAMED_MOST`
-    count: int = 0  # how many they are
-    # Seconds for which too few nodes have waited; None if nobody waits, or there are enough.
+    missing: tuple[Missing, ...] = ()  # the first ones, at most `NAMED_MOST`
+    count: int = 0  # the number of all
+    # Seconds for which too few nodes have waited; None if none waits or enough do.
     waited: float | None = None
-    # Live members of the last round, if others wait for them to leave it and they are few.
+    # Live members of the last round, if nodes wait for them to leave it and they are few.
     staying: tuple[str, ...] = ()
-    staying_at: tuple[str, ...] = ()  # where each of these is reached
-    # The hour at which this was written, in seconds since 1970 by the coordinator's clock; 0 if it does not say. Only
-    # for whoever finds it written, and cannot know for how long it has been.
+    staying_at: tuple[str, ...] = ()  # the address of each of these
+    # The time of this write, in seconds since 1970 by the coordinator's clock; 0 if unknown. For readers that find it
+    # in the store and cannot know its age.
     said_at: float = 0.0
 
     def without_durations(self) -> Absent:
-        """Return the same but for what changes by itself."""
+        """Return the same without the fields that change by themselves."""
         missing = tuple(one.replace(ago=None) for one in self.missing)
         return self.replace(missing=missing, said_at=0.0, waited=None if self.waited is None else 0.0)
 
     def describe(self, *, elapsed: float | None = 0.0) -> str:
-        """Return who is missing: "gpu-017 (lost 3 min ago) and gpu-023 (never seen)"; empty if nobody is known to."""
+        """Return the missing nodes: "gpu-017 (lost 3 min ago) and gpu-023 (never seen)"; empty if none is known."""
         shown = [
             f"{_name(one.node_id)}{one.where()} ({one.describe(elapsed=elapsed)})"
             for one in self.missing[:NAMED_OF_MANY]
@@ -84,7 +84,7 @@ class Absent(Record, kw_only=True):
         return _listed(shown, self.count)
 
     def describe_wait(self, *, elapsed: float | None = 0.0) -> str:
-        """Return for whom the run has waited, and for how long; empty if nobody is known to be missing."""
+        """Return for which nodes the run has waited, and for how long; empty if no missing node is known."""
         names = self.describe(elapsed=elapsed)
         if not names:
             return ""
@@ -92,7 +92,7 @@ class Absent(Record, kw_only=True):
         return f"waiting{waited} for {names}"
 
     def describe_staying(self) -> str:
-        """Return who is still in the last round, if they are few."""
+        """Return the members still in the last round, if they are few."""
         where = chain(self.staying_at, repeat(""))
         return _listed([_name(named(*one)) for one in zip(self.staying, where, strict=False)], len(self.staying))
 
@@ -108,7 +108,7 @@ def _listed(shown: list[str], count: int) -> str:
 
 
 class AbsenceBook:
-    """What a coordinator knows of those who are not here. One event of the watch is one step, however many they are.
+    """A coordinator's record of absent nodes. An event of the watch takes constant time, however many they are.
 
     Args:
         expected: Nodes that are missed from the beginning.
@@ -117,11 +117,11 @@ class AbsenceBook:
     def __init__(self, expected: Iterable[str] = ()) -> None:
         self._expected = dict.fromkeys(expected)
         self._unseen = dict(self._expected)
-        self._gone: dict[str, tuple[str, float | None, str, str]] = {}  # how, when, where it was, why; in this order
+        self._gone: dict[str, tuple[str, float | None, str, str]] = {}  # how, when, address, why
         self._short_since: float | None = None
 
     def take_over(self, absent: Absent, *, now: float) -> None:
-        """Go on with what the last coordinator said at `now`, on this node's clock."""
+        """Continue with the last coordinator's report, made at `now` on this node's clock."""
         for one in absent.missing:
             if one.how != NEVER_SEEN:
                 self._unseen.pop(one.node_id, None)
@@ -129,37 +129,37 @@ class AbsenceBook:
                 self._gone[one.node_id] = one.how, at, one.address, one.why
 
     def came(self, node_id: str) -> None:
-        """A node is here."""
+        """Record that a node is here."""
         self._unseen.pop(node_id, None)
         self._gone.pop(node_id, None)
 
     def went(
         self, node_id: str, *, left: bool, is_member: bool, address: str, now: float | None, why: str = ""
     ) -> None:
-        """A node is not here any more; who was neither a member nor expected is not missed."""
+        """Record that a node has gone; a node that was neither a member nor expected is not missed."""
         if node_id not in self._gone and (is_member or node_id in self._expected):
             self._unseen.pop(node_id, None)
             self._gone[node_id] = LEFT if left else LOST, now, address, why
 
     def look_again(self, here: Iterable[str]) -> None:
-        """All who are here are known anew."""
+        """Replace the set of nodes that are here."""
         present = set(here)
         self._unseen = {id: None for id in self._expected if id not in present and id not in self._gone}
 
     def completed(self) -> None:
-        """A round has completed: of those who have gone only the expected are missed from now on."""
+        """Record a completed round: of the gone nodes, only expected ones are missed from now on."""
         self._gone = {node_id: how for node_id, how in self._gone.items() if node_id in self._expected}
         self._short_since = None
 
     def count_waiting(self, *, short: bool, now: float, waited: float | None = None) -> None:
-        """Say whether nodes wait, and are too few; `waited` seconds long already, if the last coordinator said so."""
+        """Record if nodes wait and are too few; `waited`: seconds so far, by the last coordinator."""
         if not short:
             self._short_since = None
         elif self._short_since is None or waited is not None:
             self._short_since = now - (waited or 0.0)
 
     def report(self, *, now: float, staying: Mapping[str, str] | None = None) -> Absent:
-        """Return what is to be said now; `staying` is who is to leave the last round, and where each is reached."""
+        """Return the current report; `staying`: the members that must leave the last round, with their addresses."""
         count = len(self._gone) + len(self._unseen)
         gone = (
             Missing(node_id=node_id, how=how, ago=None if at is None else max(now - at, 0.0), address=address, why=why)
@@ -176,5 +176,5 @@ class AbsenceBook:
 
 
 def named(node_id: str, address: str | None) -> str:
-    """Return a node's name, and its address if that is known and says more."""
+    """Return a node's name, and its address if that is known and different."""
     return f"{node_id} ({address})" if address and address != node_id else node_id

@@ -1,19 +1,18 @@
-"""Pure: the address at which the others reach each member, where the store's view of a member is of no use to them.
+"""Pure: the address at which other members reach each member, if the address seen by the store is of no use.
 
-A node that gives no address of its own is known by the address from which the store sees it come. That is wrong twice:
+A node without a configured address is known by the address that the store sees. That address is wrong in two cases:
 
-    on the store's own host       it comes from loopback, or from an interface that the others may not reach. But
-                                  whoever comes from another host knows an address of that host which leads there: the
-                                  one at which it reaches the store.
-    behind a forwarder            all nodes come from the forwarder's address, or from loopback, if the forwarder is on
-                                  the store's host. But each of them knows the address from which its own system sends.
+    on the store's own host       the store sees loopback, or an interface that other nodes may not reach. But each
+                                  node of another host knows an address of that host: the one of the store.
+    behind a forwarder            the store sees the forwarder's address, or loopback if the forwarder runs on the
+                                  store's host. But each node knows the address from which its own system sends.
 
-So a record also says from where its node sends, and where it reaches the store, and who completes a round puts the
-right address in. A store may be several servers (etcd): where a node reaches one of them tells nothing of the hosts of
-the others.
+So a node's record also has the address that it sends from and the address of its store, and the node that completes a
+round inserts the right address. A store may be several servers (etcd): the address of one says nothing about the hosts
+of the others.
 
-Loopback means another host to each host, so it is told only where all are on one. A member of which nothing else is
-known is refused as rank 0, with what to set; of another member no address is told.
+Loopback means another host on each host, so it is published only if all members are on one host. A member with no other
+known address is rejected as rank 0, with the remedy; as another rank it gets an empty address.
 """
 
 from __future__ import annotations
@@ -35,9 +34,10 @@ __all__ = ["in_zone_of", "is_loopback", "way_of", "with_reachable_addresses"]
 WHAT_TO_SET = "give that node address= (torchrun: --local-addr), where the others reach it"
 
 
-@functools.lru_cache(maxsize=1024)  # each node asks it at each arrival, and a coordinator of all members, of the same
+# each node calls it per arrival, and a coordinator for all members, with few addresses
+@functools.lru_cache(maxsize=1024)
 def is_loopback(address: str) -> bool:
-    """Return whether an address leads back to the host that uses it."""
+    """Return True if an address leads back to the host that uses it."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -47,9 +47,9 @@ def is_loopback(address: str) -> bool:
 
 
 def in_zone_of(host: str, address: str) -> str:
-    """Return a link-local address with the zone of a URL's host, without which no socket takes it; others as they are.
+    """Return a link-local address with the zone of the URL's host, which sockets need; others unchanged.
 
-    A zone is each host's own name for one of its interfaces, so that it is not told to others.
+    Each host names its interfaces itself, so a zone is not sent to other hosts.
     """
     zone = host.partition("%")[2]
     is_local = zone and address.lower().startswith("fe80:") and "%" not in address
@@ -57,35 +57,35 @@ def in_zone_of(host: str, address: str) -> str:
 
 
 def way_of(seen_as: str, sends_from: str, store_at: str) -> tuple[str, str, str]:
-    """Return where a node is reached, as far as it can tell itself; and the way to the store, where that tells more.
+    """Return a node's own address, as far as it knows, then `sends_from` and `store_at` if they say more.
 
     Args:
-        seen_as: Where the store sees it come from.
-        sends_from: From where its system sends to the store.
-        store_at: Where it reaches the store.
+        seen_as: The node's address as the store sees it.
+        sends_from: The address from which the node's system sends to the store.
+        store_at: The store's address as the node reaches it.
     """
     if not is_loopback(sends_from):
-        if is_loopback(seen_as):  # something on the store's own host stands between them
+        if is_loopback(seen_as):  # something on the store's own host forwards
             return sends_from, sends_from, store_at
-        # A store that sees it come from where it has itself connected to is not there: something else forwards, and
-        # where that is would mislead whoever looks for the store's host.
+        # The store sees the address to which the node connected: a forwarder is there and not the store. `store_at`
+        # would mislead nodes that look for the store's host.
         if seen_as == store_at != sends_from:
             return sends_from, "", ""
     return seen_as, sends_from, store_at
 
 
 def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord, ...]:
-    """Return the members of a round in the same order, each with an address at which the others reach it.
+    """Return the members in the same order, each with an address at which the others reach it.
 
     Raises:
-        RendezvousSettingsError: That of the first one, where all meet, is not known.
+        RendezvousSettingsError: The address of the first member, where all meet, is unknown.
     """
     own = _those_behind_one_address(members)
-    # Where they reach the store is where the forwarder is, and tells nothing of the store's host.
+    # Their `store_at` is the forwarder's address and says nothing about the store's host.
     found = tuple(one.replace(address=one.sends_from, store_at="") if one.node_id in own else one for one in members)
     remote = [one for one in found if not _is_on_the_stores_host(one) and not is_loopback(one.address)]
     if not remote and len({one.machine for one in found if one.machine}) <= 1:
-        return found  # all on one host, as far as anybody can tell
+        return found  # all on one host, as far as is known
     ways = {one.server: one.store_at for one in remote if one.store_at and one.sends_from == one.address}
     found = tuple(
         one.replace(address=ways[one.server]) if _is_on_the_stores_host(one) and one.server in ways else one
@@ -101,12 +101,12 @@ def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord,
 
 
 def _is_on_the_stores_host(record: NodeRecord) -> bool:
-    """Return whether a node reaches its server without leaving its host; False if its user says where it is."""
+    """Return True if a node reaches its server without leaving its host; False if its address is configured."""
     return bool(record.store_at) and (record.sends_from == record.store_at or is_loopback(record.store_at))
 
 
 def _those_behind_one_address(members: Sequence[NodeRecord]) -> set[str]:
-    """Return the members that share their address with one that sends from elsewhere, and can be told apart by that."""
+    """Return members that share an address with one that sends from elsewhere, if `sends_from` tells them apart."""
     sharing: defaultdict[str, list[NodeRecord]] = defaultdict(list)
     for one in members:
         if one.sends_from and not is_loopback(one.address):

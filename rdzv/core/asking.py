@@ -1,7 +1,7 @@
-"""Pure: what an operator asks of a node of a run, and how it answers: for the stacks of their processes, say.
+"""Pure: an operator's question to a node of a run, such as for the stacks of its processes, and the answer.
 
-A question is a key under the head, so that every node hears it by the watch that it has anyway; it goes by itself after
-a while. The node that it is for writes its answer under `answers/`, where whoever asks waits.
+A question is a key under the head, which every node watches anyway; it expires by a lease. The node writes its answer
+under `answers/`, where the operator's client waits.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from rdzv.errors import RendezvousStateError
 
 __all__ = ["ANSWER_TTL", "KILL", "STACKS", "Question", "pack_answer", "unpack_answer"]
 
-STACKS: Final = "stacks"  # asks a launcher for the Python stacks of the processes that it runs
-# Asks a launcher that allows it to end at once, with its processes, as a machine does that dies.
+STACKS: Final = "stacks"  # asks a launcher for the Python stacks of its processes
+# Asks a launcher that allows it to end at once, with its processes, like a machine that dies.
 KILL: Final = "chaos kill"
 ANSWER_TTL: Final = 60.0  # seconds for which a question and its answers are kept
-ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024  # of an answer that is unpacked; what packs well must not fill a memory
+ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024  # of an unpacked answer: a small compressed one must not fill the memory
 
 
 class Question(Stored, kw_only=True):
-    """What is asked."""
+    """An operator's question."""
 
     called = "a question to the nodes"
 
-    what: str  # `STACKS`; a node that knows no such thing keeps silent
-    node_id: str  # who is asked
+    what: str  # `STACKS`; a node that does not know the word does not answer
+    node_id: str  # the node that is asked
 
 
 def pack_answer(text: str) -> bytes:
-    """Pack an answer; stacks of many threads are alike, and take a tenth of the room."""
+    """Pack an answer; compressed, as stacks of many threads are alike: a tenth of the size."""
     return zlib.compress(text.encode())
 
 
@@ -39,7 +39,7 @@ def unpack_answer(value: bytes) -> str:
     """Unpack an answer.
 
     Raises:
-        RendezvousStateError: It is none of ours.
+        RendezvousStateError: It is not such an answer.
     """
     unpacking = zlib.decompressobj()
     try:

@@ -50,28 +50,28 @@ __all__ = [
 ]
 
 CHAPTERS_MOST: Final = 128  # rounds that are remembered
-# What they may take together, so that a commit stays small. Where there are a dozen nodes, 128 rounds take less.
+# Their size together, so that a commit stays small. With a dozen nodes, 128 rounds take less.
 BYTES_MOST: Final = 64 * 1024
-# Incidents of one round that are remembered, the first ones: losses that come together are one.
+# Remembered incidents of one round, the first ones: losses at the same time are one.
 INCIDENTS_MOST: Final = 64
-# Nodes whose losses are counted by name beyond the rounds that are remembered: those with the most.
+# Nodes with the most losses, counted by name beyond the remembered rounds.
 NODES_COUNTED_MOST: Final = 32
-REASONS_COUNTED_MOST: Final = 16  # reasons by which losses are counted beyond these rounds: the most common ones
+REASONS_COUNTED_MOST: Final = 16  # the most common reasons of losses, counted beyond these rounds
 REASON_LETTERS_MOST: Final = 200
 GIVEN_UP: Final = "given up"
 
 
 class Incident(Record, kw_only=True):
-    """Something that happened while a round stood."""
+    """An event during a round."""
 
     kind: str  # "lost", "left", "closed", "given up" or "unbanned"
-    after: float | None  # seconds since the round completed; None if nobody knows
-    count: int = 0  # how many nodes
+    after: float | None  # seconds since the round completed; None if unknown
+    count: int = 0  # the number of nodes
     node_ids: tuple[str, ...] = ()  # the first of them, by name
-    # Why it was closed, and by whom; why it was given up; who was unbanned, by whom and why; or why these nodes were
-    # lost or left, if that is known.
+    # The reason and author of a closing; the reason of giving up; the unbanned node, author and reason; or why these
+    # nodes were lost or left, if known.
     reason: Prose = ""
-    at: float | None = None  # the hour, in seconds since 1970 by the coordinator's clock; None if it was not noted
+    at: float | None = None  # seconds since 1970 by the coordinator's clock; None if not recorded
 
 
 class Chapter(Record, kw_only=True):
@@ -79,18 +79,17 @@ class Chapter(Record, kw_only=True):
 
     Attributes:
         number: Counted from 0.
-        size: How many members it had.
+        size: The number of members.
         node_ids: The first of them, by rank.
-        joined: How many of them had not been in the round before.
+        joined: The number of members that were not in the round before.
         joined_ids: The first of these, by rank.
-        after: Seconds since the round before was complete; None if nobody knows, or there was none.
-        incidents: What happened to it.
-        reached_at: Where each of the named members was reached; empty if that says no more than its name.
-        at: The hour at which it completed, in seconds since 1970 by the coordinator's clock; None if not noted.
-        met: Seconds from the last arrival to its completion; None if nobody knows.
-        stopped: Seconds from its completion until the first member was no longer in it; None while all are, or if
-            nobody knows.
-        short: For how many of the seconds since then too few nodes were there for a round.
+        after: Seconds since the round before completed; None if unknown or there was none.
+        incidents: The events during it.
+        reached_at: The addresses of the named members; empty where the address is the name.
+        at: The time of its completion, in seconds since 1970 by the coordinator's clock; None if not recorded.
+        met: Seconds from the last arrival to its completion; None if unknown.
+        stopped: Seconds from its completion until the first member had gone; None while none has, or if unknown.
+        short: Seconds since then in which too few nodes were there for a round.
     """
 
     number: int
@@ -108,16 +107,16 @@ class Chapter(Record, kw_only=True):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where each of the named members was reached, if that says more than its name."""
+        """The address of each named member, if it differs from the name."""
         return {node_id: at for node_id, at in zip(self.node_ids, self.reached_at, strict=False) if at}
 
 
 class Spent(Record, kw_only=True):
-    """What time went by with."""
+    """The seconds of a run, by use."""
 
-    trained: float = 0.0  # seconds in which a round had all its members
-    regrouped: float = 0.0  # in which members met again, enough of them being there
-    waited: float = 0.0  # in which too few nodes were there
+    trained: float = 0.0  # a round had all its members
+    regrouped: float = 0.0  # enough nodes were there, and met again
+    waited: float = 0.0  # too few nodes were there
 
     def __add__(self, other: Spent) -> Spent:
         return Spent(
@@ -128,20 +127,20 @@ class Spent(Record, kw_only=True):
 
 
 class Past(Record, kw_only=True):
-    """What was before the rounds that are remembered, in sums."""
+    """The sums of the rounds that are not remembered."""
 
-    rounds: int = 0  # how many rounds are forgotten
-    spent: Spent = Spent()  # what the time went by with, that before the first round included
-    losses: int = 0  # how many members were lost
-    lost: Mapping[str, int] = MappingProxyType({})  # how often each of those was that were lost the most
-    # How many were lost for each of the most common reasons, in words; empty for those that nobody knows.
+    rounds: int = 0  # the number of these rounds
+    spent: Spent = Spent()  # including the time before the first round
+    losses: int = 0  # the number of lost members
+    lost: Mapping[str, int] = MappingProxyType({})  # the nodes lost most often, with their counts
+    # Losses by reason, for the most common ones, in words; empty for unknown ones.
     reasons: Mapping[str, int] = MappingProxyType({})
-    # The hour at which it began, in seconds since 1970 by a coordinator's clock; None if not noted.
+    # The begin, in seconds since 1970 by a coordinator's clock; None if not recorded.
     since: float | None = None
 
 
 class History(Stored, kw_only=True):
-    """What is remembered of a run: its last rounds, the oldest first, and what was before them."""
+    """The remembered history of a run: its last rounds, the oldest first, and the sums of those before."""
 
     called = "the history"
 
@@ -192,14 +191,14 @@ def gone_before(history: History, number: int, *, here: Container[str], now: flo
 
 
 def spent(chapter: Chapter, seconds: float) -> Spent:
-    """Return what the time from a round's completion went by with, if so much of it has passed, or until the next."""
+    """Return the first `seconds` after a round's completion, or the time to the next round, by use."""
     trained = seconds if chapter.stopped is None else min(chapter.stopped, seconds)
     waited = min(chapter.short, seconds - trained)
     return Spent(trained=trained, regrouped=seconds - trained - waited, waited=waited)
 
 
 def seconds_between(chapter: Chapter, following: Chapter) -> float:
-    """Return how long after a round the next one completed: as measured, else by the hours of their coordinators."""
+    """Return the seconds between two rounds' completions: as measured, else by the coordinators' hours."""
     if following.after is not None:
         return following.after
     if chapter.at is not None and following.at is not None:
@@ -208,7 +207,7 @@ def seconds_between(chapter: Chapter, following: Chapter) -> float:
 
 
 def _forget_oldest(history: History) -> History:
-    """Keep only the sums of the oldest round that is remembered."""
+    """Replace the oldest remembered round by its sums."""
     oldest, following = history.chapters[:2]
     past = history.past
     lost, reasons = Counter(past.lost), Counter(past.reasons)
@@ -230,7 +229,7 @@ def _forget_oldest(history: History) -> History:
 
 
 def pack_history(history: History) -> bytes:
-    """Pack it; of the oldest rounds only the sums, until the rest fits into `BYTES_MOST`."""
+    """Pack the history; the oldest rounds become sums, until the rest fits into `BYTES_MOST`."""
     packed = history.pack()
     while len(history.chapters) > 1 and (len(packed) > BYTES_MOST or len(history.chapters) > CHAPTERS_MOST):
         history = _forget_oldest(history)
@@ -239,16 +238,16 @@ def pack_history(history: History) -> bytes:
 
 
 class Chronicle:
-    """What a coordinator remembers in order to write the history; its last chapter is about the current round.
+    """A coordinator's state for writing the history; the last chapter is the current round.
 
-    Nothing it hands out counts before `written` says that it stands in the store.
+    A returned history counts only after `written` confirms that it is in the store.
     """
 
     def __init__(self) -> None:
         self._history = History()
         self._began: float | None = None  # when the last round completed, on this coordinator's clock; None: unknown
-        self._stopped: float | None = None  # when a member was first seen not to be in it any more
-        self._short = 0.0  # for how long there have been too few nodes since, up to ...
+        self._stopped: float | None = None  # when a member was first seen to be gone
+        self._short = 0.0  # seconds with too few nodes since, up to ...
         self._short_since: float | None = None  # ... this moment, if there are too few now
 
     def took_over(
@@ -285,7 +284,7 @@ class Chronicle:
             self._stopped = ended
 
     def observe(self, progress: Progress, *, now: float) -> None:
-        """Note whether the round still has all its members, and whether enough nodes are there."""
+        """Record if the round still has all its members, and if enough nodes are there."""
         chapters = self._history.chapters
         intact = bool(chapters) and chapters[-1].number == progress.round and progress.live >= chapters[-1].size
         if not intact and self._stopped is None:
@@ -310,11 +309,11 @@ class Chronicle:
 
         Args:
             number: Its number.
-            nodes: Its members, by rank, and where each is reached.
-            known: The members of the one before.
-            now: When, on this coordinator's clock.
-            at: The same, as the hour.
-            arrived: When the last of them arrived.
+            nodes: The addresses of its members, by rank.
+            known: The members of the round before.
+            now: Seconds on this coordinator's clock.
+            at: The same, in seconds since 1970.
+            arrived: When the last member arrived.
         """
         node_ids = list(nodes)
         before = frozenset(known)
@@ -356,10 +355,10 @@ class Chronicle:
         Args:
             progress: The news.
             closed: The closing, if the run is closed.
-            now: When, on this coordinator's clock.
-            at: The same, as the hour.
-            why: Why members have gone, as far as that is known.
-            unbans: Which bans were lifted.
+            now: Seconds on this coordinator's clock.
+            at: The same, in seconds since 1970.
+            why: Known reasons why members have gone.
+            unbans: The lifted bans.
         """
         chapter = self._history.chapters[-1] if self._history.chapters else None
         if chapter is None or chapter.number != progress.round or len(chapter.incidents) >= INCIDENTS_MOST:
@@ -378,7 +377,7 @@ class Chronicle:
             fresh = [node_id for node_id in node_ids if node_id not in named][: max(more, 0)]
             for node_id in fresh:
                 by_reason.setdefault(why.get(node_id, ""), []).append(node_id)
-            if more > len(fresh):  # beyond those that are named, nobody knows why
+            if more > len(fresh):  # the reasons of unnamed ones are unknown
                 by_reason.setdefault("", [])
             for reason, ids in by_reason.items():
                 of_them = len(ids) + (0 if reason else more - len(fresh))
@@ -396,14 +395,14 @@ class Chronicle:
         return self._history.replace(chapters=(*self._history.chapters[:-1], current))
 
     def written(self, history: History, *, now: float) -> None:
-        """Note that this is in the store now."""
+        """Record that this history is in the store."""
         chapters = self._history.chapters
         if not chapters or chapters[-1].number != history.chapters[-1].number:
             self._began, self._stopped, self._short, self._short_since = now, None, 0.0, None
         self._history = history
 
     def _last(self, now: float) -> Chapter:
-        """The chapter of the current round, with what has become of the time since it completed."""
+        """Return the chapter of the current round, with the time since it completed."""
         chapter = self._history.chapters[-1]
         if self._stopped is None:
             return chapter

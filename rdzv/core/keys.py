@@ -1,4 +1,4 @@
-"""Pure: the names of a run's keys, all under `<prefix>/<run_id>/`; docs/architecture.md says on which lease each is."""
+"""Pure: the names of a run's keys, all under `<prefix>/<run_id>/`; docs/architecture.md has the lease of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Keys"]
 
 
 class _Name:
-    """One name that every run has: a property that reads as a line of a table."""
+    """A property that returns a name which every run has, declared in one line of a table."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -26,7 +26,7 @@ class Keys:
     """The names of a run's keys.
 
     Attributes:
-        root: What all of them start with.
+        root: The prefix of all of them.
         head: The prefix that every node watches.
     """
 
@@ -36,45 +36,47 @@ class Keys:
     head: str = field(init=False, repr=False, compare=False)
 
     # Keys.
-    lease: ClassVar[_Name] = _Name("lease")  # which lease is the run's own: the one that this key is on
-    settings: ClassVar[_Name] = _Name("settings")  # what all its nodes must agree on
-    marker: ClassVar[_Name] = _Name("nodes//marker")  # what a coordinator writes to see its own watch come up to date
-    coordinator: ClassVar[_Name] = _Name("head/coordinator")  # who decides now; its create_revision is the *term*
-    round: ClassVar[_Name] = _Name("head/round")  # the last round that completed
-    closed: ClassVar[_Name] = _Name("head/closed")  # that, and why, the run is over
-    progress: ClassVar[_Name] = _Name("head/progress")  # how far the next round is, and who has gone from the last one
-    stop: ClassVar[_Name] = _Name("head/stop")  # where the members are asked, and told, at which step all leave
-    resized: ClassVar[_Name] = _Name("head/resized")  # that the run has got other numbers of nodes
-    tally: ClassVar[_Name] = _Name("tally")  # what the nodes count together
-    history: ClassVar[_Name] = _Name("history")  # what happened in its last rounds
+    lease: ClassVar[_Name] = _Name("lease")  # its lease is the run's own lease
+    settings: ClassVar[_Name] = _Name("settings")  # the settings on which all nodes must agree
+    marker: ClassVar[_Name] = _Name("nodes//marker")  # a coordinator writes it to see when its watch is up to date
+    # the coordinator's node; its create_revision is the *term*
+    coordinator: ClassVar[_Name] = _Name("head/coordinator")
+    round: ClassVar[_Name] = _Name("head/round")  # the last completed round
+    closed: ClassVar[_Name] = _Name("head/closed")  # set if the run is closed, with the reason
+    # the state of the next round, and the members gone from the last one
+    progress: ClassVar[_Name] = _Name("head/progress")
+    stop: ClassVar[_Name] = _Name("head/stop")  # the question and the decision at which step all leave
+    resized: ClassVar[_Name] = _Name("head/resized")  # the run's new numbers of nodes
+    tally: ClassVar[_Name] = _Name("tally")  # shared counters of the nodes
+    history: ClassVar[_Name] = _Name("history")  # events of the last rounds
 
-    # Prefixes of keys: of nodes by their names, which hold no slash ...
-    nodes: ClassVar[_Name] = _Name("nodes/")  # who a node is, and which arrival of it this is
-    accusations: ClassVar[_Name] = _Name("nodes//accused/")  # among the nodes, and like none of them
-    begun: ClassVar[_Name] = _Name("begun/")  # which step a member has begun, when all are to stop
-    drains: ClassVar[_Name] = _Name("head/draining/")  # that a node is to leave
-    bans: ClassVar[_Name] = _Name("head/banned/")  # that a node may not join; see `ban_names`
-    unbans: ClassVar[_Name] = _Name("head/unbanned/")  # that a ban of this name was lifted, until the history says so
+    # Prefixes of keys: by node name, which has no slash ...
+    nodes: ClassVar[_Name] = _Name("nodes/")  # a node and its current arrival
+    accusations: ClassVar[_Name] = _Name("nodes//accused/")  # below the nodes, but not a node's name
+    begun: ClassVar[_Name] = _Name("begun/")  # the step that a member has begun, when all are to stop
+    drains: ClassVar[_Name] = _Name("head/draining/")  # a node must leave
+    bans: ClassVar[_Name] = _Name("head/banned/")  # a node may not join; see `ban_names`
+    unbans: ClassVar[_Name] = _Name("head/unbanned/")  # a ban of this name was lifted; kept until the history has it
     unfits: ClassVar[_Name] = _Name("unfit/")  # why a node that wanted to join failed its health check
-    # ... and of others.
-    questions: ClassVar[_Name] = _Name("head/asked/")  # what an operator asks of nodes
-    rounds: ClassVar[_Name] = _Name("rounds/")  # who is in a round
-    # Apart from the rest, since nobody lists what users write:
-    stores: ClassVar[_Name] = _Name("store/")  # what the members of all rounds share
+    # ... and by other names.
+    questions: ClassVar[_Name] = _Name("head/asked/")  # questions of an operator to nodes
+    rounds: ClassVar[_Name] = _Name("rounds/")  # the members of a round
+    # Apart from the rest, as users' keys are never listed:
+    stores: ClassVar[_Name] = _Name("store/")  # the shared stores of all rounds
 
     def __post_init__(self) -> None:
-        # Not made anew at each use: every name begins with them.
+        # Computed once: every name begins with them.
         object.__setattr__(self, "root", f"{self.prefix}/{self.run_id}/")
         object.__setattr__(self, "head", f"{self.root}head/")
 
     @property
     def ending(self) -> str:
-        """That the host of this store is done, which belongs to no run: nobody arrives at any run in it."""
+        """Return the key that says, for all runs, that this store is shutting down: no node may arrive."""
         return f"{self.prefix}/ending"
 
     @property
     def lease_id(self) -> int:
-        """The id of the run's own lease: all who come first at once would grant the same one."""
+        """Return the id of the run's own lease, so that nodes that come first at once grant the same one."""
         digest = hashlib.blake2b(self.root.encode(), digest_size=8).digest()
         return CHOSEN_LEASE_LEAST + int.from_bytes(digest) % CHOSEN_LEASE_LEAST
 
@@ -83,11 +85,11 @@ class Keys:
         return self.nodes + node_id
 
     def accusation(self, accused: str, by: str) -> str:
-        """That one member accuses another, and why."""
+        """Return the key of one member's accusation of another."""
         return f"{self.accusations}{accused}/{by}"
 
     def banned(self, name: str) -> str:
-        """That one node may not join, or all that have an attribute; see `ban_names`."""
+        """Return the key of a ban of a node, or of all nodes with an attribute; see `ban_names`."""
         return self.bans + name
 
     def answers(self, question: str) -> str:
@@ -95,7 +97,7 @@ class Keys:
         return f"{self.root}answers/{question}/"
 
     def kept(self, name: str) -> str:
-        """A little state that the members keep from round to round."""
+        """Return the key of a small state that members keep across rounds."""
         return f"{self.root}kept/{name}"
 
     def attempt(self, number: int, term: int) -> str:
@@ -111,9 +113,9 @@ class Keys:
         return f"{self.attempt(number, term)}roster/{'' if bucket is None else bucket}"
 
     def reached(self, number: int, term: int) -> str:
-        """Return what a round's rank 0 says, if not all members have reached it."""
+        """Return the key of a round's rank 0, for the case that not all members have reached it."""
         return f"{self.attempt(number, term)}reached"
 
     def shared(self, number: int, term: int) -> str:
-        """Return the prefix of what a round's members share."""
+        """Return the prefix of the shared store of a round."""
         return f"{self.stores}{number}/{term}/"

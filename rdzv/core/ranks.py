@@ -1,24 +1,23 @@
-"""Pure: in which order the members of a round get their ranks (promise R12).
+"""Pure: the orders in which the members of a round get their ranks (promise R12).
 
-An order is a function from the nodes that will be members, in order of arrival, and the ranks of the last round, to the
-same nodes in order of rank. The coordinator alone calls it, so all members agree whatever it does.
+An order is a function from the next members, in order of arrival, and the last round's ranks, to the same nodes in
+order of rank. Only the coordinator calls it, so all members agree.
 
-How many ranks change for those who stay, when some go and as many newcomers come:
+How ranks change for survivors, when some members go and as many newcomers join:
 
-    survivors   keep their order and close ranks: everybody above the lowest rank that was lost moves down, by as many
-                as were lost below. Rank 0 is one who was there before.
+    survivors   keep their order and close gaps: each moves down by the number of lost ranks below its own. Rank 0 was
+                a member before.
     survivors_then_name
-                the same, but newcomers come in the natural order of their names: so does the first round.
-    in_place    keep their very ranks, and newcomers take those that were lost: nobody moves, or, if the round has
-                become smaller, only those whose rank there is no more. Nothing changes fewer. But a newcomer may get
-                rank 0.
+                the same, with newcomers, and the first round, in the natural order of their names.
+    in_place    keep their ranks, and newcomers take the lost ones. If the round has become smaller, only survivors
+                beyond its size move. No order moves fewer. But a newcomer may become rank 0.
 
-An order may also have a say in *who* is a member, when more nodes have come than a round takes: by a method
+If more nodes have come than a round takes, an order may also select members, by a method
 
     choose(candidates, kept, count)
 
-which gives `count` of the candidates, who come in order of arrival; `kept` are members in any case. An order without it
-takes them as they came. Members of the last round come before newcomers, whatever the order.
+which returns `count` of the candidates; these are in order of arrival, and `kept` are members in any case. Without the
+method, the first to arrive are taken. Members of the last round always come before newcomers.
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ RankOrder = Callable[[Sequence["NodeRecord"], Mapping[str, int]], Sequence["Node
 
 
 def survivors_first(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
-    """Survivors of the last round keep their order, newcomers fill in behind, as they came.
+    """Return survivors of the last round in their order, then newcomers in order of arrival.
 
-    Rank 0 is then always one who was there before, if anybody was: it has the state that the newcomers lack.
+    Rank 0 is a survivor if there is one: it has the state that newcomers lack.
     """
     survivors = sorted(
         (record for record in arrivals if record.node_id in previous), key=lambda record: previous[record.node_id]
@@ -67,14 +66,14 @@ def survivors_first(arrivals: Sequence[NodeRecord], previous: Mapping[str, int])
 
 
 def survivors_then_name(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
-    """As `survivors_first`, with newcomers in the natural order of their names: host10 comes after host2."""
+    """Return `survivors_first`, with newcomers in the natural order of their names: host10 comes after host2."""
     return survivors_first(by_name(arrivals, previous), previous)
 
 
 def in_place(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
-    """Survivors keep their very ranks, and newcomers take those that were lost, from the lowest, as they came.
+    """Return survivors at their former ranks, and newcomers at the lost ones, from the lowest, by arrival.
 
-    Survivors whose rank there is no more, because the round has become smaller, take lost ones before newcomers do.
+    If the round has become smaller, survivors beyond its size take lost ranks before newcomers do.
     """
     places: list[NodeRecord | None] = [None] * len(arrivals)
     rest = []
@@ -89,19 +88,19 @@ def in_place(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Seq
 
 
 def by_arrival(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:  # noqa: ARG001
-    """First come, first ranked, every round anew."""
+    """Return the nodes in order of arrival, each round anew."""
     return list(arrivals)
 
 
 def by_name(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:  # noqa: ARG001
-    """By the node's name, in natural order: host10 comes after host2."""
+    """Return the nodes in the natural order of their names: host10 comes after host2."""
     return sorted(arrivals, key=lambda record: natural(record.node_id))
 
 
 def by_request(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
-    """By `requested_rank` where it can be had, first come first served; the others fill the gaps as `survivors_first`.
+    """Return nodes at their `requested_rank` if possible, by arrival; the others fill gaps as `survivors_first`.
 
-    A rank beyond the world size, or one that somebody else asked for earlier, cannot be had.
+    A rank beyond the world size, or requested by an earlier node, is not possible.
     """
     places: list[NodeRecord | None] = [None] * len(arrivals)
     rest = []
@@ -116,28 +115,27 @@ def by_request(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> S
 
 
 @dataclass(frozen=True, slots=True)
-class by_topology:  # noqa: N801  an order like the others, that also chooses
-    """Nodes of one domain get adjacent ranks: by the value of an attribute, in natural order, then by name.
+class by_topology:  # noqa: N801  an order like the others, that also selects
+    """The order that gives nodes of one domain adjacent ranks: by an attribute's value, in natural order, then by name.
 
-    If not all can be members, whole domains are preferred: of those that the candidates are from, each is taken whole
-    or left whole, but for one at most. Domains that members are from already come first, then those that came first, as
-    far as the count comes out. Nodes that say nothing of their domain are one of their own.
+    If not all can be members, whole domains are preferred: at most one domain is split. Domains of current members come
+    first, then those that arrived first, as far as the count allows. Nodes without the attribute are one domain.
     """
 
     attribute: str
 
     def __call__(self, arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:  # noqa: ARG002
-        """In order of rank."""
+        """Return the nodes in order of rank."""
         return sorted(arrivals, key=lambda record: (natural(self._domain(record)), natural(record.node_id)))
 
     def choose(self, candidates: Sequence[NodeRecord], kept: Sequence[NodeRecord], count: int) -> Sequence[NodeRecord]:
-        """Choose `count` of the candidates, in whole domains as far as possible."""
+        """Return `count` of the candidates, in whole domains as far as possible."""
         inhabited = {self._domain(record) for record in kept}
         domains: dict[str, list[NodeRecord]] = {}
         for record in candidates:
             domains.setdefault(self._domain(record), []).append(record)
         groups = sorted(domains.values(), key=lambda group: self._domain(group[0]) not in inhabited)
-        # Bit n of sums[i]: whether some of the groups from i on have n nodes together.
+        # Bit n of sums[i]: 1 if some of the groups from i on have n nodes together.
         sums = [1]
         for group in reversed(groups):
             sums.append((sums[-1] | sums[-1] << len(group)) & ((1 << count + 1) - 1))
@@ -155,12 +153,12 @@ class by_topology:  # noqa: N801  an order like the others, that also chooses
 
 
 def natural(name: str) -> list[tuple[int, int, str, str]]:
-    """A sort key in which numbers count as numbers: host2 before host10."""
+    """Return a sort key in which numbers compare as numbers: host2 before host10."""
     return [_natural(part) for part in re.findall("[0-9]+|[^0-9]+", name)]
 
 
 def _natural(part: str) -> tuple[int, int, str, str]:
-    """Numbers by length, then digit by digit: int() refuses thousands of digits, and names come from others."""
+    """Compare numbers by length, then by digits: int() rejects thousands of digits, and names are foreign input."""
     if part[0] not in "0123456789":
         return (1, 0, part, part)
     digits = part.lstrip("0")
@@ -171,7 +169,7 @@ def order_named(name: str | RankOrder) -> RankOrder:
     """Return the order that a setting names: one of `RANK_ORDERS`, or topology:ATTRIBUTE.
 
     Raises:
-        RendezvousSettingsError: It names none.
+        RendezvousSettingsError: The name is unknown.
     """
     if not isinstance(name, str):
         return name
@@ -194,22 +192,22 @@ def order_named(name: str | RankOrder) -> RankOrder:
 
 
 def newest_of(records: Sequence[NodeRecord]) -> tuple[int, int] | None:
-    """Rank and last finished step of the record that has finished the most; the lowest rank of several."""
+    """Return rank and last finished step of the record with the latest step; of several, the lowest rank."""
     progress = [-1 if record.progress is None else record.progress for record in records]
     most = max(progress)
     return (progress.index(most), most) if most >= 0 else None
 
 
 def in_units(records: Sequence[NodeRecord], *, unit: int, attribute: str) -> list[NodeRecord]:
-    """Put records into whole units that do not straddle two domains, and leave out what does not fill one.
+    """Group records into whole units within one domain each, and leave out incomplete units.
 
-    A domain is a value of the attribute; nodes without it are one of their own. The units come in the order of their
-    first records, and what was in order stays so within a unit.
+    A domain is a value of the attribute; nodes without it are one domain. Units are ordered by their first records, and
+    records keep their order in a unit.
 
     Args:
         records: In order of preference, or of rank.
-        unit: How many make one.
-        attribute: Whose value all nodes of a unit share.
+        unit: The number of nodes per unit.
+        attribute: The attribute whose value all nodes of a unit share.
     """
     open_units: dict[str | None, list[NodeRecord]] = {}
     units: list[tuple[int, list[NodeRecord]]] = []
@@ -225,7 +223,7 @@ def in_units(records: Sequence[NodeRecord], *, unit: int, attribute: str) -> lis
 
 
 def domains_of(records: Iterable[NodeRecord], *, attribute: str) -> str:
-    """Return how many nodes are in each domain, in words: "1 in r1, 2 in r2, 1 without it"."""
+    """Return the number of nodes in each domain, in words: "1 in r1, 2 in r2, 1 without it"."""
     counts = Counter(record.attributes.get(attribute) for record in records)
     named = [f"{count} in {domain}" for domain, count in sorted(counts.items(), key=str) if domain is not None]
     shown = [*named[:DOMAINS_NAMED_MOST], *([f"{counts[None]} without it"] if None in counts else [])]

@@ -1,13 +1,12 @@
-"""Pure: how a round ends for one of its members, and whose error it is.
+"""Pure: how a round ends for one of its members, and which member's error it is.
 
-**Whose error it is.** When a member dies, the others fail, too: their peer has hung up, and mostly sooner than any of
-them is told of the death. So a member that fails writes its name into the round's store before it releases what others
-wait for. Of several that fail the first is to blame, and the others meet again. A member that was killed has written
-nothing. So the first one waits until a death would have been announced; once a loss is known, the error is taken to
-have come of it.
+**Blame.** When a member dies, the others fail too: their peer's connections close, mostly before the death is
+announced. So a member that fails writes its name into the round's store before it releases the others. The first of
+several is to blame; the others meet again. A killed member writes nothing. So the first one waits until a death would
+have been announced; if a loss becomes known, the loss is taken as the cause of the error.
 
-A round ends for a member by an `Ending`. The first one counts, but for one thing: a member that has not come out yet
-since all have agreed to leave may be waiting for one that goes meanwhile, and must hear of that.
+A round ends for a member by an `Ending`. The first one counts, with one exception: a member that is still in its work
+after all agreed to leave may wait for a member that is lost meanwhile, and must be told.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ASK_WITHIN", "EndKind", "Ending", "Outcome", "Phase", "gave_up", "news_within", "own_failure"]
 
-ASK_WITHIN: Final = 2.0  # seconds for a word with the round's store, before one does without
-# Seconds after its lease's end in which a member's death is known to the others: a lease goes within 0.1 s, and a
-# coordinator is replaced in less.
+ASK_WITHIN: Final = 2.0  # seconds for one call to the round's store, before a member continues without
+# Seconds after its lease's end until a member's death is known to all: a lease expires within 0.1 s, and a coordinator
+# is replaced in less.
 NEWS_OF_A_LOSS: Final = 1.0
 
 
@@ -34,9 +33,9 @@ class EndKind(Enum):
     """How a round has ended for a member."""
 
     LOST = "lost"  # a member has died
-    LEFT = "left"  # a member has left elsewhere than where all had agreed to
-    FAILED = "failed"  # others have failed as this member has; who has gone is not known yet
-    DROPPED = "dropped"  # this member was dropped from it
+    LEFT = "left"  # others have failed as this member has; the lost member is not known yet
+    FAILED = "failed"  # a member has left elsewhere than at the agreed step
+    DROPPED = "dropped"  # this member was dropped
     CLOSED = "closed"  # the run is closed
     AGREED = "agreed"  # all leave before the same step
 
@@ -48,7 +47,7 @@ class Ending:
     Attributes:
         kind: See `EndKind`.
         reason: In words.
-        node_ids: Who has gone, as far as they are named.
+        node_ids: The members that have gone, as far as they are known.
     """
 
     kind: EndKind
@@ -57,16 +56,16 @@ class Ending:
 
     @property
     def others_have_gone(self) -> bool:
-        """Whether whatever fails has failed for that; after an agreement, nobody has left anybody."""
+        """True if any failure of the work comes from the members that have gone; False after an agreement."""
         return self.kind is not EndKind.AGREED
 
 
 class Phase(Enum):
-    """Where a member is in its round."""
+    """The phase of a member in its round."""
 
-    AT_WORK = "at work"  # it takes its steps
-    AT_END = "at its end"  # its work has come to its end, and it waits for the others to come to theirs
-    FAILED = "failed"  # it asks which member was the first to fail, and waits for news of a loss if it was that
+    AT_WORK = "at work"  # it works on its steps
+    AT_END = "at its end"  # its work is done, and it waits for the others to finish
+    FAILED = "failed"  # it asks which member failed first, and if it did, waits for news of a loss
 
 
 class Outcome(Enum):
@@ -78,7 +77,7 @@ class Outcome(Enum):
 
 
 def _leaves(failure: BaseException) -> Iterator[BaseException]:
-    """Yield the errors that a group of tasks has ended by, at any depth."""
+    """Yield the errors in an exception group, at any depth."""
     if isinstance(failure, BaseExceptionGroup):
         for one in failure.exceptions:
             yield from _leaves(one)
@@ -87,14 +86,14 @@ def _leaves(failure: BaseException) -> Iterator[BaseException]:
 
 
 def gave_up(failure: BaseException | str | None) -> GiveUp | None:
-    """Return the verdict not to go on that the work has ended by, also in a group of tasks; of several, the first."""
+    """Return the first `GiveUp` of the work's failure, also in an exception group."""
     if not isinstance(failure, BaseException):
         return None
     return next((leaf for leaf in _leaves(failure) if isinstance(leaf, GiveUp)), None)
 
 
 def own_failure(failure: BaseException | str) -> bool | None:
-    """Return whether the work has failed by more than the round's end; None if this very process is to stop."""
+    """Return True if the work has failed by more than the round's end; None if this process must stop."""
     leaves = () if isinstance(failure, str) else tuple(_leaves(failure))
     if not all(isinstance(leaf, Exception) for leaf in leaves):
         return None
@@ -104,15 +103,15 @@ def own_failure(failure: BaseException | str) -> bool | None:
 
 
 def news_within(*, disconnect_ttl: float, ttl: float, back_for: float = math.inf) -> float:
-    """Return for how many seconds the first that fails waits for news of a loss.
+    """Return for how many seconds the first member to fail waits for news of a loss.
 
-    As a rule a death is announced after `gone_ttl`; where many seem to have died at once, `disconnect_ttl` decides. But
-    a store that has just come back gives each lease its whole `ttl` anew: who died before it had come back, too, cannot
-    be known to have died sooner.
+    A death is normally announced after `gone_ttl`; if many seem dead at once, `disconnect_ttl` decides. But a store
+    that
+    has just restarted gives each lease its full `ttl` again: a member that died before is not known to be dead sooner.
 
     Args:
         disconnect_ttl: For how long a lease outlives its connection.
         ttl: For how long a lease outlives its last renewal.
-        back_for: For how long this node has had its connection to the store, since that was away.
+        back_for: Seconds since this node reconnected to the store.
     """
     return max(disconnect_ttl, ttl - back_for) + NEWS_OF_A_LOSS

@@ -1,25 +1,24 @@
-"""Pure: at which step all members of a round stop together.
+"""Pure: the members of a round agree on one step, before which all of them leave.
 
-A member that stops by itself leaves the others in a collective that cannot complete. So when somebody wants in or out,
-the members agree on one step, before which all of them leave: the largest step that any has begun, plus one.
+A member that stops alone leaves the others in a collective that cannot complete. So when a node has to join or leave,
+the members agree on a step: the largest that any member has begun, plus one.
 
-    coordinator: somebody wants in or out    >  asks            >  every member's node hears of it
-    member:      the largest step it has begun                  >  answers, and from now on begins none without asking
-    coordinator: every live member has answered  >  `stop_of`   >  every member's node hears of the step
+    coordinator: a node must join or leave          >  asks         >  each member's node sees the question
+    member:      the largest step it has begun      >  answers, and begins no further step until the decision
+    coordinator: every live member has answered     >  `stop_of`    >  each member's node sees the step
 
-A member's answer comes from its node, at once, while the member computes. `StepGate` is where the two meet: the member
-passes it at each step, and its node closes it. What must hold is that no step is begun that the answer does not know.
-Both sides write first and read then: the member notes the step and looks whether it was asked; the node notes that it
-has asked and looks at the step. So at least one of them sees the other, and if it is the member, it waits for the
-decision. (CPython's interpreter lock, or without one its per-object locks, make these single accesses happen in one
-order.)
+A member's node answers at once, while the member computes. The member passes the `StepGate` at each step, and its node
+closes the gate. No member may begin a step that its answer does not cover, so both sides write first and read second:
+the member writes its step and reads whether it was asked; the node writes that it asked and reads the step. At least
+one of them sees the other; if the member does, it waits for the decision. (CPython's interpreter lock, or its
+per-object locks, keep these single accesses in one order.)
 
-A member that has begun no step (its body never calls `check`, or has not yet) answers None. If all do, there is nothing
-to agree on, and all may stop at once. Bodies may let newcomers wait; so where all were to stop at once for newcomers
-alone, a better reason that comes up later is decided on, too. There is no other second decision.
+A member that has begun no step answers None. If all answer None, all may leave at once. A body may make newcomers
+wait; so if all were to leave at once for newcomers only, a stronger reason leads to a second decision. No other second
+decision exists.
 
-Who leaves before the agreed step, and has not come to its end, leaves the others in a step that they cannot complete:
-to them that is a loss. Its record says which of both it is (`StepGate.has_stopped`).
+A member that leaves before the agreed step, with its body unfinished, counts as a loss for the others. Its record says
+so (`StepGate.has_stopped`).
 """
 
 from __future__ import annotations
@@ -38,42 +37,42 @@ if TYPE_CHECKING:
 __all__ = ["Agreement", "Begun", "Drain", "Resized", "StepGate", "Stop", "step_of", "stop_of"]
 
 
-STEP_MOST = 2**63  # what a message can carry
+STEP_MOST = 2**63  # the largest that a message can carry
 
 
 class Stop(Stored, kw_only=True):
-    """The question to the members of a round, and then the answer to all of them; it stands in one key."""
+    """The question to the members of a round, later replaced by the decision, in the same key."""
 
     called = "the step to stop at"
     outside: ClassVar[tuple[str, ...]] = ("revision",)
 
-    round: int  # the number of the round it is about
-    # Whether this is the answer; until then each member's node is asked for the step it has begun.
+    round: int  # the number of the round
+    # True for the decision; False while each member's node is asked for its largest begun step.
     decided: bool = False
-    step: int | None = None  # the step before which all leave; None: at once, since nobody has begun any
-    why: Prose = ""  # what for, in words
-    for_newcomers: bool = False  # whether nodes that wait to come in are the only reason
-    revision: int = 0  # that of the writing, on which the next one is conditional
+    step: int | None = None  # the step before which all leave; None: at once, as no member has begun any
+    why: Prose = ""  # the reason, in words
+    for_newcomers: bool = False  # True if waiting nodes are the only reason
+    revision: int = 0  # of this write; the next write is conditional on it
 
 
 class Drain(Stored, kw_only=True):
-    """A node is to leave."""
+    """A request that a node leaves."""
 
     called = "a drain"
 
-    within: float  # seconds from when this was written; then it leaves, wherever the others are
-    reason: Prose = ""  # as given by whoever wishes it, perhaps empty
+    within: float  # seconds from this write, after which it leaves at any step
+    reason: Prose = ""  # from the operator; may be empty
 
 
 class Resized(Stored, kw_only=True):
-    """The run has got other numbers of nodes, which are in force from the next round on.
+    """New numbers of nodes of the run, in force from the next round on.
 
     Attributes:
         min_nodes: The fewest nodes that a round may have.
         max_nodes: The most.
-        reason: As given by whoever resized it, perhaps empty.
-        by: Who did.
-        revision: That of the writing.
+        reason: From the operator; may be empty.
+        by: The operator's name.
+        revision: The revision of this write.
     """
 
     called = "a resize"
@@ -87,7 +86,7 @@ class Resized(Stored, kw_only=True):
 
 
 class Begun(Stored, kw_only=True):
-    """A member's answer: the largest step that it has begun in a round; None if none."""
+    """A member's answer: the largest step that it has begun in a round, or None."""
 
     called = "a member's step"
 
@@ -96,16 +95,16 @@ class Begun(Stored, kw_only=True):
 
 
 def stop_of(answers: Mapping[str, int | None]) -> int | None:
-    """The step before which all leave; None if nobody has begun any, and all may leave at once."""
+    """Return the step before which all leave; None if no member has begun any, and all may leave at once."""
     begun = [step for step in answers.values() if step is not None]
     return max(begun) + 1 if begun else None
 
 
 def step_of(step: SupportsIndex) -> int:
-    """Return a step as a plain number, which every member can read.
+    """Return a step as a plain number that every member can read.
 
     Raises:
-        RendezvousSettingsError: It is no whole number, or one of more than 64 bits.
+        RendezvousSettingsError: It is not an integer, or has more than 64 bits.
     """
     with contextlib.suppress(TypeError):
         number = operator.index(step)
@@ -115,25 +114,27 @@ def step_of(step: SupportsIndex) -> int:
 
 
 class Agreement:
-    """The coordinator's side: what the members of its round are asked, what they have answered, and what follows.
+    """The coordinator's side: the question to the members of its round, their answers, and the decision.
 
-    The question and the decision stand in one key. Each is written over what this coordinator has seen there: a node
-    whose watch was reset reads but the last of what was written, so there must not be two decisions to choose from. A
-    coordinator that takes over finds the question, and what has been answered, and goes on from there (promise R7).
+    Question and decision share a key. Each write is conditional on the last value seen: a node whose watch was reset
+    reads
+    the last value only, so there must not be two decisions. A new coordinator continues from the question and the
+    answers
+    in the store (promise R7).
 
     Attributes:
-        listens: Whether anything was asked, so that answers are to be listened for.
-        hears: Whether all that was answered before has been heard.
+        listens: True once anything was asked, so that answers are read.
+        hears: True once all earlier answers were read.
     """
 
     def __init__(self) -> None:
         self.listens: bool = False
         self.hears: bool = False
-        self._answers: dict[str, Begun] = {}  # the last of each node, of whichever round
-        self._asked: Stop | None = None  # the last question, or decision, that this coordinator has written
+        self._answers: dict[str, Begun] = {}  # the last one of each node, of any round
+        self._asked: Stop | None = None  # the last question or decision that this coordinator wrote
 
     def answered(self, node_id: str, begun: Begun | None) -> None:
-        """Note what a member has answered; without an answer, that all earlier ones are known."""
+        """Record a member's answer; None says that all earlier answers were read."""
         if begun is None:
             self.hears = True
         else:
@@ -150,28 +151,28 @@ class Agreement:
         members: Collection[str],
         some_have_gone: bool,
     ) -> tuple[Stop, int] | None:
-        """Return what is to be written, and over which revision of the key; None if nothing is. Change nothing.
+        """Return the record to write, and the key's revision that it replaces, or None. Changes nothing.
 
         Args:
-            round: The number of the round that stands.
-            standing: What stands in the store, as far as this node has heard.
-            why: Why all should leave, in words; empty if nobody wants in or out.
-            for_newcomers: Whether nodes that wait to come in are the only reason.
-            closing: Whether the run is closed. Who has begun no step leaves it at once: then so do all, since those who
-                have begun their first would wait in it for the others.
-            members: Who is still in the round, and answers; who has gone is not waited for.
-            some_have_gone: Whether anybody of it has.
+            round: The number of the current round.
+            standing: The record in the store, as far as this node has seen.
+            why: Why all should leave, in words; empty if no node has to join or leave.
+            for_newcomers: True if waiting nodes are the only reason.
+            closing: True if the run is closed. Members without a step then leave at once, so all must: a member that
+                begins its first step would wait in it for them.
+            members: The members that are still in the round and will answer.
+            some_have_gone: True if a member has gone.
         """
         if self._asked is not None and (standing is None or standing.revision < self._asked.revision):
-            standing = self._asked  # the watch is about to bring it
+            standing = self._asked  # the watch will deliver it soon
         seen = 0 if standing is None else standing.revision
         if standing is None or standing.round != round:
             return (Stop(round=round, why=why, for_newcomers=for_newcomers), seen) if why else None
-        better = bool(why) and standing.for_newcomers and not for_newcomers  # a better reason has come up meanwhile
+        better = bool(why) and standing.for_newcomers and not for_newcomers  # a stronger reason has come up
         if standing.decided:
-            # Nobody had begun a step, and nobody begins one now: those who let newcomers wait stop at once, too.
+            # No member had begun a step, and none begins one now: bodies that make newcomers wait stop at once, too.
             return (Stop(round=round, decided=True, why=why), seen) if better and standing.step is None else None
-        # Also the answer of one who has left since counts: it may have begun that step with the others.
+        # The answer of a member that has left since counts too: it may have begun that step with the others.
         answers = {who: begun.step for who, begun in tuple(self._answers.items()) if begun.round == round}
         if not self.hears or any(node_id not in answers for node_id in members):
             return None
@@ -182,39 +183,39 @@ class Agreement:
         return Stop(round=round, decided=True, step=step, why=why, for_newcomers=for_newcomers), seen
 
     def wrote(self, stop: Stop) -> None:
-        """It was written, at its revision."""
+        """Record that this was written, with its revision."""
         self._answers = {who: begun for who, begun in self._answers.items() if begun.round == stop.round}
         self._asked, self.listens = stop, True
 
 
 class StepGate:
-    """What one member passes at each step of a round, and what its node closes."""
+    """The gate that a member passes at each step of a round, and that its node closes."""
 
     def __init__(self) -> None:
-        self.begun: int | None = None  # the largest step that it has begun; None before the first, and at its end
-        self.finished: int | None = None  # at the end of its body, the largest that it had begun; None if it had none
+        self.begun: int | None = None  # the largest begun step; None before the first and after the body
+        self.finished: int | None = None  # after the body, the largest begun step or None
         self._at_end = False
-        self.decided: bool = False  # whether the members have agreed
-        self.stop: int | None = None  # the step before which all leave, once they have agreed; None: at once
-        self.why: str = ""  # what they have agreed for, in words
-        self.for_newcomers: bool = False  # whether nodes that wait to come in are the only reason
+        self.decided: bool = False  # True once the members have agreed
+        self.stop: int | None = None  # the agreed step before which all leave; None: at once
+        self.why: str = ""  # the reason, in words
+        self.for_newcomers: bool = False  # True if waiting nodes are the only reason
         self._asked = False
 
     # ------------------------------------------------------------------------------------------ the member's side
 
     def passes(self, step: int) -> bool:
-        """Begin a step if nobody has asked; False if the decision has to be waited for, or is there: see `leaves`."""
-        self.begun = step  # before the look at `_asked`: see above
+        """Begin a step if the gate is open; return False if it was asked or has decided: see `leaves`."""
+        self.begun = step  # before `_asked` is read: see the module
         return not self._asked
 
     def leaves(self, step: int) -> bool:
-        """Whether the member leaves before this step. To be asked once the members have agreed."""
+        """Return True if the member leaves before this step. Call it after the decision only."""
         assert self.decided, "whoever asks has waited for the decision"
         return self.stop is None or step >= self.stop
 
     @property
     def has_stopped(self) -> bool:
-        """Whether the member leaves nobody in a step: it has come to where all leave, or to the end of its body."""
+        """Return True if no member waits for it in a step: it is at the agreed step or past its body."""
         if self._at_end or not self.decided:
             return self._at_end
         if self.stop is None:
@@ -222,18 +223,18 @@ class StepGate:
         return self.begun is not None and self.begun >= self.stop
 
     def finish(self) -> None:
-        """The body has come to its end: the member begins no step any more, and holds up nobody who stops."""
+        """Record the end of the body: the member begins no step any more and delays no agreement."""
         self.finished, self.begun, self._at_end = self.begun, None, True
 
     # ------------------------------------------------------------------------------------------ the node's side
 
     def ask(self) -> int | None:
-        """Close the gate; which step the member has begun. It begins no later one before the decision is there."""
+        """Close the gate until the decision, and return the largest step that the member has begun."""
         self._asked = True
         return self.begun
 
     def decide(self, stop: int | None, *, why: str = "", for_newcomers: bool = False) -> None:
-        """The members have agreed; perhaps once more, if they were to leave at once, and for newcomers."""
+        """Record the decision; a second one may follow if all were to leave at once for newcomers."""
         if not self.decided or (self.for_newcomers and not for_newcomers):
             self.stop, self.why, self.for_newcomers = stop, why, for_newcomers
             self.decided = self._asked = True

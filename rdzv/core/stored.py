@@ -1,16 +1,16 @@
-"""Pure: what stands in the keys of a run: nouns that say their fields and types once, and are packed and read by that.
+"""Pure: the records in a run's keys: classes that declare their fields and types, and are packed and read by them.
 
     class Drain(Stored):
         called = "a drain"
         within: float
         reason: str = ""
 
-A noun is packed as a map by name, without what is as ever; or, `by_place`, as the list of its fields: what every node
-is sent, and what there are many of. To a map, a later release may add anything, to a list at its end. Nouns inside of
-others always go by place.
+A record is packed as a map by name, without fields that have their default; or, with `by_place`, as a list of its
+fields, for records that are many or are sent to every node. A later release may add keys to a map, and values at the
+end of a list. Nested records are always lists.
 
-Something else may write under the same prefix, so nothing that is read is believed: see `store.records`. And what could
-not be read back is not packed: whoever wants to write it gets the error, and nobody else.
+Other programs may write under the same prefix, so every value that is read is checked: see `store.records`. A value
+that could not be read back is not packed: the writer gets the error.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 T = TypeVar("T")
 
-PROSE_BYTES_MOST: Final = 2000  # of one text: every node may be sent it
+PROSE_BYTES_MOST: Final = 2000  # of one text: every node may receive it
 
 
 def prose(text: str, *, most: int = PROSE_BYTES_MOST) -> str:
-    """Return a text that UTF-8 can hold, in at most so many bytes."""
+    """Return the text in valid UTF-8, cut to at most `most` bytes."""
     if len(text) <= most and text.isascii():
         return text
     return text.encode(errors="backslashreplace")[:most].decode(errors="ignore")
 
 
 def check_prose(name: str, given: object, *, most: int = PROSE_BYTES_MOST) -> str:
-    """Return what a user gave as a text, made fit.
+    """Return a text from a user, made valid and cut to `most` bytes.
 
     Raises:
-        RendezvousSettingsError: It is no text.
+        RendezvousSettingsError: It is not a string.
     """
     if not isinstance(given, str):
         raise RendezvousSettingsError(f"{name}={shown(given)} must be text (str)")
@@ -57,16 +57,16 @@ def check_prose(name: str, given: object, *, most: int = PROSE_BYTES_MOST) -> st
 
 
 Prose = Annotated[str, TextAs(prose)]
-"""The type of a record's field that holds such a text."""
+"""The type of a record's field for such a text."""
 
 
 class Stored(Record):
-    """Base of what stands in a key.
+    """Base of the records in a run's keys.
 
     Attributes:
-        called: What it is called in errors.
-        by_place: Whether it is packed as a list.
-        outside: Which of its fields do not stand in the value, but are known from the key or the entry.
+        called: The record's name in errors.
+        by_place: True if it is packed as a list.
+        outside: The fields that are known from the key or the entry, and not part of the value.
     """
 
     if TYPE_CHECKING:
@@ -77,25 +77,25 @@ class Stored(Record):
         by_place, outside = False, ()
 
     def pack(self) -> bytes:
-        """Pack it into bytes.
+        """Return the record as bytes.
 
         Raises:
-            RendezvousSettingsError: A field has a value that nobody could read.
+            RendezvousSettingsError: A field has a value that could not be read back.
         """
         return _packed(self.called, lambda: _plain_of(self))
 
     @classmethod
     def unpack(cls, value: bytes, **outside: object) -> Self:
-        """Make one of what a key holds, and of what is known of it otherwise.
+        """Return the record of a key's value and of its `outside` fields.
 
         Raises:
-            RendezvousStateError: It is none.
+            RendezvousStateError: The value is not such a record.
         """
         return unpack(cls.called, value, lambda plain: cls.read(_row_of(cls, plain, outside)))
 
     @classmethod
     def unpack_at(cls, key: str, value: bytes, **outside: object) -> Self | None:
-        """Do the same for who goes on without it: None, if it is none, and the log names the key."""
+        """Return the record, or None and log the key if the value is not such a record."""
         try:
             return cls.unpack(value, **outside)
         except RendezvousStateError as error:
@@ -104,25 +104,25 @@ class Stored(Record):
 
     @classmethod
     def pack_all(cls, nouns: Iterable[Self]) -> bytes:
-        """Pack several into one value; they are to be in it by place."""
+        """Return several records as one value; the class must be packed `by_place`."""
         return _packed(cls.called, lambda: [noun.check() for noun in nouns])
 
     @classmethod
     def unpack_all(cls, value: bytes) -> list[Self]:
-        """Unpack several from one value."""
+        """Return the records of one value."""
         return unpack(cls.called, value, lambda plain: [cls.read(row) for row in plain])
 
 
 @functools.cache
 def _inside(kind: type[Stored]) -> list[tuple[int, str, object]]:
-    """Which fields stand in the value: the place of each, its name, and what it is as ever."""
+    """Return place, name and default of the fields in the value."""
     fields = enumerate(kind.fields)
     return [(place, name, kind.defaults.get(name, fields)) for place, name in fields if name not in kind.outside]
 
 
 @functools.cache
 def _outside(kind: type[Stored]) -> list[tuple[int, str]]:
-    """Which ones do not, upwards."""
+    """Return place and name of the others, in ascending order."""
     return [(place, name) for place, name in enumerate(kind.fields) if name in kind.outside]
 
 
@@ -139,11 +139,11 @@ def _row_of(kind: type[Stored], plain: Any, outside: dict[str, object]) -> objec
         if not outside:
             return plain
         if len(plain) >= len(inside):
-            del plain[len(inside) :]  # of a later release
+            del plain[len(inside) :]  # from a later release
             for place, name in _outside(kind):
                 plain.insert(place, outside[name])
             return plain
-        plain = {name: one for (_, name, _), one in zip(inside, plain, strict=False)}  # of an earlier one
+        plain = {name: one for (_, name, _), one in zip(inside, plain, strict=False)}  # from an earlier release
     plain.update(outside)
     return [plain[name] if name in plain else kind.defaults[name] for name in kind.fields]
 
@@ -151,12 +151,12 @@ def _row_of(kind: type[Stored], plain: Any, outside: dict[str, object]) -> objec
 def _packed(what: str, plain: Callable[[], object]) -> bytes:
     try:
         return pack(plain())
-    except (Unfit, TypeError, ValueError, OverflowError) as error:  # or the value is one that msgpack cannot carry
+    except (Unfit, TypeError, ValueError, OverflowError) as error:  # or msgpack cannot carry the value
         raise RendezvousSettingsError(f"{what} cannot be written: {error}") from error
 
 
 def pass_over(key: str, error: RendezvousStateError) -> None:
-    """Name a key that cannot be read, once in a while: it may be looked at every second."""
+    """Log a key that cannot be read, at a limited rate: it may be read every second."""
     _warn(f"{key} is passed over: {error}")
 
 
@@ -172,10 +172,10 @@ def pack(plain: object) -> bytes:
 
 
 def unpack(what: str, value: bytes, build: Callable[[Any], T]) -> T:
-    """Build something from what a key holds; `what` names it in the error.
+    """Build an object from a key's value; `what` names the object in the error.
 
     Raises:
-        RendezvousStateError: It cannot be built from that.
+        RendezvousStateError: It cannot be built.
     """
     try:
         return build(msgpack.unpackb(value, raw=False, strict_map_key=False))

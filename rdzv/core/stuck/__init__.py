@@ -1,1 +1,1 @@
-"""Pure: which members of a round are alive, and do not get on."""
+"""Pure: the members of a round that are alive and do not progress."""

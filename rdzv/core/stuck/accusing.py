@@ -1,14 +1,13 @@
-"""Pure: members of a round that accuse another one: it does not answer them, though its lease stands.
+"""Pure: members of a round accuse another one that does not answer them although its lease is live.
 
-The store sees that a node reaches the store; it does not see whether the nodes reach one another. A collective that
-fails does, and names its peer. One accusation proves nothing: the accuser may be the one that is cut off. Two members
-that accuse the same one are believed, and it is taken out of the round; its own accusations count no more then. In a
-round of two nobody is the second. One is believed where the store doubts the accused, too: see
-`rdzv.node.coordinator.accusations`. Who sees only that a connection has closed, and not whose, accuses `SOMEBODY`: then
-the store is asked about all.
+The store sees that a node reaches the store, but not if nodes reach each other. A collective that fails does, and names
+its peer. One accusation proves nothing: the accuser may be cut off itself. Two members that accuse the same one are
+believed, and it is removed from the round; its own accusations are then ignored. A round of two has no second accuser.
+One accuser is believed if the store doubts the accused, too: see `rdzv.node.coordinator.accusations`. A member that
+sees a closed connection without its peer's name accuses `SOMEBODY`: then the store is asked about all members.
 
-An accusation lies beside the nodes' records, so that whoever coordinates hears it in order with what befalls the nodes,
-and nobody else is sent it. It stands on the accuser's lease, and counts in the round that it was made in.
+Accusations are keys beside the nodes' records, so that the coordinator sees both in order and no other node is sent
+them. They are on the accuser's lease, and count for one round.
 """
 
 from __future__ import annotations
@@ -26,43 +25,43 @@ if TYPE_CHECKING:
 
 __all__ = ["ACCUSERS", "SOMEBODY", "WHY_MOST", "Accusation", "Accusations"]
 
-ACCUSERS: Final = 2  # who are believed
-SOMEBODY: Final = ""  # who is accused where the accuser does not know whom to name; no node is called so
-WHY_MOST: Final = 120  # characters of why: they travel with the reason for a loss
+ACCUSERS: Final = 2  # accusers that are believed together
+SOMEBODY: Final = ""  # the accused if the accuser does not know the name; no node has it
+WHY_MOST: Final = 120  # characters of `why`, which is part of the reason for a loss
 
 
 class Accusation(Stored, kw_only=True):
-    """What one member says of another."""
+    """One member's accusation of another."""
 
     called = "an accusation"
 
-    round: int  # in which round
-    accused: str  # whom
-    by: str  # who says it
-    why: Prose  # in words
+    round: int
+    accused: str
+    by: str
+    why: Prose
 
 
 class Accusations(dict[str, Accusation]):
-    """All that stand, by their keys."""
+    """All current accusations, by key."""
 
     def heed(self, event: Event) -> None:
-        """Take in what has become of a key of one."""
+        """Apply an event of an accusation's key."""
         self.pop(event.key, None)
         if event.kind == "put":
-            with contextlib.suppress(RendezvousStateError):  # of a later release, perhaps
+            with contextlib.suppress(RendezvousStateError):  # perhaps from a later release
                 self[event.key] = Accusation.unpack(event.value)
 
     def said(self, key: str) -> str:
-        """Why one was made; empty if it stands no more."""
+        """Return an accusation's reason; empty if it no longer exists."""
         return self[key].why if key in self else ""
 
     def of_somebody(self, *, round: int, live: Collection[str]) -> list[Accusation]:
-        """Those that live members of a round have made without a name."""
+        """Return the accusations without a name that live members of a round have made."""
         every = self.values()
         return [one for one in every if one.round == round and one.accused == SOMEBODY and one.by in live]
 
     def standing(self, *, round: int, live: Collection[str]) -> list[Accusation]:
-        """Those that live members of a round have made of other ones."""
+        """Return the accusations that live members of a round have made of others."""
         return [
             one
             for one in self.values()
@@ -70,9 +69,9 @@ class Accusations(dict[str, Accusation]):
         ]
 
     def believed(self, *, round: int, live: Collection[str]) -> tuple[str, str] | None:
-        """Return a live member whom enough live members of a round accuse, and why, in words; None if there is none.
+        """Return a live member that enough live members accuse, and why, in words; or None.
 
-        One at a time, the one that most accuse: without it, its own accusations count no more.
+        One at a time, the most accused first: without it, its own accusations do not count.
         """
         against: dict[str, dict[str, str]] = {}
         for one in self.standing(round=round, live=live):

@@ -1,8 +1,7 @@
-"""Pure: how far one member has come, and the note of it that travels with its keep-alives.
+"""Pure: the progress of one member, and the note of it that goes with its keep-alives.
 
-A member's code says `beat(step)` whenever it gets on, and `busy` before what is known to take long. Its node, which
-lives in a thread of its own, sends what was said last along with the keep-alives that it sends anyway. Only durations
-travel: each clock is its own.
+A member's code calls `beat(step)` at each step, and `busy` before long operations. Its node, in a thread of its own,
+sends the last report with the keep-alives. Only durations are sent, as clocks differ.
 """
 
 from __future__ import annotations
@@ -19,30 +18,30 @@ if TYPE_CHECKING:
 
 __all__ = ["BeatNote", "Beats"]
 
-FINISHED: Final = -1  # stands for the round of a member that has come to its end
-WAITS_AFTER: Final = 0.5  # seconds after which a wait is one for somebody who does not come
+FINISHED: Final = -1  # the round of a member that has finished
+WAITS_AFTER: Final = 0.5  # seconds after which a wait counts as a wait for an absent peer
 LABEL_BYTES_MOST: Final = 64  # of the text that says why a member is busy: a note has at most 128 bytes
 
 
 class BeatNote(Stored, kw_only=True):
-    """How far a member has come, when it was sent."""
+    """A member's progress at the time of sending."""
 
     called = "how far a member has come"
     by_place = True
 
-    round: int  # of which round it is
-    step: int | None  # the last step that it has begun; None before the first
+    round: int
+    step: int | None  # the last begun step; None before the first
     age: float  # seconds since then; without a step, since the round began for it
-    first: bool = False  # it has not come beyond its first step: it compiles and loads, perhaps
-    busy: float = 0.0  # seconds for which it is known to be busy yet; 0 if it is not
-    what: Prose = ""  # what with, in words
-    rate: float = 0.0  # steps a second, lately
-    away: bool = False  # the store was out of its reach until a moment ago
-    waits: bool = False  # it waits in the round's shared store, for others
+    first: bool = False  # still in its first step: it may compile and load
+    busy: float = 0.0  # seconds for which it will be busy; 0 if it is not
+    what: Prose = ""  # the reason, in words
+    rate: float = 0.0  # recent steps per second
+    away: bool = False  # it was disconnected from the store until a moment ago
+    waits: bool = False  # it waits for others in the round's shared store
 
 
 class _Waiting:
-    """One wait of a member; a class, since every `get` of a shared store is one, and a generator takes far longer."""
+    """One wait of a member; a class, as each `get` of a shared store is one and a generator is far slower."""
 
     def __init__(self, waits: dict[object, float], clock: Callable[[], float]) -> None:
         self._waits, self._clock = waits, clock
@@ -55,9 +54,9 @@ class _Waiting:
 
 
 class Beats:
-    """How far a member has come in one round: said by its own thread, and read by its node's.
+    """The progress of one member in one round: written by its own thread, and read by its node's.
 
-    Each of them writes attributes of its own, a whole tuple at once, so that the other never sees half of it.
+    Each thread writes its own attributes, a whole tuple at once, so that the other never sees half of it.
 
     Args:
         number: The round's.
@@ -65,30 +64,30 @@ class Beats:
 
     Attributes:
         clock: Seconds on the member's clock, from any thread.
-        counts: Whether there is anything to send: the member has said something, or is expected to.
+        counts: True if there is a report to send: the member has made one, or must.
     """
 
     def __init__(self, number: int, clock: Callable[[], float], *, expected: bool = False) -> None:
         self._number = number
         self.clock: Callable[[], float] = clock
         self.counts: bool = expected
-        self._last: tuple[int | None, float, int] = (None, clock(), 0)  # step, when, how many there were
-        self._busy: tuple[tuple[object, float, str], ...] = ()  # each stretch: its own token, until when, and the label
+        self._last: tuple[int | None, float, int] = (None, clock(), 0)  # step, time, number of beats
+        self._busy: tuple[tuple[object, float, str], ...] = ()  # of each stretch: token, end, label
         self._busy_ended = -math.inf
-        self._rated: tuple[int, float] | None = None  # when a note was made: step, when it was begun
+        self._rated: tuple[int, float] | None = None  # at the last note: step, its begin
         self._rate = 0.0
-        self._waits: dict[object, float] = {}  # each wait that is under way, and since when
+        self._waits: dict[object, float] = {}  # the begin of each current wait
 
     @property
     def step(self) -> int | None:
-        """The last step that was begun."""
+        """The last begun step."""
         return self._last[0]
 
     def beat(self, step: SupportsIndex) -> int:
-        """The member begins this step; which is returned as a plain number.
+        """Record that the member begins this step, and return it as a plain number.
 
         Raises:
-            RendezvousSettingsError: It is none.
+            RendezvousSettingsError: It is not an integer of at most 64 bits.
         """
         before, step = self._last, step_of(step)
         if step != before[0]:
@@ -97,13 +96,13 @@ class Beats:
         return step
 
     def be_busy(self, seconds: float, label: str) -> object:
-        """Note that the member is busy for at most so many seconds, also while it is busy with something else.
+        """Record that the member is busy for at most `seconds`; stretches may overlap.
 
         Returns:
             A token that ends this stretch, for `be_free`.
 
         Raises:
-            RendezvousSettingsError: The label is no text.
+            RendezvousSettingsError: The label is not a string.
         """
         token = object()
         stretch = (token, self.clock() + float(seconds), check_prose("label", label, most=LABEL_BYTES_MOST))
@@ -112,47 +111,47 @@ class Beats:
         return token
 
     def be_free(self, token: object) -> None:
-        """End one stretch; the member may be busy with something else."""
+        """End one stretch; others may continue."""
         self._busy_ended = self.clock()
         self._busy = tuple(one for one in self._busy if one[0] is not token)
 
     @property
     def _busy_longest(self) -> tuple[float, str]:
-        """Until when the member is busy, and the label of the stretch that ends last."""
+        """Return the end and the label of the stretch that ends last."""
         return max(((until, label) for _, until, label in self._busy), default=(-math.inf, ""))
 
     @property
     def waits(self) -> bool:
-        """Whether the member waits in the round's shared store now."""
+        """True if the member waits in the round's shared store now."""
         return bool(self._waits)
 
     def waiting(self) -> _Waiting:
-        """Meanwhile the member waits in the round's shared store, for others."""
+        """Mark the member as waiting for others in the round's shared store, while in this context."""
         return _Waiting(self._waits, self.clock)
 
     def finish(self) -> None:
-        """The member has come to its end, and begins no step any more: nobody judges it by that."""
+        """Record that the member has finished and begins no step any more: it is not judged."""
         self._number = FINISHED
 
     def quiet_since(self) -> float:
-        """Since when, on this clock, nothing was heard of the member that it had to say."""
+        """The time, on this clock, of the member's last expected report."""
         return max(self._last[1], self._busy_ended, self._busy_longest[0])
 
     @property
     def got_on(self) -> bool:
-        """Whether the member has finished a step in this round, or come to its end."""
+        """True if the member has finished a step in this round, or its body."""
         return self._last[2] > 1 or self._number == FINISHED
 
     @property
     def first(self) -> bool:
-        """Whether it has not come beyond its first step."""
+        """True if it is not beyond its first step."""
         return self._last[2] <= 1
 
     def note(self, *, away: bool) -> BeatNote:
-        """What to send now.
+        """Return the note to send now.
 
         Args:
-            away: The store was out of reach until a moment ago.
+            away: The node was disconnected from the store until a moment ago.
         """
         now = self.clock()
         step, at, count = self._last

@@ -1,17 +1,17 @@
-"""Pure: which members of a round are stuck: alive, and not getting on while others do.
+"""Pure: stuck members of a round: alive, and not progressing while others do.
 
-The coordinator looks at what came with the members' keep-alives (`beats`). A member is stuck if it has begun no new
-step for `stall_timeout` (`first_step_timeout` up to its second step: it compiles and loads), and others have got on:
-one of them is at a later step, or has begun one within half of that time, or all of them wait in the round's store and
-it does not. If nobody gets on, nobody is to blame as far as anybody can tell; that is said, and nobody is dropped.
+The coordinator looks at the notes of the members' keep-alives (`beats`). A member is stuck if it has begun no new step
+for `stall_timeout` (`first_step_timeout` up to its second step: it compiles and loads), and others progress: one is at
+a later step, or has begun one within half of that time, or all of them wait in the round's store and it does not. If no
+member progresses, none can be blamed; that is reported, and no member is dropped.
 
-Whoever waits for another in a collective gets on as little as that other. So nobody is judged while
+A member that waits for another in a collective progresses as little as that other. So no member is judged while
 
-- a member is busy, and has said so;
-- a member, or the store itself, is out of reach, or has been a moment ago: its lease judges that member;
+- a member has said that it is busy;
+- a member, or the store, is or was just disconnected: its lease judges that member;
 
-and for `stall_timeout` after that. A note counts by what it says of the moment at which it was sent: a member's node
-sends one at the very moment at which its member has been quiet for so long.
+and for `stall_timeout` after that. A note counts by its ages at the time of sending: a member's node sends one exactly
+when its member has been quiet for that long.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ if TYPE_CHECKING:
 
 __all__ = ["Heard", "StallRules", "Stalls", "Verdict"]
 
-FRESH_PART = 0.5  # of `stall_timeout`: who has begun a step within so much of it gets on
+FRESH_PART = 0.5  # of `stall_timeout`: a member that began a step within this part progresses
 
-AWAY_AFTER = 1.0  # seconds by which a keep-alive may be late before its member counts as out of reach
+AWAY_AFTER = 1.0  # seconds by which a keep-alive may be late before its member counts as disconnected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallRules:
     """A run's settings."""
 
-    stall_timeout: float | None = None  # seconds without a step while others have one; None: nobody is judged by that
+    stall_timeout: float | None = None  # seconds without a step while others have one; None: no member is judged
     first_step_timeout: float | None = None  # the same for the first step of a round
     notes_every: float  # seconds between two keep-alives of a member
 
     @property
     def on(self) -> bool:
-        """Whether anybody is judged at all."""
+        """True if members are judged."""
         return self.stall_timeout is not None or self.first_step_timeout is not None
 
     def limit(self, *, first: bool) -> float:
-        """How long a member may be quiet."""
+        """Return for how many seconds a member may be quiet."""
         limit = self.first_step_timeout if first else self.stall_timeout
         return math.inf if limit is None else limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """What was heard last of a member, and how many seconds ago."""
+    """The last note of a member, and its age in seconds."""
 
     note: BeatNote
     ago: float
@@ -63,31 +63,31 @@ class Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What follows from a look at all members."""
+    """The result of a look at all members."""
 
-    stuck: Mapping[str, str] = field(default_factory=dict)  # who is, and why, in words
-    standstill: str = ""  # that nobody gets on, in words; else empty
+    stuck: Mapping[str, str] = field(default_factory=dict)  # each stuck member, and why, in words
+    standstill: str = ""  # that no member progresses, in words; else empty
 
 
 class Stalls:
-    """What a coordinator remembers between two looks."""
+    """A coordinator's state between two looks."""
 
     def __init__(self, rules: StallRules) -> None:
         self._rules = rules
         self._round = -1
-        self._excused_at = -math.inf  # nobody is judged by what was before
+        self._excused_at = -math.inf  # earlier times are not judged
         self._looked_at = -math.inf
 
     def look(self, heard: Mapping[str, Heard], *, round: int, now: float, every: float) -> Verdict:
         """Judge the live members of a round.
 
         Args:
-            heard: What was heard last of those of whom anything was.
+            heard: The last notes of the members that sent any.
             round: The round's number.
             now: Seconds on this node's clock.
-            every: Seconds between two looks, if nothing holds them up.
+            every: Normal seconds between two looks.
         """
-        late = now - self._looked_at > every + AWAY_AFTER  # the store has been away, or this is the first look
+        late = now - self._looked_at > every + AWAY_AFTER  # the store was away, or this is the first look
         if round != self._round or late:
             self._round, self._excused_at = round, now
         self._looked_at = now
@@ -101,7 +101,7 @@ class Stalls:
             if self._get_on(one, others := [other for name, other in members.items() if name != node_id])
             and all(self._was_heard_since(one, other) for other in others)
         }
-        # Of those who are behind, who waits for others in the round's store is not the one who holds them up.
+        # Of the members behind, those that wait for others in the round's store do not delay the rest.
         stuck = {node_id: why for node_id, why in stuck.items() if not quiet[node_id].note.waits} or stuck
         if quiet and len(quiet) == len(members) and not stuck:
             return Verdict(standstill=self._standstill(list(members.values())))
@@ -115,7 +115,7 @@ class Stalls:
         return one.note.age >= limit and now - one.ago - self._excused_at >= limit
 
     def _get_on(self, one: Heard, others: list[Heard]) -> bool:
-        """Whether some other member gets on while this one does not."""
+        """Return True if another member progresses while this one does not."""
         if others and not one.note.waits and all(other.note.waits for other in others):
             return True
         step = -math.inf if one.note.step is None else one.note.step
@@ -126,7 +126,7 @@ class Stalls:
         )
 
     def _was_heard_since(self, one: Heard, other: Heard) -> bool:
-        """Whether what is known of another is of the time in which one was quiet: else it may be what it waits for."""
+        """Return True if `other`'s note is from the time in which `one` was quiet; else `one` may wait for it."""
         return other.ago <= one.ago + one.note.age - FRESH_PART * self._rules.limit(first=one.note.first)
 
     def _standstill(self, members: list[Heard]) -> str:

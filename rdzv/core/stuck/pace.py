@@ -1,8 +1,8 @@
-"""Pure: which members of a round are slow or stuck, by their steps, and the words for the state of a run and a node.
+"""Pure: slow or stuck members of a round, by their steps, and the words for the state of a run and a node.
 
-`rdzv status`, `rdzv top`, the metrics and the page say these words, and none has a rule of its own. The rule for stuck
-members is the coordinator's (`rdzv.core.stuck.judging`) at half of its time, so that a member is shown before it is
-dropped. It takes one pass, since every display asks for it again and again.
+`rdzv status`, `rdzv top`, the metrics and the page share these words and rules. The rule for stuck members is the
+coordinator's (`rdzv.core.stuck.judging`) at half of its time, so that a member is shown before it is dropped. It takes
+one pass, as every display calls it again and again.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ NODE_STATES: Final = (
     *("lost", "never seen", "left", "unfit", "banned", "stuck", "accused", "slow", "draining"),
     *("waiting", "spare", "busy", "in the round"),
 )
-"""By urgency, the most urgent first."""
+"""The most urgent first."""
 
-WELL_FROM: Final = NODE_STATES.index("waiting")  # from here on an operator need do nothing
-SHOWN_PART: Final = 0.5  # of `stall_timeout`: a member is shown as stuck after so much of it, or, if it is unset, ...
-STUCK_AFTER: Final = 30.0  # ... after so many seconds, ...
-STUCK_STEPS: Final = 10  # ... or the time that so many steps take, if that is longer
+WELL_FROM: Final = NODE_STATES.index("waiting")  # from here on, an operator need do nothing
+SHOWN_PART: Final = 0.5  # of `stall_timeout`: a member is shown as stuck after this part; if it is unset, ...
+STUCK_AFTER: Final = 30.0  # ... after these seconds, ...
+STUCK_STEPS: Final = 10  # ... or the time of this many steps, if longer
 SLOW_PART: Final = 0.8  # of the median rate: a member below it is slow
-BEHIND: Final = 10.0  # so is one that is behind by as many steps as all make in so many seconds ...
-BEHIND_STEPS: Final = 3  # ... and by more than these: notes of members in lock-step are of different moments
+BEHIND: Final = 10.0  # also slow: a member behind by the steps that all make in these seconds ...
+BEHIND_STEPS: Final = 3  # ... and by more than these: notes of members in lock-step are of different times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOf:
-    """How far a member has come.
+    """The progress of a member.
 
     Attributes:
-        step: The last step that it has begun; None before the first.
+        step: The last begun step; None before the first.
         age: Seconds since then.
-        rate: Steps a second, lately.
-        busy: What it is busy with, as it has said; empty if it is not.
-        waits: Whether it waits for others in the store of its round.
-        away: Whether the store was out of its reach until a moment ago.
-        first: Whether it has not come beyond its first step: it compiles and loads, perhaps.
+        rate: Recent steps per second.
+        busy: The reason why it is busy, as it said; empty if it is not.
+        waits: True if it waits for others in the store of its round.
+        away: True if it was disconnected from the store until a moment ago.
+        first: True if it is not beyond its first step: it may compile and load.
     """
 
     step: int | None
@@ -60,17 +60,17 @@ class StepOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How the members of a round get on.
+    """The progress of a round's members.
 
     Attributes:
-        told: How many members say their steps.
+        told: The number of members that report steps.
         step: The newest step; None if no member has begun one.
         age: Seconds since the last member began a step.
-        rate: The median rate, in steps a second; 0 if it is not known.
-        limit: Seconds without a step after which a member counts as stuck, if others get on.
-        stuck: The members that are, and why, in words.
-        slow: The members that are behind, and why, in words.
-        stands: Whether no member gets on: then none is to blame, as far as can be seen.
+        rate: The median rate, in steps per second; 0 if unknown.
+        limit: Seconds without a step after which a member counts as stuck, if others progress.
+        stuck: The stuck members, and why, in words.
+        slow: The slow members, and why, in words.
+        stands: True if no member progresses: then none can be blamed.
     """
 
     told: int = 0
@@ -84,10 +84,10 @@ class Pace:
 
 
 def pace_of(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) -> Pace:
-    """Return how members get on.
+    """Return how the members progress.
 
     Args:
-        steps: How far each has come that has said so.
+        steps: The progress of each member that reports it.
         stall_timeout: The run's setting.
     """
     begun = {node_id: one for node_id, one in steps.items() if one.step is not None}
@@ -98,7 +98,7 @@ def pace_of(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) 
     rates = [one.rate for one in begun.values() if one.rate > 0]
     rate = median_low(rates) if rates else 0.0
     limit = SHOWN_PART * stall_timeout if stall_timeout else max(STUCK_AFTER, STUCK_STEPS / rate if rate else 0.0)
-    # A member that waits for a busy one, or for one that is out of reach, gets on as little as that one.
+    # A member that waits for a busy or disconnected one progresses as little as that one.
     excused = any(one.busy or one.away for one in steps.values())
     quiet = {} if excused else {name: one for name, one in begun.items() if one.age >= limit and not one.first}
     others_fresh = age < FRESH_PART * limit

@@ -1,12 +1,11 @@
-"""Pure: what the nodes of a run count together, in one record of the run's store: its launchers, or its `rounds()`.
+"""Pure: shared counters of a run's nodes, in one record of the run's store: its launchers, or its `rounds()`.
 
-A restart is a restart of the run, whichever node's process has failed: counts that each node keeps for itself disagree,
-and `--max-restarts 3` on a hundred nodes would be three hundred. A round in which nothing was achieved is one for all,
-too: it ended by a failure or a loss, and no process of any node has written the checkpoint file in it,
-or told of more than one step. Announced
-changes (newcomers, a drain, a resize) count as neither.
+A restart counts for the run, whichever node's process failed: with counters per node, `--max-restarts 3` on a hundred
+nodes would allow three hundred. A round without progress counts once, too: it ended by a failure or a loss, no process
+wrote the checkpoint file in it, and none reported more than one step. Announced changes (newcomers, a drain, a resize)
+do not count.
 
-The record stands as long as the run has nodes, and half a minute more.
+The record lasts as long as the run has nodes, and half a minute more.
 """
 
 from __future__ import annotations
@@ -17,27 +16,27 @@ __all__ = ["Tally"]
 
 
 class Tally(Stored, kw_only=True):
-    """What is counted."""
+    """The counters."""
 
     called = "the tally of the run"
 
-    restarts: int = 0  # how often a process has failed by itself
-    fruitless: int = 0  # how many rounds have failed, one after the other, without a checkpoint or a finished step
-    round: int = -1  # the last round of which that is known
+    restarts: int = 0  # failures of processes
+    fruitless: int = 0  # failed rounds in a row without a checkpoint or a finished step
+    round: int = -1  # the last counted round
 
     @classmethod
     def of(cls, value: bytes) -> Tally:
-        """Unpack what the key holds; empty bytes if there is none. What nobody can read is counted anew."""
+        """Unpack the key's value, empty if there is none. An unreadable one starts anew."""
         return (cls.unpack_at("tally", value) if value else None) or cls()
 
     def after(self, round: int, *, restart: bool = False, failed: bool = False, achieved: bool = False) -> Tally:
         """Return the tally after one node's part in a round is over.
 
         Args:
-            round: Its number. Several nodes tell of the same round, and it counts once.
-            restart: A process of this node has failed by itself.
-            failed: The round has ended by a failure or a loss.
-            achieved: A process of this node has written a checkpoint in it, or finished a step.
+            round: Its number. Several nodes report the same round, which counts once.
+            restart: A process of this node failed by itself.
+            failed: The round ended by a failure or a loss.
+            achieved: A process of this node wrote a checkpoint in it, or finished a step.
         """
         fruitless = self.fruitless
         if achieved:
