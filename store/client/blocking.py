@@ -1,9 +1,8 @@
-"""Shell: the client of a store for callers who block, on sockets of its own.
+"""Shell: the blocking client of a store, on sockets of its own.
 
-A call writes to its socket and reads from it: one round trip, no event loop, no other thread. The protocol, and what
-happens after a reconnect, is `ClientConnection`'s, exactly as for the async client. A call takes a free channel, or
-makes another one, so threads do not wait for each other's waits. A call that is interrupted, by Ctrl-C or by a signal
-handler that raises, gets out at once; its channel is closed, since nobody knows how far it had come.
+A call writes to its socket and reads from it: one round trip, no event loop, no other thread. `ClientConnection` has
+the protocol. A call takes a free channel or makes a new one, so threads do not wait for each other. If Ctrl-C or a
+signal's handler interrupts a call, the call ends at once and closes its channel, whose state is unknown.
 """
 
 from __future__ import annotations
@@ -41,25 +40,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "Watch"]
 
-IDLE_MOST = 60.0  # seconds; a connection that no call has needed for so long is closed, but for the last one ...
-GIVEN_BACK_AT_ONCE = 8  # ... and so many by one call, which waits for it
-PASSED_ON_WITHIN = 1.0  # seconds until another connection keeps the leases of one that is to be closed
+IDLE_MOST = 60.0  # seconds; channels idle for longer are closed, except the last one ...
+GIVEN_BACK_AT_ONCE = 8  # ... at most so many by one call, which waits for it
+PASSED_ON_WITHIN = 1.0  # seconds for moving leases to another connection before one is closed
 LEASED = frozenset({Grant, KeepAlive, Revoke, Transact})  # requests after which another connection may keep a lease
 
 R = TypeVar("R", bound=Response)
 
 
 class Client(interface.BlockingStore):
-    """The blocking client of a store; safe to use from several threads, and reconnecting by itself.
-
-    What its calls raise: see `store.Store`.
+    """The blocking client of a store, which reconnects by itself; safe to use from several threads.
 
     Args:
-        address: Where the store is.
-        token: What is proven to the server, and asked of it; or returns that for each connection.
-        tls: A client-side context for `tcps`; without it the system's certificates are trusted.
+        address: The store's address.
+        token: Proven to the server, and asked of it; or a function that returns it for each connection.
+        tls: A client-side context for `tcps`. Default: the system's certificates are trusted.
         renew: Reads the files of token and certificates again before each connection, and returns the context.
-        timeout: Seconds that the first connection, and every call without its own `timeout`, may take.
+        timeout: Seconds for the first connection, and for each call without its own `timeout`.
         rng: For the jitter of reconnecting.
     """
 
@@ -86,16 +83,16 @@ class Client(interface.BlockingStore):
             rng=rng or random.Random(),
         )
         self.cuts: Cuts | None = self.shared.cuts
-        self._free: list[Channel] = []  # appending and popping are atomic, so threads need no lock
-        self._waiting: set[Channel] = set()  # adding, discarding and copying are atomic, so threads need no lock
+        self._free: list[Channel] = []  # each access is atomic
+        self._waiting: set[Channel] = set()  # each access is atomic
 
     @property
     def store_id(self) -> str | None:
-        """The identity of the store, once it has been met."""
+        """The identity of the store, once connected."""
         return self.shared.store_id
 
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request and give its response; see `BlockingStore.call`."""
+        """Make one request and return its response; see `BlockingCalls.call`."""
         shared, parks = self.shared, waits(request)
         shared.check_usable()
         if timeout is None and not parks:
@@ -104,7 +101,7 @@ class Client(interface.BlockingStore):
         if parks:
             self._waiting.add(channel)
         try:
-            # Once the channel is taken, and known to wait, so that `interrupt` and `end_waits` miss nobody.
+            # After the channel is registered, so that `interrupt` and `end_waits` miss none.
             if shared.failed is not None or shared.waits_ended:
                 shared.check(request)
             answer = channel.call(request, timeout)[0]
@@ -122,27 +119,27 @@ class Client(interface.BlockingStore):
                 self._give_back(channel.idle_since)
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
-        """Watch all keys that start with `prefix`; see `Store.watch`. Each watch has a connection of its own."""
+        """Watch all keys that start with `prefix`, on a connection of its own; see `Store.watch`."""
         return Watch(self, WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot))
 
     def time(self) -> float:
-        """Seconds on this machine's monotonic clock."""
+        """Return seconds on this machine's monotonic clock."""
         return time.monotonic()
 
     def close(self) -> None:
-        """Hang up for good; calls under way in other threads get `ConnectionLost`."""
+        """Close the client; calls under way in other threads raise `ConnectionLost`."""
         self.interrupt(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
         self._close_free()
 
     def __copy__(self) -> Client:
-        """Return another client of the same store, on sockets of its own: for a forked child, say."""
+        """Return a new client of the same store, on sockets of its own, for a forked child."""
         shared = self.shared
         client = Client(self.address, token=shared.token, tls=self.tls, renew=shared.renew, timeout=self.timeout)
         client.shared.store_id = self.store_id
         return client
 
     def interrupt(self, error: StoreError) -> None:
-        """Make this client useless: every call under way, and every later one, raises `error`. From any thread."""
+        """Make every call under way, and every later one, raise `error`. From any thread."""
         self.shared.fail(error)
         for channel in list(self.shared.channels):
             if channel not in self._free:
@@ -152,10 +149,9 @@ class Client(interface.BlockingStore):
         """End every wait, now and later; see `BlockingStore.end_waits`."""
         self.shared.waits_ended = True
         for channel in tuple(self._waiting):
-            channel.interrupt()  # should it have been answered meanwhile, the next call makes another connection
+            channel.interrupt()  # if it was answered meanwhile, the next call reconnects
 
     def _free_channel(self) -> Channel:
-        """A free channel, or a new one."""
         try:
             return self._free.pop()
         except IndexError:
@@ -164,7 +160,7 @@ class Client(interface.BlockingStore):
             return channel
 
     def _note_lease(self, request: Request[Any], answer: Any, channel: Channel) -> None:
-        """Note that this channel keeps a lease from now on, if the lease would end early with its connection."""
+        """Note that this channel keeps a lease, if the lease would end early with its connection."""
         granted: dict[int, float] = {}
         match request:
             case Grant() if request.disconnect_ttl is not None:
@@ -178,15 +174,13 @@ class Client(interface.BlockingStore):
         now = time.monotonic()
         for lease, ttl in granted.items():
             channel.leases[lease] = now + ttl
-            if len(channel.leases).bit_count() == 1:  # each time that there are twice as many
+            if len(channel.leases).bit_count() == 1:  # each time the number doubles
                 channel.leases = {each: until for each, until in channel.leases.items() if until > now}
 
     def _give_back(self, now: float) -> None:
-        """Close some of the channels that nobody has needed for long: at a busier moment there were more callers.
+        """Close channels that have been idle for long, the longest idle first. Move their leases to another one before.
 
-        The last that was put back is the next that is taken, so the first has been idle for longest. Here, since this
-        client has no thread of its own: one that makes no calls keeps what it has. Leases that end with a connection
-        pass to another one before.
+        This client has no thread of its own, so a client that makes no calls closes none.
         """
         for _ in range(GIVEN_BACK_AT_ONCE):
             try:
@@ -194,15 +188,14 @@ class Client(interface.BlockingStore):
                     return
                 channel = self._free[0]
                 if channel.leases and not self._pass_on(channel):
-                    channel.idle_since = now  # it is tried again later
+                    channel.idle_since = now  # retry later
                     return
                 self._free.remove(channel)
-            except (IndexError, ValueError):  # other threads have taken them meanwhile
+            except (IndexError, ValueError):  # other threads have taken them
                 return
             self.shared.drop(channel)
 
     def _pass_on(self, channel: Channel) -> bool:
-        """Have another connection keep the leases that a channel keeps; return whether it does."""
         other = self._free_channel()
         try:
             leases = dict(channel.leases)
@@ -227,16 +220,16 @@ class Client(interface.BlockingStore):
 
 
 class Watch(interface.BlockingWatch):
-    """A watch with a connection of its own; see `store.BlockingWatch`."""
+    """A watch on a connection of its own; see `interface.BlockingWatch`."""
 
     def __init__(self, client: Client, cursor: WatchCursor) -> None:
         self._client, self._shared = client, client.shared
         self._cursor = cursor
         self._channel = Channel(self._shared)
         self._id = 0
-        self._reset: Event | None = None  # what the reader must be told once it is open again
-        self._batch: tuple[Event, ...] = ()  # the next one for the reader ...
-        self._given = False  # ... or the last one that it was given, which the cursor does not know of yet
+        self._reset: Event | None = None  # the event to yield once the watch is open again
+        self._batch: tuple[Event, ...] = ()  # the next one to yield ...
+        self._given = False  # ... or the last one yielded, not yet noted in the cursor
 
     def __enter__(self) -> Self:
         self._shared.check_usable()
@@ -255,16 +248,16 @@ class Watch(interface.BlockingWatch):
         self._shared.drop(self._channel)
 
     def close(self) -> None:
-        """End it from another thread: its reader's loop ends."""
+        """End it from another thread: iteration ends."""
         self._channel.ended = True
         self._channel.interrupt()
 
     def batches(self) -> Iterator[list[Event]]:
-        """One list of events per revision; see `interface.BlockingWatch`."""
+        """Yield one list of events per revision; see `interface.BlockingWatch`."""
         for event in self._rest:
             yield [event]
-        # The handler of a signal may raise wherever something is called. So what comes counts as given by an assignment
-        # just before it is, and is noted in the cursor later, as often as it takes.
+        # A signal's handler may raise at any call. So an assignment before the yield marks a batch as given, and the
+        # cursor is updated afterwards, which may be repeated.
         while not self._channel.ended:
             if self._given:
                 self._cursor.delivered(self._batch)
@@ -277,7 +270,7 @@ class Watch(interface.BlockingWatch):
                 yield batch
 
     def _take_batch(self) -> None:
-        """Take what has come, or wait for it; open the watch again if its connection is lost."""
+        """Take the next message, or wait for it; reopen the watch if its connection is lost."""
         channel = self._channel
         try:
             if channel.pushed:
@@ -300,7 +293,7 @@ class Watch(interface.BlockingWatch):
 
     def _take(self, pushed: Events | Lagged | Pong) -> None:
         if isinstance(pushed, Pong):
-            # Every event up to this revision was sent before it: it need not be asked for again.
+            # Every event up to this revision was sent before it.
             self._cursor.nothing_before(pushed.revision)
         elif pushed.request_id == self._id:  # else of an earlier opening
             if isinstance(pushed, Events):
@@ -310,7 +303,7 @@ class Watch(interface.BlockingWatch):
                 self._reopen()
 
     def _reopen(self) -> None:
-        """Open it again, however long that takes; the next batch is a `reset` if history is gone."""
+        """Reopen it, without a time limit; the next batch is a `reset` if history was compacted."""
         while not self._channel.ended:
             try:
                 self._open()
@@ -324,7 +317,7 @@ class Watch(interface.BlockingWatch):
             except StoreTimeoutError as error:
                 if raised_by_handler(error):
                     raise
-                self._channel.close()  # the server may open it yet, and would then send everything twice
+                self._channel.close()  # the server may still open it, and would send every event twice
             else:
                 if self._reset is not None:
                     self._batch, self._reset = (self._reset,), None
@@ -332,6 +325,6 @@ class Watch(interface.BlockingWatch):
 
     def _open(self) -> None:
         request, reset = self._cursor.opening()
-        self._reset = reset or self._reset  # kept until it is told: this attempt may fail, and the next knows of none
+        self._reset = reset or self._reset  # kept until yielded: this attempt may fail
         watching, self._id = self._channel.call(request, self._client.timeout)
         self._cursor.opened(watching.revision)

@@ -1,8 +1,8 @@
-"""Shell: one socket of a caller who blocks, and the conversation on it, used by one thread at a time.
+"""Shell: one socket of a blocking client and its conversation, used by one thread at a time.
 
-A call writes and reads on its own thread: no event loop, and no thread beside it that would notice silence. So a read
-looks up twice a second, and has `Pulse` judge what it sees. A silent connection is replaced by a fresh one (promise
-R8): what was asked is asked again, and the session answers what was applied already.
+A call writes and reads in its own thread, so no other code would notice silence. A read therefore wakes twice a second
+and asks `Pulse`. A silent connection is replaced (promise R8): the request is sent again, and the session returns the
+reply of one that was applied.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ __all__ = ["Channel", "Shared"]
 log: logging.Logger = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 64 * 1024
-LOOK = SILENCE / 2  # seconds; how often a call that reads or writes looks up
+LOOK = SILENCE / 2  # seconds between two looks during a read or a write
 
-LEAST = 0.001  # seconds that a call on a socket may take: with none at all it would not wait
+LEAST = 0.001  # seconds; the least timeout of a socket: 0 would not block
 
 R = TypeVar("R", bound=Response)
 
 
 class _Expired(Exception):
-    """The caller's time is over; it becomes one of the public errors before it leaves this room."""
+    """The caller's timeout is over; never leaves this module."""
 
 
 @dataclass(eq=False)
 class Shared:
-    """What all channels of one client share: its arguments, and what is known of the store."""
+    """The arguments and the state that all channels of one client share."""
 
     addresses: Addresses
     tls: ssl.SSLContext | None
@@ -81,14 +81,14 @@ class Shared:
     renew: Callable[[], ssl.SSLContext | None] | None
     rng: random.Random
     store_id: str | None = None
-    failed: StoreError | None = None  # why the client is of no more use
+    failed: StoreError | None = None  # why the client is unusable
     waits_ended: bool = False
     channels: list[Channel] = field(default_factory=list)
     problem: str = dialing.NEVER_ANSWERED  # of the channel that failed last
     outages: Outages = field(init=False)
     cuts: Cuts = field(init=False)
-    _closed: weakref.WeakSet[socket.socket] = field(default_factory=weakref.WeakSet)  # by the other side, as is known
-    _seen_revision: int = 0  # by channels that are gone
+    _closed: weakref.WeakSet[socket.socket] = field(default_factory=weakref.WeakSet)  # by the peer, as far as noticed
+    _seen_revision: int = 0  # by closed channels
     _dropping: threading.Lock = field(default_factory=threading.Lock)
     _made_in: bytes = field(default_factory=process_id)
 
@@ -97,19 +97,19 @@ class Shared:
         self.cuts = Cuts(time.monotonic, self._look)
 
     def seen_revision(self) -> int:
-        """The latest revision that the store has shown on any channel: it must not go back behind it."""
+        """Return the latest revision seen on any channel. The store must not go back behind it."""
         return max([self._seen_revision, *[channel.connection.seen_revision for channel in list(self.channels)]])
 
     def drop(self, channel: Channel) -> None:
-        """This channel is no longer needed."""
+        """Close a channel that is no longer needed."""
         channel.close(farewell=True)
-        with self._dropping:  # or one thread would put back what it read before another one wrote
+        with self._dropping:  # else a thread could overwrite a newer revision
             self._seen_revision = self.seen_revision()
             with contextlib.suppress(ValueError):
                 self.channels.remove(channel)
 
     def _look(self) -> None:
-        """Look whether the other side has closed a connection on which nobody reads now."""
+        """Notice connections that the peer has closed while no call reads."""
         for channel in tuple(self.channels):
             sock = channel.sock
             if sock is not None and sock not in self._closed and _is_closed(sock):
@@ -117,26 +117,26 @@ class Shared:
                 self.cuts.ended()
 
     def fail(self, error: StoreError) -> StoreError:
-        """The client is of no more use; the first reason counts."""
+        """Make the client unusable; the first error counts."""
         if self.failed is None:
             self.failed = error
         return error
 
     def check_usable(self) -> None:
-        """Raise what the client failed of, or that it was inherited over `fork()`."""
+        """Raise the error that made the client unusable, or `UsedAfterFork`."""
         check_made_here(self._made_in, self.name)
         if self.failed is not None:
             raise unsent(self.failed)
 
     def check(self, request: Request[Any]) -> None:
-        """Raise why this request must not be made, or waited for, any longer."""
+        """Raise an error if this request must not be made, or waited for, any longer."""
         self.check_usable()
         if self.waits_ended and waits(request):
             raise WaitEnded("waits were ended here")
 
 
 def _is_closed(sock: socket.socket) -> bool:
-    """Return whether the other side has closed a connection, or reset it."""
+    """Return True if the peer has closed or reset a connection."""
     looking = select.poll()
     with contextlib.suppress(ValueError):  # another thread has closed it here
         looking.register(sock, getattr(select, "POLLRDHUP", 0))
@@ -144,7 +144,7 @@ def _is_closed(sock: socket.socket) -> bool:
 
 
 def _connected(shared: Shared, until: float, check: Callable[[], None]) -> socket.socket:
-    """Connect, and have the keepers of leases hear how that ended."""
+    """Connect, and report the outcome to `cuts`."""
     try:
         sock = connected(shared.addresses, until, check)
     except OSError as error:
@@ -159,8 +159,8 @@ class Channel:
     """One socket and its conversation, used by one thread at a time.
 
     Attributes:
-        ended: Nobody is to connect, and to ask, on it any more; set by any thread.
-        leases: Those that end early if the server sees this connection end, and until when they last without renewal.
+        ended: True once no call may connect or ask on it; set by any thread.
+        leases: When each lease expires without renewal, of those that end early with this connection.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -172,15 +172,16 @@ class Channel:
         self.sock: socket.socket | None = None
         self.ended: bool = False
         self.leases: dict[int, float] = {}
-        self.idle_since: float = 0.0  # when the last call on it was over
-        self.pushed: deque[Events | Lagged | Pong] = deque()  # what came for a watch, in order
+        self.idle_since: float = 0.0  # when its last call ended
+        self.pushed: deque[Events | Lagged | Pong] = deque()  # messages for a watch, in order
         self._attempt, self._welcomed_at = 0, -math.inf
         self._problem = dialing.NEVER_ANSWERED
         self._patience = Patience(shared.rng)
-        self._previous: socket.socket | None = None  # of no use, and kept until we are welcomed: nobody has died (R20)
+        # unusable, and open until the next welcome: closing it would count as death (R20)
+        self._previous: socket.socket | None = None
 
     def call(self, request: Request[R], timeout: float | None) -> tuple[R, int]:
-        """Ask, and wait for the answer through as many connections as it takes; the answer, and the request's id."""
+        """Ask, and wait for the answer over as many connections as it takes. Return it and the request's id."""
         try:
             return self._ask(request, timeout)
         except BaseException as error:
@@ -231,8 +232,8 @@ class Channel:
             self._reach(deadline, check)
             self._shake_hands(deadline)
         except BaseException as error:
-            self._drop()  # half a handshake is no connection that the next call could use
-            if not isinstance(error, TimeoutError):  # which had its time: the next one may pass at once
+            self._drop()  # a half-done handshake is unusable
+            if not isinstance(error, TimeoutError):  # it was slow: retry without a longer pause
                 self._attempt += 1
             raise
         self._attempt, self._welcomed_at = 0, time.monotonic()
@@ -242,15 +243,14 @@ class Channel:
                 f"the connection to {self._name} broke, and the server has since forgotten this client's session",
                 maybe_applied=True,
             )
-        # Without a socket nobody could be got out of here (`interrupt`): whoever wanted that has left word meanwhile.
+        # `interrupt` has no effect while there is no socket: check what it has set meanwhile.
         check()
 
     def _pause(self, deadline: float) -> None:
-        """Pause before another attempt."""
         now = time.monotonic()
-        if now >= deadline:  # an attempt without time would fail at once, and so the next
+        if now >= deadline:  # an attempt without time would fail at once
             raise _Expired
-        # A server that welcomes us and hangs up each time is not to be asked without a pause, either.
+        # Pause, too, before reconnecting to a server that closes soon after each welcome.
         if self._attempt or now - self._welcomed_at < LASTED:
             pause = self._patience.pause(max(self._attempt - 1, 0), away=self._shared.outages.lasts_for(now))
             if now + pause >= deadline:
@@ -259,7 +259,7 @@ class Channel:
             time.sleep(pause)
 
     def _reach(self, deadline: float, check: Callable[[], None]) -> None:
-        """Have a socket on which the other side's system has answered."""
+        """Connect a socket and prepare it."""
         addresses, began = self._shared.addresses, time.monotonic()
         check_blocking_caller(addresses.host, addresses.port)
         addresses.use_small_packets(self._patience.large_packets_seem_lost)
@@ -271,7 +271,7 @@ class Channel:
         except TimeoutError as error:
             if time.monotonic() < deadline or raised_by_handler(error):
                 raise
-            if self._problem == dialing.NEVER_ANSWERED:  # else that says more than that this attempt was cut short
+            if self._problem == dialing.NEVER_ANSWERED:  # else the earlier problem says more
                 self._problem = dialing.describe(TimeoutError())
             raise _Expired from None
         self._patience.connected(time.monotonic() - began)
@@ -287,7 +287,7 @@ class Channel:
         self.sock = sock
 
     def _shake_hands(self, deadline: float) -> None:
-        """Agree on TLS, if there is any, and wait for the server's welcome."""
+        """Wait for the server's welcome, after the TLS handshake if there is one."""
         secure, met = self._shared.tls is not None, self._shared.store_id is not None
         self.connection.store_id = self._shared.store_id
         self.connection.seen_revision = self._shared.seen_revision()
@@ -296,7 +296,7 @@ class Channel:
         try:
             while self.connection.welcomed is None:
                 until = deadline if self.connection.met else min(greeted_by, deadline)
-                for item in self.receive(until):  # TLS, if there is any, is agreed on when it is read from first
+                for item in self.receive(until):  # the first read does the TLS handshake
                     if isinstance(item, bytes):
                         self._send(item)
         except ssl.SSLCertVerificationError as error:
@@ -340,7 +340,7 @@ class Channel:
         return answer
 
     def receive(self, deadline: float = math.inf) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
-        """What the next bytes from the server say, waiting for them until the deadline.
+        """Wait for bytes from the server until the deadline, and yield the messages in them.
 
         Raises:
             OSError: The connection is lost.
@@ -355,13 +355,12 @@ class Channel:
             raise self._refusal(error) from None
 
     def _refusal(self, error: StoreError) -> BaseException:
-        """Return what to raise where the bytes that came are none that this client can go on with."""
+        """Return the error to raise if the conversation cannot go on."""
         for each in (error, error.__cause__):  # a handler may have raised while bytes were decoded
             if each is not None and raised_by_handler(each):
                 return each
         met = self._shared.store_id is not None and self.connection.welcomed is None
-        # A server that is full may have room later. Another one that answers in place of the store has proved nothing:
-        # the store may be back later.
+        # A full server may have room later. Another server at the store's address may be replaced by the store later.
         if isinstance(error, LimitExceeded) or (met and not isinstance(error, StoreReplaced)):
             return dialing.TurnedAway(str(error))
         return self._shared.fail(error)
@@ -369,7 +368,7 @@ class Channel:
     def _read(self, deadline: float) -> bytes:
         assert self.sock is not None
         now = time.monotonic()
-        pulse: Pulse | None = None  # as a rule the answer is there sooner
+        pulse: Pulse | None = None  # made late: most answers come sooner
         while True:
             if now >= deadline:
                 raise _Expired
@@ -394,7 +393,7 @@ class Channel:
                 return data
 
     def _pulse(self, since: float) -> Pulse:
-        """Begin to take the pulse of this connection, on which somebody has been reading since then."""
+        """Begin to measure the silence of this connection, on which a call has been reading since then."""
         pulse = Pulse(self._patience, since)
         in_flight = self.connection.in_flight.values()
         if self.connection.welcomed is None or any(not waits(item.request) for item in in_flight):
@@ -402,7 +401,7 @@ class Channel:
         return pulse
 
     def _look_up(self, sock: socket.socket, pulse: Pulse, now: float) -> None:
-        """Nothing has come for a moment: ask for a word, or give this connection up.
+        """Ping a silent connection, or give it up.
 
         Raises:
             TimeoutError: It has been silent for too long.
@@ -411,10 +410,10 @@ class Channel:
         say, _ = pulse.look(now, line)
         if say is Say.PING:
             pulse.expect(now)
-            if not line.unsent_bytes:  # else that asks
+            if not line.unsent_bytes:  # else those ask
                 self._tell(Ping())
         elif say is Say.SEEK:
-            # What its end would mean to the server, that this process has died, is not so.
+            # Keep it open: the server would take its end for this process's death.
             if line.welcomed:
                 self._previous, self.sock = sock, None
             self._patience.changed_connection()
@@ -423,14 +422,14 @@ class Channel:
             raise TimeoutError
 
     def _send(self, frame: bytes, deadline: float = math.inf) -> None:
-        """Send a frame within the caller's time, as long as the server takes some of it every now and then.
+        """Send a frame before the deadline, while the server keeps reading.
 
         Raises:
-            _Expired: The caller's time is over. The connection is closed: half a frame is on it.
+            _Expired: The deadline has passed. The connection is closed, since half a frame was sent.
         """
         assert self.sock is not None
         rest, stuck = memoryview(frame), 0.0
-        while True:  # not sendall(), whose timeout is for all of it: a large value may take longer
+        while True:  # not sendall(): its timeout covers the whole frame, and a large value may take longer
             within = self._limit(self.sock, deadline - time.monotonic())
             try:
                 sent = self.sock.send(rest)
@@ -444,14 +443,13 @@ class Channel:
             if time.monotonic() >= deadline:
                 self.disconnected(TimeoutError())
                 raise _Expired
-            if stuck >= HEARTBEAT:  # a server that takes nothing for so long is as good as gone
+            if stuck >= HEARTBEAT:  # the server has stopped reading
                 raise TimeoutError
 
     def _limit(self, sock: socket.socket, left: float) -> float:
-        """Limit the next call on a socket to the time that is left, and to a look; return the seconds.
+        """Limit the next call on a socket to the time left, and to `LOOK`; return the seconds.
 
-        Python keeps this limit whatever signals come (PEP 475). One of the system's, as by SO_RCVTIMEO, begins anew
-        after each signal.
+        Python keeps this limit across signals (PEP 475); SO_RCVTIMEO would restart after each one.
         """
         within = LOOK if left >= LOOK else max(left, LEAST)
         if within != sock.gettimeout():
@@ -459,15 +457,15 @@ class Channel:
         return within
 
     def _tell(self, request: Request[Response]) -> None:
-        """Make a request whose answer nobody waits for."""
+        """Make a request whose answer is ignored."""
         item = self.connection.ask(request, None)
         frame = self.connection.encode(item)
         self.connection.abandon(item)
         self._send(frame)
 
     def keep(self, leases: Iterable[int], within: float) -> bool:
-        """Keep these leases on this connection from now on; return whether the store has certainly taken note of it."""
-        self.call(Ping(), within)  # connects, if need be
+        """Keep these leases on this connection from now on; return True if the store has certainly noted it."""
+        self.call(Ping(), within)  # connects if necessary
         connection = self._welcomed_at
         try:
             self._tell_kept(leases)
@@ -481,14 +479,14 @@ class Channel:
             self._tell(KeepAlive(lease=lease))
 
     def _trouble(self) -> str | None:
-        """What is wrong with the connection, if anything is."""
+        """Return the problem with the connection, or None."""
         if self.sock is not None and self.connection.welcomed is not None:
             return None
         lost = "the connection is lost, " if self.connection.store_id is not None else ""
         return f"{lost}{self._problem}{self._shared.addresses.where()}"
 
     def _give_up(self, item: InFlight) -> None:
-        """Nobody waits for this answer any more; a parked wait is ended at the server, too."""
+        """Abandon a request; if it is a parked wait, end it at the server, too."""
         self._abandon(item)
         if waits(item.request) and item.sent and self.connection.welcomed is not None:
             try:
@@ -499,12 +497,12 @@ class Channel:
     def _abandon(self, item: InFlight) -> None:
         self.connection.abandon(item)
         if self.sock is None:
-            # Once more: what is abandoned while there is no connection will never be answered, and what stays
-            # unanswered would keep all later replies from being acknowledged.
+            # Again: without a connection an abandoned request gets no reply, and would block the acknowledgement of
+            # later ones.
             self.connection.disconnected()
 
     def disconnected(self, error: OSError) -> None:
-        """Note that the connection is gone, by an error of the system. Raise any that a signal's handler has raised."""
+        """Note that the connection is lost by an error of the system. Raise errors of a signal's handler."""
         if raised_by_handler(error):
             raise error
         self._problem = self._shared.problem = dialing.describe(error)
@@ -513,18 +511,18 @@ class Channel:
         self._drop()
 
     def reset(self) -> None:
-        """Begin the conversation anew: a call has ended in its midst, and it is not known how much was sent or read."""
+        """Begin the conversation anew: a call was interrupted, and its progress is unknown."""
         for item in tuple(self.connection.in_flight.values()):
             self.connection.abandon(item)
         if not self.leases:
             self.close()
-        elif self.sock is not None:  # leases end with it; until they are renewed on another one, it is kept
+        elif self.sock is not None:  # leases end with it: keep it until they are renewed on another
             self._close_previous()
             self._previous, self.sock = self.sock, None
             self._drop()
 
     def close(self, *, farewell: bool = False) -> None:
-        """Close the socket. The conversation can go on over another one."""
+        """Close the socket. The conversation can continue over another one."""
         self._drop(farewell=farewell)
         self._close_previous()
 
@@ -544,9 +542,9 @@ class Channel:
             previous.close()
 
     def interrupt(self) -> None:
-        """From another thread: whoever reads here gets out."""
-        sock = self.sock  # which its own thread may take away just now
+        """Interrupt a read from another thread."""
+        sock = self.sock  # its own thread may clear the attribute just now
         if sock is not None:
             with contextlib.suppress(OSError):
-                # Not by a TLS socket's own `shutdown`: what is read on that afterwards comes as it is, encrypted.
+                # A TLS socket's own `shutdown` would make later reads return encrypted bytes.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)

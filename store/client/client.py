@@ -1,12 +1,10 @@
-"""Shell: the awaited client of a store: requests as awaitables, and watches as async iterators.
+"""Shell: the awaited client of a store: requests as awaitables, watches as async iterators.
 
-A call is a future in its `InFlight` record, so a caller neither sees nor minds a reconnect that happens while it waits.
-What it can see, at the end of its own timeout, is `ConnectionLost`, which says whether the request may have been
-applied.
+A call waits on a future in its `InFlight` record, so reconnecting is invisible to it. When its timeout ends during an
+outage it raises `ConnectionLost`, which says if the request may have been applied.
 
-A watch asks, after a reconnect, for what came after the last revision it saw. When that is no longer kept, it tells its
-reader to forget everything (`reset`) and begins with a snapshot again, or, if it was opened without one, ends with
-`WatchCompacted`.
+After a reconnect, a watch asks for everything since the last revision it saw. If that was compacted, the watch yields
+`reset` and a new snapshot; one opened without a snapshot ends with `WatchCompacted`.
 """
 
 from __future__ import annotations
@@ -49,24 +47,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "Watch"]
 
-IN_FLIGHT_MAX = 2048  # requests; fewer if the server keeps replies for less than twice as many
-WATCH_BUFFER_BYTES = 16 * 1024 * 1024  # events read but not yet taken by a watch's reader
-EVENT_BYTES = 200  # that an event takes in memory, its key and value aside
+IN_FLIGHT_MAX = 2048  # requests; fewer if the server keeps fewer than twice as many replies
+WATCH_BUFFER_BYTES = 16 * 1024 * 1024  # of events that the reader has not taken
+EVENT_BYTES = 200  # memory per event, besides key and value
 
 R = TypeVar("R", bound=Response)
 
 
 class Watch(interface.Watch):
-    """A watch on one client; see `interface.Watch`. Events that its reader has not taken yet are bounded in bytes."""
+    """A watch on one client; see `interface.Watch`. The events that its reader has not taken are bounded in bytes."""
 
     def __init__(self, client: Client, cursor: WatchCursor) -> None:
         self._client = client
         self._cursor = cursor
-        self._id: int | None = None  # the request that it is open under, on this connection
+        self._id: int | None = None  # of its request on this connection
         self._opening: asyncio.Task[None] | None = None
         self._batches: deque[tuple[list[Event], int]] = deque()  # with their sizes
         self._held_bytes = 0
-        self._overrun = False  # closed at the server until the reader has caught up
+        self._overrun = False  # closed at the server until the reader catches up
         self._news = asyncio.Event()
         self._ended: StoreError | None = None
 
@@ -91,7 +89,7 @@ class Watch(interface.Watch):
         self._release(at_server=True)
 
     async def batches(self) -> AsyncIterator[list[Event]]:
-        """One list of events per revision; see `interface.Watch`."""
+        """Yield one list of events per revision; see `interface.Watch`."""
         for event in self._rest:
             yield [event]
         while True:
@@ -107,14 +105,12 @@ class Watch(interface.Watch):
             self._news.clear()
             await self._news.wait()
 
-    # The client calls these, from the loop.
-
     def opened(self, revision: int) -> None:
-        """The server has opened it."""
+        """Note that the server has opened it."""
         self._cursor.opened(revision)
 
     def deliver(self, events: tuple[Event, ...]) -> None:
-        """Events have come. If the reader is too far behind, no more are taken; the server has them."""
+        """Take events. If the reader is too far behind, close the watch at the server, which keeps later ones."""
         self._cursor.delivered(events)
         self._push(list(events))
         if self._held_bytes > WATCH_BUFFER_BYTES and self._cursor.resumable:
@@ -122,28 +118,28 @@ class Watch(interface.Watch):
             self._release(at_server=True)
 
     def lagged(self, revision: int) -> None:
-        """The server has ended it because we read too slowly; what there was up to `revision` is here."""
+        """Reopen it: the server has closed it because this client reads too slowly. All up to `revision` has come."""
         self._cursor.nothing_before(revision)
         self._release()
         self.resume()
 
     def nothing_before(self, revision: int) -> None:
-        """Whatever there was up to this revision has come."""
+        """Note that all events up to this revision have come."""
         if self._is_open:
             self._cursor.nothing_before(revision)
 
     def interrupted(self) -> None:
-        """The connection is gone. If the server never answered, the request itself is sent again."""
+        """Note that the connection is lost. If the server has not answered, the request itself is sent again."""
         if self._is_open:
             self._release()
 
     def resume(self) -> None:
-        """Open it again if it is not open."""
+        """Reopen it if it is not open."""
         if self._id is None and self._ended is None and not self._overrun and self._client.connected:
             self._opening = asyncio.create_task(self._reopen(), name=f"reopen a watch at {self._client.name}")
 
     def end(self, error: StoreError) -> None:
-        """Its reader gets this error, after what has come; the first one counts."""
+        """Raise this error in its reader, after the events that have come; the first error counts."""
         if self._ended is None:
             self._ended = error
         self._news.set()
@@ -157,7 +153,7 @@ class Watch(interface.Watch):
         self._news.set()
 
     async def _reopen(self) -> None:
-        """Open it again, however long the server takes: if that is too long, the connection ends, not the watch."""
+        """Reopen it, without a time limit: a slow server ends the connection, not the watch."""
         try:
             await self._open(None)
         except WatchCompacted as error:
@@ -166,14 +162,14 @@ class Watch(interface.Watch):
             else:
                 self.end(error)
         except ConnectionLost:
-            pass  # the client has failed, and has told this watch
+            pass  # the client has failed, and has ended this watch
         except StoreError as error:
             self.end(error)
         except Exception as error:  # noqa: BLE001 - a defect of ours must not leave the reader waiting
             self.end(ConnectionLost(f"a watch at {self._client.name} has failed: {error!r}", maybe_applied=False))
 
     async def _open(self, timeout: float | None) -> None:
-        """Ask for it. Events may come before the answer is heard: they are known by the id of the request."""
+        """Ask the server to open it. Events may come before the answer; they carry the request's id."""
         request, reset = self._cursor.opening()
         if reset is not None:
             self._push([reset])
@@ -192,11 +188,10 @@ class Watch(interface.Watch):
 
     @property
     def _is_open(self) -> bool:
-        """Whether the server has said that it has opened it, on this connection."""
         return self._id is not None and not self._client.awaits_answer(self._id)
 
     def _release(self, *, at_server: bool = False) -> None:
-        """It is open no more, on this connection; with `at_server` it is yet to be ended there."""
+        """Note that it is not open on this connection; with `at_server`, close it there."""
         if self._id is not None:
             if at_server and self._client.connected:
                 self._client.cancel(self._id)
@@ -205,19 +200,17 @@ class Watch(interface.Watch):
 
 
 class Client(Reconnecting, interface.Store):
-    """A connection to a store that comes back by itself; use it as `async with store.connect(url) as client`.
-
-    What its calls raise: see `Store`.
+    """A connection to a store that reconnects by itself; use it as `async with store.connect(url) as client`.
 
     Args:
-        dial: How to connect.
+        dial: Makes connections.
         name: The address, for error messages.
-        token: What is proven to the server, and asked of it; or returns that for each connection.
-        timeout: Seconds that every call without its own `timeout` may take.
-        connect_timeout: Seconds that the first connection may take; without it, as `timeout`.
-        timeout_name: What those who read of a wait for it know it by.
+        token: Proven to the server, and asked of it; or a function that returns it for each connection.
+        timeout: Seconds for each call without its own `timeout`.
+        connect_timeout: Seconds for the first connection. Default: `timeout`.
+        timeout_name: The name of that limit in log lines.
         rng: For the jitter of reconnecting.
-        process: The process that it is in, for tests that play several; without it, this one.
+        process: The id of its process, for tests that simulate several. Default: this process's.
     """
 
     def __init__(
@@ -236,9 +229,9 @@ class Client(Reconnecting, interface.Store):
         self.timeout: float = timeout
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._ended_by = timeout_name
-        self.watching: dict[Watch, None] = {}  # every watch between its opening and its closing
+        self.watching: dict[Watch, None] = {}  # all that are entered
         self.watches: dict[int, Watch] = {}  # those open at the server, by request id
-        self._turns = asyncio.Lock()  # of callers who are held back: they come in the order in which they came
+        self._turns = asyncio.Lock()  # of callers that wait for room, first come first served
         self._out: list[bytes] = []
         self._flushing = False
         self._made_in = process_id()
@@ -253,7 +246,7 @@ class Client(Reconnecting, interface.Store):
         return self
 
     async def aclose(self) -> None:
-        """Hang up for good; everything that still waits gets `ConnectionLost`."""
+        """Close the client; pending calls raise `ConnectionLost`."""
         if self._ready and self._link is not None:
             self._flush()
             self._link.write(wire.encode_bye("done"))
@@ -261,7 +254,7 @@ class Client(Reconnecting, interface.Store):
         await self._stop()
 
     def fail(self, error: StoreError) -> None:
-        """Make this client useless: every call under way raises the error. The first error counts."""
+        """Make every pending and later call raise the error. The first error counts."""
         if self._failed is not None:
             return
         self._failed = error
@@ -299,7 +292,7 @@ class Client(Reconnecting, interface.Store):
             watch.interrupted()
 
     def ask_ping(self) -> None:
-        """Ask what any server answers at once, if it can be asked now."""
+        """Ping the server, if connected."""
         if self._ready:
             self._send(self._connection.ask(Ping(), None))
 
@@ -322,7 +315,7 @@ class Client(Reconnecting, interface.Store):
         if item is None:
             return
         if isinstance(response, Pong):
-            # Every event up to this revision was sent before it: watches that saw none need not ask for them again.
+            # Every event up to this revision was sent before it.
             for watch in self.watches.values():
                 watch.nothing_before(response.revision)
         if isinstance(response, Watching) and request_id in self.watches:
@@ -333,7 +326,7 @@ class Client(Reconnecting, interface.Store):
     # ------------------------------------------------------------------------------------------ bytes out
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request and give its response; see `Store.call`."""
+        """Make one request and return its response; see `Store.call`."""
         if timeout is None and not waits(request):
             timeout = self.timeout
         self.check_usable()
@@ -348,7 +341,7 @@ class Client(Reconnecting, interface.Store):
             raise
 
     async def _ask_in_turn(self, request: Request[R], timeout: float | None) -> tuple[InFlight, asyncio.Future[R]]:
-        """Ask once there is room, and whoever came before has asked."""
+        """Ask once there is room and earlier callers have asked."""
         came_at = self.time()
         with anyio.move_on_after(timeout):
             async with self._turns:
@@ -356,7 +349,7 @@ class Client(Reconnecting, interface.Store):
                     self._eased.clear()
                     await self._eased.wait()
                 self.check_usable()
-                # No await from here to the end of the turn, or a caller who gives up just then would leave the request.
+                # No await until the turn ends: a caller cancelled here would leave the request behind.
                 return self.ask(request, timeout, waited=self.time() - came_at)
         crowd = f"{len(self._connection.in_flight)} requests to {self.name} are in flight"
         raise StoreTimeoutError(f"{crowd}, and there was no room for another within {timeout:g} s")
@@ -364,10 +357,7 @@ class Client(Reconnecting, interface.Store):
     def ask(
         self, request: Request[R], timeout: float | None, *, waited: float = 0.0
     ) -> tuple[InFlight, asyncio.Future[R]]:
-        """Send a request now, or as soon as there is a connection; its answer, or its error, is the future's.
-
-        Of its caller's `timeout` so much is over already.
-        """
+        """Send a request now, or when connected. The future gets the answer. `waited` seconds of `timeout` are over."""
         answer: asyncio.Future[R] = self._loop.create_future()
         item = self._connection.ask(request, answer)
         if waits(request):
@@ -379,20 +369,19 @@ class Client(Reconnecting, interface.Store):
         return item, answer
 
     def check_usable(self) -> None:
-        """Raise what this client failed of, or that it was inherited over `fork()`."""
+        """Raise the error that made the client unusable, or `UsedAfterFork`."""
         check_made_here(self._made_in, self.name)
         if self._failed is not None:
             raise unsent(self._failed)
 
     @property
     def _has_room(self) -> bool:
-        """Whether another request may be made now; or is to fail at once."""
         most = self._connection.limits.get("session_replies_max", math.inf)  # half of it may await acknowledgement
         asked = len(self._connection.in_flight) - len(self._parked)
         return self._failed is not None or (self._writable and asked < min(IN_FLIGHT_MAX, max(most // 2, 1)))
 
     def _send(self, item: InFlight) -> None:
-        """Queue a request; all that is asked in one turn of the loop is written at once."""
+        """Enqueue a request; all of one turn of the loop are written at once."""
         try:
             self._out.append(self._connection.encode(item))
         except StoreError as error:
@@ -412,35 +401,34 @@ class Client(Reconnecting, interface.Store):
             self._link.write(out[0] if len(out) == 1 else b"".join(out))
 
     def _time_out(self, item: InFlight, timeout: float) -> None:
-        """A caller's time is over."""
         trouble = None if self._ready else f"the connection is lost, {self._what_is_wrong()}"
         error = out_of_time(item, timeout, self.name, trouble)
         self.abandon(item)
         settle(item, error)
 
     def abandon(self, item: InFlight) -> None:
-        """Nobody waits for this reply any more."""
+        """Drop a request that no caller waits for."""
         if item.timer is not None:
             item.timer.cancel()
         self._connection.abandon(item)
         if isinstance(item.request, messages.Watch) or item.request_id in self._parked:
-            # It would stay at the server, and for ever if it were asked again after a reconnect.
+            # Else it would stay at the server, and for ever if it were sent again after a reconnect.
             self._parked.discard(item.request_id)
             self._connection.answered(item.request_id)
             if item.sent and self._ready:
                 self.cancel(item.request_id)
         elif not self._ready:
-            self._connection.disconnected()  # once more: what is abandoned meanwhile is not asked again, either
+            self._connection.disconnected()  # again, so that abandoned requests are not sent again
         self._eased.set()
 
     def cancel(self, request_id: int) -> None:
-        """End a watch or a wait at the server, too."""
+        """End a watch or a wait at the server."""
         item = self._connection.ask(Cancel(target=request_id), None)
         if self._ready:
             self._send(item)
 
     def awaits_answer(self, request_id: int) -> bool:
-        """Whether this request has no answer yet."""
+        """Return True if this request has no answer yet."""
         return request_id in self._connection.in_flight
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:

@@ -1,4 +1,4 @@
-"""Pure: what becomes of a caller's request: its response or an error, and whether it may have been applied."""
+"""Pure: the outcome of a request: its response or an error, which says if the request may have been applied."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["out_of_time", "settle", "with_doubt"]
 
 
 def settle(item: InFlight, outcome: Response | StoreError) -> None:
-    """Give a waiting caller its response or its error, if it still waits."""
+    """Give a waiting caller its response or its error."""
     if item.timer is not None:
         item.timer.cancel()
     future = item.waiter
@@ -27,7 +27,7 @@ def settle(item: InFlight, outcome: Response | StoreError) -> None:
 
 
 def with_doubt(error: StoreError, item: InFlight) -> StoreError:
-    """The error for one caller, of a connection that ended: whether its own request may have been applied."""
+    """Return the error for one caller of a lost connection: its own request may have been applied."""
     mine = unsent(error)
     if isinstance(error, ConnectionLost | ProtocolError | AuthenticationError):
         mine.maybe_applied = item.mutates and item.sent
@@ -35,7 +35,7 @@ def with_doubt(error: StoreError, item: InFlight) -> StoreError:
 
 
 def out_of_time(item: InFlight, timeout: float, name: str, trouble: str | None) -> StoreError:
-    """The error for one caller whose time is over; `trouble` is what is wrong with the connection, if anything is."""
+    """Return the error for a caller whose timeout is over; `trouble`: the problem with the connection, if any."""
     what = f"{type(item.request).__name__} at {name}"
     maybe = item.mutates and item.sent
     if trouble is None:

@@ -1,12 +1,12 @@
-"""Pure: whether one connection lives, by when something was asked and heard; for callers who await and who block.
+"""Pure: judges by its silence if a connection works; for awaited and blocking clients.
 
-Who has something to answer and has been silent for half of the client's patience is asked once more: whoever answers
-that is only slow with the rest. After all of it a fresh connection is looked for beside the old one, which is kept:
-whichever speaks first is used. Bytes that the other side's system still takes count as an answer: a large value over a
-slow network is no silence. Time in which this process was too busy to look is not the server's silence, either.
+After half of the client's patience the server is pinged once: if it answers, it is only slow. After all of it the
+client looks for a fresh connection and keeps the old one: the first on which the server speaks is used. Bytes that the
+other system acknowledges count as an answer: sending a large value over a slow network is no silence. Nor is time in
+which this process was too busy to look.
 
-A server that has said nothing for a heartbeat is asked, where nothing else was. One that answers nothing for another
-heartbeat is hung up on; later if its system acknowledges, since another connection would not help it.
+An idle connection is pinged after a heartbeat. After another one without an answer it is closed; later if the other
+system acknowledges, since another connection would not help.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 
 __all__ = ["Line", "Pulse", "Say"]
 
-HEARTBEATS_OF_BUSY = 6.0  # times as long, where the other side's system acknowledges what it is sent
-WATCHES_HEAR_EVERY = 20.0  # seconds; how far the store has come, so that a watch resumes there and not further back
-LATE = 0.1  # seconds; a look that comes so late finds that its own loop was held up
-LOOKS = 8  # that are taken within the patience at most, where it has become shorter meanwhile
+HEARTBEATS_OF_BUSY = 6.0  # times as long, if the other system acknowledges
+WATCHES_HEAR_EVERY = 20.0  # seconds; a ping tells watches the store's revision, so that they resume there
+LATE = 0.1  # seconds; after a look so late, the loop was busy
+LOOKS = 8  # at most, within a patience that has become shorter
 SOON = 0.001  # seconds by which a timer may be early
 
 
 class Say(enum.Enum):
-    """What is to be done about a connection."""
+    """The action to take on a connection."""
 
     NOTHING = enum.auto()
-    PING = enum.auto()  # ask what any server answers at once
+    PING = enum.auto()  # send a ping, which any server answers at once
     SEEK = enum.auto()  # look for a fresh connection beside it
     HANG_UP = enum.auto()
 
 
 class Line(NamedTuple):
-    """How a connection stands just now.
+    """The state of a connection.
 
     Attributes:
-        unsent_bytes: What we have to send and the other side's system has not acknowledged.
-        held_back: Whether it only waits for the other side to read on: while that is so, the network works.
-        acknowledged: Whether all of it was certainly acknowledged, and nothing that came back was lost.
-        welcomed: Whether the server has welcomed us, so that it can be asked.
-        has_watches: Whether any watch is open, and wants to hear how far the store has come.
+        unsent_bytes: Bytes to send that the other system has not acknowledged.
+        held_back: True if they only wait for the peer to read: then the network works.
+        acknowledged: True if all was certainly acknowledged and no received data was lost.
+        welcomed: True after the server's welcome: it can be pinged.
+        has_watches: True if a watch is open and needs the store's revision.
     """
 
     unsent_bytes: int = 0
@@ -56,16 +56,12 @@ class Line(NamedTuple):
 
 
 class Pulse:
-    """How long one connection has been silent.
-
-    Args:
-        patience: How long it may be.
-        now: When it began; on whichever clock all later moments are.
+    """The silence of one connection. All times are on one clock of the caller's choice.
 
     Attributes:
-        heard_at: When the server last said something.
-        asked_at: Since when there is something to answer, and nothing has been heard; None if there is nothing.
-        seeking: Whether a fresh connection is looked for.
+        heard_at: When the server last spoke.
+        asked_at: Since when an answer is due and nothing was heard, or None.
+        seeking: True while a fresh connection is looked for.
     """
 
     def __init__(self, patience: Patience, now: float) -> None:
@@ -73,22 +69,22 @@ class Pulse:
         self.heard_at: float = now
         self.asked_at: float | None = None
         self.seeking: bool = False
-        self._pinged = False  # since then
-        self._watches_told_at = now  # how far the store has come
+        self._pinged = False  # since `asked_at`
+        self._watches_told_at = now  # when they last got the store's revision
         self._unsent_bytes: int | None = None  # at the last look
-        self._postponed = False  # the last look: its own loop had been held up, and may not have read what has come
+        self._postponed = False  # the last look was late, and data may be unread
 
     def expect(self, now: float) -> None:
-        """Something was asked: from now on silence counts, if it does not yet. Look when `first_look_at` says."""
+        """Note a request: from now on silence counts. Look when `first_look_at` says."""
         if self.asked_at is None:
             self.asked_at, self._pinged = now, False
 
     def first_look_at(self, now: float) -> float:
-        """When to look, at the latest, if something is asked now."""
+        """Return the time of the first look, if something is asked now."""
         return now + self._patience.silence(now) / 2
 
     def heard(self, now: float, *, expecting: bool) -> None:
-        """The server has said something; `expecting` if it still has something to answer."""
+        """Note that the server has spoken; `expecting` if another answer is due."""
         self.heard_at = now
         if self.asked_at is not None:
             self._patience.was_silent(now - self.asked_at, now=now)
@@ -96,20 +92,14 @@ class Pulse:
         self.seeking = False
 
     def look(self, now: float, line: Line, *, late: float = 0.0) -> tuple[Say, float]:
-        """Say what is to be done, and when to look again, whatever happens.
-
-        Args:
-            now: When.
-            line: How it stands.
-            late: By how many seconds this look is later than it was to be.
-        """
+        """Return the action to take and the time of the next look. This look is `late` by so many seconds."""
         before, self._unsent_bytes = self._unsent_bytes, line.unsent_bytes
         moved = before is not None and line.unsent_bytes < before
         if moved:
             self.heard_at = now
         if self.asked_at is not None and (moved or line.held_back):
             self.asked_at = now
-        elif self.asked_at is not None and late >= LATE:  # what was answered meanwhile has not been read yet
+        elif self.asked_at is not None and late >= LATE:  # answers may be unread
             self.asked_at = min(self.asked_at + late, now)
             if not self._postponed:  # else a loop that is always busy would never look
                 self._postponed = True
@@ -124,7 +114,7 @@ class Pulse:
             say, until = self._judge(now, now - self.asked_at, line)
         if not (line.welcomed and line.has_watches):
             return say, until
-        # Watches want to hear it also while others keep the connection busy.
+        # Watches need the revision also while the connection is busy.
         if say is Say.NOTHING and now + SOON >= self._watches_told_at + WATCHES_HEAR_EVERY:
             say = Say.PING
         if say is Say.PING:
@@ -132,7 +122,6 @@ class Pulse:
         return say, min(until, self._watches_told_at + WATCHES_HEAR_EVERY)
 
     def _judge(self, now: float, silence: float, line: Line) -> tuple[Say, float]:
-        """Whether what was asked should have been answered by now."""
         hang_up_after = HEARTBEAT * (HEARTBEATS_OF_BUSY if line.acknowledged else 1.0)
         quiet = min(silence, now - self.heard_at - hang_up_after)
         if quiet + SOON >= hang_up_after:
@@ -143,7 +132,7 @@ class Pulse:
         longest = self._patience.silence(now, acknowledged=line.acknowledged)
         if silence + SOON >= longest and (self._pinged or not line.acknowledged):
             self.seeking = True
-            self._patience.was_silent(silence, now=now)  # on a fresh connection it has longer
+            self._patience.was_silent(silence, now=now)  # a fresh connection has longer
             return Say.SEEK, until
         say = Say.NOTHING
         if not self._pinged and silence + SOON >= longest / 2:

@@ -1,8 +1,7 @@
-"""Shell: a connection that comes back by itself, for a client that awaits: connect, shake hands, notice silence.
+"""Shell: the connection of an awaited client, made again when lost: connect, shake hands, notice silence.
 
-One task makes connections, one after the other. Bytes go between the socket and the sans-I/O `ClientConnection`, which
-knows what must be sent again. While a connection is silent, a fresh one is looked for beside it (see `pulse`), and
-takes its place once the server speaks on it.
+One task makes connections, one after the other. The sans-I/O `ClientConnection` knows which requests to send again.
+While a connection is silent, a fresh one is looked for (see `pulse`) and replaces it once the server speaks on it.
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class Link(asyncio.Protocol):
-    """One connection: it carries bytes and takes its own pulse. Until its owner takes it up, it keeps what comes.
+    """One connection, which measures its own silence. It buffers bytes until its owner takes it up.
 
     Attributes:
-        farewell: Why it is to end, as far as that was said.
-        over: Done once it has ended, or another connection has taken its place.
+        farewell: Why it ends, if said.
+        over: Done once it has ended or was replaced.
     """
 
     def __init__(self, owner: Reconnecting) -> None:
@@ -68,27 +67,28 @@ class Link(asyncio.Protocol):
         self._owner = owner
         self.transport: asyncio.Transport | None = None
         self._socket: Any = None
-        self._early: list[bytes] | None = []  # what came before the client took this connection up
-        self._spoken: asyncio.Future[bool] = self._loop.create_future()  # the server has; or False, it has ended before
+        self._early: list[bytes] | None = []  # received before `take_up`
+        # True once the server has spoken, False if it ended before
+        self._spoken: asyncio.Future[bool] = self._loop.create_future()
         self.over: asyncio.Future[None] = self._loop.create_future()
         self.farewell: str = ""
-        self._error: Exception | None = None  # that it ended with
+        self._error: Exception | None = None  # that ended it
         self.pulse: Pulse = Pulse(owner.patience, self._loop.time())
-        self._timer: asyncio.TimerHandle | None = None  # for the next look ...
-        self._look_due = 0.0  # ... at this time; a handle of uvloop's does not say so of what is due at once
+        self._timer: asyncio.TimerHandle | None = None  # of the next look ...
+        self._look_due = 0.0  # ... at this time; uvloop's handles do not tell that of a due timer
         self._looks_soon = False
 
     # ------------------------------------------------------------------------------------------ bytes
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection stands."""
+        """Take the connected transport."""
         self.transport = cast("asyncio.Transport", transport)
         self._socket = transport.get_extra_info("socket")
         if self._socket is not None:
             let_go_in_children(self, self._socket)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Pass bytes to the owner, or buffer them."""
         if self._early is None:
             self._owner.received(self, data)
             return
@@ -97,39 +97,38 @@ class Link(asyncio.Protocol):
             self._spoken.set_result(True)
 
     async def hear(self) -> bool:
-        """Wait for the server's first word, or for the end; whether it has said any."""
+        """Wait for the server's first word; return False if the connection ends before."""
         return await self._spoken
 
     def take_up(self) -> None:
-        """The client converses on this connection from now on.
+        """Give it to the client, with the bytes received so far.
 
-        The server speaks first, and has done so: the last packet of a TLS handshake can bring its greeting, before
-        whoever awaits the handshake gets to run.
+        The server speaks first: its greeting can come with the last packet of a TLS handshake.
         """
         self.pulse = Pulse(self._owner.patience, self._loop.time())
-        self.expect_answer()  # to come is to ask for a welcome
+        self.expect_answer()  # the welcome is due
         early, self._early = self._early or [], None
         for data in early:
             self._owner.received(self, data)
 
     def write(self, data: bytes) -> None:
-        """Send it, unless the connection is about to end: uvloop raises then, and what is in flight is sent again."""
+        """Send data, unless the connection is closing: uvloop would raise, and requests are sent again anyway."""
         assert self.transport is not None, "it was made before anybody has something to say on it"
         if not self.transport.is_closing():
             self.transport.write(data)
 
     def pause_writing(self) -> None:
-        """The transport takes no more for now."""
+        """Stop writing: the transport's buffer is full."""
         self._owner.may_write(self, writable=False)
 
     def resume_writing(self) -> None:
-        """The transport takes more again."""
+        """Write again."""
         self._owner.may_write(self, writable=True)
 
     # ------------------------------------------------------------------------------------------ its end
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The connection has ended."""
+        """Note the end of the connection."""
         forget(self)
         self._socket, self._error = None, error
         if not self._spoken.done():
@@ -137,7 +136,7 @@ class Link(asyncio.Protocol):
         self.end()
 
     def end(self) -> None:
-        """Whoever converses on it is done: it has ended, or has a successor."""
+        """End the conversation: the connection has ended, or was replaced."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -145,7 +144,7 @@ class Link(asyncio.Protocol):
             self.over.set_result(None)
 
     def leave(self, reason: str) -> None:
-        """Close it, once what was written has been sent."""
+        """Close it, after the written data was sent."""
         self.farewell = reason
         if self.transport is not None:
             self.transport.close()
@@ -157,12 +156,12 @@ class Link(asyncio.Protocol):
             self.transport.abort()
 
     def reason(self) -> str:
-        """Why it ended."""
+        """Return why it ended."""
         return self.farewell or describe(self.error)
 
     @property
     def error(self) -> Exception:
-        """What it ended with."""
+        """The error that ended it."""
         error = self._error or ConnectionResetError()
         spoken = self._spoken.done() and self._spoken.result()
         if spoken or not isinstance(error, ConnectionResetError):
@@ -171,7 +170,7 @@ class Link(asyncio.Protocol):
 
     @property
     def ends(self) -> tuple[str, str] | None:
-        """The addresses of this end and of the other, as this system names them; None where there are none."""
+        """The addresses of this end and of the peer, or None."""
         if self.transport is None:
             return None
         ours, theirs = (self.transport.get_extra_info(which) for which in ("sockname", "peername"))
@@ -180,19 +179,19 @@ class Link(asyncio.Protocol):
     # ------------------------------------------------------------------------------------------ its pulse
 
     def expect_answer(self) -> None:
-        """Something was asked: from now on silence counts, if it does not yet."""
+        """Note a request: silence counts from now on."""
         if self.pulse.asked_at is None:
             self.pulse.expect(self._loop.time())
             self._look_soon()
 
     def heard(self, *, expecting: bool) -> None:
-        """The server has said something; `expecting` if it still has something to answer."""
+        """Note that the server has spoken; `expecting` if another answer is due."""
         self.pulse.heard(self._loop.time(), expecting=expecting)
         if expecting:
             self._look_soon()
 
     def _look_soon(self) -> None:
-        """Look in time for what was asked. A look that is of no use costs less than a timer for each request."""
+        """Look in time for an answer. An unneeded look costs less than a timer for each request."""
         if not self._looks_soon:
             self._looks_soon = True
             self._look_at(self.pulse.first_look_at(self._loop.time()))
@@ -223,12 +222,11 @@ class Link(asyncio.Protocol):
 
 
 class Reconnecting(ABC):
-    """The connection of a `Client`, whose arguments these are: one at a time, made again when it is lost.
+    """The connection of a `Client`: one at a time, made again when it is lost.
 
     Attributes:
-        last_problem: What was last in the way of reaching the store.
-        limits: Those that concern a client, by their names in `Limits`, as the store told.
-        cuts: Tells of the ends of connections.
+        last_problem: Why the store was last not reached.
+        cuts: Reports the ends of connections.
     """
 
     watches: Mapping[int, object]  # those open at the server, by request id
@@ -243,10 +241,10 @@ class Reconnecting(ABC):
         process: bytes | None = None,
     ) -> None:
         self._dial = dial
-        self._addresses = dial.addresses if isinstance(dial, TcpDial) else None  # in memory there are none
+        self._addresses = dial.addresses if isinstance(dial, TcpDial) else None  # None in memory
         self._secure = isinstance(dial, TcpDial) and dial.secure
         self.name = name
-        self.patience: Patience = Patience(rng or random.Random(secrets.randbits(64)))  # less to read than by itself
+        self.patience: Patience = Patience(rng or random.Random(secrets.randbits(64)))  # cheaper than seeding by itself
         self._connection = ClientConnection(
             session_id=secrets.token_bytes(16),
             process=process_id() if process is None else process,
@@ -254,13 +252,13 @@ class Reconnecting(ABC):
             name=name,
         )
         self._ready = False  # welcomed: requests may be written
-        self._failed: StoreError | None = None  # why this client is of no more use
-        self._link: Link | None = None  # on which we converse ...
-        self._previous: Link | None = None  # ... in place of this one, which is kept until we are welcomed (R20)
-        self._trying: Link | None = None  # the newest, while nothing was heard on it
-        self._parked: set[int] = set()  # the waits among the requests in flight: they may last, and hold up nobody
-        self._writable = True  # the socket takes more
-        self._eased = asyncio.Event()  # there may be more room for requests than there was
+        self._failed: StoreError | None = None  # why this client is unusable
+        self._link: Link | None = None  # in use ...
+        self._previous: Link | None = None  # ... in place of this one, which stays open until the welcome (R20)
+        self._trying: Link | None = None  # the newest, while silent
+        self._parked: set[int] = set()  # the waits in flight, which do not count against the limit
+        self._writable = True  # the socket's buffer has room
+        self._eased = asyncio.Event()  # set when there may be room for requests
         self._searches: set[asyncio.Task[Link]] = set()  # for a connection in place of a silent one
         self._attempt = 0  # how many have failed since the last welcome
         self._away_since = 0.0
@@ -270,32 +268,29 @@ class Reconnecting(ABC):
         self._cuts = Cuts(self.time)
         self.cuts: Cuts | None = self._cuts
 
-    # What a subclass does.
-
     @abstractmethod
     def fail(self, error: StoreError) -> None:
-        """Make this client useless: every call under way raises the error. The first error counts."""
+        """Make every pending and later call raise the error. The first error counts."""
 
     @abstractmethod
     def _take(self, item: Reply | Events | Lagged) -> None:
-        """The server has said this."""
+        """Handle a message."""
 
     @abstractmethod
     def _take_welcome(self, welcome: Welcome) -> None:
-        """The conversation begins: what was asked before, and has no answer, is to be asked again in the same order."""
+        """Start the conversation: send the requests without an answer again, in the same order."""
 
     @abstractmethod
     def _disconnected(self) -> None:
-        """The connection is gone."""
+        """Handle the loss of the connection."""
 
     @abstractmethod
     def ask_ping(self) -> None:
-        """Ask what any server answers at once, if it can be asked now."""
+        """Ping the server, if connected."""
 
     # ------------------------------------------------------------------------------------------ life
 
     def _begin(self) -> None:
-        """Connect from now on, until `_stop`."""
         self._loop = asyncio.get_running_loop()
         self._met_or_failed = asyncio.Event()
         self._task = asyncio.create_task(self._stay_connected(), name=f"store client of {self.name}")
@@ -312,7 +307,7 @@ class Reconnecting(ABC):
             raise ConnectionLost(why, maybe_applied=False)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """Nobody is to wait for what cannot come any more: its event loop ends, or a defect, which `_stop` raises."""
+        """Fail all calls if the task ends with its event loop, or by a defect, which `_stop` raises."""
         error = None if task.cancelled() else task.exception()
         why = "has ended with its event loop" if error is None else f"has failed: {error!r}"
         self.fail(ConnectionLost(f"the client of {self.name} {why}", maybe_applied=False))
@@ -324,52 +319,52 @@ class Reconnecting(ABC):
             raise error
 
     def _what_is_wrong(self) -> str:
-        """Why this client has not been welcomed. How an earlier connection ended says more than that this stands."""
+        """Say why there was no welcome. The end of an earlier connection says more than silence."""
         mute = self._trying is not None and not self.met
         problem = SAYS_NOTHING[self._secure] if mute and self.last_problem == NEVER_ANSWERED else self.last_problem
         return problem + ("" if self._addresses is None else self._addresses.where())
 
     @property
     def connected(self) -> bool:
-        """Whether the store is in reach now."""
+        """True while the store is connected."""
         return self._ready
 
     @property
     def met(self) -> bool:
-        """Whether the store has been met: then it is known who it is, and what it speaks."""
+        """True once the store was reached: its identity and protocol are known."""
         return self._connection.store_id is not None
 
     @property
     def store_id(self) -> str | None:
-        """The identity of the store, once it has been met."""
+        """The identity of the store, once connected."""
         return self._connection.store_id
 
     @property
     def seen_as(self) -> str | None:
-        """The address from which the store sees this client come."""
+        """The address of this client, as the store sees it."""
         welcomed = self._connection.welcomed
         return welcomed.address if welcomed else None
 
     @property
     def ends(self) -> tuple[str, str] | None:
-        """The addresses of the two ends of the connection, ours and the store's, as this system names them."""
+        """The addresses of this end of the connection and of the store's, as this system names them."""
         return self._link.ends if self._link is not None else None
 
     @property
     def failure(self) -> StoreError | None:
-        """Why this client is of no more use, if so: the store was replaced, say, or refused it."""
+        """Why this client is unusable, if it is: the store was replaced, or rejected it."""
         return self._failed
 
     def on_connection(self, callback: Callable[[bool], None]) -> None:
-        """Call back with True after each welcome, with False after each loss, and when the client is of no more use."""
+        """Call back with True after each welcome, with False after each loss and when the client fails."""
         self._on_connection.append(callback)
 
     def bound_pauses(self, remaining: Callable[[], float]) -> None:
-        """Reconnect more often when a lease may lapse soon; `remaining` tells in how many seconds, or infinity."""
+        """Shorten pauses if a lease may expire soon; `remaining` returns the seconds left, or infinity."""
         self.patience.bound_by(remaining)
 
     def time(self) -> float:
-        """Seconds on the clock of the event loop that it was entered in."""
+        """Return seconds on the clock of the client's event loop."""
         return self._loop.time()
 
     def _tell_connection(self, connected: bool) -> None:
@@ -379,18 +374,18 @@ class Reconnecting(ABC):
     # ------------------------------------------------------------------------------------------ connecting
 
     async def _stay_connected(self) -> None:
-        """Connect, and connect again whenever the connection is lost, until the client is closed or of no use."""
+        """Connect, and reconnect after each loss, until the client is closed or unusable."""
         self._away_since = self.time()
         successor: Link | None = None
-        with contextlib.suppress(AuthenticationError):  # it has failed with that
+        with contextlib.suppress(AuthenticationError):  # the client has failed with it
             while self._failed is None:
                 link = successor or await self._fresh_link()
                 began = self.time()
                 welcomed, successor = await self._converse(link)
                 if welcomed:
                     self._attempt, self._away_since = 0, self.time()
-                # The server takes who does not come back for dead (R20). One that has said why it hangs up does not;
-                # and one that hangs up each time is not to be asked without a pause.
+                # Reconnect at once, or the server counts this client as dead (R20). But pause after a goodbye, and if a
+                # connection ended soon after its welcome.
                 at_once = welcomed and not link.farewell and self._away_since - began >= LASTED
                 if successor is None and not at_once and self._failed is None:
                     await self._pause()
@@ -400,11 +395,11 @@ class Reconnecting(ABC):
         self._attempt += 1
 
     async def _fresh_link(self) -> Link:
-        """Connect, again and again, until a server speaks; the connection on which it did.
+        """Connect, again and again, until a server speaks; return that connection.
 
         Raises:
-            AuthenticationError: The store was never met, and who answers has no certificate that we trust.
-            TypeError: Or whatever else a defect in `dial` raises; after errors of the network it tries again.
+            AuthenticationError: The store was never met, and the server's certificate is not trusted.
+            TypeError: Or any other error of a defect in `dial`; network errors are retried.
         """
         while True:
             if self._addresses is not None:
@@ -418,7 +413,7 @@ class Reconnecting(ABC):
                     raise AuthenticationError(untrusted) from None
                 self.last_problem = describe(error)
                 self._cuts.attempted(error)
-                if lack_of(error) and not self.met:  # of this process: waiting for the store does not help
+                if lack_of(error) and not self.met:  # of this process: waiting does not help
                     lost = ConnectionLost(f"{self.name} cannot be asked: {self.last_problem}", maybe_applied=False)
                     self.fail(lost)
                     raise lost from None
@@ -429,15 +424,15 @@ class Reconnecting(ABC):
                     return link
 
     async def _attempted_link(self) -> Link | None:
-        """Connect once, and wait for the server's first word; None if it has not come in time.
+        """Connect once, and wait for the server's first word; return None if it does not come in time.
 
-        What no system answers is given up soon: after a cut the next attempt passes at once, while the system would
-        repeat its first packet only after seconds.
+        An attempt without an answer is given up soon: after a cut the next one passes at once, while TCP would
+        retransmit only after seconds.
         """
         began, links = self.time(), list[Link]()
 
         def make_link() -> Link:
-            """Called once the other side's system has answered, before any TLS."""
+            """Called once the other system has answered, before TLS."""
             scope.deadline = self.time() + self.patience.first_word()
             self.patience.connected(self.time() - began)
             self._trying = link = Link(self)
@@ -462,11 +457,7 @@ class Reconnecting(ABC):
         return None
 
     async def _converse(self, link: Link) -> tuple[bool, Link | None]:
-        """Carry one connection from its first byte to its last, or until a fresh one is found in its place.
-
-        Returns:
-            Whether it got as far as a welcome, and the fresh connection.
-        """
+        """Serve one connection until it ends or is replaced. Return if it was welcomed, and its replacement."""
         self._link = link
         self._connection.connected(nonce=secrets.token_bytes(16))
         successor: Link | None = None
@@ -510,7 +501,7 @@ class Reconnecting(ABC):
     # ------------------------------------------------------------------------------------------ a silent connection
 
     def seek_successor(self, link: Link) -> None:
-        """Look for a fresh connection to take the place of this one, which is silent."""
+        """Look for a fresh connection to replace this silent one."""
         search = asyncio.create_task(self._fresh_link(), name="find a fresh connection")
         self._searches.add(search)
 
@@ -523,7 +514,7 @@ class Reconnecting(ABC):
         search.add_done_callback(ended)
 
     async def _end_searches(self) -> None:
-        """Search no more. What was found just now, nobody takes up."""
+        """Cancel the search, and close a connection that it has just found."""
         searches, self._searches = self._searches, set()
         await cancel_and_wait(*searches)
         for search in searches:
@@ -533,13 +524,13 @@ class Reconnecting(ABC):
     # ------------------------------------------------------------------------------------------ bytes
 
     def may_write(self, link: Link, *, writable: bool) -> None:
-        """The socket takes no more, or takes more again; called by a connection."""
+        """Note that a connection's buffer is full, or has room again."""
         if link is self._link:
             self._writable = writable
             self._eased.set()
 
     def received(self, link: Link, data: bytes) -> None:
-        """Bytes have come; called by a connection."""
+        """Take bytes of a connection."""
         if link is not self._link:
             return
         try:
@@ -554,12 +545,12 @@ class Reconnecting(ABC):
                     case bytes():  # our hello
                         link.write(item)
         except LimitExceeded as error:
-            # The server is full: it may have room later, so this is a reason to try again, within the caller's time.
+            # The server is full. It may have room later, so try again within the caller's time.
             link.leave(str(error))
         except (AuthenticationError, ProtocolError, StoreReplaced) as error:
-            # We cannot converse with whoever answers. It is the store only once it has proven to be, or was never met:
-            # anybody may stand in its place for a while, a proxy that says 503, or a machine with its old address. Then
-            # we try again, for as long as callers have time.
+            # The conversation cannot go on. If the store was met before and the server has not proven to be it,
+            # something else may answer for a while: a proxy with 503, or another machine with the old address. Then try
+            # again.
             if self.met and self._connection.welcomed is None and not isinstance(error, StoreReplaced):
                 link.leave(str(error))
             else:
