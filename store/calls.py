@@ -1,7 +1,7 @@
-"""What any store can do: every named call, said once over one `call`, for those who await.
+"""Every named call of a store, written once over `call`, awaited.
 
-For those who block each of these calls is made of the same coroutine: over a blocking store nothing in it has to wait
-(`AtOnce`), so that it runs to its end in one step (`finished`).
+The blocking calls run the same coroutines: over a blocking store (`AtOnce`) nothing in them has to wait, so each ends
+in one step (`finished`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ __all__ = [
     "finished",
 ]
 
-DELETED_AT_ONCE = 4096  # keys, by `delete_prefix`; a server that takes fewer deletes fewer
+DELETED_AT_ONCE = 4096  # keys per `delete_prefix`, or fewer if the server allows fewer
 
 R = TypeVar("R", bound=Response)
 T = TypeVar("T")
@@ -84,7 +84,7 @@ MaybeEntries: TypeAlias = "list[Entry | None]"
 
 
 class LeaseLike(Protocol):
-    """Anything that knows the id of a lease."""
+    """Any object with the id of a lease."""
 
     @property
     def id(self) -> int:
@@ -93,13 +93,13 @@ class LeaseLike(Protocol):
 
 
 class LeaseTerms(TypedDict, total=False):
-    """What `grant` and `kept_lease` take beside the TTL; all of it in seconds.
+    """The options of `grant` and `kept_lease`, in seconds.
 
     Attributes:
-        disconnect_ttl: What is left of the lease at most once its connection has ended.
-        gone_ttl: The same once its process seems to have died: all of its connections closed, no goodbye. By default
-            0.1 for `grant` with `disconnect_ttl`, else off.
-        timeout: How long the store may take to grant it.
+        disconnect_ttl: The most that is left of the lease once its connection has ended.
+        gone_ttl: The same once its process seems dead: all its connections closed without a goodbye. Default: 0.1 for
+            `grant` with `disconnect_ttl`, else off.
+        timeout: The time for the grant.
     """
 
     disconnect_ttl: float | None
@@ -108,7 +108,7 @@ class LeaseTerms(TypedDict, total=False):
 
 
 def _id_of(lease: LeaseLike | int | None) -> int | None:
-    return getattr(lease, "id", lease)  # type: ignore[arg-type]  # a record refuses what is neither
+    return getattr(lease, "id", lease)  # type: ignore[arg-type]  # the request rejects other types
 
 
 def _guarded(request: Request[R], when: Iterable[Condition]) -> Request[R]:
@@ -117,27 +117,27 @@ def _guarded(request: Request[R], when: Iterable[Condition]) -> Request[R]:
 
 
 def _several(keys: Iterable[str]) -> tuple[str, ...]:
-    """Return several keys; refuse one string, which would be taken for its letters."""
+    """Return several keys; reject a single string, which would be split into letters."""
     if isinstance(keys, str):
         raise StoreUsageError(f"{keys!r} is one key where several are taken: write [{keys!r}]")
     return tuple(keys)
 
 
 def _there(entries: Iterable[Entry | None]) -> list[Entry]:
-    """Return the entries of a listing in which none can be missing."""
+    """Return the entries of a listing in which none is missing."""
     return [entry for entry in entries if entry is not None]
 
 
 class Cuts:
     """The ends of one client's connections, for the keepers of its leases. Safe to use from several threads.
 
-    Once a connection has ended, the server may let a lease lapse before its TTL. A refused attempt to connect proves
-    that no server is there; one that starts again gives each lease its full TTL. So a listener is called with the time
-    of each end; with infinity once connecting is refused; and with the time at which it is not refused any more.
+    Once a connection has ended, the server may expire a lease before its TTL. If connecting is refused there is no
+    server, and one that starts again gives each lease its full TTL. So listeners are called with the time of each end,
+    with infinity once connecting is refused, and with the time at which that changes.
 
     Args:
         time: The client's clock.
-        look: Looks whether a connection has ended; for clients that only read during a call.
+        look: Checks if a connection has ended, for clients that only read during a call.
     """
 
     def __init__(self, time: Callable[[], float], look: Callable[[], object] = lambda: None) -> None:
@@ -148,12 +148,12 @@ class Cuts:
         self._refused = False
 
     def ended(self) -> None:
-        """Tell the listeners that a connection has ended."""
+        """Report the end of a connection."""
         self._tell(self._time())
 
     def attempted(self, error: OSError | UnicodeError | None) -> None:
-        """Note how an attempt to connect has ended."""
-        refused = type(error) is ConnectionRefusedError  # a server that turns a client away is there
+        """Note the outcome of an attempt to connect."""
+        refused = type(error) is ConnectionRefusedError  # but not by a server that says why
         if refused != self._refused:
             self._refused = refused
             self._tell(math.inf if refused else self._time())
@@ -168,24 +168,24 @@ class Calls(ABC):
     """Every named call, over `call`.
 
     Attributes:
-        cuts: Tells of the ends of connections. None: no lease of this store ends early with its connection.
+        cuts: Reports the ends of connections. None: this store ends no lease early with its connection.
     """
 
     cuts: Cuts | None = None
 
     @abstractmethod
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request and give its response.
+        """Make one request and return its response.
 
         Raises:
             ConnectionLost: The connection broke and did not come back in time.
             StoreTimeoutError: The server did not answer in time.
-            StoreError: The request was refused; the class says why.
+            StoreError: The request was rejected; the class says why.
         """
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Hang up. Leases that this client kept lapse as agreed."""
+        """Close the client. The leases that it kept expire as agreed."""
 
     async def put(
         self,
@@ -197,20 +197,20 @@ class Calls(ABC):
         when: Iterable[Condition] = (),
         timeout: float | None = None,
     ) -> int:
-        """Write a key and give the revision; with `ttl` it expires, with `lease` it goes when that lapses."""
+        """Write a key and return the revision; it is deleted after `ttl`, or with `lease`."""
         request = Put(key, value, ttl, _id_of(lease))
         return (await self.call(_guarded(request, when), timeout=timeout)).revision
 
     async def get(self, key: str, *, timeout: float | None = None) -> Entry | None:
-        """Return what a key holds, or None."""
+        """Return the entry of a key, or None."""
         return (await self.call(Get(key), timeout=timeout)).entry
 
     async def get_many(self, keys: Keys, *, timeout: float | None = None) -> MaybeEntries:
-        """Return what several keys hold at one revision, in the order asked."""
+        """Return the entries of several keys at one revision, in the order asked."""
         return list((await self.call(GetMany(keys=_several(keys)), timeout=timeout)).entries)
 
     async def list(self, prefix: str, *, keys_only: bool = False, timeout: float | None = None) -> Entries:
-        """Return all entries whose keys start with `prefix`, sorted by key; with `keys_only` their values are empty."""
+        """Return all entries whose keys start with `prefix`, sorted by key; `keys_only` leaves their values empty."""
         return _there((await self.call(List(prefix=prefix, keys_only=keys_only), timeout=timeout)).entries)
 
     async def count(self, prefix: str, *, timeout: float | None = None) -> int:
@@ -218,15 +218,15 @@ class Calls(ABC):
         return (await self.call(Count(prefix=prefix), timeout=timeout)).count
 
     async def delete(self, key: str, *, when: Iterable[Condition] = (), timeout: float | None = None) -> bool:
-        """Delete a key; False if it was not there."""
+        """Delete a key; return False if it did not exist."""
         return (await self.call(_guarded(Delete(key), when), timeout=timeout)).count > 0
 
     async def delete_prefix(self, prefix: str, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
-        """Delete all keys that start with `prefix`; how many there were.
+        """Delete all keys that start with `prefix`; return their number.
 
-        At one revision, unless there are more than the server changes at once (`writes_max`). Then in several steps,
-        each of which is judged by `when`: keys that are written after the first one stay. An error after the first step
-        has `maybe_applied`, and says how many keys are gone.
+        This takes one revision, or several steps if there are more keys than `writes_max`. Then `when` is checked at
+        each step, and keys written after the first step stay. An error after the first step has `maybe_applied` and
+        says how many keys are gone.
         """
         left, when = self._left(timeout), tuple(when)
         with contextlib.suppress(LimitExceeded):
@@ -236,7 +236,7 @@ class Calls(ABC):
         while True:
             try:
                 done = await self.call(_guarded(request, when), timeout=left())
-            except Unsupported:  # a server of an older release deletes in each step what is there by then
+            except Unsupported:  # a server of an older release deletes the keys that exist at each step
                 request = DeletePrefix(prefix=prefix, at_most=DELETED_AT_ONCE)
                 continue
             except StoreError as error:
@@ -264,7 +264,7 @@ class Calls(ABC):
     ) -> CompareAndSetResult:
         """Write a key if its mod_revision (0: it must not exist) or its value is as expected.
 
-        Losing is an answer, not an error: it carries what is there now.
+        If not, the result has the present entry; that is no error.
 
         Raises:
             StoreUsageError: Not exactly one expectation was given (it is a `ValueError`, too).
@@ -285,13 +285,13 @@ class Calls(ABC):
         return await self.call(_guarded(request, when), timeout=timeout)
 
     async def add(self, key: str, amount: int, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
-        """Add to the number a key holds as decimal ASCII, a missing key counting from 0; the sum."""
+        """Add to a key's decimal ASCII number, a missing key counting from 0; return the sum."""
         return (await self.call(_guarded(Add(key, amount, None), when), timeout=timeout)).value
 
     async def append(
         self, key: str, value: bytes, *, when: Iterable[Condition] = (), timeout: float | None = None
     ) -> int:
-        """Append to what a key holds, a missing key counting as empty; the new length in bytes."""
+        """Append to a key's value, a missing key counting as empty; return the new length in bytes."""
         return (await self.call(_guarded(Append(key, value), when), timeout=timeout)).value
 
     async def transact(
@@ -303,29 +303,29 @@ class Calls(ABC):
         grants: Iterable[Grant] = (),
         timeout: float | None = None,
     ) -> TransactionResult:
-        """If all conditions hold do `then`, else `otherwise`, all at one revision.
+        """Do `then` if all conditions hold, else `otherwise`, at one revision.
 
         Args:
             when: The conditions.
-            then: What to do if they hold.
-            otherwise: What to do if not.
-            grants: Leases, each of an id chosen at random from `CHOSEN_LEASE_LEAST` on. Those that a key is put on, and
-                that are not there, are granted with it.
+            then: Operations if they hold.
+            otherwise: Operations if not.
+            grants: Leases with random ids from `CHOSEN_LEASE_LEAST` on. Those that a key is put on and that do not
+                exist are granted.
             timeout: Seconds.
         """
         request = Transact(when=tuple(when), then=tuple(then), otherwise=tuple(otherwise), grants=tuple(grants))
         return await self.call(request, timeout=timeout)
 
     async def wait(self, keys: Keys, *, when: Iterable[Condition] = (), timeout: float | None = None) -> Entries:
-        """Wait until all keys exist, and give what they hold then; without `timeout`, for as long as it takes.
+        """Wait until all keys exist, and return their entries; without `timeout`, for ever.
 
         Raises:
-            ConditionFailed: One of `when` ceased to hold.
+            ConditionFailed: One of `when` became false.
         """
         return _there((await self.call(_guarded(Wait(keys=_several(keys)), when), timeout=timeout)).entries)
 
     async def grant(self, ttl: float, **terms: Unpack[LeaseTerms]) -> Lease:
-        """Grant a lease of `ttl` seconds, or less if the `terms` say so: see `LeaseTerms`."""
+        """Grant a lease of `ttl` seconds; for the options see `LeaseTerms`."""
         disconnect_ttl = terms.get("disconnect_ttl")
         gone_ttl = terms.get("gone_ttl", None if disconnect_ttl is None else GONE_TTL)
         request = Grant(ttl=ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl)
@@ -333,8 +333,8 @@ class Calls(ABC):
         return Lease(self, id=granted.lease, ttl=granted.ttl)
 
     async def ping(self, *, timeout: float | None = None) -> float:
-        """Measure how many seconds an answer takes."""
-        started = perf_counter()  # not the loop's clock: uvloop's counts whole milliseconds
+        """Return the seconds that an answer takes."""
+        started = perf_counter()  # uvloop's clock counts whole milliseconds
         await self.call(Ping(), timeout=timeout)
         return perf_counter() - started
 
@@ -343,31 +343,31 @@ class Calls(ABC):
         return (await self.call(Stats(), timeout=timeout)).figures
 
     async def groups(self, *, timeout: float | None = None) -> KeyGroups:
-        """Return how much each group of keys takes, by name: its keys begin with the same two parts.
+        """Return the size of each group of keys (with the same first two parts), by name.
 
         Raises:
-            Unsupported: The store keeps no such account: an etcd cluster.
+            Unsupported: The store does not count it: an etcd cluster.
         """
         found: list[KeyGroup] = []
         more, left = True, self._left(timeout)
-        while more:  # a page at a time, so that nobody has to wait for a store of many groups
+        while more:  # in pages: a store with many groups must not delay others
             page = await self.call(ListGroups(after=found[-1].name if found else ""), timeout=left())
             found += page.groups
             more = page.more
         return found
 
     async def notes(self, prefix: str, *, timeout: float | None = None) -> Notes:
-        """Return what came with the last keep-alives of the leases of all keys under a prefix; see `Lease`."""
+        """Return the last keep-alive's note of the leases of all keys under a prefix; see `Lease`."""
         found: list[Note] = []
         more, left = True, self._left(timeout)
-        while more:  # a page at a time, as above
+        while more:  # in pages, as above
             page = await self.call(ListNotes(prefix=prefix, after=found[-1].key if found else ""), timeout=left())
             found += page.notes
             more = page.more
         return found
 
     def _left(self, timeout: float | None) -> Callable[[], float | None]:
-        """Return what tells how much is left of the timeout of a call that makes several requests."""
+        """Return a function that returns the time left of a call with several requests."""
         within = getattr(self, "timeout", None) if timeout is None else timeout
         until = None if within is None else self.time() + within
         return lambda: None if until is None else max(until - self.time(), 0.0)
@@ -378,18 +378,18 @@ class Calls(ABC):
 
     @abstractmethod
     def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> AbstractAsyncContextManager[LeaseLike]:
-        """Return a lease that keeps itself for as long as `async with` lasts; the arguments are those of `grant`."""
+        """Return a lease that is kept during `async with`; arguments as in `grant`."""
 
     @property
     def failure(self) -> StoreError | None:
-        """Why this client is of no more use, if so."""
+        """Why this client is unusable, if it is."""
         return None
 
     def on_connection(self, callback: Callable[[bool], None]) -> None:  # noqa: B027  not all stores know
-        """Call back with True after each welcome, with False after each loss, and when the client is of no more use."""
+        """Call back with True after each welcome, with False after each loss and when the client fails."""
 
     def bound_pauses(self, remaining: Callable[[], float]) -> None:  # noqa: B027  likewise
-        """Have no pause between attempts to connect outlast what `remaining` says is left of a lease, in seconds."""
+        """Shorten pauses between attempts to connect to the seconds left of a lease, as `remaining` returns them."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -401,7 +401,7 @@ class Calls(ABC):
 
 
 class Lease:
-    """A lease: keys put on it go when it lapses. Nothing renews it unless somebody calls `keep_alive`."""
+    """A lease: its keys are deleted when it ends. Only `keep_alive` renews it."""
 
     __slots__ = ("_store", "id", "ttl")
 
@@ -411,23 +411,23 @@ class Lease:
         self.ttl: float = ttl  # as granted
 
     async def keep_alive(self, *, note: bytes = b"", timeout: float | None = None) -> None:
-        """Give it its full TTL again, once.
+        """Renew it once, for its full TTL.
 
         Args:
-            note: At most 128 bytes that go with it, and are kept, in memory, until the next ones: see `notes`.
+            note: At most 128 bytes that are kept in memory until the next keep-alive: see `notes`.
             timeout: Seconds.
 
         Raises:
-            LeaseNotFound: It has lapsed.
+            LeaseNotFound: It has expired.
         """
         await self._store.call(KeepAlive(lease=self.id, note=note), timeout=timeout)
 
     async def revoke(self, *, timeout: float | None = None) -> None:
-        """End it now, and its keys with it."""
+        """End it now, and delete its keys."""
         await self._store.call(Revoke(lease=self.id), timeout=timeout)
 
     async def time_to_live(self, *, timeout: float | None = None) -> float:
-        """Return how many seconds it has left."""
+        """Return the seconds left."""
         return (await self._store.call(TimeToLive(lease=self.id), timeout=timeout)).remaining
 
 
@@ -435,7 +435,7 @@ class Lease:
 
 
 def finished(work: Awaitable[T]) -> T:
-    """Run what awaits, but never has to wait, to its end."""
+    """Run an awaitable that never waits, and return its result."""
     try:
         next(work.__await__())
     except StopIteration as done:
@@ -452,7 +452,7 @@ class _HasAwaited(Protocol[A_co]):
 def blocking(
     call: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[_HasAwaited[A], P], T]:
-    """Make of a call for those who await the method of the blocking twin, of the same name, arguments and words."""
+    """Make a blocking method of an awaited call, with the same name, arguments and docstring."""
 
     @functools.wraps(call)
     def method(self: _HasAwaited[A], /, *arguments: P.args, **keywords: P.kwargs) -> T:
@@ -462,7 +462,7 @@ def blocking(
 
 
 class Block(contextlib.AbstractContextManager[T]):
-    """A context for those who block, made of one for those who await in which nothing has to wait."""
+    """A blocking context made of an awaited one that never waits."""
 
     def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
         self._context = context
@@ -484,13 +484,13 @@ class Block(contextlib.AbstractContextManager[T]):
             raise
 
     def _close(self, error: BaseException) -> None:
-        """Leave the context, if an exception out of a signal's handler came before it was entered or left."""
+        """Leave the context if a signal's handler raised before it was entered or left."""
         with contextlib.suppress(Exception):
             finished(self._context.__aexit__(type(error), error, error.__traceback__))
 
 
 class AtOnce(Calls):
-    """A blocking store for code that awaits it: each call is over before there is anything to wait for."""
+    """A blocking store for code that awaits: each call ends at once."""
 
     def __init__(self, store: BlockingCalls) -> None:
         self.blocking = store
@@ -501,7 +501,7 @@ class AtOnce(Calls):
         return self.blocking.call(request, timeout=timeout)
 
     async def aclose(self) -> None:
-        """Hang up."""
+        """Close the client."""
         self.blocking.close()
 
     def time(self) -> float:
@@ -522,11 +522,11 @@ class BlockingCalls(ABC):
 
     @abstractmethod
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request and give its response, as `Calls.call` does."""
+        """Make one request and return its response, as `Calls.call` does."""
 
     @abstractmethod
     def close(self) -> None:
-        """Hang up. Leases that this client kept lapse as agreed."""
+        """Close the client. The leases that it kept expire as agreed."""
 
     @abstractmethod
     def time(self) -> float:
@@ -534,7 +534,7 @@ class BlockingCalls(ABC):
 
     @abstractmethod
     def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> AbstractContextManager[LeaseLike]:
-        """Return a lease that a thread keeps for as long as `with` lasts; the arguments are those of `grant`."""
+        """Return a lease that a thread keeps during `with`; arguments as in `grant`."""
 
     @property
     def _awaited(self) -> Calls:

@@ -1,6 +1,6 @@
-"""Shell: which client a URL stands for: that of our own store, or that of an etcd cluster.
+"""Shell: the client for a URL: of our own store, or of an etcd cluster.
 
-It is not called `connect`, for then `store.connect` would be this module once somebody has imported it.
+The module is not called `connect`: importing it would replace `store.connect`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["check_credentials", "connect", "is_etcd"]
 
 
 def is_etcd(url: str) -> bool:
-    """Return whether a URL is that of an etcd cluster."""
+    """Return True if a URL is that of an etcd cluster."""
     return url.startswith(("etcd://", "etcds://"))
 
 
@@ -36,20 +36,20 @@ async def connect(
     password: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> AsyncIterator[Client]:
-    """Connect to a store, retrying within `timeout`, and stay connected for as long as the context lasts.
+    """Connect to a store, retrying within `timeout`, and stay connected during the context.
 
     Args:
         url: `tcp://host:port`, `etcd://host:port,host:port`; `tcps://` and `etcds://` for TLS.
         token: The shared secret, which both sides prove to know; not for etcd.
-        tls: A client-side context for TLS; without it the system's certificates are trusted.
-        user: Whom to log in as; for etcd.
+        tls: A client-side context for TLS. Default: the system's certificates are trusted.
+        user: The user to log in as; for etcd.
         password: The user's.
-        timeout: Seconds for connecting, and for every call that has no `timeout` of its own.
+        timeout: Seconds for connecting, and for each call without its own `timeout`.
 
     Raises:
-        ConnectionLost: Nobody answered in time.
-        AuthenticationError: The server refused the token, or could not prove that it knows it.
-        ProtocolError: What answers is not a store, or one of another version.
+        ConnectionLost: No store answered in time.
+        AuthenticationError: The server rejected the token, or did not prove that it knows it.
+        ProtocolError: The server is not a store, or one of another version.
         ImportError: etcd needs the extra `etcd`.
     """
     check_credentials(url, token=token, user=user, password=password)
@@ -59,7 +59,7 @@ async def connect(
 
         cluster = Cluster.parse(url)
         async with etcd.Client(cluster, tls=tls, user=user, password=password, timeout=timeout) as client:
-            # Typed as what nearly everybody has; what all stores have in common is `interface.Store`.
+            # Typed as the usual client; `interface.Store` has what all stores share.
             yield cast("Client", client)
         return
     address = Address.parse(url)
@@ -69,7 +69,7 @@ async def connect(
 
 
 def check_credentials(url: str, *, token: str | bytes | None, user: str | None, password: str | None) -> None:
-    """Refuse credentials that this kind of store would ignore."""
+    """Reject credentials that this kind of store would ignore."""
     if is_etcd(url) and token is not None:
         raise StoreUsageError("etcd knows no token; give user= and password=, or certificates by tls=")
     if not is_etcd(url) and (user is not None or password is not None):

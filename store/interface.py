@@ -1,25 +1,22 @@
-"""What any store can do: every named call, said once over one `call`.
+"""The interface of any store: `Store`, awaited, and `BlockingStore`, with the same names and arguments.
 
-`Store` is for those who await, `BlockingStore` for those who block; the two have the same names and arguments. A store
-on another system (an etcd cluster, a fake in tests) implements `call` and `watch` and inherits the rest.
+A store on another system (an etcd cluster, a fake in tests) implements `call` and `watch` and inherits the rest.
 
-Every call takes `timeout=` in seconds; without it the client's own default holds, except for `wait`, which waits.
-Write calls take `when=`, conditions made by `store.when`: if one of them does not hold, `ConditionFailed` is raised and
-nothing is written.
+Every call takes `timeout=` in seconds, by default the client's own; `wait` has none. Write calls take `when=`,
+conditions made by `store.when`: if one is false, `ConditionFailed` is raised and nothing is written.
 
-An etcd cluster is reached by the same calls, and they mean the same. What differs:
+The same calls work on an etcd cluster, with these differences:
 
-- Leases have whole seconds, rounded up, and at least what the cluster grants (2 s as it comes): see `Lease.ttl`. The
-  keys of a lapsed lease go up to a second after their time. `disconnect_ttl` and `gone_ttl` are not heeded, since etcd
-  does not know who keeps a lease: the TTL alone decides.
-- A write whose answer was lost is settled by a receipt that it left. Should that be gone, after a minute out of reach,
-  the caller gets `ConnectionLost` with `maybe_applied=True`.
-- `add` and `append` read, and write on condition that nothing has changed: with many at once on one key, some do so
-  again.
-- One request may have 1.5 MiB, and a transaction `operations_max` conditions or operations: 126.
-- Identity (S10) is the cluster's id, and that its revisions never go back. Data that was deleted, and has seen more
-  changes since than before, is not told apart.
-- Revisions also step for other users of the cluster, and where a write changed nothing after an answer was lost.
+- Leases have whole seconds, rounded up, and at least the cluster's minimum (2 s by default): see `Lease.ttl`. The keys
+  of an expired lease are deleted up to a second late. `disconnect_ttl` and `gone_ttl` are ignored: etcd does not know
+  which client keeps a lease.
+- A write whose answer was lost is settled by a receipt that it left. After a minute out of reach the receipt is gone,
+  and the caller gets `ConnectionLost` with `maybe_applied=True`.
+- `add` and `append` read, then write if the key has not changed; with many writers on one key, some retry.
+- A request may have 1.5 MiB, and a transaction `operations_max` conditions or operations: 126.
+- Identity (S10) is the cluster's id, and revisions that never go back. A cluster whose data was deleted and has seen
+  more changes since is not recognised.
+- Revisions also advance for other users of the cluster, and for a write that changed nothing after a lost answer.
 - `ping` asks the consensus, not one member; `stats` has the few figures that etcd gives.
 """
 
@@ -44,20 +41,20 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_TIMEOUT", "BlockingLease", "BlockingStore", "BlockingWatch", "Lease", "LeaseLike", "Store", "Watch"]
 
-DEFAULT_TIMEOUT = 30.0  # seconds for a call of any client, unless it is made or called with another
+DEFAULT_TIMEOUT = 30.0  # seconds per call, unless the client or the call has another
 
 
 class Watch(ABC):
-    """An ordered stream of the changes under a prefix; an async context manager, and an async iterator of events.
+    """An ordered stream of the changes under a prefix; an async context manager and iterator of events.
 
-    Iteration can be left, also within a revision, and begun again: it goes on where it was.
+    Iteration can be left and resumed, also within a revision.
     """
 
-    _rest: Iterator[Event] = iter(())  # of a revision within which iteration was left
+    _rest: Iterator[Event] = iter(())  # of a revision whose iteration was left
 
     @abstractmethod
     async def __aenter__(self) -> Self:
-        """Open it: from here on nothing is missed."""
+        """Open it: from now on no event is missed."""
 
     @abstractmethod
     async def __aexit__(
@@ -81,86 +78,83 @@ class Watch(ABC):
 class Store(Calls):
     """A key-value store, for async callers.
 
-    Every call takes `timeout`, in seconds; then it raises `StoreTimeoutError`. It raises `ConnectionLost` if
-    the answer did not come, `StoreReplaced` if another store answers, and `LimitExceeded` past a limit; with `when=`
-    also `ConditionFailed`, with `lease=` also `LeaseNotFound`.
+    Every call raises `StoreTimeoutError` after `timeout` seconds, `ConnectionLost` if the answer did not come,
+    `StoreReplaced` if another store answers, and `LimitExceeded` past a limit; with `when=` also `ConditionFailed`,
+    with `lease=` also `LeaseNotFound`.
 
     Attributes:
-        tells_causes: Whether the `delete` of a key says how its lease ended (`Event.cause`); etcd does not.
-        operations_max: Conditions that one transaction may have, or keys that one request may name.
-        writes_max: Operations that one transaction may have.
-        lease_ttl_max: The longest lease that it grants, in seconds, as far as is known.
-        fail_over: Seconds for which the store may be away while one of its own servers replaces another.
-        last_problem: What was last in the way of reaching it, in words, as far as is known.
-        durable: Whether what is in it outlives its process, as far as is known.
+        tells_causes: True if the `delete` of a key says how its lease ended (`Event.cause`); not on etcd.
+        operations_max: The most conditions of a transaction, or keys of a request.
+        writes_max: The most operations of a transaction.
+        lease_ttl_max: The longest lease in seconds, if known.
+        fail_over: Seconds for which the store may be away while one of its servers replaces another.
+        last_problem: Why the store was last not reached, if known.
+        durable: True if the data survives the store's process, as far as known.
     """
 
     tells_causes: bool = True
-    operations_max: int = 126  # what any store takes; a client knows better once its store has told
+    operations_max: int = 126  # any store takes these; the store's own limits replace them
     writes_max: int = 126
     lease_ttl_max: float = math.inf
     fail_over: float = 0.0
     last_problem: str = ""
     durable: bool = True
-    _keeping: Keeping | None = None  # made for the first lease that keeps itself
+    _keeping: Keeping | None = None  # made for the first lease that is kept
 
     @property
     def connected(self) -> bool:
-        """Whether the store is in reach now, as far as is known."""
+        """True if the store is connected, as far as known."""
         return True
 
     @property
     def store_id(self) -> str | None:
-        """The identity of the store, once it has been met (promise S10)."""
+        """The identity of the store, once connected (promise S10)."""
         return None
 
     @property
     def seen_as(self) -> str | None:
-        """The address at which others may reach this client, as far as the way to the store tells."""
+        """The address at which others may reach this client, as seen by the store, if known."""
         return None
 
     @property
     def ends(self) -> tuple[str, str] | None:
-        """The addresses of the two ends of the connection, ours and the store's, as this system names them."""
+        """The addresses of this end of the connection and of the store's, as this system names them."""
         return None
 
     @property
     def server(self) -> str:
-        """Which of the store's servers `ends` leads to, where it has several."""
+        """The server that `ends` leads to, if the store has several."""
         return ""
 
     def fail(self, error: StoreError) -> None:
-        """End whatever waits for the store with this error: somebody knows that it will not come back."""
+        """End all calls with this error, because the store will not come back."""
 
     @abstractmethod
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
         """Watch all keys that start with `prefix`.
 
         Args:
-            prefix: What the keys start with; a key is a prefix of itself.
-            start_revision: The first revision to hear of; without it, everything after the watch was opened.
-            snapshot: First what is there now, as `put` events, then `synced`, then every later change. When history
-                is lost over a long disconnection, a `reset` says so and a new snapshot follows.
+            prefix: A prefix of the keys; a key is a prefix of itself.
+            start_revision: The first revision to report. Default: everything after the watch was opened.
+            snapshot: Begin with the present entries as `put` events, then `synced`, then changes. If history is lost
+                over a long disconnection, a `reset` and a new snapshot follow.
         """
 
     def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> AbstractAsyncContextManager[HeldLease]:
-        """Return a lease that keeps itself for as long as `async with` lasts; its loss cancels the block.
-
-        The arguments are those of `grant`.
-        """
+        """Return a lease that is kept during `async with`; its loss cancels the block. Arguments as in `grant`."""
         if self._keeping is None:
             self._keeping = Keeping(self)
         return kept_lease(self._keeping, ttl, **terms)
 
 
 class BlockingWatch(ABC):
-    """The blocking twin of `Watch`: a context manager, and an iterator of events."""
+    """The blocking twin of `Watch`: a context manager and iterator of events."""
 
-    _rest: Iterator[Event] = iter(())  # of a revision within which iteration was left
+    _rest: Iterator[Event] = iter(())  # of a revision whose iteration was left
 
     @abstractmethod
     def __enter__(self) -> Self:
-        """Open it: from here on nothing is missed."""
+        """Open it: from now on no event is missed."""
 
     @abstractmethod
     def __exit__(
@@ -173,7 +167,7 @@ class BlockingWatch(ABC):
         """Yield one list per revision."""
 
     def __iter__(self) -> Iterator[Event]:
-        # No call between what takes an event and what gives it: a signal's handler could raise in one.
+        # No call between taking and yielding an event: a signal's handler could raise in it.
         yield from self._rest
         for rest in map(iter, self.batches()):
             self._rest = rest
@@ -189,12 +183,12 @@ class BlockingStore(BlockingCalls):
 
     @abstractmethod
     def interrupt(self, error: StoreError) -> None:
-        """Make this client useless: every call under way, and every later one, raises `error`. From any thread."""
+        """Make every call under way, and every later one, raise `error`. From any thread."""
 
     @abstractmethod
     def end_waits(self) -> None:
-        """End what waits under way, and every later wait, with `WaitEnded`. All else goes on. From any thread."""
+        """End every wait, now and later, with `WaitEnded`. Other calls go on. From any thread."""
 
     def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> BlockingKeptLease:
-        """Return a lease that a thread keeps for as long as `with` lasts; the arguments are those of `grant`."""
+        """Return a lease that a thread keeps during `with`; arguments as in `grant`."""
         return BlockingKeptLease(self, ttl, **terms)

@@ -1,12 +1,11 @@
-"""Shell: how a lease is kept: renewed in time, and known to be lost when it may be.
+"""Shell: keeps leases: renews them in time, and knows when they may be lost.
 
-A lease is known to be ours until its TTL has passed since the *sending* of the last keep-alive that was acknowledged,
-on our own clock (promise R9). From then on it may be gone, whatever the network says later, and its holder is told.
+A lease is valid until its TTL has passed since the *sending* of the last acknowledged keep-alive, on this client's
+clock (promise R9). From then on it may be gone, and its holder is told.
 
-`kept_lease` and `BlockingKeptLease` are for users of the store alone. Their leases may have been granted to end soon
-after their connection has ended. Then they are believed in for no longer than that, once the client knows of it.
-
-A node of a run has its leases kept in a thread, by the same `Keeping`.
+`kept_lease` and `BlockingKeptLease` are for users of the store alone. Their leases may end early with their connection;
+then they are valid for no longer than that, once the client has noticed. A node of a run has its leases kept in a
+thread, by the same `Keeping`.
 """
 
 from __future__ import annotations
@@ -51,42 +50,43 @@ __all__ = [
 
 log: logging.Logger = logging.getLogger(__name__)
 
-RENEWALS_PER_TTL = 3  # two may be lost before the lease is
-LATE = 1.0  # seconds by which a keep-alive may be late before the store counts as having been away
-UNANSWERED = 1.7  # seconds without an answer to any keep-alive, after which whoever wants to know is told
-LOOK_SHARE = 0.1  # of what a lease has left once its connection has ended: how often a blocking client looks for that
-LOOK_LEAST = 0.03  # seconds between two such looks, at least
-RELEASE_WITHIN = 2.0  # seconds to revoke a lease whose holder is leaving; else it lapses by itself
-RELEASE_SOON = 0.2  # seconds for which that is waited for if the block ends because the store did not answer in time
+RENEWALS_PER_TTL = 3  # a lease survives two lost keep-alives
+LATE = 1.0  # seconds by which a keep-alive may be late before its note says so
+UNANSWERED = 1.7  # seconds without an answer to keep-alives before `on_silence` is called
+# of the time left of a lease after its connection ended: how often a blocking client checks the connection
+LOOK_SHARE = 0.1
+LOOK_LEAST = 0.03  # seconds; the least of that
+RELEASE_WITHIN = 2.0  # seconds to revoke a lease on leaving; else it expires by itself
+RELEASE_SOON = 0.2  # the same if the block ends because the store did not answer
 
 
 class Belief:
-    """Until when a lease may be believed in, on the client's clock."""
+    """The time until which a lease is valid, on the client's clock."""
 
     def __init__(self, sent_at: float, ttl: float, cuts: Cuts | None = None, *away_ttls: float | None) -> None:
-        self.renewed_at: float = sent_at  # the last renewal that was acknowledged
+        self.renewed_at: float = sent_at  # when the last acknowledged renewal was sent
         self.ttl: float = ttl
-        self.cut_at: float = math.inf  # the first end of a connection that no renewal has made up for
-        # Without `cuts` the store heeds no end of a connection.
+        self.cut_at: float = math.inf  # the first end of a connection without a renewal since
+        # Without `cuts`, the store ends no lease with its connection.
         self.away_ttl: float = min((each for each in away_ttls if each is not None and cuts), default=math.inf)
 
     @property
     def until(self) -> float:
-        """When it ends."""
+        """When the lease may be gone."""
         return min(self.renewed_at + self.ttl, self.cut_at + self.away_ttl)
 
     def heard(self, cut_at: float) -> None:
-        """A connection has ended; infinity: no server is there. See `Cuts`."""
+        """Note that a connection has ended; infinity: no server is there. See `Cuts`."""
         self.cut_at = cut_at if cut_at == math.inf else min(self.cut_at, cut_at)
 
     def renewed(self, sent_at: float, *, cut_before: float) -> None:
-        """Note that a renewal was acknowledged, which makes up for a cut before that time."""
+        """Note an acknowledged renewal, which undoes a cut before `cut_before`."""
         self.renewed_at = sent_at
         if self.cut_at <= cut_before:
             self.cut_at = math.inf
 
     def lost(self, now: float) -> str | None:
-        """Say why the lease must be taken for lost, if it must."""
+        """Return why the lease is lost, or None."""
         if now < self.until:
             return None
         if now < self.renewed_at + self.ttl:
@@ -95,12 +95,12 @@ class Belief:
 
 
 class Keeping:
-    """The leases kept over one store client, in the loop that client lives in.
+    """The leases kept over one store client, in its event loop.
 
     Attributes:
         store: The client.
-        on_silence: Called when keep-alives have had no answer for `UNANSWERED`, with the moment of the first of them;
-            and with None once there is an answer, or nothing is asked any more.
+        on_silence: Called with the time of the first keep-alive that has had no answer for `UNANSWERED`; with None once
+            there is an answer, or no lease is left.
     """
 
     def __init__(self, store: Calls) -> None:
@@ -122,16 +122,16 @@ class Keeping:
             lease.heard(at)
 
     def _remaining(self) -> float:
-        """Seconds until the first lease may lapse; infinity if there is none."""
+        """Return the seconds until the first lease may expire, or infinity."""
         return min((lease.ours_until for lease in self._kept), default=math.inf) - self.store.time()
 
     def renew_now(self) -> None:
-        """Renew all leases at once: there is something new to say with it."""
+        """Renew all leases at once, with new notes."""
         for lease in self._kept:
             lease.renew_now()
 
     async def hold(self, ttl: float, on_lapse: Callable[[str], None], **terms: Unpack[LeaseTerms]) -> HeldLease:
-        """Grant a lease and keep it until it is released; `on_lapse` is as of `HeldLease.keep`."""
+        """Grant a lease and keep it until it is released; `on_lapse` as in `HeldLease.keep`."""
         cuts, before = self.store.cuts, self.store.cuts and self.store.cuts.last
         granting = asyncio.create_task(_granted(self.store, ttl, terms))
         try:
@@ -141,23 +141,21 @@ class Keeping:
             raise
         held = HeldLease(self, id=lease.id, ttl=lease.ttl)
         held.keep(sent_at=sent_at, on_lapse=on_lapse, terms=terms)
-        if cuts is not None and cuts.last != before:  # while the grant was under way
+        if cuts is not None and cuts.last != before:  # during the grant
             held.heard(cuts.last)
         return held
 
     async def release_all(self) -> None:
-        """Release every lease, all at once: an unreachable store costs its time limit one time, not one per lease."""
+        """Release all leases concurrently: an unreachable store costs one timeout."""
         await asyncio.gather(*(lease.release() for lease in self._kept))
 
-    # What its leases call.
-
     def add(self, lease: HeldLease) -> None:
-        """Keep this one, too."""
+        """Keep this lease, too."""
         self.heard()
         self._kept.add(lease)
 
     def drop(self, lease: HeldLease) -> bool:
-        """Keep it no more; return whether it was kept."""
+        """Stop keeping it; return True if it was kept."""
         was_kept = lease in self._kept
         self._kept.discard(lease)
         if not self._kept:
@@ -170,7 +168,7 @@ class Keeping:
             self._silence = asyncio.get_running_loop().call_later(UNANSWERED, self.on_silence, sent_at)
 
     def heard(self) -> None:
-        """Note that the store has answered one."""
+        """Note an answer of the store."""
         if self._silence is not None:
             self._silence.cancel()
             self._silence = None
@@ -179,14 +177,14 @@ class Keeping:
 
 
 class HeldLease:
-    """A lease that is kept, or that a transaction is about to grant by this id: `keep` it once that is done.
+    """A lease that is kept, or that a transaction is about to grant: then call `keep` after it.
 
     Attributes:
-        id: The lease's id, to put keys on.
-        ttl: As granted, or as asked for, in seconds.
-        kept: Whether it is known to have been granted; it may have been lost since.
-        lost: Why it must be taken for lost, once it must.
-        task: What renews it.
+        id: Its id, to put keys on.
+        ttl: Seconds, as granted or requested.
+        kept: True once it was granted; it may have been lost since.
+        lost: Why it is lost, or None.
+        task: Renews it.
     """
 
     def __init__(self, keeping: Keeping, *, id: int, ttl: float) -> None:
@@ -197,7 +195,7 @@ class HeldLease:
         self.kept: bool = False
         self.lost: str | None = None
         self.task: asyncio.Task[None] | None = None
-        self._wanted = False  # whether it is to be renewed at once
+        self._wanted = False  # renew it at once
         self._sleeping: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None  # while its connection has ended
 
@@ -209,13 +207,13 @@ class HeldLease:
         note: NoteOf | None = None,
         terms: LeaseTerms | None = None,
     ) -> None:
-        """Keep it until it is released: it has been granted by what was sent at `sent_at`.
+        """Keep it until it is released: the request sent at `sent_at` has granted it.
 
         Args:
             sent_at: On the client's clock.
-            on_lapse: Told once why it must be taken for lost.
-            note: Says what goes with a keep-alive, given whether the store was out of reach until then.
-            terms: With what it was granted, if it is not to be believed in for longer than that.
+            on_lapse: Called once with the reason if it is lost.
+            note: Returns the note of a keep-alive; its argument is True if the store was out of reach until then.
+            terms: The terms of the grant, if they may end it early.
         """
         assert not self.kept, "a lease is granted once"
         self.kept = True
@@ -226,17 +224,17 @@ class HeldLease:
 
     @property
     def ours_until(self) -> float:
-        """When it may no longer be believed in, on the client's clock."""
+        """When it may be gone, on the client's clock."""
         return self._belief.until
 
     def heard(self, cut_at: float) -> None:
-        """A connection has ended: renew it at once, on another one, or give it up in time. See `Belief`."""
+        """Note the end of a connection: renew the lease at once on another one, or give it up in time."""
         self._belief.heard(cut_at)
         self.renew_now()
         self._look()
 
     def _look(self) -> None:
-        """Give it up if it may be gone; else look again when it may, as long as its connection is not made up for."""
+        """Give it up if it may be gone; after a cut, look again when it may be."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -260,12 +258,11 @@ class HeldLease:
             _wake(self._sleeping)
 
     async def _keep(self, note: NoteOf | None) -> None:
-        """Renew until it is lost."""
         keeping, belief, now = self._keeping, self._belief, self._keeping.store.time
         renew_every = self.ttl / RENEWALS_PER_TTL
         pause = (belief.until - now()) / RENEWALS_PER_TTL
         while self.lost is None:
-            # A new connection must say at once that it keeps the lease.
+            # A new connection must keep the lease at once: `renew_now` ends this sleep.
             await self._sleep(min(pause, belief.until - now()))
             sent_at = now()
             self._wanted = False
@@ -276,29 +273,29 @@ class HeldLease:
                     await self._lease.keep_alive(note=said, timeout=max(belief.until - sent_at, 0.001))
                     keeping.heard()
                     belief.renewed(sent_at, cut_before=now())
-                    # Reckoned from the sending: if the answer was long under way, a cut may have held it up, and
-                    # the next cut must find the lease as fresh as the first one did.
+                    # Counted from the sending: a cut may have delayed the answer, and the next cut must find the lease
+                    # as fresh.
                     pause = max(sent_at + renew_every - now(), 0.0)
-                    if self._wanted:  # while this one was under way, without what is to be said since
+                    if self._wanted:  # during the keep-alive, with a newer note
                         pause = 0.0
                 except LeaseNotFound:
                     keeping.heard()
                     self._lapse(LAPSED)
-                except Exception as error:  # noqa: BLE001 - also of a defect its holder is to hear, in time
+                except Exception as error:  # noqa: BLE001 - the holder must learn of defects, too, in time
                     how = logging.DEBUG if isinstance(error, StoreError) else logging.ERROR
                     log.log(how, "lease %d was not renewed: %r", self.id, error)
-                    pause = retry_pause(self.ttl)  # and again, still listening for a new connection
+                    pause = retry_pause(self.ttl)  # retry, or sooner on a new connection
                     if keeping.store.failure is not None:
                         self._lapse(str(keeping.store.failure))
             if self.lost is None:
                 self._look()
 
     def check(self) -> None:
-        """Raise `LeaseNotFound` if it must be taken for lost."""
+        """Raise `LeaseNotFound` if it is lost."""
         _check(self.id, self.lost)
 
     async def _sleep(self, seconds: float) -> None:
-        """Sleep for so long, or until `renew_now`. A scope of anyio's would cost as much as all else of a renewal."""
+        """Sleep, or until `renew_now`. A scope of anyio's would double the cost of a renewal."""
         loop = asyncio.get_running_loop()
         self._sleeping = loop.create_future()
         timer = loop.call_later(max(seconds, 0.0), _wake, self._sleeping)
@@ -309,9 +306,9 @@ class HeldLease:
             self._sleeping = None
 
     async def release(self, *, within: float = RELEASE_WITHIN) -> None:
-        """Stop keeping it and revoke it; wait so long until that is done. Also one whose grant nobody knows of."""
+        """Stop keeping it and revoke it, also if its grant is unknown; wait at most `within` seconds."""
         if self.kept and not self._keeping.drop(self):
-            return  # it is lost, or was released before
+            return  # lost, or released before
         await to_the_end(self._revoke(), within=within)
 
     async def _revoke(self) -> None:
@@ -322,14 +319,14 @@ class HeldLease:
 
 
 async def _forget(granting: asyncio.Future[tuple[Lease, float]]) -> None:
-    """Revoke a lease whose caller was cancelled before it was granted."""
+    """Revoke a lease whose caller was cancelled before the grant."""
     with anyio.move_on_after(RELEASE_WITHIN), contextlib.suppress(StoreError):
         lease, _ = await granting
         await lease.revoke(timeout=RELEASE_WITHIN)
 
 
 async def _granted(store: Calls, ttl: float, terms: LeaseTerms) -> tuple[Lease, float]:
-    """Grant a lease, and return it with the time from which it is to be reckoned."""
+    """Grant a lease; return it and the time from which its TTL counts."""
     sent_at, timeout = store.time(), terms.get("timeout")
     asked: LeaseTerms = {"gone_ttl": None, **terms}
     lease = await store.grant(ttl, **asked)
@@ -344,13 +341,12 @@ def _away_ttls(terms: LeaseTerms) -> tuple[float | None, float | None]:
 async def renewed_if_old(
     lease: Lease, sent_at: float, time: Callable[[], float], *, timeout: float | None = None
 ) -> float:
-    """Renew a lease whose grant was long under way; when was sent what it is now known by.
+    """Renew a lease whose grant took long, as after an outage. Return when the last request was sent.
 
-    So it is after an outage, in which the request waited: by our clock the lease may have lapsed before we heard of it.
-    As nobody relies on it yet, it may be renewed.
+    By this clock the lease may have expired meanwhile. It is unused, so a renewal is safe.
 
     Raises:
-        LeaseNotFound: It has lapsed indeed.
+        LeaseNotFound: It has expired.
     """
     now = time()
     if now < sent_at + lease.ttl / RENEWALS_PER_TTL:
@@ -373,7 +369,7 @@ LAPSED = "the store has let its lease lapse"
 
 
 def not_renewed(ttl: float) -> str:
-    """Say that a lease is lost because the store was out of reach."""
+    """Return the reason for a lease lost while the store was out of reach."""
     return f"its lease of {ttl:g} s could not be renewed in time"
 
 
@@ -383,18 +379,17 @@ def _check(lease: int, lost: str | None) -> None:
 
 
 def retry_pause(ttl: float) -> float:
-    """Return the seconds after which a keep-alive that failed is tried again."""
+    """Return the seconds before a failed keep-alive is retried."""
     return min(0.1, ttl / 10)
 
 
 @contextlib.asynccontextmanager
 async def kept_lease(keeping: Keeping, ttl: float, **terms: Unpack[LeaseTerms]) -> AsyncIterator[HeldLease]:
-    """Keep a lease for as long as a block lasts, and revoke it then.
+    """Keep a lease during a block, and revoke it at the end; the block may end in another task.
 
-    If the lease is lost, the task that has entered is cancelled until the block is left, which raises `LeaseNotFound`:
-    what it held is another's by then. The block may be left in another task.
-
-    The caller's event loop does the keeping. A caller that blocks the loop for longer than the TTL loses the lease.
+    If the lease is lost, the task that entered the block is cancelled until it leaves, and `LeaseNotFound` is raised:
+    another client may hold the key by then. The caller's event loop renews the lease: blocking the loop for longer than
+    the TTL loses it.
     """
     loss = Cancelling()
     lease = await keeping.hold(ttl, loss.begin, **terms)
@@ -411,14 +406,14 @@ async def kept_lease(keeping: Keeping, ttl: float, **terms: Unpack[LeaseTerms]) 
 
 
 class _Keeper:
-    """Grants a lease in a thread, renews it, and revokes it once its holder has left or is no more.
+    """Grants a lease in a thread, renews it, and revokes it once its holder has left or was collected.
 
-    This thread hears no signals. So an exception out of a signal's handler, in the thread of the holder, tears nothing.
+    No signal's handler runs in this thread, so none can interrupt it halfway.
 
     Attributes:
-        known: Set once there is a `lease`, or an `error`.
-        left: Set by the holder, whose end counts as a leave, too.
-        over: Set once nothing more is done.
+        known: Set once `lease` or `error` is set.
+        left: Set when the holder leaves or is collected.
+        over: Set at the end of the thread.
     """
 
     lease: Lease
@@ -431,20 +426,20 @@ class _Keeper:
         self.known, self.left, self.over = Flag(), Flag(), Flag()
         self.error: Exception | None = None
         self._lost: str | None = None
-        self._due = 0.0  # when the next renewal is
+        self._due = 0.0  # when the next renewal is due
 
     @property
     def lost(self) -> str | None:
-        """Why the lease must be taken for lost: known by the clock, also while the thread waits for an answer."""
+        """Why the lease is lost, or None; by the clock, also while the thread waits for an answer."""
         if self._lost is None and not self.left.is_set():
             self._lost = self.belief.lost(self._store.time())
         return self._lost
 
     def start(self) -> None:
-        """Begin, in a thread that hears no signals: one could tear `Thread.start`, which waits."""
+        """Start the thread. Runs in a thread without signals: a handler could interrupt `Thread.start`."""
         try:
             threading.Thread(target=self._run, name="keep a lease", daemon=True).start()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the holder must not wait for ever
+        except Exception as error:  # noqa: BLE001 - any error must end the holder's wait
             self.error = error
             self.known.set()
             self.over.set()
@@ -461,7 +456,7 @@ class _Keeper:
             self._renew()
             if self.lost is None:
                 finished(self.lease.revoke(timeout=RELEASE_WITHIN))
-        except Exception as error:  # noqa: BLE001 - the holder raises it, if it still waits for the grant
+        except Exception as error:  # noqa: BLE001 - the holder raises it, if it still waits
             self.error = error
         finally:
             if cuts is not None:
@@ -474,7 +469,7 @@ class _Keeper:
         self._due = 0.0
 
     def _renew(self) -> None:
-        """Renew until it is released or lost. A connection that broke may only be seen by asking: ask often enough."""
+        """Renew until it is released or lost. A broken connection may only be noticed by asking."""
         belief, cuts, time = self.belief, self._store.cuts, self._store.time
         renew_every = min(belief.ttl, self._terms.get("disconnect_ttl") or math.inf) / RENEWALS_PER_TTL
         look_every = max(belief.away_ttl * LOOK_SHARE, LOOK_LEAST)
@@ -492,7 +487,7 @@ class _Keeper:
                 finished(self.lease.keep_alive(timeout=max(belief.until - sent_at, 0.001)))
             except LeaseNotFound:
                 self._lost = LAPSED
-            except Exception as error:  # noqa: BLE001 - also of a defect its holder is to hear, in time
+            except Exception as error:  # noqa: BLE001 - the holder must learn of defects, too, in time
                 how = logging.DEBUG if isinstance(error, StoreError) else logging.ERROR
                 log.log(how, "lease %d was not renewed: %r", self.lease.id, error)
                 self._due = time() + retry_pause(belief.ttl)
@@ -501,14 +496,13 @@ class _Keeper:
 
 
 class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
-    """The blocking twin of `kept_lease`: a thread does the keeping, and nothing can cancel the block.
+    """The blocking twin of `kept_lease`: a thread renews the lease, and the block cannot be cancelled.
 
-    So a long block calls `check` before what counts, or puts the lease's key among the conditions of its writes. A
-    block whose lease was lost ends with `LeaseNotFound`. The thread ends with this object, also if the block is never
-    left.
+    A long block calls `check` before critical steps, or makes its writes conditional on the lease's key. If the lease
+    was lost the block ends with `LeaseNotFound`. The thread ends with this object, also without the end of the block.
 
     Attributes:
-        id: The lease's id, to put keys on; known in the block.
+        id: The lease's id, to put keys on; set in the block.
         ttl: Seconds, as granted.
     """
 
@@ -521,11 +515,11 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
 
     @property
     def lost(self) -> str | None:
-        """Why the lease must be taken for lost, once it must."""
+        """Why the lease is lost, or None."""
         return self._keeper.lost
 
     def check(self) -> None:
-        """Raise `LeaseNotFound` if it must be taken for lost."""
+        """Raise `LeaseNotFound` if it is lost."""
         _check(self.id, self.lost)
 
     def __enter__(self) -> Self:
@@ -553,10 +547,10 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
 
 
 def _note_of(note: NoteOf | None, away: bool) -> bytes:
-    """Return what goes with a keep-alive: nothing if it cannot be made or sent, since the lease is renewed anyway."""
+    """Return the note of a keep-alive; if it fails or is too long, none: the lease is renewed anyway."""
     try:
         said = b"" if note is None else note(away)
-    except Exception:  # a defect of whoever makes notes
+    except Exception:  # of the caller's `note`
         log.exception("a lease is renewed without its note, which cannot be made")
         return b""
     return said if len(said) <= NOTE_BYTES_MAX else b""

@@ -1,4 +1,4 @@
-"""Façade: the store for blocking callers: its client, and the server in a thread."""
+"""Façade: the store for blocking callers: its client, and a server in a thread."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def serve(
     data_dir: str | os.PathLike[str] | None = None,
     sock: socket.socket | Sequence[socket.socket] | None = None,
 ) -> Serving:
-    """Serve a new store in a thread with an event loop of its own; the arguments are those of `store.serve`.
+    """Serve a new store in a thread with its own event loop; the arguments are those of `store.serve`.
 
-    A caller that holds the interpreter lock for long holds the server up, too. What it misses then is not counted
-    against anybody's lease. A forked child serves nothing, and leaves the context without a word.
+    If the caller holds the interpreter lock for long the server stops, too; that time does not count against leases. In
+    a forked child, leaving the context does nothing.
     """
     from store.server import server as async_server  # a client needs neither it nor sqlite3
 
@@ -82,7 +82,7 @@ def serve(
 
 
 class Serving(contextlib.AbstractContextManager["Server"]):
-    """A server, and the thread in which it serves. No generator, for the reasons of `Held`."""
+    """A server and its thread. Not a generator: see `Held`."""
 
     def __init__(self, serving: contextlib.AbstractAsyncContextManager[Server]) -> None:
         self._serving = serving
@@ -98,7 +98,7 @@ class Serving(contextlib.AbstractContextManager["Server"]):
             raise
 
     def beside(self, context: contextlib.AbstractAsyncContextManager[T]) -> contextlib.AbstractContextManager[T]:
-        """Return what enters something in the server's thread; it is to be left before the server is."""
+        """Return a context that is entered in the server's thread; leave it before the server."""
         return Held(self._thread, context)
 
     def __exit__(

@@ -1,9 +1,8 @@
-"""Shell: the recipes for those who await; see `store.recipes`. What blocks is made of them, in `blocking`.
+"""Shell: the awaited recipes; see `store.recipes`. `blocking` wraps them.
 
-Nothing polls. Who waits sends one `Wait` for a key that never comes, guarded by the conditions under which waiting
-makes sense: the place ahead still exists, and so does one's own. The store answers with `ConditionFailed` the moment
-one of them ceases to hold. Each place is a key on its holder's lease, made once and never made again: its
-`create_revision` is the order of arrival, and the fence.
+No recipe polls. A waiter sends one `Wait` for a key that is never written, on condition that its own place and the
+place ahead exist. The store answers `ConditionFailed` as soon as one of them is deleted. Each place is a key on its
+holder's lease, written once: its `create_revision` is the order of arrival, and the fence.
 
 Keys, under the recipe's name: `line/<kind><lease>` for locks and elections, `bell` for elections.
 """
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=Response)
 
-TTL = 10.0  # seconds for which a holder that has died is still taken for one
-SILENT_AFTER = 1.0  # seconds that each request of an attempt with `timeout=0` may take
+TTL = 10.0  # seconds until the place of a dead holder is free
+SILENT_AFTER = 1.0  # seconds per request with `timeout=0`
 EARLY = 0.01  # seconds by which a timer may be early
 
 
@@ -49,9 +48,9 @@ class Held:
     """A place in the store that its holder has until its lease ends.
 
     Attributes:
-        key: Where it is.
+        key: Its key.
         token: Its revision: higher than that of every earlier holder.
-        lease: The lease it is on.
+        lease: Its lease.
     """
 
     key: str
@@ -60,18 +59,14 @@ class Held:
 
     @property
     def fence(self) -> Condition:
-        """The condition that this is still held: for `when=` of a write."""
+        """The condition that it is still held, for `when=` of a write."""
         return when.create_revision(self.key) == self.token
 
 
 class _Asking:
-    """Asks the store for one recipe, until the time of its caller is over.
+    """Asks the store for one recipe within the caller's timeout. With timeout 0 each request has a second.
 
-    Args:
-        store: The client.
-        name: The recipe's name: the keys it uses start with it.
-        timeout: Seconds for all of it, if there is a limit; with 0 each request has a second.
-        late: What is said if the place was taken for all of that time.
+    `late` is the message if the place was taken all the time.
     """
 
     def __init__(self, store: Calls, name: str, timeout: float | None = None, late: str = "") -> None:
@@ -87,7 +82,7 @@ class _Asking:
 
     @property
     def left(self) -> float | None:
-        """Seconds that the next request may take."""
+        """The seconds left for the next request."""
         if not self._timeout:
             return None if self._timeout is None else SILENT_AFTER
         return max(self._began_at + self._timeout - self.store.time(), 0.001)
@@ -102,7 +97,7 @@ class _Asking:
             raise StoreTimeoutError(self._late)
 
     def judged(self, error: StoreError) -> StoreError:
-        """Return what an error means to the caller: if the caller's time is over, whether the place was taken."""
+        """Return the caller's error: after the timeout, it says if the place was taken."""
         late_after = SILENT_AFTER if self._timeout == 0 else self._timeout
         if late_after is None or self.store.time() < self._began_at + late_after - EARLY:
             return error
@@ -112,16 +107,15 @@ class _Asking:
         return StoreTimeoutError(silent, maybe_applied=error.maybe_applied)
 
     async def entry(self, key: str) -> Entry | None:
-        """Return what a key holds."""
         return (await self(Get(key))).entry
 
     async def keys(self, prefix: str) -> list[Entry]:
-        """Return all entries whose keys start with a prefix, without their values, in the order of their keys."""
+        """Return the entries under a prefix, sorted by key, without values."""
         listing = await self(List(prefix=prefix, keys_only=True))
         return [entry for entry in listing.entries if entry is not None]
 
     async def until_changed(self, conditions: Sequence[Condition]) -> None:
-        """Wait until one of the conditions does not hold any more."""
+        """Wait until one of the conditions is false."""
         with contextlib.suppress(ConditionFailed):
             await self(Guarded(when=tuple(conditions), request=Wait(keys=(f"{self.name}/nothing",))))
 
@@ -146,20 +140,20 @@ def _as_it_is(entry: Entry) -> Condition:
 def lock(
     store: Calls, name: str, *, ttl: float = TTL, value: bytes = b"", **terms: Unpack[LeaseTerms]
 ) -> AbstractAsyncContextManager[Held]:
-    """Hold a lock for the length of a block, one holder at a time, in the order in which they came.
+    """Hold a lock for the length of a block, one holder at a time, first come first served.
 
     Args:
         store: The client.
-        name: The lock's name: the keys it uses start with it.
-        ttl: Seconds after which a holder that has died, or is cut off, counts as gone.
-        value: What others may read of the holder, under its key.
-        terms: `timeout=`: seconds that getting it may take, all in all; 0: take it only if it is free now.
-            `disconnect_ttl=` and `gone_ttl=`: how soon it is free again after the holder's connection has ended, or its
-            process has died; see `Store.grant`.
+        name: The lock's name, a prefix of its keys.
+        ttl: Seconds until a dead or disconnected holder loses it.
+        value: Published under the holder's key.
+        terms: `timeout=`: seconds for getting it, in all; 0: take it only if it is free now. `disconnect_ttl=` and
+            `gone_ttl=`: the time until it is free after the holder's connection ended, or its process died; see
+            `Store.grant`.
 
     Raises:
         StoreTimeoutError: It was not free in time, or the store did not answer in time.
-        LeaseNotFound: The lock was lost; an awaiting holder is cancelled for it.
+        LeaseNotFound: The lock was lost; an awaiting holder is cancelled first.
     """
     return _place(store, name, f"the lock {name!r} was not free", "w", value, ttl, terms)
 
@@ -167,35 +161,35 @@ def lock(
 def write_lock(
     store: Calls, name: str, *, ttl: float = TTL, value: bytes = b"", **terms: Unpack[LeaseTerms]
 ) -> AbstractAsyncContextManager[Held]:
-    """Hold a read-write lock alone: once all readers and writers who came earlier have gone; see `lock`."""
+    """Hold a read-write lock alone, once all earlier readers and writers have gone; see `lock`."""
     return lock(store, name, ttl=ttl, value=value, **terms)
 
 
 def read_lock(
     store: Calls, name: str, *, ttl: float = TTL, value: bytes = b"", **terms: Unpack[LeaseTerms]
 ) -> AbstractAsyncContextManager[Held]:
-    """Hold a read-write lock together with other readers, once the writers who came earlier have gone; see `lock`."""
+    """Hold a read-write lock together with other readers, once all earlier writers have gone; see `lock`."""
     return _place(store, name, f"the lock {name!r} was not free of writers", "r", value, ttl, terms)
 
 
 def leadership(
     store: Calls, name: str, candidate: bytes, *, ttl: float = TTL, **terms: Unpack[LeaseTerms]
 ) -> AbstractAsyncContextManager[Held]:
-    """Lead for the length of a block, once all earlier candidates have gone; its end resigns.
+    """Lead for the length of a block, once all earlier candidates have gone; leaving resigns.
 
     Args:
         store: The client.
-        name: The election's name: the keys it uses start with it.
-        candidate: What `leader` returns while this one leads: an address, say.
-        ttl: Seconds after which a leader that has died, or is cut off, counts as gone.
-        terms: As of `lock`; with `timeout=0` it leads only if there is no other candidate now.
+        name: The election's name, a prefix of its keys.
+        candidate: The value that `leader` returns meanwhile, for example an address.
+        ttl: Seconds until a dead or disconnected leader loses its place.
+        terms: As of `lock`; with `timeout=0`, lead only if there is no other candidate now.
     """
     late = f"another led in {name!r}: this one was not elected"
     return _place(store, name, late, "w", candidate, ttl, terms, bell=True)
 
 
 async def leader(store: Calls, name: str, *, timeout: float | None = None) -> bytes | None:
-    """Return what the leader of an election gave as its `candidate`, or None if there is no leader."""
+    """Return the `candidate` value of an election's leader, or None without a leader."""
     ask = _Asking(store, name, timeout)
     try:
         entry = await _first_in_line(ask)
@@ -205,7 +199,7 @@ async def leader(store: Calls, name: str, *, timeout: float | None = None) -> by
 
 
 async def leaders(store: Calls, name: str) -> AsyncIterator[bytes | None]:
-    """Yield the leader's value, or None while nobody leads, and again at each change; quick ones may be missed."""
+    """Yield the leader's value, or None without a leader, at each change; quick changes may be skipped."""
     ask = _Asking(store, name)
     current = await _first_in_line(ask)
     while True:
@@ -217,7 +211,7 @@ async def leaders(store: Calls, name: str) -> AsyncIterator[bytes | None]:
 async def _place(
     store: Calls, name: str, late: str, kind: str, value: bytes, ttl: float, terms: LeaseTerms, *, bell: bool = False
 ) -> AsyncIterator[Held]:
-    """Have a place in a line, on a lease of its own, from the moment it is the first until the block is left."""
+    """Hold a place in a line, on its own lease, from the moment it is first until the block ends."""
     ask = _Asking(store, name, terms.pop("timeout", None), late)
     _check(isinstance(value, bytes | bytearray | memoryview), name, "value", value, "bytes")
     for what, seconds in {"ttl": ttl, **terms}.items():
@@ -227,7 +221,7 @@ async def _place(
         terms["timeout"] = ask.left
         async with store.kept_lease(ttl, **terms) as lease:
             place = await _stand_in_line(ask, kind, lease, bytes(value))
-            if bell:  # watchers of an election without a leader cannot know the key that the next one writes
+            if bell:  # watchers of an election without a leader cannot know the next key
                 await ask(Guarded(when=(place.fence,), request=Put(f"{name}/bell", b"")))
             held = place
             yield held
@@ -238,7 +232,7 @@ async def _place(
 
 
 async def _stand_in_line(ask: _Asking, kind: str, lease: LeaseLike, value: bytes) -> Held:
-    """Take a place in a line, and wait until those before it have gone: readers (`r`) for writers (`w`), else all."""
+    """Take a place in a line. Wait until earlier places are gone: for readers (`r`) writers only, else all."""
     prefix = f"{ask.name}/line/"
     key = f"{prefix}{kind}{lease.id:016x}"
     taken = (await ask(CompareAndSet(key=key, value=value, expected_revision=0, lease=lease.id))).entry
@@ -254,12 +248,12 @@ async def _stand_in_line(ask: _Asking, kind: str, lease: LeaseLike, value: bytes
         if not in_the_way:
             return held
         ask.taken()
-        # Only the last of those ahead is waited for: who leaves wakes one, not all.
+        # Wait for the last of them only: each leave wakes one waiter.
         await ask.until_changed([held.fence, _as_it_is(in_the_way[-1])])
 
 
 async def _first_in_line(ask: _Asking) -> Entry | None:
-    """Return the place of the one whose turn it is, with its value."""
+    """Return the first place in the line, with its value."""
     while line := await ask.keys(f"{ask.name}/line/"):
         first = min(line, key=lambda entry: entry.create_revision)
         entry = await ask.entry(first.key)
@@ -269,14 +263,14 @@ async def _first_in_line(ask: _Asking) -> Entry | None:
 
 
 async def _leader_changed(ask: _Asking, known: Entry | None) -> Entry | None:
-    """Wait until another leads than the one that is known, or nobody does."""
+    """Wait until the leader is another than the known one, or none."""
     if known is not None:
         await ask.until_changed([_as_it_is(known)])
         return await _first_in_line(ask)
     while True:
-        # Nobody leads. Who comes writes a key whose name is not known yet, so this waits for the bell it rings.
+        # Without a leader the next key is unknown, so wait for the bell that each candidate rings.
         bell = await ask.entry(f"{ask.name}/bell")
-        current = await _first_in_line(ask)  # it may have come between the two looks
+        current = await _first_in_line(ask)  # a candidate may have come between the two reads
         if current is not None:
             return current
         await ask.until_changed([when.mod_revision(f"{ask.name}/bell") == (bell.mod_revision if bell else 0)])

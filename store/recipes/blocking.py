@@ -1,7 +1,7 @@
-"""Shell: the recipes for those who block; see `store.recipes`. Each is made of the one for those who await.
+"""Shell: the blocking recipes; see `store.recipes`. Each wraps an awaited one.
 
-What blocks cannot be cancelled from outside. So a block that lost its lock goes on to its end, and only then learns of
-it by `LeaseNotFound`: what it writes must be fenced by `held.fence`.
+A blocking block cannot be cancelled. If it loses its lock it goes on to its end and then raises `LeaseNotFound`: put
+`held.fence` among the conditions of its writes.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ leadership = _block(awaited.leadership)
 
 
 def leader(store: BlockingCalls, name: str) -> bytes | None:
-    """Return what the leader of an election gave as its value, or None if nobody leads."""
+    """Return the value of an election's leader, or None without a leader."""
     return finished(awaited.leader(AtOnce(store), name))
 
 
 def leaders(store: BlockingCalls, name: str) -> Iterator[bytes | None]:
-    """Yield the leader's value, or None while nobody leads, and again at each change; quick ones may be missed."""
+    """Yield the leader's value, or None without a leader, at each change; quick changes may be skipped."""
     told = awaited.leaders(AtOnce(store), name)
     while True:
         yield finished(anext(told))
