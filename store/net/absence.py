@@ -1,9 +1,8 @@
-"""Shell: says that a store cannot be reached, for as long as somebody waits for it: soon, and then ever more rarely.
+"""Shell: logs that a store cannot be reached while a call waits for it, at growing intervals.
 
-A wait of ten minutes for a name that was mistyped must not pass in silence. Whoever waits for less than `FIRST` seconds
-is told by the error alone. Of several in one process that wait for the same store, the first one speaks for all.
-
-A store that was met, and is out of reach later, is told of once by each client, and once when it is back: `Outages`.
+Waits shorter than `FIRST` seconds are reported by their error alone. Of several waits in one process for the same
+store, only the first logs. For a store that was connected and is lost later, each client logs the loss once and the
+return once: `Outages`.
 """
 
 from __future__ import annotations
@@ -26,25 +25,18 @@ __all__ = ["Outages", "absence_told"]
 log: logging.Logger = logging.getLogger(__name__)
 
 FIRST: Final = (3.0, 10.0, 30.0)
-"""After how many seconds it is said; from then on each time after twice as long."""
+"""Seconds after which it is logged; from then on each time after twice as long."""
 
 FORGOTTEN_AFTER: Final = 10.0
-"""Seconds without a failed attempt: longer than a client that blocks pauses between two. Then it was not called."""
+"""Seconds without a failed attempt after which an outage is forgotten: the client made no calls."""
 
-_waiting: defaultdict[str, list[object]] = defaultdict(list)  # who waits for a store, the first to come first
+_waiting: defaultdict[str, list[object]] = defaultdict(list)  # waits for a store, the oldest first
 
 
 @contextlib.contextmanager
 def absence_told(name: str, problem: Callable[[], str], *, within: float, ended_by: str) -> Iterator[None]:
-    """Say at WARNING, while the block runs, that the store of this name has not answered yet.
-
-    Args:
-        name: The store's address.
-        problem: Gives the reason, as far as it is known.
-        within: Seconds that the wait may take.
-        ended_by: What ends it then.
-    """
-    # A timer, and no task: nearly every wait is over before there is anything to say.
+    """Log at WARNING, while the block runs, that this store has not answered; `ended_by` ends the wait."""
+    # A timer, not a task: most waits end before the first log line.
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle | None = None
     me, waiting = object(), _waiting[name]
@@ -72,13 +64,7 @@ def absence_told(name: str, problem: Callable[[], str], *, within: float, ended_
 
 
 class Outages:
-    """What one client says, at INFO, of a store that it had met: that it is out of reach, and that it is back.
-
-    Args:
-        name: The store's address.
-        problem: Gives the reason, as far as it is known.
-        log: The client's logger.
-    """
+    """Logs at INFO that a store, connected before, is out of reach, and that it is back."""
 
     def __init__(self, name: str, problem: Callable[[], str], log: logging.Logger) -> None:
         self._name, self._problem, self._log = name, problem, log
@@ -86,11 +72,11 @@ class Outages:
         self._lasts = self._said = self._met = False
 
     def lasts_for(self, now: float) -> float:
-        """Return for how many seconds the store has been out of reach."""
+        """Return the seconds since the store was lost."""
         return now - self._since if self._lasts else 0.0
 
     def failed(self, now: float) -> None:
-        """Note that the connection was lost, or that an attempt has failed; say so if that has lasted."""
+        """Note a lost connection or a failed attempt; log it if the outage lasts."""
         if not self._lasts or now - self._failed_at > FORGOTTEN_AFTER:
             self._since, self._lasts = now, True
         self._failed_at = now
@@ -99,13 +85,13 @@ class Outages:
             self._say("the store at %s has been out of reach for %s: %s", now, self._problem())
 
     def lost(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Note that the connection was lost, and say so later if it is not found."""
+        """Note a lost connection, and log it later if it is not restored."""
         self._met = True
         self.failed(loop.time())
         loop.call_later(FIRST[0], lambda: self.failed(loop.time()) if self._lasts else None)
 
     def over(self, now: float = math.inf) -> None:
-        """Note that the store has answered; or, without the time, that this does not matter any more."""
+        """Note an answer of the store; without `now`, that the outage does not matter any more."""
         if self._said and now < math.inf:
             self._say("the store at %s is back after %s%s", now, "")
         self._lasts = self._said = False
@@ -114,5 +100,5 @@ class Outages:
     def _say(self, text: str, now: float, more: str) -> None:
         if self._log.isEnabledFor(logging.INFO):
             said = (text, self._name, in_words(now - self._since), more)
-            # In a thread: no event loop waits for a terminal or a pipe that takes nothing.
+            # In a thread: a blocked terminal or pipe must not block the event loop.
             threading.Thread(target=self._log.info, args=said, name="log", daemon=True).start()

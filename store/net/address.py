@@ -1,4 +1,4 @@
-"""Pure: where a store is, as a URL: `tcp://host:port`, or `tcps://host:port` for TLS."""
+"""Pure: the address of a store as a URL: `tcp://host:port`, or `tcps://host:port` for TLS."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from store.errors import StoreUsageError
 
 __all__ = ["DEFAULT_PORT", "Address", "host_and_port"]
 
-DEFAULT_PORT = 29400  # what torchrun's users type
+DEFAULT_PORT = 29400  # torchrun's default
 
 
 def host_and_port(host: str, port: int) -> str:
-    """`host:port`, with the brackets that an IPv6 address needs."""
+    """Return `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Host and port of a store, and whether TLS is spoken there."""
+    """The host and port of a store, and whether it uses TLS."""
 
     host: str
     port: int
@@ -30,10 +30,10 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """The address that a URL names.
+        """Parse the URL of a store.
 
         Raises:
-            StoreUsageError: It is not the URL of a store; the message says what is wrong with it.
+            StoreUsageError: It is not one; the message says why.
         """
         try:
             parts = urlsplit(url)

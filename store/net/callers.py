@@ -1,7 +1,7 @@
-"""Shell: callers who would wait for ever, refused with one sentence that names the cause.
+"""Shell: rejects callers that would wait for ever, with one sentence that names the cause.
 
-A blocking call holds its thread. If the event loop of that very thread serves the store that is called, nobody is left
-to answer. Where gevent or eventlet have replaced threads and sockets, a thread with an event loop of its own is none.
+A blocking call holds its thread: if that thread's event loop serves the store, no answer can come. Under gevent or
+eventlet, threads cannot have event loops of their own.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def serves(host: str, port: int) -> None:
 
 
 def serves_no_more(port: int) -> None:
-    """Note that the store there is served no more."""
+    """Note that the store there is closed."""
     _served.pop(port, None)
 
 
 def check_blocking_caller(host: str, port: int) -> None:
-    """Refuse a blocking call in the thread whose loop serves the store that is called.
+    """Reject a blocking call in the thread whose loop serves the store.
 
     Raises:
         StoreUsageError: It would wait for ever.
@@ -50,7 +50,7 @@ def check_blocking_caller(host: str, port: int) -> None:
 
 
 def check_threads() -> None:
-    """Refuse to run where threads are green ones.
+    """Reject a process with green threads.
 
     Raises:
         StoreUsageError: gevent or eventlet have replaced them.

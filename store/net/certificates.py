@@ -1,4 +1,4 @@
-"""Shell: TLS contexts for clients that remember which certificate they show."""
+"""Shell: TLS contexts for clients, which remember their certificate."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["ClientContext", "client_context"]
 
 
 class ClientContext(ssl.SSLContext):
-    """A context that remembers the certificate it shows, for gRPC, which speaks TLS by itself.
+    """A context that remembers its certificate, for gRPC, which does TLS by itself.
 
     Attributes:
-        shown: The certificate's chain and its key, both as PEM; None if it shows none.
+        shown: The certificate chain and its key, as PEM, or None.
     """
 
     shown: tuple[bytes, bytes] | None = None
 
-    def load_cert_chain(  # type: ignore[override]  # the key's password is left out: see below
+    def load_cert_chain(  # type: ignore[override]  # without the key's password: see below
         self, certfile: str | os.PathLike[str], keyfile: str | os.PathLike[str] | None = None
     ) -> None:
-        """Show this certificate; its key must not be encrypted, since nothing here could ask for a password."""
+        """Load a certificate; its key must not be encrypted, since no password can be asked for."""
         super().load_cert_chain(certfile, keyfile)
         self.shown = Path(certfile).read_bytes(), Path(keyfile or certfile).read_bytes()
 
@@ -34,13 +34,7 @@ def client_context(
     cert: str | os.PathLike[str] | None = None,
     key: str | os.PathLike[str] | None = None,
 ) -> ClientContext:
-    """Return a context for a client, from files in PEM.
-
-    Args:
-        ca: The authorities that are trusted; without it, those of the system.
-        cert: What to show, if anything.
-        key: Its key; without it, it is in the same file.
-    """
+    """Return a client's context from PEM files. Default: the system's authorities; the key is in `cert`'s file."""
     context = ClientContext(ssl.PROTOCOL_TLS_CLIENT)
     if ca is not None:
         context.load_verify_locations(ca)

@@ -1,11 +1,9 @@
 """Shell: keeps Python's garbage collector from stopping a server for long (promise S11).
 
-A full collection looks at every object there is: 110 ms with 300,000 keys. What a store keeps are no cycles, and is let
-go of as soon as nothing refers to it, without the collector. So what has survived a collection of young objects is
-taken out of its sight ("frozen"). A cycle that lives that long and is dropped later is found only once nobody is
-connected, when a pause harms nobody.
-
-Only the process of `rdzv serve` does this: in any other, the collector is not ours.
+A full collection looks at every object: 110 ms with 300,000 keys. A store's data has no cycles and is freed without the
+collector. So objects that survived a collection of young objects are hidden from it ("frozen"). A cycle that lives that
+long is collected once no client is connected, when a pause does no harm. Only `rdzv serve` uses this: in other
+processes the collector is not ours.
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["short_collections", "tidy_up"]
 
-GROWTH = 200_000  # frozen objects, after which it is worth looking for cycles among them
+GROWTH = 200_000  # frozen objects, after which a search for cycles is worthwhile
 
-_looked_at = 0  # so many were frozen when that was last done
+_looked_at = 0  # frozen objects at the last search
 
 
 @contextlib.contextmanager
@@ -36,7 +34,7 @@ def short_collections() -> Iterator[None]:
 
 
 def tidy_up() -> None:
-    """Look at everything, if there is much more than last time; call this when a pause harms nobody."""
+    """Collect everything, if much was frozen since; call this when a pause does no harm."""
     global _looked_at
     if gc.get_freeze_count() > _looked_at + GROWTH:
         gc.unfreeze()

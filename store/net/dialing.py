@@ -1,4 +1,4 @@
-"""Shell: how a client connects: to whom, with what pauses in between, and in what words it is told of what fails."""
+"""Shell: how a client connects, and the words for errors."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ __all__ = [
 
 
 class Dial(Protocol):
-    """How a connection is made; tests on virtual time bring their own."""
+    """Makes a connection; tests in virtual time have their own."""
 
     def __call__(
         self, protocol_factory: Callable[[], asyncio.Protocol], /
     ) -> Awaitable[tuple[asyncio.Transport, asyncio.Protocol]]:
-        """Connect and give what `loop.create_connection` gives."""
+        """Connect and return the result of `loop.create_connection`."""
         ...
 
 
 class TcpDial:
-    """Connects to an address over TCP, with TLS if it asks for it."""
+    """Connects to an address over TCP, with TLS if the address says so."""
 
     def __init__(
         self, address: Address, tls: ssl.SSLContext | None, *, renew: Callable[[], ssl.SSLContext | None] | None = None
     ) -> None:
         self.secure: bool = address.secure
         self._context = (tls or ssl.create_default_context()) if address.secure else None
-        self._renew = renew  # reads the files of certificates again
+        self._renew = renew  # reads the certificate files again
         self.addresses: Addresses = Addresses(address.host, address.port)
 
     async def __call__(
         self, protocol_factory: Callable[[], asyncio.Protocol], /
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
-        """Connect and give what `loop.create_connection` gives."""
+        """Connect and return the result of `loop.create_connection`."""
         loop = asyncio.get_running_loop()
         open_before_uvloop(loop)
         context = self._context
@@ -65,9 +65,9 @@ class TcpDial:
             renewed = await anyio.to_thread.run_sync(self._renew, abandon_on_cancel=True)
             context = (renewed or context) if self.secure else None
         try:
-            # No await between the two: a socket that nobody has taken over yet could be lost there, unclosed.
+            # No await between the two: the socket could be leaked there.
             sock = await connected_socket(self.addresses)
-            prepare(sock)  # here, and not by the loop's stand-in for it: uvloop's takes three times as long
+            prepare(sock)  # not by uvloop's socket object, which takes three times as long
             return await loop.create_connection(
                 protocol_factory, sock=sock, ssl=context, server_hostname=self.addresses.host if context else None
             )
@@ -76,28 +76,28 @@ class TcpDial:
 
 
 class HungUp(ConnectionResetError):
-    """A server ended a connection before it said a word; the text says what may be the matter."""
+    """The server closed a connection before its first word; the text names the likely cause."""
 
 
 IN_THE_HANDSHAKE = (
     "it closed the connection in the TLS handshake, as a server does that wants a client's certificate (mutual TLS) "
     "and has got none, or one that it does not trust"
 )
-"""This is all that TLS 1.3 lets a refused client see."""
+"""This is all that TLS 1.3 lets a rejected client see."""
 
 WITHOUT_A_WORD = "it closed the connection without a word; if it speaks TLS, write tcps://"
-"""Said of a server that was never met, without TLS: of one that was met we know what it speaks."""
+"""For a server never met, without TLS; the protocol of one that was met is known."""
 
 
 def left_without_a_word(*, secure: bool, met: bool) -> ConnectionResetError:
-    """The error for a connection that was closed before the server said anything; `met`, if it ever has."""
+    """Return the error for a connection closed before the server's first word; `met`: was the server met before?"""
     if secure:
         return HungUp(IN_THE_HANDSHAKE)
     return ConnectionResetError() if met else HungUp(WITHOUT_A_WORD)
 
 
 class TurnedAway(ConnectionRefusedError):
-    """Whoever listens at the store's address refused us, and said why: it is full, or it is not the store we met."""
+    """The server at the store's address rejected the client and said why: it is full, or another store."""
 
 
 NOBODY_LISTENS = "nobody listens there"
@@ -106,11 +106,11 @@ SAYS_NOTHING = (
     "it accepts connections and sends nothing: it is no store (of HTTP, say), or speaks TLS: for that, write tcps://",
     "it accepts connections and does not answer in the TLS handshake: it is no store, or without TLS: write tcp://",
 )
-"""Said of a server that was never met and does not greet, as ours do at once: to a client without TLS, and with it."""
+"""For a server never met that sends no greeting: to a client without TLS, and with it."""
 
 
 NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
-"""What OpenSSL says of an answer that is none in TLS."""
+"""OpenSSL's errors for an answer that is not TLS."""
 
 _TLS_IN_WORDS = {
     **dict.fromkeys(NO_TLS, "it does not speak TLS: use tcp:// for it"),
@@ -121,13 +121,13 @@ _TLS_IN_WORDS = {
 
 
 def describe(error: BaseException) -> str:
-    """An operating-system error as a person would say it."""
+    """Return an error of the operating system or of TLS in plain words."""
     if isinstance(error, HungUp | TurnedAway):
         return str(error)
     if isinstance(error, ssl.SSLEOFError):
         return IN_THE_HANDSHAKE
     if isinstance(error, ssl.SSLError):
-        reason = getattr(error, "reason", None) or str(error)  # those that Python raises, and not OpenSSL, have none
+        reason = getattr(error, "reason", None) or str(error)  # Python's own errors have none
         return f"TLS failed: {_TLS_IN_WORDS.get(reason, reason)}"
     if isinstance(error, ConnectionRefusedError):
         return NOBODY_LISTENS
@@ -140,7 +140,7 @@ def describe(error: BaseException) -> str:
 
 
 def lack_of(error: BaseException) -> str:
-    """Say which limit of this process an error comes from, and how to raise it; empty if it is of something else."""
+    """Return which limit of this process an error comes from, and how to raise it; empty for other errors."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         return f"{error.strerror}: this process may have {soft} of at most {hard}; raise ulimit -n"

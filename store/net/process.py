@@ -1,6 +1,7 @@
-"""Shell: who this process is to others: its random identity, and whose loopback it shares.
+"""Shell: the identity of this process and of its loopback network.
 
-By the identity a server knows which connections are of one process (R20), and a client that it was inherited.
+By the identity a server knows which connections are of one process (R20), and a client that it was inherited over
+`fork()`.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ _id = os.urandom(16)
 
 
 def process_id() -> bytes:
-    """16 random bytes, the same for as long as this process lives; a child that it forks has others."""
+    """Return 16 random bytes, constant for the life of this process; a forked child has others."""
     return _id
 
 
 def check_made_here(made_in: bytes, name: str) -> None:
-    """Refuse to use the client of a store of this name in a process that was forked from the one that it was made in.
+    """Reject a client that was made before a `fork()`.
 
     Raises:
-        UsedAfterFork: So it is.
+        UsedAfterFork: The client is inherited.
     """
     if made_in is not _id:
         raise UsedAfterFork(f"this client of {name} was made before fork(); make a new one in the child")
@@ -35,9 +36,9 @@ def check_made_here(made_in: bytes, name: str) -> None:
 
 @functools.cache
 def loopback_id() -> str:
-    """Return what all processes say that share this one's loopback, and as far as can be known no others."""
+    """Return an id of this process's loopback network, equal in processes that share it."""
     try:
-        # Containers of one host have one kernel, and each its own loopback; every host numbers its first network alike.
+        # Containers of one host share the boot id; network namespaces have the same numbers on every host.
         where = Path("/proc/sys/kernel/random/boot_id").read_text() + str(Path("/proc/self/ns/net").readlink())
     except OSError:
         where = socket.gethostname()
@@ -47,7 +48,7 @@ def loopback_id() -> str:
 def _draw_again() -> None:
     global _id
     _id = os.urandom(16)
-    loopback_id.cache_clear()  # a child may go to another network
+    loopback_id.cache_clear()  # a child may change its network
 
 
 os.register_at_fork(after_in_child=_draw_again)

@@ -1,14 +1,11 @@
-"""Shell: a connection to a name that has several addresses, of which some may be dead ("happy eyeballs", RFC 8305).
+"""Shell: connecting to a host with several addresses, of which some may be dead ("happy eyeballs", RFC 8305).
 
-The addresses are tried a quarter of a second apart, or at once after one that fails, and the first that answers wins.
-The families take turns, so that a dead network of one family costs one pause, however many addresses it has. The
-address that worked last time comes first. Those that gave no answer come last: an attempt that is given up after a
-moment is so followed by one that begins with another address.
+Attempts start a quarter of a second apart, or at once after a failure, and the first that connects wins. The families
+alternate, so a dead network of one family costs one pause. The address that worked last comes first; addresses that
+gave no answer come last, so that after an attempt without an answer the next begins with another address.
 
-Once a connection was made, a name server that fails or is slow keeps nobody away: then what it said last time holds.
-
-asyncio's own race is not used: it forgets the socket that has won, unclosed, if it is cancelled just then. uvloop has
-none, and neither have blocking callers.
+After the first connection a failing or slow name server blocks no attempt: its last answer is used. asyncio's own race
+is not used: if it is cancelled at the wrong moment it leaks the winning socket. uvloop and blocking callers have none.
 """
 
 from __future__ import annotations
@@ -39,46 +36,42 @@ __all__ = ["Addresses", "Race", "connected", "connected_socket"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
-STAGGER = 0.25  # seconds that one address has for itself, as RFC 8305 recommends
+STAGGER = 0.25  # seconds between two addresses, as RFC 8305 recommends
 
-CHECK_EVERY = 0.5  # seconds; how late who blocks may notice that he is to end
-LOOKED_UP_WITHIN = 1.0  # seconds; then holds what the name stood for last time, if that is known
-HOLDS_FOR = 3.0  # seconds; longer than the longest pause before another attempt
-TOLD_MOST = 4  # addresses of a name in one sentence
+CHECK_EVERY = 0.5  # seconds between two calls of `check`
+LOOKED_UP_WITHIN = 1.0  # seconds; then the last known addresses are used
+HOLDS_FOR = 3.0  # seconds; longer than the longest pause between attempts
+TOLD_MOST = 4  # addresses of a name in one message
 UNDER_WAY = frozenset({0, errno.EINPROGRESS, errno.EALREADY, errno.EAGAIN})  # the last on systems short of memory
-WORKED, SILENT = -1, 1  # the standings of the address that worked last, and of those that were tried since in vain
-SMALL_SEGMENT = 1024  # bytes; with all headers such a packet passes wherever IPv6 does, and through most tunnels
+WORKED, SILENT = -1, 1  # the standing of the address that worked last, and of those that failed since
+SMALL_SEGMENT = 1024  # bytes; with headers such a packet passes all IPv6 networks and most tunnels
 
 Resolved = tuple[int, int, int, str, Any]
-"""Family, kind, protocol, canonical name and address, as `socket.getaddrinfo` gives them."""
+"""Family, kind, protocol, canonical name and address, as `socket.getaddrinfo` returns them."""
 
 
 class Addresses:
-    """What is known of the addresses of one host; all connections to it share this. Safe to use from several threads.
-
-    Args:
-        host: A name or an IP address.
-        port: The port at each of its addresses.
+    """The addresses of one host, shared by all connections to it. Safe to use from several threads.
 
     Attributes:
-        literal: Whether the host is an IP address, and not a name that must be looked up.
+        literal: True if the host is an IP address, which needs no lookup.
     """
 
     def __init__(self, host: str, port: int) -> None:
         self.host = host
         self.port = port
-        self._standing: dict[Any, int] = {}  # of addresses that were tried: the lowest is tried first
+        self._standing: dict[Any, int] = {}  # of tried addresses: the lowest is tried first
         self._resolved: list[Resolved] = []
         self._small_packets = self._said = self._has_worked = False
         self._looking: threading.Thread | None = None
-        self._holds_until = -math.inf  # what was found, on `time.monotonic()`
-        self._problem: Exception = OSError(f"{host} was not looked up")  # of the last time that nothing was found
+        self._holds_until = -math.inf  # the last answer, on `time.monotonic()`
+        self._problem: Exception = OSError(f"{host} was not looked up")  # of the last failed lookup
         with contextlib.suppress(OSError):
             self._look_up(socket.AI_NUMERICHOST)
         self.literal: bool = bool(self._resolved)
 
     def use_small_packets(self, small: bool) -> None:
-        """Let both ends of the connections that are made from now on send small packets only, or any."""
+        """Let both ends of later connections send small packets only, or any."""
         self._small_packets = small
         if small and not self._said:
             self._said = True
@@ -89,13 +82,13 @@ class Addresses:
             )
 
     def prepare(self, sock: socket.socket) -> None:
-        """Prepare a socket that is about to connect."""
+        """Prepare a socket before it connects."""
         if self._small_packets:
-            with SystemErrorsSuppressed(OSError):  # as some systems have it: it is theirs to decide
+            with SystemErrorsSuppressed(OSError):  # some systems reject it
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_SEGMENT)
 
     def where(self) -> str:
-        """Return which addresses the name stood for when it was last looked up, to be said after what went wrong."""
+        """Return the addresses at the last lookup, as an addition to an error message."""
         found = list(dict.fromkeys(str(one[4][0]) for one in tuple(self._resolved)))
         if self.literal or not found:
             return ""
@@ -103,10 +96,9 @@ class Addresses:
         return f" ({self.host} is {', '.join(found[:TOLD_MOST])}{more} here)"
 
     def resolve(self, within: float = math.inf) -> list[Resolved] | None:
-        """Look the addresses up, and give them in the order in which they are to be tried.
+        """Look up the addresses, and return them in the order to try them; None: ask again.
 
-        None if that is not known within a second, or so many: ask again. A name server may take longer than an attempt
-        to connect: what it says then is for the next one.
+        It waits a second, or `within`. A later answer of the name server is for the next attempt.
 
         Raises:
             OSError: There are none.
@@ -120,7 +112,7 @@ class Addresses:
                 self._looking = looking
             if wait:
                 looking.join(min(within, LOOKED_UP_WITHIN))
-            is_over = not looking.is_alive()  # first: what it finds after this counts
+            is_over = not looking.is_alive()  # first: a result after this counts
             if not self._has_worked and time.monotonic() >= self._holds_until:
                 if is_over:
                     raise self._problem.with_traceback(None)
@@ -133,13 +125,12 @@ class Addresses:
 
     def _look_up_aside(self) -> None:
         try:
-            self._look_up()  # if it comes too late, the next attempt has it
+            self._look_up()  # a late answer is for the next attempt
         except (OSError, UnicodeError) as error:
             self._problem = error
 
     def _look_up(self, flags: int = 0) -> None:
-        # As bytes, where they are the same: for text Python loads its tables of international names, which takes longer
-        # than the rest of connecting.
+        # As bytes if ASCII: for text Python loads its IDNA tables, which takes longer than connecting.
         host = self.host.encode() if self.host.isascii() else self.host
         found = socket.getaddrinfo(host, self.port, type=socket.SOCK_STREAM, flags=flags)
         if not found:
@@ -148,29 +139,25 @@ class Addresses:
         self._holds_until = time.monotonic() + HOLDS_FOR
 
     def worked(self, address: Any) -> None:
-        """A connection to this address was made."""
+        """Note that a connection to this address was made."""
         self._has_worked = True
-        tried = self._standing.copy()  # at once: other threads may be at it, too
+        tried = self._standing.copy()  # atomic, for other threads
         self._standing = {one: standing for one, standing in tried.items() if standing != WORKED}
         self._standing[address] = WORKED
 
     def did_not_work(self, addresses: Iterable[Any]) -> None:
-        """These were tried and have failed, or not answered before the race was over."""
+        """Note that these failed, or had not answered by the end of the race."""
         self._standing.update(dict.fromkeys(addresses, SILENT))
-        # No generator: closing it early swallows what a signal's handler raises just then.
+        # Not a generator: closing one early swallows the exception of a signal's handler.
         if {self._standing.get(one[4]) for one in self._resolved} <= {SILENT}:
-            self._standing.clear()  # all are alike again
+            self._standing.clear()  # all are equal again
 
 
 class Race:
-    """One attempt to connect: sockets that do not block, on their way to the addresses of one host.
+    """One attempt to connect: non-blocking sockets that connect to the addresses of one host.
 
-    Whoever runs it begins with the next address when it is time, waits until one of `connecting` can be written to, and
-    asks `won` of that one. It ends with a socket that has won, or with an error, and is closed in any case.
-
-    Args:
-        addresses: What is told of the outcome.
-        order: In which order to try them.
+    The caller starts the next address when it is time, waits until one of `connecting` is writable, and passes it to
+    `won`. The race ends with a connected socket or an error; close it in any case.
     """
 
     def __init__(self, addresses: Addresses, order: Iterable[Resolved]) -> None:
@@ -182,11 +169,11 @@ class Race:
 
     @property
     def more(self) -> bool:
-        """Whether there are addresses that were not tried yet."""
+        """True if some addresses were not tried yet."""
         return bool(self._left)
 
     def begin_next(self) -> socket.socket | None:
-        """Begin with the next address that does not fail at once; None if none is left.
+        """Start the next address that does not fail at once; return None if none is left.
 
         Raises:
             OSError: All addresses have failed.
@@ -217,10 +204,10 @@ class Race:
         return None
 
     def won(self, sock: socket.socket) -> bool:
-        """Whether a socket that can be written to is connected; it is the caller's then. Otherwise it has failed.
+        """Return True if a writable socket is connected; it then belongs to the caller.
 
         Raises:
-            OSError: So have all others.
+            OSError: All addresses have failed.
         """
         address = self.connecting.pop(sock)
         number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -234,7 +221,7 @@ class Race:
         return False
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Close the sockets under way."""
         for sock in self.connecting:
             sock.close()
         self.connecting.clear()
@@ -242,7 +229,7 @@ class Race:
         self._tried.clear()
 
     def _failed(self, error: OSError) -> None:
-        # That somebody's machine refuses says more than that there is no way to another.
+        # A machine that refuses says more than a missing route.
         if self._problem is None or isinstance(error, ConnectionRefusedError):
             self._problem = error
 
@@ -252,15 +239,12 @@ class Race:
 
 
 def connected(addresses: Addresses, until: float, check: Callable[[], None]) -> socket.socket:
-    """Give a socket that is connected to the first address that answers, for a caller who blocks; it does not block.
+    """Return a non-blocking socket, connected to the first address that answers; blocks until `until`.
 
-    Args:
-        addresses: Where to connect to.
-        until: When to give up, on `time.monotonic()`.
-        check: Called every now and then; what it raises ends this.
+    `check` is called regularly; its exceptions end this.
 
     Raises:
-        OSError: None of them can be reached. A `TimeoutError`: it was not in time.
+        OSError: No address can be reached. A `TimeoutError`: not in time.
     """
     while (order := addresses.resolve(until - time.monotonic())) is None:
         check()
@@ -284,17 +268,16 @@ def connected(addresses: Addresses, until: float, check: Callable[[], None]) -> 
             for sock in [sock for sock in race.connecting if sock.fileno() in ready]:
                 if race.won(sock):
                     return sock
-                next_at = now  # its turn is over
+                next_at = now  # start the next at once
 
 
 async def connected_socket(addresses: Addresses) -> socket.socket:
-    """Give a socket that is connected to the first address that answers, however long that takes.
+    """Return a socket connected to the first address that answers, without a time limit.
 
     Raises:
-        OSError: None of them can be reached.
+        OSError: No address can be reached.
     """
-    # Neither the loop's getaddrinfo nor its sock_connect: uvloop asks threads of libuv's, which a forked child has not,
-    # and libuv looks for them when the child ends.
+    # uvloop's getaddrinfo and sock_connect use threads of libuv, which a forked child lacks and libuv joins at its end.
     order = addresses.resolve() if addresses.literal else None
     while order is None:
         order = await anyio.to_thread.run_sync(addresses.resolve, abandon_on_cancel=True)

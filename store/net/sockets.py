@@ -1,11 +1,11 @@
-"""Shell: what every socket of ours needs: quick sending, early notice of a dead peer, care about `fork()` and signals.
+"""Shell: sockets: quick sending, early notice of a dead peer, `fork()` and signals.
 
-A forked child shares its parent's sockets. It must not speak on them, and while it holds them open the parent's death
-goes unnoticed at the other end. So every socket is remembered here for as long as it is open, and in a forked child
-each is replaced by `/dev/null`, which keeps its number taken and harmless.
+A forked child shares its parent's sockets. It must not send on them, and while it holds them open the peer does not
+notice the parent's death. So open sockets are registered here, and replaced by `/dev/null` in a forked child, which
+keeps their numbers taken.
 
-The handler of a signal may raise any exception, a `TimeoutError` say, in the midst of a call to the system. That is for
-the caller, and must not be taken for the system's answer: see `raised_by_handler`.
+A signal's handler may raise any exception in a system call, even `TimeoutError`. It is the caller's, not the system's:
+see `raised_by_handler`.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ __all__ = [
 ]
 
 SIOCOUTQNSD = 0x894B  # <linux/sockios.h>: the bytes in a socket's queue that were never sent
-TCP_INFO_PROBES = 3  # <linux/tcp.h>: the byte of tcp_info that counts the probes sent without an answer
-SO_MEMINFO = 55  # <asm-generic/socket.h>: what the system keeps for a socket, as several numbers ...
-MEMINFO_BYTES = 4  # ... of which the first is the memory that what was received takes
-PROBES_ANSWERED = 1  # so many may be without an answer for a moment, at a peer that takes no more and is there
-PASSED_ON = sys.platform == "linux"  # to each connection that a socket accepts, what that socket was prepared with
-SYSTEM_TELLS = sys.platform == "linux"  # what it holds of what was sent
+TCP_INFO_PROBES = 3  # <linux/tcp.h>: the byte of tcp_info that counts unanswered probes
+SO_MEMINFO = 55  # <asm-generic/socket.h>: a socket's memory, as several numbers ...
+MEMINFO_BYTES = 4  # ... of which the first is that of received data
+PROBES_ANSWERED = 1  # so many may be unanswered for a moment, though the peer is there
+PASSED_ON = sys.platform == "linux"  # accepted connections inherit their listener's options
+SYSTEM_TELLS = sys.platform == "linux"  # how much sent data it holds
 LISTEN_ATTEMPTS = 5  # to find one port that is free on several addresses
-FILES_UNLIMITED = 1_048_576  # what "no limit" is taken for: Linux's own default for fs.nr_open
+FILES_UNLIMITED = 1_048_576  # stands for "no limit": Linux's default for fs.nr_open
 
 OPTIONS = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
 OPTIONS += [
@@ -66,7 +66,7 @@ OPTIONS += [
     if hasattr(socket, name)  # macOS has other names and its own defaults
 ]
 
-# Sockets by the objects that own them: asyncio's stand-ins for sockets take no weak references themselves.
+# Sockets by their owners: asyncio's socket objects take no weak references.
 _owned: weakref.WeakKeyDictionary[object, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 CALLED = frozenset(
     {"store", "socket", "ssl", "msgpack", "asyncio", "uvloop"}
@@ -74,7 +74,7 @@ CALLED = frozenset(
 
 
 def raised_by_handler(error: BaseException | None) -> bool:
-    """Return whether a signal's handler has raised this error: the code that raised it is none that is called here."""
+    """Return True if a signal's handler raised this error: its code is of no package called here."""
     if error is None or threading.current_thread() is not threading.main_thread():  # where handlers run
         return False
     trace = error.__traceback__
@@ -84,7 +84,7 @@ def raised_by_handler(error: BaseException | None) -> bool:
 
 
 class SystemErrorsSuppressed(contextlib.suppress):
-    """Suppress errors of the system, and none that a signal's handler has raised."""
+    """Suppresses errors of the system, but not those of a signal's handler."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -93,25 +93,23 @@ class SystemErrorsSuppressed(contextlib.suppress):
 
 
 def prepare(sock: Any) -> None:
-    """Prepare a TCP socket: no delays, and a peer gone without a word is noticed in half a minute."""
-    with SystemErrorsSuppressed(OSError):  # it may have been closed already; its owner will notice
+    """Prepare a TCP socket: no delays; a dead peer is noticed in half a minute."""
+    with SystemErrorsSuppressed(OSError):  # it may be closed already; its owner will notice
         for level, option, value in OPTIONS:
             sock.setsockopt(level, option, value)
 
 
 def outstanding(sock: Any, buffered: int = 0) -> tuple[int, bool, bool]:
-    """What of all that was sent the other side has not got yet.
-
-    Where the system does not tell, that is what stands in our own buffer.
+    """Return how much of the sent data the peer has not acknowledged, and why.
 
     Args:
-        sock: The socket; None if it is no socket of the system's.
-        buffered: Bytes that the system has not taken yet.
+        sock: The socket, or None if it is not one of the system's.
+        buffered: Bytes in our own buffer.
 
     Returns:
-        How many bytes were not acknowledged: while they fall, the network works. Whether they only wait for the other
-        side to read on: it takes no more for now, and answers the probes that ask whether it does again. And whether
-        its system has certainly acknowledged all of it, and nothing that came back was lost.
+        The number of unacknowledged bytes: while it falls, the network works. True if they only wait for the peer to
+            read: it takes no more now, and answers probes. True if its system has certainly acknowledged all, and no
+            received data was lost.
     """
     under_way, unsent = (0, 0) if sock is None else _queued_bytes(sock)
     waiting = buffered + unsent
@@ -120,14 +118,13 @@ def outstanding(sock: Any, buffered: int = 0) -> tuple[int, bool, bool]:
 
 
 def _queued_bytes(sock: Any) -> tuple[int, int]:
-    """What the system holds of what was sent: bytes under way, not acknowledged yet, and bytes not sent yet.
+    """Return the bytes sent and not acknowledged, and the bytes not sent yet.
 
-    The latter alone means that the other side takes no more for now. But where it does not answer probes, the network
-    is broken, and what was not sent counts as under way: so it is where the system cannot send at all, since the
-    address that the connection was made from is not this machine's any more.
+    Unsent bytes alone mean that the peer takes no more now. But if it does not answer probes the network is broken, and
+    they count as sent: so also if this machine has lost the connection's address.
     """
     held = unsent = 0
-    with SystemErrorsSuppressed(OSError, ValueError):  # it is closed, or the system is not Linux
+    with SystemErrorsSuppressed(OSError, ValueError):  # closed, or the system is not Linux
         held, unsent = (
             struct.unpack("i", fcntl.ioctl(sock.fileno(), request, bytes(4)))[0]
             for request in (termios.TIOCOUTQ, SIOCOUTQNSD)
@@ -138,7 +135,7 @@ def _queued_bytes(sock: Any) -> tuple[int, int]:
 
 
 def _unanswered_probes(sock: Any) -> int:
-    """How often in a row this system has asked in vain whether the other side takes more; 0 where that is not told."""
+    """Return how many probes in a row the peer has not answered; 0 if unknown."""
     option = getattr(socket, "TCP_INFO", None)
     if option is not None:
         with SystemErrorsSuppressed(OSError):
@@ -147,44 +144,44 @@ def _unanswered_probes(sock: Any) -> int:
 
 
 def _holds_unreadable(sock: Any) -> bool:
-    """Whether the system has received something that cannot be read, since what belongs before it was lost.
+    """Return True if received data cannot be read, since earlier data was lost.
 
-    So it is for a moment after any loss; and for ever where the network drops large packets and lets small ones pass.
+    This lasts a moment after any loss, and for ever if the network drops large packets.
     """
     held = b""
-    with SystemErrorsSuppressed(OSError, ValueError):  # it is closed
+    with SystemErrorsSuppressed(OSError, ValueError):  # closed
         held = sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO_BYTES)
     return any(held) and not unread_bytes(sock)
 
 
 def unread_bytes(sock: Any) -> float:
-    """How much has come that was not read yet; infinity where the system does not tell."""
-    with SystemErrorsSuppressed(AttributeError, OSError, ValueError):  # none of the system's, or closed
+    """Return the number of bytes received and not read; infinity if unknown."""
+    with SystemErrorsSuppressed(AttributeError, OSError, ValueError):  # no system socket, or closed
         return float(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))[0])
     return math.inf
 
 
 def let_go_in_children(owner: object, *socks: Any) -> None:
-    """Remember the sockets of `owner`, in case the process forks. Call `forget` when they are closed."""
+    """Register the sockets of `owner` for a fork. Call `forget` when they are closed."""
     _owned[owner] = socks
 
 
 def forget(owner: object) -> None:
-    """The sockets of `owner` are closed. Some stand-ins keep the number, which may soon be another file's."""
+    """Unregister closed sockets: their number may soon be another file's."""
     _owned.pop(owner, None)
 
 
 def bound_sockets(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen on every address that `host` stands for, all on one port.
+    """Return sockets that listen on every address of `host`, all on one port.
 
     Args:
-        host: "" stands for all interfaces, "localhost" for the loopback of both families.
-        port: 0 stands for a free one.
+        host: "": all interfaces; "localhost": the loopback of both families.
+        port: 0: a free one.
 
     Raises:
-        OSError: The host is unknown, or none of its addresses is this machine's, or the port is taken.
+        OSError: The host is unknown, or has no address of this machine, or the port is taken.
     """
-    # Without a name this gives the loopback of both families, of which some systems' files name one.
+    # None gives the loopback of both families; some hosts files name one.
     asked, flags = (None, 0) if host == "localhost" else (host or None, socket.AI_PASSIVE)
     found = socket.getaddrinfo(asked, port, type=socket.SOCK_STREAM, flags=flags)
     addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
@@ -199,7 +196,7 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
         except OSError as error:
             for sock in bound:
                 sock.close()
-            # "" and "localhost" are an IPv4 and an IPv6 address, and port 0 one port for each: it may be taken on one.
+            # With "" or "localhost", the free port of one family may be taken in the other.
             if port or not bound or error.errno != errno.EADDRINUSE or attempt == LISTEN_ATTEMPTS - 1:
                 raise
         else:
@@ -210,7 +207,7 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
 
 
 def _bound(family: int, address: tuple[Any, ...]) -> socket.socket | None:
-    """A socket that listens on this address; None if this machine does not have it, or nothing of its family."""
+    """Return a listening socket, or None if this machine lacks the address or its family."""
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError:
@@ -221,7 +218,7 @@ def _bound(family: int, address: tuple[Any, ...]) -> socket.socket | None:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # or "::" would take the port from "0.0.0.0"
         sock.setblocking(False)
         sock.bind(address)
-        # Several sockets may be bound to one port until one of them listens; uvloop would not say that it cannot.
+        # Several sockets may bind one port until one listens; uvloop would not report the failure.
         sock.listen()
     except OSError as error:
         sock.close()
@@ -235,10 +232,10 @@ def _bound(family: int, address: tuple[Any, ...]) -> socket.socket | None:
 
 
 def raise_file_limit() -> int:
-    """Raise the limit of open files as far as the system lets us; how many that allows."""
+    """Raise the limit of open files as far as possible; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = FILES_UNLIMITED if hard == resource.RLIM_INFINITY else hard
-    for wanted in (most, 65_536, 10_240):  # macOS names no limit and refuses more than kern.maxfilesperproc
+    for wanted in (most, 65_536, 10_240):  # macOS names no limit and rejects more than kern.maxfilesperproc
         if soft == resource.RLIM_INFINITY or soft >= wanted:
             break
         with contextlib.suppress(OSError, ValueError):
@@ -253,10 +250,7 @@ _limit_before = (0, 0)
 
 @contextlib.contextmanager
 def raised_file_limit() -> Iterator[int]:
-    """Raise the limit of open files as `raise_file_limit` does; the last who leaves gives back what was raised.
-
-    Not to below what is open: a process that has more needs it.
-    """
+    """Raise the limit of open files; the last user restores it, unless more files are open."""
     global _limit_users, _limit_before
     if not _limit_users:
         _limit_before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -272,7 +266,7 @@ def raised_file_limit() -> Iterator[int]:
 
 
 def open_files() -> int:
-    """How many files this process has open; 0 where the system does not tell."""
+    """Return the number of open files of this process; 0 if unknown."""
     for listing in ("/proc/self/fd", "/dev/fd"):
         with contextlib.suppress(OSError):
             return len(os.listdir(listing))

@@ -1,7 +1,7 @@
-"""Shell: opens the standard streams that a process was started without, as by `2>&-`.
+"""Shell: opens the standard streams that a process was started without, for example by `2>&-`.
 
-The system gives the lowest free number to each new file. Without this, a socket gets the number of a closed stream: a
-line on standard error is then sent to a peer, and libuv aborts the process when it is to close such a socket.
+The system gives each new file the lowest free number. So a socket would get the number of a closed stream: a line on
+standard error would go to a peer, and libuv aborts the process when it closes such a socket.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ __all__ = ["open_before_uvloop", "open_standard_streams"]
 
 
 def open_standard_streams(*, for_command: bool = False) -> None:
-    """Open each of the descriptors 0, 1 and 2 that is closed on `/dev/null`, for child processes, too.
+    """Open the closed ones of descriptors 0, 1 and 2 on `/dev/null`, for child processes, too.
 
     Args:
-        for_command: Replace the stream objects, too, which Python sets to None if their descriptors were closed.
+        for_command: Replace the stream objects, too, which are None if their descriptors were closed.
     """
-    # The system chooses the number, so a file that another thread opens meanwhile is never replaced.
-    with contextlib.suppress(OSError):  # no file can be opened: the caller's next one fails, and says why
+    # The system chooses the number, so no file that another thread opens is replaced.
+    with contextlib.suppress(OSError):  # no file can be opened: the caller's next one fails, too
         while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
             os.set_inheritable(number, True)
         os.close(number)
@@ -31,7 +31,7 @@ def open_standard_streams(*, for_command: bool = False) -> None:
 
 
 def open_before_uvloop(loop: object) -> None:
-    """Open those that are closed if the loop is one of uvloop's; the caller is about to give it a socket."""
+    """Open the closed ones if the loop is uvloop's, before it gets a socket."""
     uvloop = sys.modules.get("uvloop")
     if uvloop is not None and isinstance(loop, uvloop.Loop):
         open_standard_streams()

@@ -1,4 +1,4 @@
-"""Shell: how tasks are ended, and how work is done to its end whatever happens to the task that waits for it."""
+"""Shell: ends tasks, and finishes work despite a cancelled caller."""
 
 from __future__ import annotations
 
@@ -16,14 +16,11 @@ __all__ = ["Cancelling", "cancel_and_wait", "to_the_end"]
 
 T = TypeVar("T")
 
-LOOK_AGAIN = 0.01  # seconds after which a task in a shielded scope is looked at again
+LOOK_AGAIN = 0.01  # seconds between two looks at a task in a shielded scope
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait until they have ended, also if the caller itself is being cancelled.
-
-    What they raise is theirs: ask them for their result.
-    """
+    """Cancel tasks and wait until they have ended, even if the caller is cancelled. Their errors stay in them."""
     for task in tasks:
         task.cancel()
     if tasks:
@@ -32,9 +29,9 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
 
 
 async def to_the_end(work: Coroutine[Any, Any, T], *, within: float | None = None) -> T | None:
-    """Do some work in a task of its own, and return its result, or None if it takes longer than `within` seconds.
+    """Run work in its own task, and return its result, or None after `within` seconds.
 
-    A cancellation of the caller, also by `Task.cancel`, is raised once the work is over or the time is.
+    A cancellation of the caller, also by `Task.cancel`, is raised afterwards.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
@@ -52,9 +49,9 @@ async def to_the_end(work: Coroutine[Any, Any, T], *, within: float | None = Non
 
 
 class Cancelling:
-    """Cancels the task in which it was made, at each await, from `begin` until `end`, which any task may call.
+    """Cancels the task that made it, at each await, from `begin` until `end`, which any task may call.
 
-    A shielded scope of anyio's that the task has entered meanwhile protects it.
+    A shielded scope of anyio's that the task has entered since protects it.
     """
 
     def __init__(self) -> None:
@@ -82,7 +79,7 @@ class Cancelling:
         self._next = loop.call_soon(self.begin, why)
 
     def end(self) -> None:
-        """Cancel it no more."""
+        """Stop cancelling it."""
         if self._next is not None:
             self._next.cancel()
         for _ in range(self._count):
@@ -90,7 +87,7 @@ class Cancelling:
 
     @property
     def was_all(self) -> bool:
-        """Whether the current task is the cancelled one, and nothing else has cancelled it."""
+        """True if the current task is the cancelled one, and nothing else has cancelled it."""
         is_here = self._task is asyncio.current_task()
         return self._count > 0 and is_here and self._task.cancelling() <= self._before
 
@@ -104,9 +101,9 @@ class Cancelling:
 
 
 def _scope_of(task: asyncio.Task[Any]) -> Any:
-    """Return the innermost scope of anyio's that a task is in. Without anyio's help, for it tells only the task itself.
+    """Return the innermost anyio scope of a task. anyio itself tells it only to the task.
 
-    In a release of anyio that keeps this otherwise, shielded scopes do not protect, as from any `Task.cancel`.
+    If an anyio release stores it otherwise, shielded scopes do not protect.
     """
     states = getattr(sys.modules.get("anyio._backends._asyncio"), "_task_states", {})
     return getattr(states.get(task), "cancel_scope", None)

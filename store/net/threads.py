@@ -1,13 +1,12 @@
-"""Shell: the event loops of our own threads, uvloop's where it is installed, and the threads that run them.
+"""Shell: event loops in threads, uvloop's if installed.
 
-They are daemon threads, so that a process whose main thread is done can end; but no event loop may still run while
-Python finalizes. A loop that then wants the interpreter lock finds no thread state, and the process dies of SIGSEGV
-(seen with uvloop). So whatever loops are left when the process ends are stopped and joined, for at most `END_WITHIN`
-seconds. This is done by `atexit`, which comes before finalization, and after the threads that Python itself waits for:
-a program whose main thread ends first may go on in others, and they may go on using us.
+They are daemon threads, so that a process can end after its main thread. But no event loop may run while Python
+finalizes: it finds no thread state, and the process dies of SIGSEGV (seen with uvloop). So at the end of the process
+the remaining loops are stopped and joined, within `END_WITHIN` seconds, by `atexit`: before finalization, and after the
+threads that Python itself joins, which may use us.
 
-A signal's handler may raise between any two instructions of the main thread. Where a thread and a loop meet, nothing
-may be left half done by that: see `Flag`.
+A signal's handler may raise between any two instructions of the main thread. The code between a thread and a loop must
+survive that: see `Flag`.
 """
 
 from __future__ import annotations
@@ -36,49 +35,48 @@ __all__ = ["Call", "Flag", "Held", "LoopThread", "in_thread", "loop_factory"]
 
 T = TypeVar("T")
 
-END_WITHIN = 3.0  # seconds that the end of the process waits for its loops; longer than it takes to revoke a lease
+END_WITHIN = 3.0  # seconds for all loops to end with the process; longer than revoking a lease takes
 
-LOOK = 0.5  # seconds; how late a signal is heard at worst by a thread that waits for another one
+LOOK = 0.5  # seconds; the longest delay of a signal in a thread that waits for another
 
 
 class Flag:
-    """An event that threads and loops wait for, and that no exception out of a signal's handler can tear.
+    """An event for threads and loops that an exception of a signal's handler cannot break.
 
-    `threading.Event` and `concurrent.futures.Future` have one lock for those who wait and for who wakes them, and take
-    it in Python code. An exception that comes when it has just been taken leaves it taken: whoever is to wake the
-    waiting one, as the loop in which all nodes of a process live, then waits for ever. Here whoever waits makes a lock
-    of its own, which is locked from the beginning, and which setting the flag opens. Nobody else ever waits for it.
+    `threading.Event` and `concurrent.futures.Future` share one lock between waiters and the waker, taken in Python
+    code. An exception just after that leaves it locked, and the waker blocks for ever: perhaps the loop of all nodes of
+    a process. Here each waiter has its own lock, locked from the start and released by `set`.
     """
 
     __slots__ = ("_is_set", "_waiting")
 
     def __init__(self) -> None:
         self._is_set = False
-        self._waiting: list[Callable[[], object]] = []  # who is to be told; one access at a time is atomic
+        self._waiting: list[Callable[[], object]] = []  # callbacks of waiters; each access is atomic
 
     def is_set(self) -> bool:
-        """Whether it is."""
+        """Return True if it is set."""
         return self._is_set
 
     def set(self) -> None:
-        """Tell all who wait, from any thread."""
-        self._is_set = True  # first: who comes to wait now sees it, or is found in the list
+        """Wake all waiters, from any thread."""
+        self._is_set = True  # first: a new waiter sees it, or is in the list
         while self._waiting:
-            with contextlib.suppress(IndexError):  # another thread sets it, too, and has told the last one
+            with contextlib.suppress(IndexError):  # another thread has woken the last one
                 self._waiting.pop()()
 
     def call(self, callback: Callable[[], object]) -> None:
-        """Call back once it is set: here, if it is; else from the thread that sets it."""
+        """Call back once it is set: here, if it is; else in the thread that sets it."""
         self._waiting.append(callback)
         if self._is_set:
             self.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set; False if so many seconds have passed first. Ctrl-C is heard in any case.
+        """Wait until it is set; return False after `timeout` seconds. Ctrl-C is heard meanwhile.
 
-        A thread that waits for a lock hears of a signal only if that interrupts its system call. One that comes just
-        before that call, after the interpreter's last look, does not; nor does one that the system hands to another
-        thread. It would be heard when the wait is over: never, perhaps. So the wait is cut into short ones.
+        A signal ends a thread's wait for a lock only by interrupting its system call. One that comes just before the
+        call, or in another thread, does not, and would be heard only after the wait. So the wait is cut into short
+        ones.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         opened = _thread.allocate_lock()
@@ -99,7 +97,7 @@ class Flag:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """What makes the event loops of our threads and commands."""
+    """Return the function that makes event loops for our threads and commands."""
     if importlib.util.find_spec("uvloop") is not None:
         import uvloop
 
@@ -113,17 +111,13 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 class Call(Generic[T]):
-    """A coroutine under way in the loop of another thread, for who awaits its end in a loop, or blocks until then.
+    """A coroutine that runs in another thread's loop; await it in a loop, or block on `wait`.
 
-    It does what `asyncio.run_coroutine_threadsafe` does at a fifth of the cost, and cannot be torn: see `Flag`.
-    Awaiting it gives its result; being cancelled there does not cancel it.
-
-    Args:
-        work: The coroutine. It is closed if there is no such loop any more.
-        there: The loop in which it is to run.
+    It does the work of `asyncio.run_coroutine_threadsafe` at a fifth of the cost, and signals cannot break it: see
+    `Flag`. Cancelling the awaiting task does not cancel it. If the loop has ended, the coroutine is closed.
 
     Attributes:
-        over: Set once it is over, however it ended.
+        over: Set at its end, however it ends.
 
     Raises:
         RuntimeError: That loop has ended.
@@ -141,7 +135,7 @@ class Call(Generic[T]):
         except BaseException:
             if there.is_closed():
                 work.close()
-            else:  # a signal's handler has raised, and it may have been handed over: only its loop may touch it
+            else:  # a signal's handler has raised: the loop may have it
                 self.cancel()
             raise
 
@@ -153,11 +147,11 @@ class Call(Generic[T]):
 
     def _ended(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
-            task.exception()  # so that none is reported as never seen, though its caller has gone
+            task.exception()  # else asyncio would report it as never retrieved
         self.over.set()
 
     async def end(self) -> None:
-        """Wait until it is over, however it ended. Being cancelled here does not cancel it."""
+        """Wait until it is over, however it ended. Cancelling this does not cancel it."""
         here = asyncio.get_running_loop()
         over: asyncio.Future[None] = here.create_future()
 
@@ -166,7 +160,7 @@ class Call(Generic[T]):
                 over.set_result(None)
 
         def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the caller's loop has closed: nobody waits
+            with contextlib.suppress(RuntimeError):  # the caller's loop has closed
                 here.call_soon_threadsafe(tell)
 
         self.over.call(wake)
@@ -177,22 +171,22 @@ class Call(Generic[T]):
         return self.result()
 
     def wait(self, timeout: float | None = None) -> T:
-        """Block until it is over, and return what came of it.
+        """Block until it is over, and return its result.
 
         Raises:
-            TimeoutError: It is not over after so many seconds.
+            TimeoutError: It is not over after `timeout` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.over.wait(LOOK if deadline is None else min(max(deadline - time.monotonic(), 0.0), LOOK)):
-            if self._there.is_closed():  # it has ended before this could begin
+            if self._there.is_closed():  # it ended before this began
                 raise asyncio.CancelledError
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"not over after {timeout:g} s")
         return self.result()
 
     def cancel(self) -> None:
-        """End it, if it is not over; nobody is told whether it was."""
-        with contextlib.suppress(RuntimeError):  # that loop has ended, and has cancelled it
+        """Cancel it, if it is not over."""
+        with contextlib.suppress(RuntimeError):  # that loop has ended and has cancelled it
             self._there.call_soon_threadsafe(self._cancel_there)
 
     def _cancel_there(self) -> None:
@@ -200,26 +194,26 @@ class Call(Generic[T]):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it is over and has raised something; not, if it was cancelled."""
+        """True if it is over and raised an exception; False if cancelled."""
         task = self._task
         return task is not None and task.done() and not task.cancelled() and task.exception() is not None
 
     def result(self) -> T:
-        """What came of it, once it is over; `CancelledError` if it was cancelled there."""
+        """Return its result, once it is over; `CancelledError` if it was cancelled."""
         assert self._task is not None, "it is asked for once it is over"
         return self._task.result()
 
 
 class LoopThread:
-    """A thread with an event loop; a daemon, so that a process whose main thread is done can end.
+    """A daemon thread with an event loop.
 
     Args:
-        name: What the thread is called.
+        name: The thread's name.
         end: Awaited there last.
-        last: Whether others may need it up to their end: then the end of the process ends it after them.
+        last: At the end of the process, end it after the others, which may need it.
 
     Raises:
-        RuntimeError: There is no loop to be had.
+        RuntimeError: No thread or loop can be made.
     """
 
     def __init__(
@@ -237,7 +231,7 @@ class LoopThread:
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         try:
-            # `Thread.start` waits, in a way that a signal can tear: it is called where no signals are heard.
+            # A signal can interrupt `Thread.start`, which waits: call it in a thread without signals.
             _thread.start_new_thread(self._begin, ())
             self._ready.wait()
         except BaseException:
@@ -247,9 +241,8 @@ class LoopThread:
             raise RuntimeError(f"the thread {name!r} could not start: {self._failure}") from self._failure
 
     def _begin(self) -> None:
-        """Start the thread, from another one, and say how it went."""
         try:
-            # Made before the thread runs, so that it can be given work at once.
+            # Before the thread runs, so that it accepts work at once.
             self._loop = loop_factory()()
             _running[self._thread] = self._last, self.stop
             try:
@@ -258,7 +251,7 @@ class LoopThread:
                 del _running[self._thread]
                 self._loop.close()
                 raise
-        except Exception as error:  # noqa: BLE001  whatever it is, whoever waits must not wait for ever
+        except Exception as error:  # noqa: BLE001  any error must end the constructor's wait
             self._failure = error
         self._ready.set()
 
@@ -267,7 +260,7 @@ class LoopThread:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._serve())
         finally:
-            # What ends it holds it, and its loop, which takes 300 kB.
+            # A reference in `_running` keeps the thread and its loop: 300 kB.
             _running.pop(self._thread, None)
 
     async def _serve(self) -> None:
@@ -278,7 +271,7 @@ class LoopThread:
                 await self._end()
 
     def run(self, work: Coroutine[Any, Any, T]) -> Call[T]:
-        """Begin a coroutine there.
+        """Start a coroutine there.
 
         Raises:
             RuntimeError: The thread has ended.
@@ -287,16 +280,16 @@ class LoopThread:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing can be begun there any more."""
+        """True if its loop is closed."""
         return self._loop.is_closed()
 
     def soon(self, callback: Callable[[], object]) -> None:
-        """Call something there, from any thread; if the thread has ended, there is nothing to call it for."""
+        """Call a function there, from any thread; do nothing if the thread has ended."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback)
 
     def stop(self, *, within: float = 0.0) -> None:
-        """End it, and wait so many seconds until it has."""
+        """End it, and wait at most `within` seconds."""
         self.soon(self._stop.set)
         deadline = time.monotonic() + within
         if threading.current_thread() is not self._thread:
@@ -305,11 +298,10 @@ class LoopThread:
 
 
 class Held(contextlib.AbstractContextManager[T]):
-    """An async context that is entered in the loop of a thread, for a caller who blocks.
+    """An async context entered in a thread's loop, for a blocking caller.
 
-    It is entered and left by one task there, as anyio's scopes want it. No generator: those clean up when they are let
-    go of, too, and at the end of a process that never left the context, or in a forked child, that is to wait for ever
-    for a thread that does not run any more.
+    One task there enters and leaves it, as anyio's scopes require. It is not a generator: those clean up when they are
+    collected, too, and would wait for ever for a dead thread at the end of a process, or in a forked child.
     """
 
     def __init__(self, thread: LoopThread, context: contextlib.AbstractAsyncContextManager[T]) -> None:
@@ -337,29 +329,29 @@ class Held(contextlib.AbstractContextManager[T]):
                 try:
                     await self._left.wait()
                 except asyncio.CancelledError:
-                    scope.cancel()  # the process ends: what leaving has to wait for is not waited for
+                    scope.cancel()  # the process ends: leaving must not wait
                     raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
         self._thread.soon(self._left.set)
-        with contextlib.suppress(asyncio.CancelledError):  # the thread has ended already, with the process
+        with contextlib.suppress(asyncio.CancelledError):  # the thread has ended with the process
             self._holding.wait()
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Do some work in a thread of its own, which keeps nobody: neither who is cancelled, nor a process from its end.
+    """Run work in its own thread, which blocks neither a cancelled caller nor the end of the process.
 
-    A thread of anyio's or asyncio's would: a process that ends waits for those, and may wait for a disk for ever.
+    Those of anyio and asyncio are joined at the end, and could wait for a disk for ever.
     """
     done: concurrent.futures.Future[T] = concurrent.futures.Future()
-    done.set_running_or_notify_cancel()  # so that whoever is cancelled does not take it from the thread
+    done.set_running_or_notify_cancel()  # so that a cancelled caller does not cancel it
 
     def run() -> None:
         try:
             done.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is for who waits
+        except BaseException as error:  # noqa: BLE001 - any error is the caller's
             done.set_exception(error)
 
     threading.Thread(target=run, name="store work", daemon=True).start()
@@ -367,16 +359,13 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 _running: weakref.WeakKeyDictionary[threading.Thread, tuple[bool, Callable[[], object]]] = weakref.WeakKeyDictionary()
-"""The threads that run loops: whether others may need it up to their end, and what ends it."""
+"""The threads that run loops: if they end last, and the function that ends them."""
 
 
 def _end_all() -> None:
-    """Stop every loop that still runs, and wait for them, but not for ever.
-
-    Stores that are served from here come last: to whom they are served here, they are to be gone only after him.
-    """
+    """Stop and join every running loop, for a limited time. Served stores end last: their clients here need them."""
     deadline = time.monotonic() + END_WITHIN
-    # A forked child has inherited the table, and none of the threads.
+    # A forked child inherits the table without the threads.
     running = [(thread, *what) for thread, what in list(_running.items()) if thread.is_alive()]
     for comes_last in (False, True):
         ending = [(thread, end) for thread, last, end in running if last is comes_last]

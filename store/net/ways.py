@@ -1,4 +1,4 @@
-"""Shell: the way from this machine to one of several servers, which tells where others may reach this machine."""
+"""Shell: the route from this machine to one of several servers, which tells this machine's address."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 __all__ = ["Way", "chosen_way"]
 
 FOUND_WITHIN: Final = 3.0
-"""In seconds, for all names that have to be looked up."""
+"""Seconds for all name lookups."""
 
 ELSEWHERE: Final = "another"
-"""The server at the end of a way that does not lead to the one that was met."""
+"""The `server` of a way that does not lead to the one that was met."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A way to one member.
+    """A route to one member of a cluster.
 
     Attributes:
-        sends_from: The address of this machine on it.
-        leads_to: The address of the member.
-        server: Which member that is.
+        sends_from: This machine's address on it.
+        leads_to: The member's address.
+        server: The member.
     """
 
     sends_from: str
@@ -38,15 +38,14 @@ class Way:
 
     @property
     def leaves_the_machine(self) -> bool:
-        """Whether the member is on another one."""
+        """True if the member is on another machine."""
         return self.sends_from != self.leads_to and not self.leads_to.startswith(("127.", "::1"))
 
 
 async def chosen_way(hosts: Sequence[tuple[str, int]], server: str) -> Way | None:
-    """Return the way to the member that was met, which comes first; or to another, if that one is on this machine.
+    """Return the way to the member that was met (the first), or to another if that one is on this machine.
 
-    Of a way to a member on this machine, others learn nothing: its address may be loopback's, or of a network that
-    only this machine knows.
+    A way to a member on this machine tells nothing: its address may be loopback's, or of a private network.
     """
     first = None
     with anyio.move_on_after(FOUND_WITHIN):
