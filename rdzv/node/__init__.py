@@ -1,1 +1,1 @@
-"""Shell: one node's part in a run: it arrives, follows, coordinates if it must, and leaves."""
+"""Shell: one node's part in a run: it arrives, follows the head, coordinates if elected, and leaves."""

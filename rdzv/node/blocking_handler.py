@@ -1,14 +1,13 @@
-"""Shell: the same handler for blocking callers: a front of its node, which forwards, and never decides.
+"""Shell: the handler for blocking callers: a front of the node. It forwards calls and decides nothing.
 
-The node lives in the process's node thread (`node.loops`), as that of an async caller does, and each call here waits
-for the answer of the same call there. A call is safe from any thread. Ctrl-C, or a signal handler that raises, gets out
-of it at once; what it has begun is seen to its end in the node's thread: a call of `next_rendezvous` is undone, which
-takes the node's arrival back, and the next call waits for that. Between calls the caller may compute for as long as it
-likes.
+The node lives in the process's node thread (`node.loops`), also for async callers. Each call here begins the same call
+in that thread and waits for its result. Calls are safe from any thread. Ctrl-C, or a signal handler that raises, ends
+the wait at once; the node thread still completes the call, or undoes it: an interrupted `next_rendezvous` takes the
+node's arrival back, and the next call waits for that. The caller may compute for any time between calls.
 
-The shared store alone does not go through that thread: its calls have a socket of their own, one round trip each.
+Only the shared store bypasses the thread: its calls have their own socket and take one round trip each.
 
-A backend of somebody else's, which is an async handler, runs in a thread with an event loop of its own.
+A third-party backend is an async handler; it runs in a thread with its own event loop.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ T = TypeVar("T")
 
 
 def blocking(verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Handler, P], T]:
-    """Make of a verb the method of the blocking handler: it begins it in the node's loop, and waits for it.
+    """Make the blocking handler's method of a verb: it begins the verb in the node's loop and waits for it.
 
-    What somebody else's backend has under the same name is called likewise.
+    For a third-party backend, it calls the method of the same name.
     """
 
     @functools.wraps(verb)
@@ -66,7 +65,7 @@ def blocking(verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]) -> Ca
 
 
 def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[Handler, P], T]:
-    """Make a method of a verb that is answered from any thread."""
+    """Make a method of a verb that returns at once and may be called from any thread."""
 
     @functools.wraps(verb)
     def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -79,9 +78,8 @@ class Handler(Known, RendezvousHandler):
     """One node's part in the rendezvous of a run, for blocking callers; made by `rdzv.sync.connect`.
 
     Args:
-        inner: The async handler of the same node. If it is ours, its node is called directly; else it is called in
-            `loop`.
-        loop: Where it lives.
+        inner: The async handler of the node. The node of a built-in handler is called directly, any other in `loop`.
+        loop: The loop that the handler lives in.
     """
 
     def __init__(self, inner: AsyncRendezvousHandler, loop: NodeLoop) -> None:
@@ -92,30 +90,30 @@ class Handler(Known, RendezvousHandler):
 
     @property
     def node(self) -> Node | None:
-        """Our own node; None if the backend is somebody else's."""
+        """The node; None for a third-party backend."""
         return self._inner.node if isinstance(self._inner, AsyncHandler) else None
 
     @property
     def own_node(self) -> Node:
-        """The node; of one that is closed, too."""
+        """The node, also after it was closed."""
         if self.node is None:
             raise RendezvousStateError(f"the backend of run {self.run_id} is not one of ours")
         return self.node
 
     @property
     def run_id(self) -> str:
-        """Which run this is."""
+        """The run's id."""
         return self._inner.run_id
 
     @property
     def node_id(self) -> str:
-        """What this node is called in the run."""
+        """The node's id in the run."""
         return self._inner.node_id
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Leave the current round, if in one, and return once this node is a member of the next; see the async twin."""
+        """Leave the current round, if any, and return once this node is a member of the next; see the async twin."""
         node = self.node
-        if node is None:  # what somebody else's backend gives is what its user gets
+        if node is None:  # the result of a third-party backend is returned as it is
             return cast("RendezvousInfo", self.call(self._inner.next_rendezvous()))
         ticket = Ticket()
         joining: Call[Membership] | None = None
@@ -123,13 +121,13 @@ class Handler(Known, RendezvousHandler):
             joining = self.start(node.next_rendezvous(ticket, self._health_check(node)))
             return self._info(_wait_for(joining))
         except BaseException:
-            # A signal handler may raise anything, anywhere in here: before the call has come to the node, while it is
-            # under way, and when its answer has just come. The node knows which. What failed has undone itself.
+            # A signal handler may raise anywhere in here: before the node has the call, during the call, or just after
+            # its result arrived. The node knows which of these holds. A call that failed has undone itself.
             if joining is None or not joining.has_failed:
                 try:
                     self._abandon(node, ticket)
                 except BaseException:
-                    self._abandon(node, ticket)  # a second Ctrl-C came just then; to be undone twice does no harm
+                    self._abandon(node, ticket)  # a second Ctrl-C; undoing twice does no harm
                     raise
             raise
 
@@ -138,14 +136,14 @@ class Handler(Known, RendezvousHandler):
             self.start(node.abandon(ticket))
 
     def _health_check(self, node: Node) -> Callable[[], Awaitable[str | None]] | None:
-        """The user's health check, apart from the node's loop; this thread waits for it."""
+        """Return the user's health check, which runs outside the node's loop; this thread waits for it."""
         check = node.settings.health_check
         if check is None:
             return None
         return lambda: self._loop.apart(lambda: asyncio.run(examine(check)))
 
     def _info(self, membership: Membership) -> RendezvousInfo:
-        """What the caller gets of a round, with a shared store on a socket of its own."""
+        """Return the round for the caller, with a shared store on its own socket."""
         assert isinstance(self._inner, AsyncHandler)
         if self._shared_client is not None:
             self._shared_client.close()
@@ -163,14 +161,14 @@ class Handler(Known, RendezvousHandler):
         )
 
     def node_here(self, name: str) -> Node:
-        """Our own node, which has this; it is of this process, and not closed."""
+        """Return the built-in node that has this attribute; raise in a forked child, or after closing."""
         self.check_usable()
         if self.node is None:
             raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")
         return self.node
 
     def _elsewhere(self, name: str) -> Callable[..., Any]:
-        """A verb of somebody else's backend, which need not have it."""
+        """Return a method of a third-party backend, which may lack it."""
         method = getattr(self._inner, name, None)
         if method is None:
             raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")
@@ -178,7 +176,7 @@ class Handler(Known, RendezvousHandler):
         return found
 
     def changes(self) -> BlockingChanges:
-        """What happens to the round, as it happens, beginning with what already holds; see the async twin.
+        """Return the changes of the round as they happen, beginning with those that already hold; see the async twin.
 
         `with handler.changes() as changes: for change in changes`; or `changes.poll(seconds)`, which gives one or None.
         """
@@ -186,43 +184,43 @@ class Handler(Known, RendezvousHandler):
         return BlockingChanges(changes(), self.call)
 
     def connect(self) -> None:
-        """Connect, as entering the context does."""
+        """Connect; entering the context does the same."""
         node = self.node
         self.call(cast("Coroutine[Any, Any, object]", self._inner.__aenter__() if node is None else node.connect()))
 
     def close(self) -> None:
-        """Leave for good: the round, the run's coordination, and the store. May be called twice."""
+        """Leave the round, the run's coordination and the store for good. May be called twice."""
         if self._pid != os.getpid():
-            return  # a forked child has nothing here to let go of
+            return  # a forked child owns nothing here
         client, self._shared_client = self._shared_client, None
         if client is not None:
             client.close()
         try:
             closing = self._begin_to_close()
         except RendezvousStateError:
-            return  # it was closed before, and its thread has ended
+            return  # closed before, and its thread has ended
         except BaseException:
-            self._begin_to_close()  # a signal's handler has raised just then; to be closed twice does no harm
+            self._begin_to_close()  # a signal handler raised just then; closing twice does no harm
             raise
         _wait_for(closing)
 
     def _begin_to_close(self) -> Call[None]:
         closing = self._loop.start((self.node or self._inner).aclose())
-        closing.over.call(self._loop.leave)  # not before: what is begun there is to end there
+        closing.over.call(self._loop.leave)  # after closing, which still needs the loop
         return closing
 
     def call(self, work: Awaitable[T], *, see_to_its_end: bool = False) -> T:
-        """Have the node do something, and wait for it; who gets out of here by force does not wait for its end."""
+        """Run work in the node's loop and wait for it. An interrupt ends the wait, not necessarily the work."""
         call = self.start(cast("Coroutine[Any, Any, T]", work))
         try:
             return _wait_for(call)
         except BaseException:
             if not see_to_its_end:
-                call.cancel()  # which does nothing to what is over
+                call.cancel()  # no effect on a call that is over
             raise
 
     def check_usable(self) -> None:
-        """Refuse to go on; see the async twin."""
+        """Raise in a forked child, or after closing; see the async twin."""
         check_process(self._pid, self.run_id)
         if isinstance(self._inner, AsyncHandler):
             self._inner.check_usable()
@@ -254,7 +252,7 @@ class Handler(Known, RendezvousHandler):
 
 
 class BlockingChanges:
-    """The changes of an async handler, which are asked for in its loop; for one thread at a time."""
+    """The changes of an async handler, read in the handler's loop; for one thread at a time."""
 
     def __init__(
         self,
@@ -270,7 +268,7 @@ class BlockingChanges:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(RendezvousStateError):  # the handler is closed: nobody listens any more
+        with contextlib.suppress(RendezvousStateError):  # the handler is closed
             self._call(self._changes.__aexit__(None, None, None))
 
     def __iter__(self) -> Self:
@@ -283,7 +281,7 @@ class BlockingChanges:
         return change
 
     def poll(self, timeout: float) -> Change | None:
-        """The next change, or None if none has come within so many seconds, or none will."""
+        """Return the next change; None if none came within `timeout` seconds, or none will come."""
         stream = self._stream
         assert stream is not None, "changes are entered first: with handler.changes() as changes"
 

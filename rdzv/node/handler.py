@@ -1,17 +1,15 @@
-"""Shell: the handler that an async caller holds: a front of its node, which forwards, and never decides.
+"""Shell: the handler for async callers: a front of the node. It forwards calls and decides nothing.
 
-The node itself lives in a loop of its own (`node.loops`), so that a caller may be as busy as it likes. Each call here
-begins a coroutine there, and waits for it. A caller may be cancelled while it waits, natively or by anyio, once or
-twice; what it has begun is seen to its end all the same:
+The node lives in its own loop (`node.loops`), so its caller may be busy for any time. Each call begins a coroutine
+there, and waits for it. If the caller is cancelled, natively or by anyio, once or twice, the call still ends well:
 
-- `next_rendezvous` is undone: the node's arrival is taken back. The first cancel waits for that, which takes two
-  seconds at most; a second one does not.
-- `leave`, `set_closed`, `drain`, `resize`, `ban`, `unban` and `aclose` go on. The first cancel of `aclose` waits for
-  its end, too.
-- What only asks ends.
+- `next_rendezvous` is undone: the node's arrival is taken back. The first cancel waits for that, at most two seconds;
+  a second one does not wait.
+- `leave`, `set_closed`, `drain`, `resize`, `ban`, `unban` and `aclose` complete. The first cancel of `aclose` waits.
+- Calls that only read end.
 
-Two things are not the node's. The round's shared store has a client of its own, in the caller's loop, made at first
-use: a large value does not delay the node's keep-alives. And the user's health check runs where its user lives, too.
+Two things run in the caller's loop: the round's shared store, with its own client, made at first use, so that large
+values do not delay the node's keep-alives; and the user's health check.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ T = TypeVar("T")
 def awaited(
     verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Handler, P], Coroutine[Any, Any, T]]:
-    """Make of a verb the method of the async handler: it begins it in the node's loop, and waits for it."""
+    """Make the async handler's method of a verb: it begins the verb in the node's loop and waits for it."""
 
     @functools.wraps(verb)
     async def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -67,7 +65,7 @@ def awaited(
 
 
 def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[Handler, P], T]:
-    """Make a method of a verb that is answered from any thread."""
+    """Make a method of a verb that returns at once and may be called from any thread."""
 
     @functools.wraps(verb)
     def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -80,7 +78,7 @@ class Handler(Known, RendezvousHandler):
     """One node's part in the rendezvous of a run; made by `rdzv.connect`.
 
     Args:
-        node: What it is a front of.
+        node: The node.
         open_store: Makes a client of the same store in the caller's loop, for the shared store.
         open_blocking_store: Makes a blocking client of it, for the shared store of blocking callers.
     """
@@ -104,7 +102,7 @@ class Handler(Known, RendezvousHandler):
         try:
             await self.call(self.node.connect())
         except BaseException:
-            await self.aclose()  # nobody else will, and a store that was started for us would be served for ever
+            await self.aclose()  # the caller holds no handler to close, and a hosted store would be served for ever
             raise
         return self
 
@@ -117,15 +115,15 @@ class Handler(Known, RendezvousHandler):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Leave for good: the round, the run's coordination, and the store. May be called twice."""
+        """Leave the round, the run's coordination and the store for good. May be called twice."""
         if self._pid != os.getpid():
-            return  # a forked child has nothing here to let go of
+            return  # a forked child owns nothing here
         try:
             closing = self.node.loop.start(self.node.aclose())
             withdrawn = self.node.loop.start(self.node.withdrawn.wait())
         except RendezvousStateError:
-            return  # it was closed before, and its thread has ended
-        closing.over.call(self.node.loop.leave)  # not before: what is begun there is to end there
+            return  # closed before, and its thread has ended
+        closing.over.call(self.node.loop.leave)  # after closing, which still needs the loop
         try:
             await self._end_with(withdrawn, closing)
         except asyncio.CancelledError:
@@ -137,17 +135,18 @@ class Handler(Known, RendezvousHandler):
         result_of(closing)
 
     async def _end_with(self, withdrawn: Call[Literal[True]], closing: Call[None]) -> None:
-        """Hang up once the node has left its round, and then wait until it is closed.
+        """Disconnect the shared store once the node has left its round, and then wait until the node is closed.
 
-        Not before: whoever waits in the shared store is told that the round is over. And not after: a store that this
-        process hosts is served until all others have hung up.
+        Not before: callers waiting in the shared store learn that the round is over. Not after: a store that this
+        process
+        hosts is served until all others have disconnected.
         """
         await withdrawn.end()
         await self.shared_client.aclose()
         await closing.end()
 
     async def call(self, work: Coroutine[Any, Any, T], *, see_to_its_end: bool = False) -> T:
-        """Have the node do something, and wait for it."""
+        """Run work in the node's loop and wait for it."""
         call = self.start(work)
         try:
             await call.end()
@@ -158,7 +157,7 @@ class Handler(Known, RendezvousHandler):
         return result_of(call)
 
     def check_usable(self) -> None:
-        """Refuse to go on in a forked child, where the node is not, or once it is closed."""
+        """Raise in a forked child, which has no node, or after closing."""
         check_process(self._pid, self.run_id)
         self.node.check_usable()
 
@@ -169,27 +168,27 @@ class Handler(Known, RendezvousHandler):
 
     @property
     def run_id(self) -> str:
-        """Which run this is."""
+        """The run's id."""
         return self.node.run_id
 
     @property
     def node_id(self) -> str:
-        """What this node is called in the run."""
+        """The node's id in the run."""
         return self.node.node_id
 
     @property
     def reason(self) -> str:
-        """What this node waits for, in words."""
+        """The reason for which this node waits, in words."""
         return self.node.part.reason
 
     def open_blocking_store(self) -> BlockingStore:
-        """A new blocking client of the same store; the caller's to close."""
+        """Return a new blocking client of the same store; the caller closes it."""
         if self._open_blocking_store is None:
             raise RendezvousStateError(f"run {self.run_id}: this handler was made without a way to block")
         return self._open_blocking_store()
 
     def share(self) -> tuple[BlockingSharedStore, BlockingStore]:
-        """Return what the members of the round share, for those who block, and its client; the caller closes that.
+        """Return the round's shared store for blocking callers, and its client; the caller closes the client.
 
         Its waits end when a member is lost, and when the round is over for this node.
         """
@@ -197,7 +196,7 @@ class Handler(Known, RendezvousHandler):
         assert membership is not None, "the node is in a round"
 
         def supersede(reason: str) -> None:
-            # Who waits in the shared store waits on that socket: only breaking it gets them out.
+            # Waits in the shared store block on that socket: only breaking it ends them.
             client.interrupt(ConnectionLost(reason, maybe_applied=False))
 
         membership.call_when_over(supersede)
@@ -208,7 +207,7 @@ class Handler(Known, RendezvousHandler):
     # ------------------------------------------------------------------------------------------ joining and leaving
 
     async def next_rendezvous(self) -> RendezvousInfo:
-        """Leave the current round, if in one, and return once this node is a member of the next.
+        """Leave the current round, if any, and return once this node is a member of the next.
 
         Raises:
             RendezvousClosedError: The run is closed; the message has the reason.
@@ -231,17 +230,16 @@ class Handler(Known, RendezvousHandler):
             raise
 
     def _health_check(self) -> Callable[[], Awaitable[str | None]] | None:
-        """The user's health check, to be carried out in this loop by whoever calls this in another."""
+        """Return the user's health check; called from another loop, it runs in this one."""
         check, here = self.settings.health_check, asyncio.get_running_loop()
         return None if check is None else functools.partial(examine_in, here, check)
 
     def _info(self, membership: Membership) -> RendezvousInfo:
-        """What the caller gets of a round."""
         shared = shared_store(self.node, membership, self.shared_client)
         here = asyncio.get_running_loop()
 
         def here_soon(call: Callable[..., None], *arguments: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the caller's loop has closed: nothing is under way there
+            with contextlib.suppress(RuntimeError):  # the caller's loop has closed: no call is under way there
                 here.call_soon_threadsafe(call, *arguments)
 
         info = RendezvousInfo(
@@ -256,23 +254,25 @@ class Handler(Known, RendezvousHandler):
             _read_roster=lambda: self._roster(membership),
         )
         membership.call_when_over(functools.partial(here_soon, shared.end_calls))
-        if self.settings.waits_end_on_loss:  # waits that begin later see the loss themselves
+        if self.settings.waits_end_on_loss:  # later waits see the loss themselves
             membership.call_when_lost(lambda _: here_soon(shared.end_waits))
         return info
 
     # ------------------------------------------------------------------------------------------ what is known
 
     def changes(self) -> Changes:
-        """What happens to the round, as it happens, beginning with what already holds.
+        """Return the changes of the round as they happen, beginning with those that already hold.
 
         Enter it, and iterate over it: `async with handler.changes() as changes: async for change in changes`. Counts
-        are since the round completed. It goes on over rounds: after `next_rendezvous` it tells of the new one. It ends
-        after `Closed`. `await changes.poll(seconds)` gives one change, or None; no change is lost by any time limit.
+        are since
+        the round completed. It continues with the next round, and ends after `Closed`. `await changes.poll(seconds)`
+        gives one
+        change, or None; no time limit loses a change.
         """
         return Changes(self.node, lambda: self.call(self.node.connect()))
 
     async def statuses(self) -> AsyncGenerator[RunStatus, None]:
-        """How the run stands now, and again whenever that has changed; the last one is that of the closed run."""
+        """Yield the run's status now, and after each change; the last one is of the closed run."""
         wakeup = WakeupHere()
         with self.node.listeners.listening(wakeup):
             while True:
@@ -283,7 +283,7 @@ class Handler(Known, RendezvousHandler):
                 await wakeup.sleep_until(None)
 
     async def questions(self) -> AsyncGenerator[tuple[str, Question], None]:
-        """What operators ask of this node, as they do, each with its name; answer it by `answer`."""
+        """Yield operators' questions to this node as they come, each with its name; reply with `answer`."""
         wakeup, heard = WakeupHere(), set[str]()
         with self.node.listeners.listening(wakeup):
             while True:

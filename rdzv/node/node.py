@@ -1,13 +1,12 @@
-"""Shell: a node: it connects, takes part in its run, and tells what it knows. It lives in a loop of its own.
+"""Shell: a node: it connects, takes part in its run, and answers its callers. It lives in a loop of its own.
 
-Everything here runs in one event loop (`loops.NodeLoop`), which no caller can hold up, and is called from there only,
-but for what says "from any thread". The fronts for async and blocking callers (`handler`, `rdzv.sync`) forward to it,
-and never decide. So a caller that is cancelled, interrupted or busy leaves nothing half done: what it has begun is seen
-to its end here.
+Everything here runs in one event loop (`loops.NodeLoop`), which no caller can block, and is called from there only,
+except members marked "from any thread". The fronts for async and blocking callers (`handler`, `rdzv.sync`) forward to
+it and decide nothing. So a call of a caller that is cancelled, interrupted or busy is still completed or undone here.
 
 From `connect` to `aclose` a node holds a `Link`: the store client, the `Follower` of the run's head, the leases, and
-the readiness to coordinate. When the store is replaced these end together: then the node is out of its round, is told
-so, and `next_rendezvous` makes a new link. What the node is in the run is its `Part`.
+the readiness to coordinate. When the store is replaced these end together: the node is out of its round, is told so,
+and `next_rendezvous` makes a new link. `Part` is the node's state in the run.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ __all__ = ["Node", "Ticket"]
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 START_AGAIN = "start all nodes again; a store that outlives its process is served by `rdzv serve --data-dir`"
-ANOTHER_STORE_WITHIN = 1.0  # seconds to find another one where the last one is gone
-NEXT_STORE_EVERY = (0.25, 0.75)  # seconds, drawn anew each time; who has it waits for everybody to leave
+ANOTHER_STORE_WITHIN = 1.0  # seconds to find another store after the last one was lost
+NEXT_STORE_EVERY = (0.25, 0.75)  # seconds, drawn anew each time; the host of a store waits for all to disconnect
 
 T = TypeVar("T")
 
@@ -70,8 +69,8 @@ class Ticket:
     """One call of `next_rendezvous`, by which its caller gives it up.
 
     Attributes:
-        task: What carries it out, while it is under way.
-        abandoned: Nobody waits for it any more.
+        task: The task of the call, while it is under way.
+        abandoned: True if no caller waits for it any more.
     """
 
     task: asyncio.Task[Any] | None = None
@@ -82,20 +81,20 @@ class Node:
     """One node of a run.
 
     Args:
-        settings: What the user chose.
-        loop: Where it lives.
+        settings: The user's settings.
+        loop: The loop that the node lives in.
         open_store: Makes the store client; entered at the first connect, and again if the store was replaced.
         rng: For jitter, and for the node's name if none is given.
-        port: What it promises for rank 0, if not one of this machine's.
+        port: The port that it promises for rank 0, if not one of this machine's.
 
     Attributes:
-        listeners: Who is woken when anything changes that the node knows; from any thread.
-        part: What it is in its run.
-        withdrawn: Set once a node that is being closed has left its round; the store may still be served from here,
-            for as long as anybody is connected to it.
-        time: The clock by which it knows when others are to leave, once it has connected; from any thread.
-        hosts_store: Whether this process serves the run's store; from any thread.
-        handed_on: The store that it found is ending, and it looks for another one, or starts it.
+        listeners: Woken at every change of the node's state; from any thread.
+        part: The node's state in its run.
+        withdrawn: Set once a closing node has left its round; the node may still serve the store, until all clients
+            have disconnected.
+        time: The clock for the deadlines of drains, once it has connected; from any thread.
+        hosts_store: True if this process serves the run's store; from any thread.
+        handed_on: True if the store that it found is shutting down, and it looks for another one, or starts it.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Node:
         rng: random.Random | None = None,
         port: HeldPort | None = None,
     ) -> None:
-        rng = rng or random.Random(secrets.randbits(64))  # by itself it would read 2.5 kB to begin with
+        rng = rng or random.Random(secrets.randbits(64))  # its own seeding would read 2.5 kB
         self.settings = settings
         self.keys: Keys = Keys(settings.prefix, settings.run_id)
         self.node_id: str = settings.node_id or f"{socket.gethostname()}-{os.getpid()}-{rng.getrandbits(24):06x}"
@@ -121,7 +120,7 @@ class Node:
         self._open_store = open_store
         self._rng = rng
         self._link: Link | None = None
-        self._link_stack: contextlib.AsyncExitStack | None = None  # what ends the link
+        self._link_stack: contextlib.AsyncExitStack | None = None  # ends the link
         self._stack = contextlib.AsyncExitStack()
         self._connecting = asyncio.Lock()
         self._connecting_scope: anyio.CancelScope | None = None
@@ -137,11 +136,11 @@ class Node:
     # ------------------------------------------------------------------------------------------ life
 
     def on_close(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Await this once the node has let go of everything; the last one given comes first."""
+        """Await this once the node has released everything; the last one given is awaited first."""
         self._stack.push_async_callback(close)
 
     async def aclose(self) -> None:
-        """Leave for good: the round, the run's coordination, and the store. May be called twice, and at once."""
+        """Leave the round, the run's coordination and the store for good. May be called twice, also at once."""
         if self._closing is None:
             self._closed = True
             self.listeners.changed()
@@ -162,7 +161,7 @@ class Node:
                 await self._stack.aclose()
 
     async def connect(self) -> Link:
-        """The link to the store; a new one if there is none, or if the store it led to has been replaced."""
+        """Return the link to the store; make a new one if there is none, or if its store was replaced."""
         self.check_usable()
         if self._link is not None and self._link.follower.error is None:
             return self._link
@@ -176,7 +175,7 @@ class Node:
                 with anyio.move_on_after(within) as self._connecting_scope:
                     self._link = await self._new_link()
                 self._connecting_scope = None
-                self.check_usable()  # closed while we connected
+                self.check_usable()  # closed while connecting
                 if self._link is None:
                     assert self._store_gone is not None, "else there is no limit"
                     raise self.connection_error(self._store_gone)
@@ -206,13 +205,13 @@ class Node:
         return link
 
     def _who_waits(self) -> str:
-        """Who waits now, for the store and what else, in words; empty if nobody does."""
+        """Return in words which callers wait now, for the store and what else; empty if none."""
         what = f"a round, for {self.settings.join_timeout:g} s" if self.joining else "the others in its round"
         waits = self.joining or (self.membership is not None and self.membership.beats.waits)
         return f"; node {self.node_id} waits for it, and for {what}" if waits else ""
 
     def _is_counted(self) -> bool:
-        """Whether the coordinator's progress counts this node: as a member, or among those that have arrived."""
+        """Return True if the coordinator's progress counts this node, as a member or as an arrival."""
         progress = self._link.follower.head.progress if self._link is not None else None
         return progress is not None and (not self.joining or progress.last_arrival >= self.part.arrival.revision > 0)
 
@@ -230,7 +229,7 @@ class Node:
             await stack.aclose()
 
     def connection_error(self, error: BaseException) -> RendezvousError:
-        """The error to raise when the store fails us."""
+        """Return the error to raise for a failure of the store."""
         what = str(error) or "the store does not answer"
         if self.store_gone is not None:
             what += f"; {START_AGAIN}"
@@ -239,30 +238,30 @@ class Node:
         return RendezvousConnectionError(f"run {self.run_id}, node {self.node_id}: {what}")
 
     def check_usable(self) -> None:
-        """Refuse to go on once this node is closed; from any thread."""
+        """Raise once this node is closed; from any thread."""
         if self._closed:
             raise RendezvousStateError(f"this handler of run {self.run_id} is closed; connect again")
 
     @property
     def run_id(self) -> str:
-        """Which run this is."""
+        """The run's id."""
         return self.settings.run_id
 
     @property
     def in_reach(self) -> bool:
-        """Whether the store is in reach, as far as is known; from any thread."""
+        """True if the store is connected, as far as is known; from any thread."""
         link = self._link
         return link is not None and link.in_reach
 
     @property
     def store_gone(self) -> StoreError | None:
-        """Why the store was given up, if it was, and no other one is there; see `Link.gone`. From any thread."""
+        """The reason for which the store was given up, while no other replaces it; see `Link.gone`. From any thread."""
         link = self._link
         return self._store_gone if link is None else link.gone
 
     @property
     def back_for(self) -> float:
-        """Seconds for which the store has been in reach again; infinite, if it always was. From any thread."""
+        """Seconds since the store was reconnected; infinite if it was never away. From any thread."""
         back_at = None if self._link is None else self._link.back_at
         return math.inf if back_at is None else self.time() - back_at
 
@@ -271,11 +270,11 @@ class Node:
     async def next_rendezvous(
         self, ticket: Ticket, examine: Callable[[], Awaitable[str | None]] | None = None
     ) -> Membership:
-        """Leave the current round, if in one, and return once this node is a member of the next.
+        """Leave the current round, if any, and return once this node is a member of the next.
 
         Args:
-            ticket: Whose call this is, for `abandon`.
-            examine: Runs the user's health check, where that may run; why it failed, or None.
+            ticket: Identifies this call, for `abandon`.
+            examine: Runs the user's health check, where that may run; returns why it failed, or None.
         """
         if not self.settings.can_join:
             raise RendezvousSettingsError(
@@ -283,7 +282,7 @@ class Node:
                 f"add ?min_nodes=2, say"
             )
         await self._end_join(abandoned_only=True)
-        async with self._leaving_call:  # one that was cancelled is seen to its end all the same
+        async with self._leaving_call:  # a cancelled one completes all the same
             pass
         if self.joining:
             raise RendezvousStateError(f"node {self.node_id} is joining run {self.run_id} already; one call at a time")
@@ -295,7 +294,7 @@ class Node:
             return await self._join_somewhere(examine)
         except asyncio.CancelledError:
             if self._closed and not ticket.abandoned:
-                self.check_usable()  # it was ended by `aclose`, and not by who waits for it
+                self.check_usable()  # ended by `aclose`, and not by its caller
             raise
         finally:
             ticket.task = None
@@ -308,7 +307,8 @@ class Node:
                 joining = Joining(self.part, self._leaving, link, clock, be_ready_to_coordinate=be_ready_to_coordinate)
                 return await joining.join(examine)
             except StoreReplaced as error:
-                # It asked for the next round, and asks for it there: above every round it knows (promise S10).
+                # The caller asked for the next round, and gets it in the new store: above every round it knows (promise
+                # S10).
                 log.warning("run %s, node %s: %s; it joins the run in the new one", self.run_id, self.node_id, error)
                 lost: Exception = error
             except StoreEndingError as error:
@@ -324,10 +324,11 @@ class Node:
                 raise self.part.timeout(self._link)
 
     async def _find_store(self, link: Link, error: Exception) -> Link:
-        """Let go of a store that is of no more use, and return a link to the next.
+        """Close the link to a store that was lost, and return a link to the next.
 
-        Where that was ending, this node may start the next one, as at its first connect. A run that is closed meanwhile
-        is found to be so in the old one.
+        If the old store was shutting down, this node may start the next one, as at its first connect. If the run is
+        closed
+        meanwhile, the closing is found in the old one.
         """
         while True:
             async with self._connecting:
@@ -345,14 +346,14 @@ class Node:
             error = StoreEndingError("it is ending")
 
     async def abandon(self, ticket: Ticket) -> None:
-        """Undo the call of this ticket: whoever made it is gone, and no round is to hold a node that nobody heeds."""
+        """Undo the call of this ticket: its caller is gone, and no round may hold a node without a caller."""
         ticket.abandoned = True
         if self._join is not ticket:
             return  # it has not begun, and will not; or another call has come after it
         if ticket.task is not None:
             await self._end_join()
         elif not self._closed:
-            # It had brought a round, of which nobody has heard. The next call waits for this one's end.
+            # It had brought a round that no caller has seen. The next call waits for the end of this one.
             ticket.task = asyncio.current_task()
             try:
                 await self._leaving.leave(self._link)
@@ -360,17 +361,17 @@ class Node:
                 ticket.task = None
 
     async def _end_join(self, *, abandoned_only: bool = False) -> None:
-        """End the call that is under way, if any, and wait until it has taken back what it did."""
+        """End the call that is under way, if any, and wait until it has undone its work."""
         join = self._join
         if join is None or join.task is None or (abandoned_only and not join.abandoned):
             return
         task = join.task
-        if not abandoned_only and not task.cancelling():  # once: a second one would pierce its clean-up
+        if not abandoned_only and not task.cancelling():  # once: a second cancel would break into its clean-up
             task.cancel()
         await asyncio.wait([task])
 
     async def leave(self) -> None:
-        """Leave this round; the node may come again. Without a round it does nothing.
+        """Leave this round; the node may join again. Without a round, do nothing.
 
         Raises:
             RendezvousStateError: A call of `next_rendezvous` is under way; cancel that instead.
@@ -399,7 +400,7 @@ class Node:
 
     @property
     def progress(self) -> int | None:
-        """The last step that this node has finished, as its next arrival says it; -1 for none, None if not known."""
+        """The node's last finished step, for its next arrival; -1 for none, None if not known."""
         return self.part.progress
 
     @progress.setter
@@ -407,27 +408,27 @@ class Node:
         self.part.progress = step
 
     def send_steps(self) -> None:
-        """Tell the others of this node's steps from now on; from any thread."""
+        """Send this node's steps to the others from now on; from any thread."""
         self.part.own_beats.send_from(self.loop)
 
     @property
     def joining(self) -> bool:
-        """Whether a call of `next_rendezvous` is under way; from any thread."""
+        """True if a call of `next_rendezvous` is under way; from any thread."""
         return self._join is not None and self._join.task is not None
 
     @property
     def has_lost_store(self) -> bool:
-        """Whether the store that it was in a round at will not come back; from any thread."""
+        """True if the store of its last round will not come back; from any thread."""
         link = self._link
         return link is not None and link.follower.error is not None
 
     @property
     def is_draining(self) -> bool:
-        """Whether this node is to leave; from any thread."""
+        """True if this node is to leave; from any thread."""
         return self.part.drained(self.head) is not None
 
     async def ask_the_store(self, work: Callable[[Store], Awaitable[T]]) -> T:
-        """Ask the store for something; if it fails, the error says it as our own do."""
+        """Run work with the store; raise a failure as an error of this package."""
         link = await self.connect()
         try:
             return await work(link.store)

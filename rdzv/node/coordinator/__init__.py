@@ -1,1 +1,1 @@
-"""Shell: the role of coordinator: who takes it, and what whoever has it watches, decides, commits and reports."""
+"""Shell: the role of coordinator: the election, and a term's watching, deciding, committing and reporting."""

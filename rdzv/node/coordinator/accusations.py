@@ -1,4 +1,4 @@
-"""Shell: asks the store about members that others accuse, where the accusation alone is not believed."""
+"""Shell: asks the store about accused members if one accusation alone is not enough to expel them."""
 
 from __future__ import annotations
 
@@ -25,24 +25,26 @@ __all__ = ["AccusationWatch"]
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL
-"""Of its TTL: who renews its lease has twice as much left, and a connection that closed leaves `disconnect_ttl`."""
+"""Part of the TTL. A renewed lease has twice as much left; a closed connection leaves `disconnect_ttl`."""
 
 ASKED_ABOUT_MOST: Final = 256
-"""Members of a round in which the store is asked about all: about more, it takes as long as `gone_ttl`."""
+"""Members of the largest round in which the store is asked about all. More would take longer than `gone_ttl`."""
 
 LOOKS_AFTER: Final = (0.0, 0.01, 0.03)
-"""Seconds between looks at the lease of whom one member accuses: the store may hear of its end a moment later. After
-`gone_ttl`, which is longer than all of them, the lease ends by itself."""
+"""Seconds between looks at the lease of a member that one other accuses: the store may notice its end a moment later.
+After `gone_ttl`, which is longer than all of them, the lease ends by itself.
+"""
 
 
 class AccusationWatch:
-    """Asks about members that others accuse, for as long as a coordinator is in office.
+    """Asks the store about accused members during a coordinator's term.
 
-    Two accusers are believed (`View.to_expel`). One is, if the store doubts the accused, too: it keeps its lease no
-    more, since its connections have closed or its keep-alives stay away. That is how a member that was killed is lost
-    before its lease ends: whoever was in a collective with it sees its connections close at the same moment as the
-    store does. A collective does not say whose: then the store is asked about all, and believed only where it is about
-    to end a lease since the process has hung up: within `gone_ttl`.
+    Two accusers are believed (`View.to_expel`). One accuser is believed if the store doubts the accused, too: its
+    connections have closed, or its keep-alives have stopped. So a killed member is lost before its lease ends: the
+    members
+    of a collective with it see its connections close at the same moment as the store. If the accusation names no
+    member,
+    the store is asked about all, and believed only about leases that end within `gone_ttl` because a process hung up.
     """
 
     def __init__(self, office: Office, *, gone_ttl: float) -> None:
@@ -51,11 +53,11 @@ class AccusationWatch:
         self._keys = office.keys
         self._view = office.view
         self._gone_ttl = gone_ttl
-        self._asked: set[tuple[int, str, str]] = set()  # the accusations of one, after which the store was asked
+        self._asked: set[tuple[int, str, str]] = set()  # per accusation: the store was asked
         self._news = asyncio.Event()
 
     def look(self) -> None:
-        """Have the store asked about members that others accuse, if there are new ones."""
+        """Schedule questions to the store about new accusations."""
         if self._new():
             self._news.set()
 
@@ -67,7 +69,7 @@ class AccusationWatch:
         return [one for one in ((number, one.accused, one.by) for one in said) if one not in self._asked]
 
     async def run(self) -> None:
-        """Ask the store about members whom one other accuses."""
+        """Ask the store about each member that one other accuses."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -76,7 +78,7 @@ class AccusationWatch:
             for pause in LOOKS_AFTER:
                 await anyio.sleep(pause)
                 for number, accused, by in new:
-                    with contextlib.suppress(StoreError):  # then two accusers, or the end of the lease, will do
+                    with contextlib.suppress(StoreError):  # two accusers, or the end of the lease, decide then
                         self._office.bring(*await self._doubted(number, accused, by))
 
     def _why(self, accused: str, by: str) -> str:
@@ -86,10 +88,11 @@ class AccusationWatch:
         return f"accused by {by}{f': {said}' if said else ''}; and the store hears nothing of it"
 
     async def _doubted(self, number: int, accused: str, by: str) -> list[Stuck]:
-        """Return the members that may be meant and that the store doubts, too: their nodes renew their leases no more.
+        """Return the members that the accusation may mean and that the store doubts: their leases are not renewed.
 
-        Where nobody is named, only those whose process has ended, as far as the store sees: not one that has a moment
-        to come back, as many have whose connections a proxy has dropped.
+        If the accusation names no member, return only those whose process has ended, as the store sees it. A member
+        that may
+        still reconnect is not returned: a proxy may have dropped the connections of many.
         """
         view, why = self._view, self._why(accused, by)
         named, at_most = (
@@ -100,12 +103,12 @@ class AccusationWatch:
         return [one for one, remaining in zip(meant, found, strict=True) if remaining < DOUBTED_BELOW]
 
     async def _remaining(self, node_id: str, *, at_most: float = math.inf) -> float:
-        """Which part of its TTL a node's lease has left; 1 if there is none, or if it has more seconds than that."""
+        """Return the part of its TTL that a node's lease has left; 1 if it has no lease, or over `at_most` seconds."""
         record = await self._store.get(self._keys.node(node_id))
         if record is None or record.lease is None:
             return 1.0
         try:
             lease = await self._store.call(TimeToLive(lease=record.lease))
         except LeaseNotFound:
-            return 1.0  # it has just ended, of which we shall hear
+            return 1.0  # it has just ended; the watch will report that
         return lease.remaining / lease.ttl if lease.remaining <= at_most else 1.0

@@ -1,8 +1,7 @@
-"""Shell: hears what the members of a round answer when they are asked at which step to stop (`core.stopping`).
+"""Shell: collects the members' answers to the question at which step to stop (`core.stopping`).
 
-Question and decision stand in one key below the head, which every node watches, and are written only while the round is
-still the one that they are about. A member that lives answers at once, since its node (`Steps`) does so while it
-computes.
+Question and decision are in one key below the head, which every node watches. They are written only while their round
+is current. A live member answers at once: its node (`Steps`) answers while the member computes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["gather"]
 
 
 async def gather(office: Office, asking: asyncio.Event) -> None:
-    """Bring what the members answer, from the first question on."""
+    """Bring the members' answers to the deciding task, from the first question on."""
     await asking.wait()
     begun = office.keys.begun
     async with office.store.watch(begun, snapshot=True) as watch:
@@ -31,5 +30,5 @@ async def gather(office: Office, asking: asyncio.Event) -> None:
             if event.kind == "synced":
                 office.bring(Answered())
             elif event.kind == "put":
-                with contextlib.suppress(RendezvousStateError):  # no answer of ours
+                with contextlib.suppress(RendezvousStateError):  # not an answer of this format
                     office.bring(Answered(event.key.removeprefix(begun), Begun.unpack(event.value)))

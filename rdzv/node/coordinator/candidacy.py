@@ -3,9 +3,9 @@
 Every node that takes part is ready to coordinate, once the run has accepted its settings. The role is a key on a lease
 of its own, with a short TTL (`role`). The revision that created the key is the *term*.
 
-Taking over is three round trips: the role, its lease, and with them all that is to be known of the run; the members of
-the last round, and the watch on the nodes; the commit. What older rounds have left is deleted meanwhile, and holds up
-nobody. The first node of a run takes the role with its arrival, and those who come at the same moment find it taken.
+Taking over is three round trips: the role, its lease, and the run's state; the members of the last round, and the watch
+on the nodes; the commit. Leftovers of older rounds are deleted concurrently. The first node of a run takes the role
+with its arrival; nodes that arrive at the same moment find it taken.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Candidacy:
         self._node_id = part.node_id
         self._follower = link.follower
         self._rng = part.rng
-        self._running: asyncio.Task[None] | None = None  # for the role, or in it
+        self._running: asyncio.Task[None] | None = None  # standing for election, or in a term
         self._failed_with: str | None = None
         self._lost_terms = 0  # in a row, since their lease was over
 
     def begin(self, role: Role | None) -> None:
-        """Take the role whenever nobody has it, while this node takes part; `role`: its arrival has taken it."""
+        """Take the role whenever it is free, while this node takes part; `role`: the arrival has taken it."""
         self._link.resign = self._step_down
         self._follower.listeners.add(self)
         if role is not None:
@@ -62,7 +62,7 @@ class Candidacy:
             self.changed()
 
     def changed(self) -> None:
-        """Something has happened; perhaps the role has become free. Nothing else of what a run tells matters here."""
+        """Look whether the role has become free. No other change matters here."""
         if self._is_free and self._running is None:
             self._run(None)
 
@@ -74,7 +74,7 @@ class Candidacy:
     @property
     def _is_free(self) -> bool:
         head = self._follower.head
-        # A run that is closed has a coordinator for as long as it has members, and of these one.
+        # A closed run has a coordinator, one of its members, for as long as it has members.
         is_wanted = head.closed is None or self._part.is_member
         return head.coordinator is None and is_wanted and self._follower.error is None
 
@@ -82,7 +82,7 @@ class Candidacy:
         self._running = self._link.start(self._run_until_taken(role), f"run for coordinator of {self._keys.run_id}")
 
     async def _run_until_taken(self, role: Role | None) -> None:
-        """Take the role, and be coordinator, until somebody else is."""
+        """Take the role, and coordinate, until another node coordinates."""
         try:
             while role is not None or self._is_free:
                 if role is None:
@@ -95,7 +95,7 @@ class Candidacy:
             self._running = None
 
     async def _lead_and_survive(self, role: Role | None) -> None:
-        """Be coordinator for as long as it lasts. Whatever ends it, this node stays ready: else the run is stuck."""
+        """Coordinate until the term ends. This node stays ready after any error: else the run is stuck."""
         try:
             if role is None:
                 await self._take_role()
@@ -103,10 +103,10 @@ class Candidacy:
                 await self._hold_office(role, None)
         except OverruledError as error:
             self._part.overruled(error.settings)
-            await anyio.sleep_forever()  # until this node has left, of which it is told now
+            await anyio.sleep_forever()  # until this node has left; the cancellation is delivered here
         except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
             log.debug("run %s: the role of coordinator was lost: %s", self._keys.run_id, error)
-        except Exception as error:  # a limit of the store's, say, that leaves no room even to say so
+        except Exception as error:  # for example a store limit that leaves no room to report it
             if repr(error) != self._failed_with:
                 log.exception("run %s: node %s cannot coordinate, and tries again", self._keys.run_id, self._node_id)
             self._failed_with = repr(error)
@@ -120,7 +120,7 @@ class Candidacy:
         return max(progress.joined + progress.live if progress else 1, 1)
 
     async def _take_role(self) -> None:
-        """Try to become coordinator, and if that succeeds be it until the role is lost."""
+        """Try to take the role, and coordinate until it is lost."""
         keys, agreed = self._keys, self._part.agreed
         nodes = max(self._nodes_known, agreed.rules.needed)
         role = Role(self._link, self._part.settings, nodes=nodes, lost_terms=self._lost_terms)
@@ -136,7 +136,7 @@ class Candidacy:
                     grants=(role.grant,),
                 )
         except BaseException:
-            await role.lease.release()  # nobody knows whether we have it
+            await role.lease.release()  # the transaction's outcome is unknown
             raise
         self._link.answered_in(stopwatch.seconds)
         if taken.succeeded:
@@ -148,23 +148,23 @@ class Candidacy:
         self._follower.take_coordinator(taken.results[0], revision=taken.revision)
         known = Wakeup()
         with self._follower.listeners.listening(known), anyio.move_on_after(ELECTION_MOST):
-            while self._is_free:  # the watch will tell who it is
+            while self._is_free:  # the watch will name the coordinator
                 await known.sleep_until(None)
 
     @property
     def _where_it_stands(self) -> tuple[str, str, str]:
-        """What a coordinator is to know of its run when its term begins."""
+        """Return the keys that a coordinator reads when its term begins."""
         return self._keys.round, self._keys.progress, self._keys.history
 
     async def _hold_office(self, role: Role, found: Sequence[object] | None) -> None:
-        """Be coordinator until the role is lost; `found` is what the term's first transaction read, if it did."""
+        """Coordinate until the role is lost; `found`: what the term's first transaction read, if it read."""
         lost = anyio.CancelScope()
 
         def lapsed(reason: str) -> None:
             log.info("run %s: node %s coordinates no more: %s", self._keys.run_id, self._node_id, reason)
             self._lost_terms += 1
-            # That is so by our clock. A store that stood still meanwhile holds the role for its whole TTL yet, in which
-            # nobody would coordinate.
+            # The term is over by this node's clock. A store that was suspended meanwhile still holds the role for its
+            # whole TTL, in which no node would coordinate.
             revoking = Lease(self._store, id=role.lease.id, ttl=role.lease.ttl).revoke()
             self._link.start(revoking, f"give the role of coordinator of {self._keys.run_id} back")
             lost.cancel()
@@ -186,5 +186,5 @@ class Candidacy:
 
 
 def be_ready_to_coordinate(link: Link, part: Part, role: Role | None) -> None:
-    """From now on take the role whenever nobody has it; `role`: this node's arrival has taken it."""
+    """Take the role whenever it is free, from now on; `role`: this node's arrival has taken it."""
     Candidacy(link, part).begin(role)

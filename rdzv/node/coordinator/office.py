@@ -1,4 +1,4 @@
-"""Shell: what all rooms of a coordinator's term share: its picture of the run, and writing on condition of the term."""
+"""Shell: state that all rooms of a term share: the picture of the run, and writes on condition of the term."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Office", "SharedLease"]
 
 SHARED_RENEWALS_PER_TTL = 4
-GIVE_BACK_WITHIN = 2.0  # seconds to revoke a lease that turned out not to be needed
+GIVE_BACK_WITHIN = 2.0  # seconds to revoke an unused lease
 
 
 class Office:
@@ -38,10 +38,10 @@ class Office:
         keys: The run's keys.
         view: The picture of the run.
         term: The revision that made the key of the role.
-        in_office: The conditions of everything that is written in this term.
+        in_office: The conditions of every write of this term.
         wakeup: Wakes the deciding task.
-        inbox: Facts that the deciding task has not folded into the picture yet, in the order in which they came.
-        failed: Why something that the deciding task relies on has ended.
+        inbox: Facts, in the order of arrival, that are not in the picture yet.
+        failed: The error that ended a task on which the deciding task relies.
     """
 
     def __init__(self, store: Store, keys: Keys, view: View, *, term: int, run_lease: Lease) -> None:
@@ -56,11 +56,11 @@ class Office:
         self._run_lease = run_lease
 
     def put(self, key: str, value: bytes) -> Put:
-        """A write on the run's own lease: what it writes goes with the run."""
+        """Return a write on the run's own lease, which ends with the run."""
         return Put(key, value, lease=self._run_lease.id)
 
     async def write(self, *writes: Operation, also: Sequence[Condition] = ()) -> int | None:
-        """Write all of it at one revision, if these conditions hold as well; that revision, or None if they do not.
+        """Write these at one revision, if the conditions hold as well; return that revision, or None if they do not.
 
         Raises:
             ConditionFailed: This node is no longer the coordinator.
@@ -74,7 +74,7 @@ class Office:
         return None
 
     async def forget(self, number: int, term: int) -> None:
-        """Delete all of one round, or of an attempt at one; the ranks last, since by them the rest is found."""
+        """Delete all keys of a round or an attempt; the ranks last, because the other keys are found by them."""
         await self.store.delete_prefix(self.keys.shared(number, term), when=self.in_office)
         await self.store.delete_prefix(self.keys.attempt(number, term), when=self.in_office)
 
@@ -84,12 +84,12 @@ class Office:
         self.wakeup.changed()
 
     def begin(self, what: str, work: Callable[..., Coroutine[Any, Any, None]], *about: object) -> asyncio.Task[None]:
-        """Do something beside the deciding task, which is told of an error: it must not wait for what never comes."""
+        """Run work beside the deciding task. Its error fails the term, so that the task does not wait in vain."""
 
         async def beside() -> None:
             try:
                 await work(*about)
-            except Exception as error:  # noqa: BLE001  it ends the term, which says so
+            except Exception as error:  # noqa: BLE001  it ends the term, which logs it
                 self.failed = error
                 self.wakeup.changed()
 
@@ -97,37 +97,36 @@ class Office:
 
 
 class SharedLease:
-    """The lease of what the members of a round share (promise R19).
+    """The lease of the keys that the members of a round share (promise R19).
 
-    It is the only thing of a run that is large, so that it does not stay as long as the run is remembered. Whoever
-    coordinates renews it; nobody does once the last member has gone, in whichever way. A successor goes on with the
-    same lease.
+    Only these keys may be large, so they do not stay for as long as the run is remembered. The coordinator renews the
+    lease until the last member has gone. A successor continues with the same lease.
 
     Attributes:
-        used: Whether a round goes with it, or may: its commit is under way.
+        used: True if a round is on it, or its commit is under way.
     """
 
     def __init__(self, store: Store, *, ttl: float) -> None:
         self._store = store
         self._ttl = min(ttl, store.lease_ttl_max)
         self._lease: Lease | None = None
-        self._known = asyncio.Event()  # whether that of the last round is still there
+        self._known = asyncio.Event()  # set once it is known whether the last round's lease is still there
         self.used: bool = False
 
     async def take(self) -> int:
-        """The id of the lease, for a round that is about to be completed."""
+        """Return the lease's id, for a round that is about to be completed."""
         await self._known.wait()
         if self._lease is None:
             self._lease, self.used = await self._store.grant(self._ttl), False
         return self._lease.id
 
     async def keep(self, round: Round | None) -> None:
-        """Renew it for as long as this node coordinates, beginning with that of the last round, if there is one."""
+        """Renew it for as long as this node coordinates, beginning with the last round's, if there is one."""
         if round is not None and round.lease is not None:
             self._lease, self.used = Lease(self._store, id=round.lease, ttl=self._ttl), True
             await self._renew()
         else:
-            # Now, so that no round waits for it once its last node has come. If it fails, `take` tries again.
+            # Grant it now, so that no round waits for it once its last node has come. If it fails, `take` tries again.
             with contextlib.suppress(StoreError):
                 self._lease = await self._store.grant(self._ttl)
         self._known.set()
@@ -139,13 +138,13 @@ class SharedLease:
         try:
             if self._lease is not None:
                 await self._lease.keep_alive()
-        except LeaseNotFound:  # nobody coordinated for so long: no member of the last round is left, either
+        except LeaseNotFound:  # no node coordinated for so long that no member of the last round is left
             self._lease = None
         except StoreError:
-            pass  # there are more times before it matters
+            pass  # more renewals follow before it ends
 
     async def give_back(self) -> None:
-        """Revoke it if no round goes with it. It lapses if that cannot be done."""
+        """Revoke it if no round is on it. If that fails, it lapses."""
         if self._lease is not None and not self.used:
             with anyio.move_on_after(GIVE_BACK_WITHIN), contextlib.suppress(StoreError):
                 await self._lease.revoke()

@@ -1,4 +1,4 @@
-"""Shell: a coordinator's look at what came with the keep-alives of all members, now and then."""
+"""Shell: the coordinator's periodic look at the notes that came with the members' keep-alives."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["look_for_stalls"]
 
 LOOKS_EVERY = 0.5  # seconds ...
-LOOKS_EVERY_PER_NODE = 0.0005  # ... and with many nodes so many for each: an answer has some 60 bytes of each
+LOOKS_EVERY_PER_NODE = 0.0005  # ... and per node: an answer has some 60 bytes of each
 
 
 async def look_for_stalls(office: Office, settings: Settings) -> None:
-    """Find members that are stuck, while a coordinator is in office, and whether no member gets on."""
+    """During a term, find stuck members, and whether no member makes progress."""
     rules = StallRules(
         stall_timeout=settings.stall_timeout,
         first_step_timeout=settings.first_step_timeout,
@@ -39,7 +39,7 @@ async def look_for_stalls(office: Office, settings: Settings) -> None:
         try:
             beats = await read_beats(office.store, office.keys)
         except StoreError:
-            continue  # that it was away is seen at the next look
+            continue  # the next look finds the outage
         heard = {node_id: one for node_id, one in beats.items() if node_id in view.live}
         verdict = stalls.look(heard, round=round.number, now=office.store.time(), every=every)
         if verdict.standstill != view.standstill:

@@ -1,21 +1,20 @@
 """Shell: a term of a coordinator: it watches the nodes, asks `decide`, commits, reports.
 
-One task decides and acts: it carries out the one act that `decide` returns, folds what has come until its own write is
-in the picture, and decides anew. The other tasks of a term bring it facts (`Office.bring`) and never touch the picture,
-so that nothing of it changes while an act awaits the store, or while `decide` runs in a thread.
+One task decides and acts: it carries out the one act that `decide` returns, folds events until its own write is in the
+picture, and decides anew. The other tasks of a term bring it facts (`Office.bring`) and never touch the picture. So the
+picture does not change while an act awaits the store, or while `decide` runs in a thread.
 
-Every write of a coordinator is conditional on its term, so one that was paused and wakes up writes nothing, and what a
-dead one left lies under its term and is never read (promise R7). Who takes the role, and when, is said in `candidacy`.
+Every write of a coordinator is conditional on its term. A coordinator that was paused and wakes up writes nothing, and
+leftovers of a dead one lie under its term and are never read (promise R7). For the election see `candidacy`.
 
-A commit is one transaction, which names everything the decision rested on: the term, the last round, that the run is
-not closed, its settings, and the very arrival of each member. If any of that has changed, nothing is written, and the
-next event of the watch brings a new decision. It also writes who has which rank; where that is too much for one
-transaction, it is written before, under the term.
+A commit is one transaction, conditional on everything that the decision rested on: the term, the last round, that the
+run is open, its settings, and each member's arrival. If any of that has changed, nothing is written, and the next event
+of the watch brings a new decision. It also writes the ranks; if these exceed one transaction, they are written before,
+under the term.
 
-Where a store takes fewer conditions than there are members (etcd: 128), the coordinator first writes a marker among the
-nodes, waits until its own watch brings it, and decides anew. Everything that had happened to a node before is known
-then, so that only what happens during the one round trip of the commit itself can slip in: a loss after completion
-(promise R4).
+Some stores take fewer conditions than there are members (etcd: 128). There the coordinator first writes a marker among
+the nodes, waits until its own watch brings it, and decides anew. It then knows all earlier events of the nodes. Only an
+event during the commit's own round trip can slip in: a loss after completion (promise R4).
 """
 
 from __future__ import annotations
@@ -71,12 +70,12 @@ __all__ = ["Term"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-ORDER_WITHIN = 1.0  # seconds; an order that takes longer is named as what a round waits for
-MARKERS = 1  # operations of a commit that only some need
-SHARED_TTL_LEAST = 30.0  # seconds that what a round shares outlives the last coordinator ...
-SHARED_TTL_FACTOR = 3  # ... and at least so many TTLs of a member: by then no member is left to read it
+ORDER_WITHIN = 1.0  # seconds; a longer order is named as the reason that a round waits
+MARKERS = 1  # operations that only some commits need
+SHARED_TTL_LEAST = 30.0  # seconds that a round's shared keys outlive the last coordinator ...
+SHARED_TTL_FACTOR = 3  # ... and at least as many TTLs of a member: then no member is left to read them
 REFUSED_PAUSE = 0.2  # seconds; a refused commit is decided anew at the next event, or after this
-OVERHEAD_BYTES = 40  # of a condition or a write in a request, its key and value aside
+OVERHEAD_BYTES = 40  # of a condition or a write in a request, without its key and value
 WRITE_BYTES_MOST = 1024 * 1024  # values written in one transaction; etcd takes 1.5 MiB in one request
 
 
@@ -84,10 +83,10 @@ class Term:
     """One term of one coordinator.
 
     Args:
-        link: The way to the store, and what this node knows of the head.
+        link: The connection to the store, and the known head.
         role: The role, which this node has.
-        part: What this node is in its run, and the settings that it goes by.
-        run_lease: For all that is to outlive the term.
+        part: This node's state in the run, with the settings in force.
+        run_lease: The lease of everything that outlives the term.
     """
 
     def __init__(self, link: Link, role: Role, part: Part, *, run_lease: Lease) -> None:
@@ -109,12 +108,12 @@ class Term:
         self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * part.settings.ttl))
         self._chronicle = Chronicle()
         self._accusations = AccusationWatch(self._office, gone_ttl=max(part.settings.gone_ttl, link.reconnects_in))
-        self._asking = asyncio.Event()  # the members of a round were asked where to stop
+        self._asking = asyncio.Event()  # set once the members of a round were asked where to stop
 
     async def lead(self, round_entry: Entry | None, progress_entry: Entry | None, history: Entry | None) -> None:
-        """Decide, and do what was decided, until the role is lost (`ConditionFailed`) or this node leaves it.
+        """Decide and act until the role is lost (`ConditionFailed`) or this node gives it up.
 
-        Also once the run is closed: its members may be at work, and are to hear of one another's deaths.
+        Also in a closed run: its members may still work, and must hear of each other's deaths.
         """
         round = Round.unpack(round_entry.value, revision=round_entry.mod_revision) if round_entry else None
         begin = self._office.begin
@@ -136,9 +135,9 @@ class Term:
                 await self._shared.give_back()
 
     async def _take_over(self, round: Round | None, progress_entry: Entry | None, history: Entry | None) -> None:
-        """Learn where the last coordinator was. The watch is being opened meanwhile."""
+        """Restore the last coordinator's state from the store. The watch opens concurrently."""
         head = self._follower.head
-        # The progress as it stands, not as heard: what we take for said already is not said again.
+        # Use the progress as written, not as watched: reports that are known are not repeated.
         progress = Progress.unpack_at(progress_entry.key, progress_entry.value) if progress_entry else None
         progress_at = head.progress_at if progress == head.progress else self._store.time()
         members: list[Member] = []
@@ -153,7 +152,7 @@ class Term:
         if said_at:
             self._set_hour(said_at, at=progress_at)
         self._learn(told=progress, told_at=progress_at)
-        # What is no history of ours is written over some day.
+        # If the history cannot be read, the next write replaces it.
         remembered = (History.unpack_at(history.key, history.value) if history else None) or History()
         waited = progress.absent.waited if progress is not None else None
         own = self._part.membership
@@ -189,7 +188,7 @@ class Term:
             if not isinstance(act, Resize | Expel):
                 self._chronicle.observe(act.progress, now=self._store.time())
             seen = await self._carry_out(act)
-            if seen is None:  # it was refused: something that it rests on is about to be heard of
+            if seen is None:  # refused: the watch is about to bring the reason
                 deadline = self._store.time() + REFUSED_PAUSE
                 while not self._office.inbox and self._follower.head is head:
                     if not await self._wakeup.sleep_until(deadline):
@@ -197,11 +196,11 @@ class Term:
             await self._fold_until(seen or 0)
 
     def _learn(self, **changes: Any) -> None:
-        """Decide on another picture from now on; `decide` may look at the one before, and that one does not change."""
+        """Replace the picture. A `decide` under way keeps the former one, which does not change."""
         self._picture = replace(self._picture, **changes)
 
     async def _carry_out(self, act: Act) -> int | None:
-        """Carry out an act; the revision that the nodes' events are to be folded up to, or None if it was refused."""
+        """Carry out an act; return the revision up to which to fold the nodes' events, or None if it was refused."""
         match act:
             case Wait():
                 self._report_error(act.error)
@@ -219,7 +218,7 @@ class Term:
                 return await self._resize(act)
 
     async def _expel(self, act: Expel) -> int | None:
-        """Take a member out of the round, and say so and why in the same transaction."""
+        """Take a member out of the round, and report it with the reason in the same transaction."""
         now, key = self._store.time(), self._keys.node(act.node_id)
         there = (when.mod_revision(key) == act.arrival,)
         revision = await self._office.write(Delete(key), self._put_progress(act.progress), also=there)
@@ -231,11 +230,11 @@ class Term:
 
     @property
     def _rules(self) -> Rules:
-        """The run's settings, as they are now."""
+        """Return the run's present settings."""
         return self._agreed.rules
 
     async def _resize(self, act: Resize) -> int:
-        """Go by the run's new numbers of nodes."""
+        """Apply the run's new numbers of nodes."""
         there = await self._store.get(self._keys.settings)
         if there is not None and self._agreed.take(there.value):
             raise OverruledError(unpack_settings(there.value))
@@ -244,7 +243,7 @@ class Term:
         return 0
 
     async def _decide(self) -> Act:
-        """What should now happen. An order of the user's runs apart from this loop, which keeps leases, too."""
+        """Return the next act. A user's order runs outside this loop, which also renews leases."""
         deciding_now = partial(decide, self._picture, self._rules, now=self._store.time())
         if not callable(self._settings.rank_order):
             return deciding_now()
@@ -258,18 +257,18 @@ class Term:
             if progress != self._picture.told:
                 await self._report(Report(progress=progress))
             act = await deciding
-            # With nothing due by the report before that one, it is due to take that one back.
+            # The report before named something as due; if nothing is due now, report that.
             return Report(progress=act.progress) if isinstance(act, Wait) else act
         finally:
             deciding.cancel()
 
     async def _fold_until(self, revision: int) -> None:
-        """Fold what has come, and wait until that is a whole picture, at least of this revision."""
+        """Fold facts until the picture is complete, and at least of this revision."""
         inbox = self._office.inbox
         while True:
             now = self._store.time()
             if inbox:
-                self._learn(obstacle=None)  # a store that was full is asked again
+                self._learn(obstacle=None)  # retry a store that was full
             while inbox:
                 fact = inbox.popleft()
                 if isinstance(fact, Event):
@@ -284,7 +283,7 @@ class Term:
             await self._wakeup.sleep_until(None)
 
     async def _ask(self, act: Ask) -> int | None:
-        """Ask the members of the round where to stop, or tell them what was decided."""
+        """Ask the members of the round where to stop, or announce the decision."""
         keys, stop, round = self._keys, act.stop, self._view.round
         unchanged = (
             when.mod_revision(keys.round) == (round.revision if round else 0),
@@ -300,7 +299,7 @@ class Term:
         return 0
 
     async def _report(self, act: Report) -> int:
-        """Write the progress, and what is new in it into the history."""
+        """Write the progress, and its news into the history."""
         progress, unbans, now = act.progress, act.unbans, self._store.time()
         self._say(explain(progress))
         writes: list[Put | Delete] = [self._put_progress(progress)]
@@ -328,14 +327,14 @@ class Term:
         return self._office.put(self._keys.progress, said.pack())
 
     def _report_error(self, error: BaseException | None) -> None:
-        """Log where an error comes from once, and not at every attempt; `progress` says in words that it holds."""
+        """Log a user error's traceback once, not at every attempt; `progress` shows that the error persists."""
         said = None if error is None else repr(error)
         if error is not None and said != self._failed_with:
             log.error("run %s: no round can be completed; it is tried again", self._keys.run_id, exc_info=error)
         self._failed_with = said
 
     def _say(self, reason: str) -> None:
-        """One log line for each change of the reason, times aside."""
+        """Log each change of the reason in one line; changed durations alone are not logged."""
         if without_durations(reason) != without_durations(self._said):
             self._said = reason
             log.info("run %s: %s", self._keys.run_id, reason)
@@ -343,9 +342,9 @@ class Term:
     # ------------------------------------------------------------------------------------------ the commit
 
     async def _commit_if_there_is_room(self, decision: Complete) -> int | None:
-        """Commit. A store that is full is no reason to leave office, but one that everybody is told.
+        """Commit. A full store does not end the term, but is reported to every node.
 
-        No member of the last round lives in it any more: what they shared is deleted first, and the commit tried again.
+        No member of the last round is still in that round: its shared keys are deleted, and the commit is tried again.
         """
         try:
             return await self._commit(decision)
@@ -357,17 +356,18 @@ class Term:
             return 0
 
     async def _commit(self, decision: Complete) -> int | None:
-        """Write who has which rank, and then, at one moment and only if all still holds, that this is the round.
+        """Write the ranks, and then, in one transaction and only if all conditions hold, the round.
 
-        Where the store caps conditions, a first call writes the ranks and the marker, and the same decision, made anew
-        once that is in the picture, commits.
+        Where the store caps conditions, a first call writes the ranks and the marker. Once the marker is in the
+        picture, the
+        same decision is made again, and commits.
         """
         office, keys, last = self._office, self._keys, self._view.round
         marked, self._marked = self._marked, None
         if marked is not None and marked.is_of_the_same(decision):
             decision = replace(decision, members=marked.members)  # a user's order may give other ranks each time
         elif marked is not None:
-            # It must go: an attempt with fewer buckets would leave some of it beside its own.
+            # Delete the earlier attempt: one with fewer buckets would leave parts of it in place.
             await office.forget(marked.number, office.term)
             marked = None
         members = [
@@ -419,7 +419,7 @@ class Term:
                 "run %s: the commit of round %d was refused: something has just changed", keys.run_id, round.number
             )
             if not at_once:
-                # What was written for it must go: an attempt with fewer buckets would leave some of it beside its own.
+                # Delete this attempt's keys: a later one with fewer buckets would leave parts of it in place.
                 await self._store.delete_prefix(keys.attempt(round.number, office.term), when=unchanged)
             if take_settings(result, self._agreed):
                 self._view.resized(needed=self._rules.needed, now=self._store.time())
@@ -440,7 +440,6 @@ class Term:
         return 0
 
     async def _round_of(self, decision: Complete, members: list[Member]) -> Round:
-        """The round to commit."""
         view, first = self._view, decision.members[0]
         joined = itertools.islice((one.node_id for one in members if one.node_id not in view.members), SINCE_MOST)
         is_first = view.round is None
@@ -463,16 +462,16 @@ class Term:
         return round
 
     async def _mark(self) -> int:
-        """Write the marker: once it is folded, all that had happened to the nodes before it is in the picture."""
-        marker = NodeRecord(node_id="", incarnation="", left=True)  # whoever reads the nodes passes over it
+        """Write the marker: once it is folded, all earlier events of the nodes are in the picture."""
+        marker = NodeRecord(node_id="", incarnation="", left=True)  # readers of the nodes skip it
         in_office = self._office.in_office
         return await self._store.put(self._keys.marker, marker.pack(), lease=self._role.lease, when=in_office)
 
 
 async def _clear_away(office: Office, round: Round | None) -> None:
-    """Delete what older rounds, and coordinators that died before their commit, have left behind.
+    """Delete leftovers of older rounds, and of coordinators that died before their commit.
 
-    What users write is not looked at: it may be very much. It goes with the ranks of the round that it was of.
+    Users' keys may be many and are not listed; they are deleted with the ranks of their round.
     """
     keys = office.keys
     attempts: dict[tuple[int, int], None] = {}
@@ -480,20 +479,20 @@ async def _clear_away(office: Office, round: Round | None) -> None:
         for entry in await office.store.list(keys.rounds, keys_only=True):
             number, _, rest = entry.key.removeprefix(keys.rounds).partition("/")
             term_of, slash, _ = rest.partition("/")
-            if slash and number.isdecimal() and term_of.isdecimal():  # else it is no key of ours
+            if slash and number.isdecimal() and term_of.isdecimal():  # else no key of this program
                 attempts[int(number), int(term_of)] = None
         for attempt in attempts:
-            # This node's own attempts come and go while this is under way.
+            # This node's own attempts are written and deleted meanwhile.
             if attempt[1] != office.term and (round is None or attempt != (round.number, round.term)):
                 await office.forget(*attempt)
     except ConditionFailed:
-        pass  # another one is in office, and does this
+        pass  # another coordinator is in office, and does this
     except StoreError as error:
         log.warning("run %s: what is left of older rounds is still there: %s", keys.run_id, error)
 
 
 def _buckets(office: Office, round: Round, members: list[Member], records: Sequence[NodeRecord]) -> list[Put]:
-    """The ranks by bucket of the node's id, and the roster by rank, under this term."""
+    """Return the ranks by bucket of the node's id, and the roster by rank, under this term."""
     keys, number, term = office.keys, round.number, round.term
     by_bucket: list[list[Member]] = [[] for _ in range(round.buckets)]
     for member in members:
@@ -508,14 +507,14 @@ def _buckets(office: Office, round: Round, members: list[Member], records: Seque
 
 
 def _fit_together(conditions: Sequence[Condition], writes: Sequence[Put | Delete], *, count_most: int) -> bool:
-    """Whether one transaction takes all of this: by the number of writes, and by its bytes."""
+    """Return True if one transaction takes all of these, by number of writes and by bytes."""
     size = sum(len(condition.key) + OVERHEAD_BYTES for condition in conditions)
     size += sum(len(write.key) + len(write.value) + OVERHEAD_BYTES for write in writes if isinstance(write, Put))
     return len(writes) <= count_most and size <= WRITE_BYTES_MOST
 
 
 def _portions(writes: list[Put], count_most: int) -> Iterator[list[Put]]:
-    """Yield the same writes, in as few transactions as the store takes: by their number, and by their bytes."""
+    """Yield the writes in as few transactions as the store takes, by number and by bytes."""
     portion: list[Put] = []
     size = 0
     for write in writes:

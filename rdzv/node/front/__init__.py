@@ -1,1 +1,1 @@
-"""The fronts of a node: what its callers hold, made of one list of verbs."""
+"""The fronts of a node: the handlers of its callers, made of one list of verbs."""

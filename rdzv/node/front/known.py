@@ -1,4 +1,4 @@
-"""Shell: what both handlers tell of their node, at once and from any thread, to the drivers of its rounds."""
+"""Shell: values that both handlers give of their node at once, from any thread, to the drivers of rounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Known:
-    """A handler's node, as far as nothing has to be asked."""
+    """A handler's node, as far as it can be read without a call."""
 
     _loop: NodeLoop  # where the node lives
 
@@ -35,12 +35,12 @@ class Known:
 
     @property
     def settings(self) -> Settings:
-        """What was chosen."""
+        """The settings."""
         return self.own_node.settings
 
     @abstractmethod
     def check_usable(self) -> None:
-        """Refuse to go on in a forked child, where the node is not, or once it is closed."""
+        """Raise in a forked child, which has no node, or after closing."""
 
     def start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
         """Begin a coroutine in the node's loop.
@@ -53,7 +53,7 @@ class Known:
         except BaseException:
             work.close()
             raise
-        return self._loop.start(work)  # which may run it from now on, whatever is raised here
+        return self._loop.start(work)  # from now on it may run, even if an exception is raised here
 
     @property
     def membership(self) -> Membership | None:
@@ -67,7 +67,7 @@ class Known:
 
     @property
     def closed(self) -> Closed | None:
-        """How the run was closed, if the node knows that it was."""
+        """The closing of the run, if the node knows of it."""
         return self.own_node.head.closed
 
     @property
@@ -77,16 +77,16 @@ class Known:
 
     @property
     def store_gone(self) -> StoreError | None:
-        """Why the store was given up, if it was and there is no other one."""
+        """The reason for which the store was given up, if it was and no other one replaces it."""
         return self.own_node.store_gone
 
     def absence_of(self, node_id: str) -> str:
-        """Return what is known of a node that is gone, in words; empty if nothing is."""
+        """Return in words what is known of a node that is gone; empty if nothing is."""
         return absence_of(self.own_node, node_id)
 
     def draining(self) -> dict[str, Leaving]:
-        """Return the members of this round whose leaving was announced since it came about."""
-        membership, head = self.own_node.membership, self.own_node.head  # one look: the node replaces its head
+        """Return the members of this round that were announced to leave since it completed."""
+        membership, head = self.own_node.membership, self.own_node.head  # read once: the node replaces its head
         progress = head.progress
         if (
             membership is None

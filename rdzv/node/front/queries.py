@@ -1,8 +1,8 @@
-"""Shell: what a node's callers ask of it without a round trip: `changes()`.
+"""Shell: answers to a node's callers that need no round trip: `changes()`.
 
-A node's head and membership are frozen pieces of data, which it replaces as it learns of new ones; they are read here
-from whichever thread the caller is in. What is news to that caller is worked out by the pure `changes_since`. A reader
-that is cancelled, or whose time is over, has lost nothing: what it was not given yet is still to be told.
+A node's head and membership are frozen; the node replaces them as it learns more. The caller's thread reads them here,
+and the pure `changes_since` returns the news for this caller. A reader that is cancelled or times out loses nothing:
+changes that it was not given are still to come.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["Changes"]
 
 
 class Changes:
-    """What happens to a node's round, as it happens, beginning with what already holds; for those who await.
+    """The changes of a node's round as they happen, beginning with those that already hold; for async callers.
 
     Enter it, and iterate over it; or ask for one change within a time limit, by `poll`, or by any other way to limit
-    `anext`. Counts are since the round completed. It goes on over rounds, and ends after `Closed`.
+    `anext`. Counts are since the round completed. It continues over rounds, and ends after `Closed`.
     """
 
     def __init__(self, node: Node, connect: Callable[[], Awaitable[object]]) -> None:
@@ -38,7 +38,7 @@ class Changes:
         self._connect = connect
         self._seen: dict[type, Change] = {}
         self._of: Membership | None = None
-        self._over = False  # the run is closed, and that was told
+        self._over = False  # the closing was given
         self._wakeup: WakeupHere | None = None
 
     async def __aenter__(self) -> Self:
@@ -68,9 +68,9 @@ class Changes:
             await self._wakeup.sleep_until(None)
 
     def _next(self) -> Change | None:
-        """One change that is news, or None.
+        """Return one change that is news, or None.
 
-        One at a time: by the time the next is asked for, the round may be another one, and the rest no news.
+        One at a time: at the next call the round may be another one, and the remaining changes outdated.
         """
         of = self._node.membership
         if of is not self._of:
@@ -89,7 +89,7 @@ class Changes:
         return change
 
     async def poll(self, timeout: float) -> Change | None:
-        """The next change, or None if none has come within so many seconds, or none will."""
+        """Return the next change; None if none came within `timeout` seconds, or none will come."""
         with anyio.move_on_after(timeout), contextlib.suppress(StopAsyncIteration):
             return await anext(self)
         return None

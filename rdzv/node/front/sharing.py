@@ -1,4 +1,4 @@
-"""Shell: what the members of a round share, as one of them is given it: fenced, and told of losses."""
+"""Shell: the shared store of a round as one member gets it: fenced, and told of losses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["absence_of", "shared_store"]
 
 
 def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | Store) -> SharedStore:
-    """What the members of a round share, for one of them: fenced by the round, and by its own record."""
+    """Return the round's shared store for one member: fenced by the round, and by the member's record."""
     round, keys = membership.round, node.keys
     return SharedStore(
         client,
@@ -51,11 +51,11 @@ def _names_by_rank(roster: bytes) -> dict[int, str]:
 
 
 def absence_of(node: Node, node_id: str) -> str:
-    """What is known here of a node that is gone, in words; empty if nothing is. From any thread."""
+    """Return in words what this node knows of a node that is gone; empty if nothing. From any thread."""
     head = node.head
     try:
         now = asyncio.get_running_loop().time()
     except RuntimeError:
-        now = time.monotonic()  # as event loops do
+        now = time.monotonic()  # the clock of event loops
     missing = head.progress.absent.missing if head.progress is not None else ()
     return next((one.describe(elapsed=now - head.progress_at) for one in missing if one.node_id == node_id), "")

@@ -1,12 +1,10 @@
-"""The verbs of a node: what its callers may ask of it, each written once, with its signature and its words.
+"""The verbs of a node: the calls that its callers may make, each written once, with its signature and docstring.
 
-A verb is a coroutine function of the node, and runs in the node's loop; or a plain one, which is answered at once and
-from any thread. Both fronts are made of this list: `awaited` in
-`rdzv.node.handler` makes of a verb the method of the async handler, and `blocking` in `rdzv.sync` that of the blocking
-one. So both have its name, its arguments and its docstring, and type checkers see all of that.
+A verb is a coroutine function that runs in the node's loop, or a plain function that returns at once, from any thread.
+Both fronts are made of this list: `awaited` in `rdzv.node.handler` makes the async method of a verb, and `blocking` in
+`rdzv.sync` the blocking one. Type checkers see name, arguments and docstring in both.
 
-What is not here differs between the fronts by its nature: joining (which a caller undoes in its own way), `changes()`,
-and closing. `Node` has those.
+Joining, `changes()` and closing are not here: they differ between the fronts. `Node` has them.
 """
 
 from __future__ import annotations
@@ -59,16 +57,16 @@ _MUST_END: set[object] = set()
 
 
 def goes_on(verb: Verb) -> Verb:
-    """Have a verb seen to its end also if its caller is cancelled, or gets out of the call by force.
+    """Mark a verb that completes even if its caller is cancelled or interrupted.
 
-    What has no such mark only asks, and ends with its caller.
+    A verb without this mark only reads, and ends with its caller.
     """
     _MUST_END.add(verb)
     return verb
 
 
 def must_end(verb: object) -> bool:
-    """Return whether a verb has that mark."""
+    """Return True if a verb has that mark."""
     return verb in _MUST_END
 
 
@@ -77,7 +75,7 @@ def must_end(verb: object) -> bool:
 
 @goes_on
 async def leave(node: Node) -> None:
-    """Leave this round; the node may come again. Without a round it does nothing.
+    """Leave this round; the node may join again. Without a round, do nothing.
 
     Raises:
         RendezvousStateError: A call of `next_rendezvous` is under way; cancel that instead.
@@ -86,7 +84,7 @@ async def leave(node: Node) -> None:
 
 
 async def num_nodes_waiting(node: Node) -> int:
-    """How many arrivals a regroup now would admit, as far as the coordinator has told; no round trip."""
+    """Return how many arrivals a regroup now would admit, as last reported by the coordinator; no round trip."""
     head, membership = (await node.connect()).follower.head, node.membership
     if head.progress is None or (membership is not None and head.progress.round != membership.round.number):
         return 0
@@ -94,9 +92,9 @@ async def num_nodes_waiting(node: Node) -> int:
 
 
 def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
-    """How many nodes wait to come in, or have gone: above 0, this member should meet the others again.
+    """Return how many nodes wait to join, or have gone. Above 0, this member should meet the others again.
 
-    Answered from what was pushed, at once and from any thread: for a loop that asks many times a second.
+    Answered at once from pushed state, from any thread, so a loop may call it many times a second.
 
     Args:
         node: The member.
@@ -104,7 +102,7 @@ def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
             if it was dropped; else only arrivals that a regroup now would admit.
 
     Returns:
-        0 if this node is in no round, and once the run is closed: then there is nothing to meet again for.
+        0 if this node is in no round, or if the run is closed: then the members cannot meet again.
     """
     membership, has_lost_store = node.membership, node.has_lost_store
     if membership is None or node.head.closed is not None:
@@ -118,7 +116,7 @@ def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
 
 
 def leaves_because(node: Node, why: str) -> None:
-    """Say why this node leaves, before it does: the others read it in `rdzv status` and in the history.
+    """Set the reason for which this node leaves, before it does; `rdzv status` and the history show it.
 
     Raises:
         RendezvousSettingsError: It is no text.
@@ -127,13 +125,13 @@ def leaves_because(node: Node, why: str) -> None:
 
 
 async def roster(node: Node, membership: Membership) -> list[Participant]:
-    """All members of a round, by rank, with what each brought."""
+    """Return all members of a round, by rank, with the address, payload and attributes of each."""
     return await node.ask_the_store(lambda store: read_roster(store, node.keys, membership.round))
 
 
 @goes_on
 async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None) -> None:
-    """Keep a little state of the run from round to round.
+    """Keep a small state of the run, such as a sampler's position, from round to round.
 
     Args:
         node: The member.
@@ -170,16 +168,16 @@ def _check_text(name: str, given: object) -> None:
 
 @goes_on
 async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None) -> None:
-    """Say of a member of the round that it does not answer, as a collective that has failed does.
+    """Accuse a member of the round of not answering, for example after a failed collective.
 
-    One accuser is shown in `rdzv status`. If two accuse the same member, it is lost to the round, with their
-    reasons, though its lease stands.
+    One accuser is shown in `rdzv status`. A member that two accuse is lost to the round, with their reasons, though its
+    lease is still valid.
 
     Args:
         node: The member that accuses.
-        rank: The rank of the member that does not answer.
+        rank: The rank of the accused member.
         why: The reason, for people.
-        in_round: The number of the round in which that rank is meant; by default the node's present one.
+        in_round: The number of the round that the rank is of; by default the node's present one.
 
     Raises:
         RoundSupersededError: This node is in no round, or that round is not its present one.
@@ -209,12 +207,13 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
 async def all_here(node: Node, *, timeout: float) -> bool:
     """Wait until every member of this round has called this; False if one has gone first: then all meet again.
 
-    For callers who then wait for one another without looking up, as PyTorch's agents do: a member can die between the
-    commit of a round and its hearing of it. All come to the same answer, because it is one key, which is written once:
-    by the last member that comes (go on), or by the first that sees one go before that (meet again). Who answered by
-    itself would leave the others waiting for it.
+    For callers that then block on each other, as PyTorch's agents do: a member can die between the commit of a round
+    and
+    its hearing of it. All get the same answer: it is one key, written once, by the last member that calls (go on), or
+    by
+    the first that sees a member go before that (meet again).
 
-    A member that lives, and does not come within `timeout` seconds, is left to whatever the caller does next.
+    A live member that does not call within `timeout` seconds is left to the caller's next step.
 
     Raises:
         RendezvousConnectionError: The store cannot be reached.
@@ -224,11 +223,11 @@ async def all_here(node: Node, *, timeout: float) -> bool:
         return True
     shared = shared_store(node, membership, link.store)
     membership.call_when_over(shared.end_calls)
-    store = shared.waiting_through_losses()  # whoever is lost, an answer comes
+    store = shared.waiting_through_losses()  # an answer comes also if members are lost
     store.set_timeout(timeout)
 
     async def answer_if_one_goes() -> None:
-        with contextlib.suppress(RendezvousError, StoreError):  # of which the wait below hears, too
+        with contextlib.suppress(RendezvousError, StoreError):  # the wait below fails, too
             async with Changes(node, node.connect) as changes:
                 async for change in changes:
                     if isinstance(change, NodesLost | NodesLeft):
@@ -237,7 +236,7 @@ async def all_here(node: Node, *, timeout: float) -> bool:
 
     answering = asyncio.create_task(answer_if_one_goes(), name=f"notice who goes before all of {node.run_id} have come")
     try:
-        # A call that is cancelled and made again must not count this member twice.
+        # A call that is cancelled and repeated must not count this member twice.
         if membership.muster is None or _has_failed(membership.muster):
             membership.muster = asyncio.create_task(store.add(CAME, 1), name=f"come to the muster of {node.run_id}")
             membership.muster.add_done_callback(_has_failed)
@@ -247,7 +246,7 @@ async def all_here(node: Node, *, timeout: float) -> bool:
     except SharedStoreTimeoutError:
         return True
     except RoundSupersededError:
-        return False  # it is this member that was dropped
+        return False  # this member was dropped
     finally:
         await cancel_and_wait(answering)
 
@@ -258,15 +257,15 @@ def _has_failed(task: asyncio.Task[int]) -> bool:
 
 @goes_on
 async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
-    """Change what the nodes of the run count together, and return it; `change` gets what it was, or nothing.
+    """Change a value that the nodes of the run count together, and return it; `change` gets the former value, or b"".
 
-    It runs in the node's thread, and again if another node has changed it meanwhile.
+    `change` runs in the node's thread, and again if another node has changed the value meanwhile.
     """
     await node.connect()
     key, membership = node.keys.tally, node.membership
     if membership is None:
         raise RendezvousStateError(f"node {node.node_id} has been in no round of run {node.run_id}")
-    lease = membership.round.lease  # it stands as long as what the round shares
+    lease = membership.round.lease  # it lives as long as the round's shared keys
 
     async def write(store: Store) -> bytes:
         while True:
@@ -285,10 +284,10 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
 
 
 async def is_closed(node: Node) -> bool:
-    """Whether the run is closed.
+    """Return True if the run is closed.
 
     Raises:
-        RendezvousConnectionError: The store is out of reach, so nobody knows.
+        RendezvousConnectionError: The store cannot be reached.
     """
     link = await node.connect()
     if link.follower.head.closed is not None:
@@ -305,7 +304,7 @@ async def is_closed(node: Node) -> bool:
 
 @goes_on
 async def set_closed(node: Node, reason: str = "") -> None:
-    """Close the run for every node, for good; the first reason given is shown for as long as the run is remembered."""
+    """Close the run for every node, for good; the first reason is shown for as long as the run is remembered."""
     await _close(node, reason)
 
 
@@ -313,7 +312,7 @@ async def set_closed(node: Node, reason: str = "") -> None:
 async def give_up(node: Node, reason: str, *, status: int = 0) -> None:
     """Close the run as `set_closed` does, by a verdict not to go on; every launcher then ends with this status.
 
-    A status that no process can end with becomes another one: see `GiveUp`.
+    A status that is no valid exit status is replaced: see `GiveUp`.
     """
     status, remark = exit_status(status)
     reason = reason + remark if remark else reason
@@ -325,7 +324,7 @@ async def _close(node: Node, reason: str, **verdict: Any) -> None:
         with anyio.fail_after(node.settings.close_timeout):
             link = await node.connect()
             closed = await _run(node, link.store).close(reason, lease=await link.run_lease(), **verdict)
-            link.follower.take_closing(closed)  # the caller finds it closed before the watch has said so
+            link.follower.take_closing(closed)  # the caller sees it closed before the watch reports it
     except (StoreError, TimeoutError) as error:
         raise node.connection_error(error) from error
 
@@ -334,14 +333,13 @@ async def _close(node: Node, reason: str, **verdict: Any) -> None:
 
 
 def _run(node: Node, store: Store) -> Run:
-    """The run of a node, as the node steers it."""
     return Run(store, node.keys, by=node.node_id, keep=node.settings.closed_ttl, head=lambda: node.head)
 
 
 def of_run(
     call: Callable[Concatenate[Run, P], Coroutine[Any, Any, T]], *, must_end: bool = False
 ) -> Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]:
-    """Make a verb of what a run offers to whoever steers it: the node has the store and the keys for it."""
+    """Make a verb of a method of `Run`: the node has the store and the keys for it."""
 
     @functools.wraps(call)
     async def verb(node: Node, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -364,10 +362,10 @@ ping = of_run(Run.ping)
 
 @goes_on
 async def drain(node: Node, within: float = 120.0, reason: str = "", *, node_id: str | None = None) -> None:
-    """Announce that this node is to leave, or another one: the members of its round stop together before it does.
+    """Announce that this node, or another one, is to leave: the members of its round stop together before it does.
 
-    Whoever goes by `rounds()` leaves at a `check`, the same for all; else `changes()` says `Draining`. After
-    `within` seconds the node leaves its round in any case, which then is a departure like any other.
+    A member that uses `rounds()` leaves at a `check`, the same for all; for others `changes()` gives `Draining`. After
+    `within` seconds the node leaves its round in any case, which then is an ordinary departure.
 
     Raises:
         RendezvousStateError: No such node is in the run.
@@ -376,6 +374,6 @@ async def drain(node: Node, within: float = 120.0, reason: str = "", *, node_id:
 
 
 async def restore(node: Node, key: str) -> bytes | None:
-    """Return what any member has kept last under a name; None if nobody has."""
+    """Return the data that any member has kept last under this name; None if there is none."""
     _check_text("key", key)
     return await of_run(Run.restore)(node, key)

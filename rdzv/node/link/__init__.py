@@ -1,1 +1,1 @@
-"""Shell: what a node stands on: its thread, its connection to a store, and its watch on the head of the run."""
+"""Shell: a node's thread, its connection to a store, and its watch on the head of the run."""

@@ -1,7 +1,7 @@
-"""Shell: one node's watch on the head of its run, and who wants to know when it changes.
+"""Shell: one node's watch on the head of its run, and the listeners to its changes.
 
-This is all that a node watches: the coordinator's key, the last round, the closing, the progress. It is kept as one
-`Head`, from which everything a handler is asked is answered without a round trip.
+A node watches only these keys: the coordinator, the last round, the closing, the progress. They are kept as one `Head`,
+from which a handler's questions are answered without a round trip.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ class Follower:
     """Follows the head of a run.
 
     Attributes:
-        head: What is known of it.
-        heard_at: When the store has told anything last, on this node's clock.
-        own_ban: The last ban of this node, or of an attribute of its, after the revision that wrote it; also if it was
-            lifted before anybody looked.
-        before: Who was the last coordinator that has gone.
-        resets: How often history was missed.
-        error: Why it is not followed any more, if so.
-        unreadable: Why the last round is not known, if so: while its key cannot be read, no other one is completed.
-        unanswered: What came of the last attempt to begin, if that has failed; there is another one.
+        head: The known head.
+        heard_at: The time of the store's last message, on this node's clock.
+        own_ban: The last ban of this node or its attributes, after the revision that wrote it; kept if lifted
+            meanwhile.
+        before: The last coordinator that has gone.
+        resets: The number of resets of the watch.
+        error: The error that ended following.
+        unreadable: The error of a round key that cannot be read: while it holds, no other round is completed.
+        unanswered: The error of the last attempt to begin; another attempt follows.
         opened_in: Seconds that the store took to answer.
-        round_at: When the round completed, on this node's clock, if it was there.
-        synced: Set once the head is known as it stands.
+        round_at: When the round completed, on this node's clock, if this node saw it.
+        synced: Set once the head is known.
         on_change: Called at every change, before any listener: the node's membership takes the change in.
-        listeners: Notified at every change then.
+        listeners: Notified after that.
     """
 
     def __init__(self, store: Store, keys: Keys, *, node_id: str = "") -> None:
@@ -77,34 +77,34 @@ class Follower:
         self.synced: asyncio.Event = asyncio.Event()
         self.on_change: Callable[[], object] = int
         self.listeners: Listeners = Listeners()
-        self._seen = 0  # the last revision that the watch has told of
-        self._anew: Head | None = None  # what a snapshot has said so far, until it is whole
+        self._seen = 0  # the last revision that the watch has brought
+        self._anew: Head | None = None  # the head of a snapshot that is not complete yet
 
     def has_attributes(self, attributes: Mapping[str, str]) -> None:
-        """Learn what this node says of itself: by that, it may be banned with others."""
+        """Set this node's attributes: a ban may name one of them."""
         self._own_ban_keys = frozenset(map(self._keys.banned, ban_names(self._node_id, attributes)))
 
     def tell(self) -> None:
-        """Have the membership take in what has changed, and notify the listeners then. Nothing here waits."""
+        """Have the membership take the changes in, then notify the listeners. Nothing here waits."""
         self.on_change()
         self.listeners.changed()
 
     async def run(self) -> None:
-        """Follow until cancelled, or until the store is of no more use."""
+        """Follow until cancelled, or until the store is lost."""
         try:
             while self.opened_in is None:
                 await self._follow()
-        except Exception as error:  # noqa: BLE001  whatever it is, nobody must wait for a head that will not come
+        except Exception as error:  # noqa: BLE001  an error of any kind ends the wait for a head that will not come
             self.error = error
             self.synced.set()
             self.tell()
             log.debug("the head of run %s is not followed any more: %s", self._keys.run_id, error)
 
     async def _follow(self) -> None:
-        """Open the watch, and take in what it tells; return if it could not be opened, and is to be asked for again.
+        """Open the watch and take in its events; return if it could not be opened and is to be tried again.
 
-        Whoever waits for the head has a time limit of its own. A server to which thousands come at once may be too busy
-        to answer some of them within the time limit of a call.
+        A server with thousands of new clients may miss the time limit of a call. Callers waiting for the head have
+        their own.
         """
         with Stopwatch(self._store.time) as opening:
             try:
@@ -121,24 +121,24 @@ class Follower:
                     raise
                 log.debug("the head of run %s is read again: %s", self._keys.run_id, error)
                 self.unanswered = error
-                await anyio.sleep(ASK_AGAIN_AFTER)  # of no use to hurry: the time limit of a call has just passed
+                await anyio.sleep(ASK_AGAIN_AFTER)  # no hurry: the time limit of a call has just passed
 
     # ------------------------------------------------------------------------------------ learned by another way
 
     def take_round(self, round: Round) -> None:
-        """Learn of a round; the later one counts."""
+        """Take in a round; the later one counts."""
         if self._take_round(round):
             self.tell()
 
     def take_coordinator(self, there: object, *, revision: int) -> None:
-        """Learn who coordinates by the entry of its key as of a revision, unless the watch has come further."""
+        """Take in the coordinator's key as read at a revision, unless the watch has a later one."""
         if isinstance(there, Entry) and self.head.coordinator is None and revision > self._seen:
             coordinator = Coordinator(node_id=there.value.decode(errors="replace"), term=there.create_revision)
             self.head = replace(self.head, coordinator=coordinator)
             self.tell()
 
     def take_closing(self, closed: Closed) -> None:
-        """Learn of the closing; what the watch says later counts."""
+        """Take in the closing; later events of the watch replace it."""
         if self.head.closed is None:
             self.head = replace(self.head, closed=closed, closed_over=self.head.progress)
             self.tell()
@@ -151,14 +151,14 @@ class Follower:
                 self.head, self._anew = self._anew or self.head, None
                 self.synced.set()
             case "reset":
-                # The snapshot that follows says what holds, and until it is whole the old head does: a run must not
-                # look open for the moment between the two. Rounds only go up.
+                # The old head holds until the snapshot that follows is complete: a run must not look open between the
+                # two. Rounds only go up.
                 self._anew = Head(round=self.head.round)
                 self.resets += 1
             case "put" | "delete":
                 try:
                     self._change(event)
-                except RendezvousStateError as error:  # it says nothing, and all else that is there holds
+                except RendezvousStateError as error:  # this key is unreadable; the others hold
                     pass_over(event.key, error)
                     if event.key == self._keys.round:
                         self.unreadable = error
@@ -174,7 +174,7 @@ class Follower:
             self._anew = replace(self._anew, **self._changes(self._anew, event))
 
     def _take_round(self, round: Round) -> bool:
-        """Learn of a round; False if it is none that is later than what is known."""
+        """Take in a round; return False if it is not later than the known one."""
         later = self.head.round is None or self.head.round.revision < round.revision
         if later:
             self.round_at = self._store.time() if self.synced.is_set() and self._anew is None else None
@@ -184,7 +184,7 @@ class Follower:
         return later
 
     def _changes(self, head: Head, event: Event) -> dict[str, Any]:
-        """What one event of any key but the round's changes in the head."""
+        """Return the head's changes by an event of any key but the round's."""
         keys, key, value, put = self._keys, event.key, event.value, event.kind == "put"
         now, revision = self._store.time(), event.revision
 
@@ -204,7 +204,8 @@ class Follower:
             coordinator = Coordinator(node_id=value.decode(errors="replace"), term=event.create_revision)
             return {"coordinator": coordinator if put else None}
         if key == keys.closed:
-            # After a reset, both are of before: of the members' leaving a new snapshot tells together with the closing.
+            # After a reset, both are the former ones: the new snapshot reports the members' leaving together with the
+            # closing.
             over = self.head.closed_over if self.head.closed is not None else self.head.progress
             return {"closed": Closed.of(value) if put else None, "closed_over": over if put else None}
         if key == keys.progress:
@@ -230,10 +231,10 @@ class Follower:
 
 @contextlib.asynccontextmanager
 async def following(store: Store, keys: Keys) -> AsyncIterator[Follower]:
-    """Follow the head of a run without a node, and give the follower once it knows the head.
+    """Follow the head of a run without a node; yield the follower once it knows the head.
 
     Raises:
-        StoreError: The store does not tell it.
+        StoreError: The store does not give the head.
     """
     follower = Follower(store, keys)
     task = asyncio.create_task(follower.run(), name=f"follow run {keys.run_id}")

@@ -1,8 +1,8 @@
-"""Shell: what belongs to one connection of a node to one store, and ends with it.
+"""Shell: the state of a node's connection to one store, which ends with the connection.
 
-A node has one connection. The follower of the head, both leases (of its membership, and of the role of coordinator if
-it has that), the readiness to coordinate, and the run's own lease go over it. When the store is replaced all of this is
-of no more use at once, so it is made and ended as one.
+A node has one connection. It carries the follower of the head, both leases (of its membership, and of the role of
+coordinator if it has that), the readiness to coordinate, and the run's lease. All are made and ended together: when the
+store is replaced, none is of further use.
 """
 
 from __future__ import annotations
@@ -35,40 +35,40 @@ __all__ = ["Link", "StoreEndingError", "is_away"]
 log: logging.Logger = logging.getLogger(__name__)
 
 ROUND_TRIPS_TO_RECONNECT = 3  # the connection, the greeting, the welcome
-SLOW = 0.5  # seconds for an answer, from which on that is said wherever a node waits
-ANSWERS_KEPT = 3  # of which the quickest tells how far away the store is: the others may have been held up
+SLOW = 0.5  # seconds for an answer; from then on the waiting node's reason mentions it
+ANSWERS_KEPT = 3  # the quickest of these gives the distance of the store: the others may have been delayed
 IF_HOSTED = "if a node hosted this store, it ended with that node's process, as one of `rdzv serve` does not"
-SAY_AWAY_AFTER = 2.9  # seconds for which the store is away before that is said, and then ever more rarely (R22)
-ASK_EVERY = 1.0  # seconds, while somebody waits: whether the store is still there must be known for that ...
-ASK_EVERY_PER_NODE = 0.01  # ... but it answers some 100 such questions a second, however many nodes there are ...
-# ... each of which asks a little more or less often than that: all have last heard the same, at the same moment, and
-# would all ask together when that is so long ago. A thousand would keep the store, and the last one to come, waiting.
+SAY_AWAY_AFTER = 2.9  # seconds of disconnection before the first warning; later ones are ever rarer (R22)
+ASK_EVERY = 1.0  # seconds, while a caller waits, between checks that the store answers ...
+ASK_EVERY_PER_NODE = 0.01  # ... and per node: the store answers some 100 such requests a second in all ...
+# ... with this spread: all nodes have last heard from the store at the same moment, and would ask together. A thousand
+# requests at once would delay the store and the last node's arrival.
 ASK_SPREAD = (0.75, 1.25)
-ASK_EARLY = 0.01  # seconds: so many are not worth another timer, which must not come at once for ever
+ASK_EARLY = 0.01  # seconds; a shorter rest is no reason for another timer, which could fire at once for ever
 RUN_RENEWALS_PER_TTL = 3  # of the run's lease, by each node
 LOOK_WHETHER_GONE_EVERY = 0.2  # seconds, while the store is away; its client tries about as often
 LOOK_FOR_RUN_AFTER = 1.0  # seconds, where the store does not say which lease is the run's
 
 
 class StoreEndingError(StoreError):
-    """The node that hosts the store is done, and nobody else is to come to it: the next store is to be found."""
+    """The host of the store is shutting down and takes no new nodes: the node must find the next store."""
 
 
 class Link:
-    """What belongs to one connection to one store.
+    """The state of one connection to one store.
 
     Args:
-        store: The client; it is the caller's to close.
+        store: The client; the caller closes it.
         keys: The run's keys.
-        node_id: What this node is called.
-        closed_ttl: How long the run's keys outlive its last node, if this node is the first to write any.
-        rng: Spreads over time what many nodes do now and then.
+        node_id: The node's id.
+        closed_ttl: Seconds that the run's keys outlive its last node, if this node is the first to write any.
+        rng: Spreads the periodic work of many nodes over time.
 
     Attributes:
-        known_run_lease: The lease that everything of the run is on but its nodes, if it is known.
+        known_run_lease: The lease of all of the run's keys but the nodes', if known.
         resign: Ends this node's readiness to coordinate, if it is ready.
-        back_at: When the connection was made that stands, if there was one before.
-        gone: Why the store was given up, if it was: its process is gone, and what was in it with that.
+        back_at: The time of the present connection, if it is not the first.
+        gone: The error for which the store was given up: its process is gone, and its data with it.
     """
 
     def __init__(self, store: Store, keys: Keys, *, node_id: str, closed_ttl: float, rng: random.Random) -> None:
@@ -92,14 +92,14 @@ class Link:
         self._asking: asyncio.TimerHandle | None = None
         self._telling: asyncio.Task[None] | None = None  # while the store is away
         self._give_up_if_gone: Callable[[], Coroutine[Any, Any, None]] | None = None
-        self._giving_up: asyncio.Task[None] | None = None  # while a store that was in memory only is away
-        self._silent = False  # what was asked has had no answer for a while
+        self._giving_up: asyncio.Task[None] | None = None  # while an in-memory store is away
+        self._silent = False  # a request has had no answer for a while
         self._closed = False
         store.on_connection(self._note_connection)
         self.keeping.on_silence = self._note_silence
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run something until the link is closed."""
+        """Run a coroutine until the link is closed."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -113,13 +113,13 @@ class Link:
                 log.error("%s has failed: %r", task.get_name(), error, exc_info=error)
 
     async def step_down(self) -> None:
-        """Coordinate no more, nor be ready to."""
+        """Stop coordinating, and stop being ready to."""
         resign, self.resign = self.resign, None
         if resign is not None:
             await resign()
 
     async def aclose(self) -> None:
-        """End everything, the leases last: with them the node's record goes."""
+        """End everything, the leases last: the node's record goes with them."""
         self._closed = True
         if self._asking is not None:
             self._asking.cancel()
@@ -132,20 +132,20 @@ class Link:
 
     @property
     def in_reach(self) -> bool:
-        """Whether the store is in reach now, as far as is known."""
+        """True if the store is connected, as far as is known."""
         return self.store.connected
 
     @property
     def if_hosted(self) -> str:
-        """What may have become of a store that is out of reach, to be said after that; nothing if it is not so.
+        """Return a hint, for a message, that the node hosting an unreachable store has ended; else "".
 
-        A node that hosted the store and has ended leaves a host that answers for it. One that does not answer at all
-        may be cut off, and the store with it.
+        It applies if the host rejects connections. A host that does not answer at all may be cut off, together with its
+        store.
         """
         return f"; {IF_HOSTED}" if not self.in_reach and self.store.last_problem == NOBODY_LISTENS else ""
 
     async def in_reach_again(self, *, within: float, answering: bool = False) -> bool:
-        """Wait until the store is in reach (and `answering`) again, or known to be lost; False if it is not in time."""
+        """Wait until the store is connected (and `answering`) again, or lost; return False if not in time."""
         with anyio.move_on_after(within) as limit:
             while self.store.failure is None and (not self.in_reach or (answering and self._silent)):
                 self._reach_changed.clear()
@@ -153,11 +153,12 @@ class Link:
         return not limit.cancelled_caught
 
     def say_when_away(self, who_waits: Callable[[], str], is_counted: Callable[[], bool]) -> None:
-        """Warn from now on when the store has been out of reach, or silent, for a while, and say when it is back.
+        """Warn from now on when the store has been disconnected, or silent, for a while, and log when it is back.
 
-        `who_waits` says in words who waits now, and must hear of it soon; it is empty if nobody does. `is_counted`:
-        whether the coordinator has counted this node. Until then it does not know among how many it waits, and leaves
-        the question to its keep-alives.
+        `who_waits` returns in words which callers wait now and must hear of it; empty if none. `is_counted`: whether
+        the
+        coordinator has counted this node. Until then the number of nodes is unknown, and only the keep-alives ask the
+        store.
         """
         self._who_waits, self._is_counted = who_waits, is_counted
         self._ask_in(self._asks_every)
@@ -172,7 +173,7 @@ class Link:
         self._asking = asyncio.get_running_loop().call_later(seconds, self._ask)
 
     def _ask(self) -> None:
-        """Ask whether the store is there, if somebody waits, and nothing was heard of it lately."""
+        """Ask the store for an answer, if a caller waits and none came lately."""
         every, silent_for = self._asks_every, self.store.time() - self.follower.heard_at
         if silent_for < every - ASK_EARLY:
             self._ask_in(every - silent_for)
@@ -182,7 +183,7 @@ class Link:
         self._ask_in(every)
 
     def _note_connection(self, connected: bool) -> None:
-        """The connection was lost, or is back; or the client is of no more use."""
+        """Note that the connection was lost, or is back, or that the client has failed."""
         self._reach_changed.set()
         if connected:
             self.back_at = self.store.time()
@@ -193,7 +194,7 @@ class Link:
                 self._giving_up = self.start(self._give_up_if_gone(), f"give up the store of {self._keys.run_id}")
 
     def _note_silence(self, since: float | None) -> None:
-        """The store has not answered for a while; None: it has, or it is not asked any more."""
+        """Note since when the store has not answered; None: it has answered, or is not asked any more."""
         self._silent = since is not None
         self._reach_changed.set()
         if since is not None:
@@ -215,9 +216,9 @@ class Link:
             log.warning("run %s: the store is back after %.0f s", run_id, self.store.time() - since)
 
     def give_up_when_gone(self, url: str, *, within: float) -> None:
-        """From now on, give a store up that was in memory only, once nobody has listened at its URL for so long.
+        """From now on, give an in-memory store up once its URL has had no listener for `within` seconds.
 
-        A store with a data directory comes back with all it had. A host that cannot be reached says nothing of it.
+        A store with a data directory comes back with its data. An unreachable host proves nothing.
         """
         self._give_up_if_gone = functools.partial(self._until_gone, url, within)
 
@@ -244,62 +245,62 @@ class Link:
     # ------------------------------------------------------------------------------------------ how far away it is
 
     def answered_in(self, seconds: float) -> None:
-        """Note that the store has answered a request after so long."""
+        """Note the seconds that the store took for a request."""
         self._answered_in = [*self._answered_in, seconds][-ANSWERS_KEPT:]
 
     @property
     def reconnects_in(self) -> float:
-        """Seconds that coming back to the store takes a client that is well, on a network that works."""
+        """The seconds that reconnecting takes a healthy client on a working network."""
         return ROUND_TRIPS_TO_RECONNECT * self.round_trip
 
     @property
     def round_trip(self) -> float:
-        """How long the store takes to answer, in seconds, as far as was noted lately."""
-        # The first answer of all counts until three others have come: any one of them may have been held up.
+        """The seconds that the store takes to answer, as lately noted."""
+        # The first answer counts until three others have come: any one of them may have been delayed.
         opened_in = self.follower.opened_in if len(self._answered_in) < ANSWERS_KEPT else None
         return min((*self._answered_in, *(() if opened_in is None else (opened_in,))), default=0.0)
 
     def slowness(self) -> str:
-        """What to add to whatever a node waits for, if the store answers slowly."""
+        """Return an addition to a node's reason for waiting, if the store answers slowly."""
         return f"; the store takes {self.round_trip:.1f} s to answer" if self.round_trip >= SLOW else ""
 
     # ------------------------------------------------------------------------------------------ leases
 
     def choose_lease(self) -> int:
-        """An id for a lease that a transaction grants."""
+        """Return an id for a lease that a transaction grants."""
         return CHOSEN_LEASE_LEAST + self._rng.getrandbits(62)
 
     async def run_lease(self) -> Lease:
-        """The lease that everything of the run is on but its nodes, taken over or granted (promise R19)."""
+        """Return the lease of all of the run's keys but the nodes', found or granted (promise R19)."""
         if self.known_run_lease is None:
             self.known_run_lease = await take_run_lease(self.store, self._keys, self._closed_ttl)
         return self.known_run_lease
 
     def keep_run(self) -> None:
-        """Renew the run's lease from now on: a run lives as long as any of its nodes does."""
+        """Renew the run's lease from now on: a run lives as long as any of its nodes."""
         if self._keeping_run is None or self._keeping_run.done():
             self._keeping_run = self.start(self._renew_run(), f"keep run {self._keys.run_id}")
 
     def release_run(self) -> None:
-        """Renew it no more; what others do not keep will lapse some day."""
+        """Stop renewing the run's lease; it lapses unless other nodes renew it."""
         if self._keeping_run is not None:
             self._keeping_run.cancel()
             self._keeping_run = None
 
     async def _renew_run(self) -> None:
-        """Renew it, also once the run is closed: its members may be at work, and go by what is on it."""
+        """Renew the lease, also of a closed run: its members may still work, and need the keys on it."""
         while True:
             try:
                 lease = await self.run_lease()
                 await anyio.sleep(lease.ttl / RUN_RENEWALS_PER_TTL * self._rng.uniform(0.8, 1.0))
                 await lease.keep_alive()
             except LeaseNotFound:
-                self.known_run_lease = None  # the store was away for too long; whoever arrives next begins anew
+                self.known_run_lease = None  # the store was away for too long; the next node to arrive begins anew
                 return
-            except StoreError:  # there are two more times before it matters
+            except StoreError:  # two more attempts fit before it ends
                 await anyio.sleep(LOOK_FOR_RUN_AFTER)
 
 
 def is_away(error: BaseException, link: Link) -> bool:
-    """Whether a store that fails us is merely out of reach, and may come back."""
+    """Return True if a failing store is merely disconnected, and may come back."""
     return isinstance(error, ConnectionLost | StoreTimeoutError) and link.store.failure is None

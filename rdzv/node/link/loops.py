@@ -1,12 +1,11 @@
-"""Shell: where nodes live: an event loop that their callers cannot hold up.
+"""Shell: the event loop that nodes live in, which their callers cannot block.
 
-There is one such loop per process, in a thread of its own, for async and blocking callers alike. A caller may be busy
-for as long as it likes: its node goes on following the run, keeping its leases, coordinating, and hearing who has died.
-Only a caller that keeps the interpreter lock (a C extension that does not release it) holds its node up as well, and
-after the TTL it is dropped, and told so.
+There is one such loop per process, in its own thread, for async and blocking callers alike. While a caller is busy, its
+node follows the run, renews its leases, coordinates, and hears of deaths. Only a caller that holds the interpreter lock
+(a C extension that does not release it) blocks its node, too; after the TTL the node is dropped, and told so.
 
-Nothing in this loop waits for anything but the store. What users bring (a health check, an order of ranks) runs apart
-from it: see `NodeLoop.apart`.
+Code in this loop waits for the store alone. Users' code (a health check, an order of ranks) runs outside it: see
+`NodeLoop.apart`.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ __all__ = ["NodeLoop", "NodeThread", "check_process", "result_of"]
 
 T = TypeVar("T")
 
-TURNS = 64  # nodes of one process at the same moment: a step of all of them keeps the loop for some 20 ms
-TURN_MOST = 5.0  # seconds that a node, which waits for a store that is away perhaps, may keep others from their turn
+TURNS = 64  # nodes of one process at the same moment: a step of all of them takes the loop some 20 ms
+TURN_MOST = 5.0  # seconds that a node, perhaps waiting for an absent store, may keep others from their turn
 
 
 def result_of(call: Call[T]) -> T:
-    """What came of something in a node's loop, once it is over.
+    """Return the result of a call in a node's loop that is over.
 
     Raises:
         RendezvousStateError: That loop has ended, and cancelled it.
@@ -44,22 +43,22 @@ def result_of(call: Call[T]) -> T:
 
 
 def check_process(pid: int, run_id: str) -> None:
-    """Refuse to go on in a forked child, where the nodes of its parent are not."""
+    """Raise in a forked child, which does not have its parent's nodes."""
     if pid != os.getpid():
         raise RendezvousStateError(f"this handler of run {run_id} was made before fork(); make a new one in the child")
 
 
 class NodeLoop:
-    """A node's way to the loop that it lives in: here one that is there already, the caller's own or one that is given.
+    """A node's way to the loop that it lives in: here an existing one, the caller's or a given one.
 
-    So it is in tests on virtual time, where threads do not exist.
+    Tests in virtual time use it, where no threads exist.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop
 
     def start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
-        """Begin a coroutine there, from any thread.
+        """Begin a coroutine in the loop, from any thread.
 
         Raises:
             RendezvousStateError: The loop has ended.
@@ -68,15 +67,15 @@ class NodeLoop:
         return Call(work, self._loop)
 
     async def apart(self, work: Callable[[], T]) -> T:
-        """Run somebody else's code, which may take its time, where it holds up no lease."""
+        """Run user code, which may take long, where it delays no lease."""
         return work()
 
     def turn(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Let few of the nodes that live here do the block at the same moment; to be entered in the loop."""
+        """Enter, in the loop, to limit how many nodes run the block at the same moment."""
         return contextlib.nullcontext()
 
     def leave(self) -> None:
-        """Make no more use of it; a loop that is somebody else's goes on without us."""
+        """Stop using the loop; an existing loop goes on."""
 
 
 class NodeThread(NodeLoop):
@@ -98,20 +97,21 @@ class NodeThread(NodeLoop):
             return thread.run(work)
         except RuntimeError as error:
             if thread is not None and not thread.has_ended:
-                raise  # a signal's handler has raised it
+                raise  # raised by a signal handler
             work.close()
             raise RendezvousStateError(f"the thread in which nodes live has ended: {error}") from None
 
     async def apart(self, work: Callable[[], T]) -> T:
-        """Run it in a thread of its own."""
+        """Run it in its own thread."""
         return await in_thread(work)
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """A turn among all nodes of this process, for what costs much: connecting, arriving, reading one's rank.
+        """Take a turn among all nodes of this process, for costly steps: connecting, arriving, reading one's rank.
 
-        A process may carry thousands of nodes, all of which come at once. If all of them did each step together, the
-        loop would take seconds for each, and renew no lease meanwhile. A few after the other are as quick all together.
+        A process may carry thousands of nodes that all arrive at once. If all did each step together, the loop would
+        take
+        seconds per step, and renew no lease meanwhile. A few at a time take no longer in total.
         """
         held = [_turns]
         await held[0].acquire()
@@ -120,7 +120,7 @@ class NodeThread(NodeLoop):
             if held:
                 held.pop().release()
 
-        # Whoever waits for a store that is away holds up the others for a moment only.
+        # A node that waits for an absent store delays the others for a moment only.
         over = asyncio.get_running_loop().call_later(TURN_MOST, give_back)
         try:
             yield
@@ -129,7 +129,7 @@ class NodeThread(NodeLoop):
             give_back()
 
     def leave(self) -> None:
-        """Make no more use of the thread; from any thread, and once."""
+        """Stop using the thread; from any thread, and once."""
         thread, self._thread, self._left = self._thread, None, True
         if thread is not None:
             _leave(self, thread)
@@ -142,7 +142,7 @@ _users: set[NodeThread] = set()
 
 
 def _join(user: NodeThread) -> LoopThread:
-    """The process's node thread, for one more user; who is interrupted here may come again."""
+    """Return the process's node thread for one more user; an interrupted caller may call again."""
     global _thread, _turns
     with _lock:
         if _thread is None:
@@ -152,10 +152,10 @@ def _join(user: NodeThread) -> LoopThread:
 
 
 def _leave(user: NodeThread, thread: LoopThread) -> None:
-    """One user fewer; the last one ends the thread."""
+    """Remove a user; the last one ends the thread."""
     global _thread
     with _lock:
-        if thread is not _thread:  # that of the process which forked
+        if thread is not _thread:  # the thread of the process that forked
             return
         _users.discard(user)
         if not _users:
@@ -164,7 +164,7 @@ def _leave(user: NodeThread, thread: LoopThread) -> None:
 
 
 def _forget_in_child() -> None:
-    """A forked child has no thread but the one that forked; it starts its own if it needs one."""
+    """Drop the parent's thread in a forked child, which starts its own if it needs one."""
     global _thread, _users, _lock, _turns
     _thread, _users, _lock, _turns = None, set(), threading.Lock(), asyncio.Semaphore(TURNS)
 

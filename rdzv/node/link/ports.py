@@ -1,4 +1,4 @@
-"""Shell: the port that a node promises, in case it becomes rank 0: one that is free in both families of addresses."""
+"""Shell: the port that a node promises in case it becomes rank 0: free in both IPv4 and IPv6."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class HeldPort:
     """A port of this machine, held until the node that promises it has its round.
 
     Args:
-        among: The port, or the range of ports, to take it from, as `master_port` says; None: any free one.
+        among: The port, or range of ports, to choose from, as in `master_port`; None: any free one.
     """
 
     def __init__(self, among: str | None = None) -> None:
@@ -24,7 +24,7 @@ class HeldPort:
         self._ports = range(int(first), int(last or first) + 1)
 
     def hold(self) -> int:
-        """The port; the same for as long as it is held. If all are taken it is the first: they may be free in time."""
+        """Return the port, the same while it is held. If all are taken, return the first: it may become free."""
         if self._socket is None:
             self._socket = next(filter(None, map(_bound, self._ports)), None)
             if self._socket is None:
@@ -39,17 +39,16 @@ class HeldPort:
         return port
 
     def release(self) -> None:
-        """Let whoever was promised it have it."""
+        """Free the port for its use."""
         held, self._socket = self._socket, None
         if held is not None:
             held.close()
 
 
 def _bound(port: int) -> socket.socket | None:
-    """A socket bound to this port, which others may bind as well while nobody listens; None if somebody listens there.
+    """Return a socket bound to this port; None if a server listens there. Others may bind it, too, until one listens.
 
-    It is bound in both families of addresses, where this system has both: rank 0's host may be met by IPv6, so that a
-    port at which somebody listens there is as bad as one of IPv4.
+    It is bound in both families of addresses, where this system has both: rank 0 may be reached by IPv6, too.
     """
     for family in (socket.AF_INET6, socket.AF_INET):
         try:
@@ -59,7 +58,7 @@ def _bound(port: int) -> socket.socket | None:
         try:
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            if port:  # nodes of one machine may share the port they promise: only one of them becomes rank 0
+            if port:  # nodes of one machine may promise the same port: only one of them becomes rank 0
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(("", port))
         except OSError as error:

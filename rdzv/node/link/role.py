@@ -1,8 +1,8 @@
-"""Shell: the lease of the role of coordinator: how long it is, and how it is taken together with the role.
+"""Shell: the lease of the role of coordinator: its length, and its grant together with the role.
 
-It is short, so that a coordinator which is cut off is replaced soon. It must not be shorter than its holder needs to do
-anything within it: a store that answers slowly, and many nodes, make it longer, and so does each term that was lost.
-Else, under load, terms begin and end, and nothing is ever decided.
+It is short, so that a coordinator which is cut off is replaced soon. It must not be shorter than its holder's work
+needs: a slow store, many nodes, and each lost term make it longer. Else, under load, terms would begin and end without
+a decision.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ELECTION_MOST", "Role", "election_pause"]
 
-ROLE_TTL = 3.0  # seconds; how long a coordinator that is paused or cut off may hold the others up
+ROLE_TTL = 3.0  # seconds that a coordinator that is paused or cut off may delay the others
 ROUND_TRIPS_PER_TERM = 10  # at least; taking over takes three, and a renewal must be back before the lease is over
-SECONDS_PER_NODE = 0.001  # at least; a store and a coordinator that serve so many nodes at once are busy for as long
-TERM_MOST = 30.0  # seconds; a store that takes longer to answer than a tenth of that is of no use
+SECONDS_PER_NODE = 0.001  # at least; a store and a coordinator that serve many nodes at once are busy that long
+TERM_MOST = 30.0  # seconds; a store that takes longer to answer than a tenth of that is too slow to use
 ELECTION_PER_NODE = 0.001  # seconds of random pause per known node, so that few try at once ...
-ELECTION_MOST = 1.0  # ... and at most so long
-LOST_TERMS_MOST = 4  # beyond so many in a row nothing becomes longer
-ROLE_DISCONNECT_TTL = 0.4  # below a member's: a coordinator is replaced before its own death is to be announced
+ELECTION_MOST = 1.0  # ... and at most this
+LOST_TERMS_MOST = 4  # more lost terms in a row make nothing longer
+ROLE_DISCONNECT_TTL = 0.4  # below a member's: a coordinator is replaced before its own death is announced
 
 
 class Role:
@@ -49,14 +49,14 @@ class Role:
 
     def __init__(self, link: Link, settings: Settings, *, nodes: int, lost_terms: int = 0) -> None:
         needed = max(ROLE_TTL, ROUND_TRIPS_PER_TERM * link.round_trip, SECONDS_PER_NODE * nodes)
-        # A store that was away for so long must not cost the role as well.
+        # An outage this long must not cost the role as well.
         wanted = min(needed * 2.0 ** min(lost_terms, LOST_TERMS_MOST), TERM_MOST) + link.store.fail_over
         ttl = min(wanted, link.store.lease_ttl_max)
         self.lease: HeldLease = HeldLease(link.keeping, id=link.choose_lease(), ttl=ttl)
         self.grant: Grant = Grant(
             ttl=ttl,
-            # The role outlives its holder's connection no longer than a member's lease, however slow the store was when
-            # this node connected: a death is announced by whoever coordinates next.
+            # The role outlives its holder's connection no longer than a member's lease, however slowly the store
+            # answered this node: the next coordinator announces a death.
             disconnect_ttl=max(ROLE_DISCONNECT_TTL, min(link.reconnects_in, settings.disconnect_ttl)),
             gone_ttl=max(settings.gone_ttl, link.reconnects_in),
             id=self.lease.id,
@@ -77,5 +77,5 @@ class Role:
 
 def election_pause(nodes: int, *, lost_terms: int) -> float:
     """Return the longest random pause before taking the role; the arguments are those of `Role`."""
-    # Whoever has lost the role since its lease was over lets others try first: they may be less busy.
+    # A node that lost the role because its lease was over lets others try first: they may be less busy.
     return min(ELECTION_PER_NODE * nodes, ELECTION_MOST) * 2.0 ** min(lost_terms, LOST_TERMS_MOST)

@@ -1,7 +1,7 @@
-"""Shell: how long the store takes to answer, without the time for which this process itself stood still.
+"""Shell: measures the store's answer times without the time for which this process itself was stopped.
 
-Leases grow with what an answer takes. A process that was stopped finds the answer when it goes on, and must not take
-that for a slow store: its next lease would outlast its death, or its being cut off, by ten times as long.
+Leases grow with the answer time. A process that was stopped finds the answer when it continues, and must not take that
+for a slow store: its next lease would outlast its death, or its disconnection, ten times as long.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 __all__ = ["STOOD_STILL", "Stopwatch"]
 
-STOOD_STILL = 1.0  # seconds; a look that comes so late was held up by this process; less is what busy machines cost
-LOOKS_EVERY = 0.1  # seconds: standing still is known to that part
+STOOD_STILL = 1.0  # seconds; a look this late was delayed by this process; busy machines cost less
+LOOKS_EVERY = 0.1  # seconds: stopped time is known to this precision
 
 
 class Stopwatch:
     """Measures a block on a client's clock, or until it is stopped in it.
 
     Attributes:
-        seconds: How long it took, without what this process stood still; known when it has ended.
+        seconds: The block's duration, without the time for which this process was stopped; set when it has ended.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -40,7 +40,7 @@ class Stopwatch:
         self.stop()
 
     def stop(self) -> float:
-        """Measure no more; how long it took, also if that was known already."""
+        """Stop measuring; return the seconds, also if they were known already."""
         if not self._next.cancelled():
             self._next.cancel()
             self._look()

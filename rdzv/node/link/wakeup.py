@@ -1,7 +1,6 @@
-"""Shell: the timers of a rendezvous as coroutines: sleep until told otherwise.
+"""Shell: the timers of a rendezvous as coroutines: they sleep until a deadline or a change. Nothing polls.
 
-Nothing here decides how long. `decide` says until when there is nothing to do, `JoinClock` when a node's patience ends;
-a coroutine sleeps until then, or until something has changed, whichever comes first. Nothing polls.
+The deadlines come from elsewhere: `decide` returns when to decide again, `JoinClock` when a join times out.
 """
 
 from __future__ import annotations
@@ -13,34 +12,34 @@ __all__ = ["Wakeup", "WakeupHere"]
 
 
 class Wakeup:
-    """Where one task sleeps, and others wake it."""
+    """One task's place to sleep, from which others wake it."""
 
     def __init__(self) -> None:
         self._told = False
         self._sleeping: asyncio.Future[None] | None = None
 
     def changed(self) -> None:
-        """Something has happened: whoever sleeps here looks again. Told while nobody sleeps, it is not forgotten."""
+        """Wake the sleeping task. Without a sleeper, the next sleep ends at once."""
         self._told = True
         if self._sleeping is not None:
             _wake(self._sleeping)
 
     async def sleep_until(self, deadline: float | None) -> bool:
-        """Sleep until `deadline` on the loop's clock (None: for ever), or until something has changed.
+        """Sleep until `deadline` on the loop's clock (None: for ever), or until a change.
 
         Returns:
-            True if something has changed, False if the time is over.
+            True at a change, False at the deadline.
         """
         loop = asyncio.get_running_loop()
         while not self._told:
             await self._sleep(loop, deadline)
             if deadline is not None and loop.time() >= deadline:
-                break  # else the timer was early, by what its clock can tell apart
+                break  # else the timer was early, by less than its clock's resolution
         told, self._told = self._told, False
         return told
 
     async def _sleep(self, loop: asyncio.AbstractEventLoop, deadline: float | None) -> None:
-        """Sleep once. A node does so at each push, and a scope of anyio's would cost as much as all the rest of it."""
+        """Sleep once. Nodes do so at each push, and an anyio scope would cost as much as all the rest of it."""
         self._sleeping = loop.create_future()
         timer = None if deadline is None else loop.call_at(deadline, _wake, self._sleeping)
         try:
@@ -52,14 +51,14 @@ class Wakeup:
 
 
 class WakeupHere(Wakeup):
-    """A wakeup in the loop in which it was made, which any thread may wake."""
+    """A wakeup in the loop in which it was made; any thread may wake it."""
 
     def __init__(self) -> None:
         super().__init__()
         self._loop = asyncio.get_running_loop()
 
     def changed(self) -> None:
-        """Something has happened; from any thread."""
+        """Wake the sleeping task; from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop has closed, and nothing sleeps there
             self._loop.call_soon_threadsafe(super().changed)
 

@@ -1,1 +1,1 @@
-"""A node's own seat in its run: it arrives, waits for a round that holds it, is a member, and withdraws."""
+"""A node's own membership in its run: it arrives, waits for its round, is a member, and withdraws."""

@@ -1,20 +1,18 @@
-"""Pure: a node's arrival at its run, as a machine: what stands in the store of it, and what may happen next.
+"""Pure: a node's arrival at its run, as a state machine: its record in the store, and the possible next events.
 
-A node has at most one record in its run, and everything it does there goes by that record: it is what the coordinator
-takes into a round, and what the others see disappear. So where the record stands is one state, and every change of it
-is one line of `TRANSITIONS`. What is not in that table is a defect of ours, and fails at once.
+A node has at most one record in its run. The coordinator takes the record into a round, and other nodes see it
+disappear. `TRANSITIONS` has one line per change of its state; any other change is a defect, and raises at once.
 
     ABSENT      no record of this node is in the store, as far as it knows
-    SENT        a record was sent, and the answer has not come: it may stand, or not
-    STANDING    the record stands, and the node waits for a round
+    SENT        a record was sent, and the answer has not come: it may be stored, or not
+    STANDING    the record is stored, and the node waits for a round
     TAKEN_IN    a round holds this very arrival: the node is a member
-    WITHDRAWN   the node is taking its record back; until that is done, nothing new is sent
+    WITHDRAWN   the node is deleting its record; until that is done, no other is sent
 
-Two things may happen in any state, and from outside: the lease lapses (`GONE`), and the caller does not want to go on
-(`WITHDRAW`). An answer may come after either, and must not bring back what has ended: that is why ABSENT and WITHDRAWN
-have lines for answers.
+Two events may come in any state: the lease lapses (`GONE`), and the caller gives up (`WITHDRAW`). A late answer must
+not bring back an ended record: that is why ABSENT and WITHDRAWN have lines for answers.
 
-A member that comes again sends its new record over the old one. If that is refused (`KEPT`), it is a member still.
+A member that rejoins sends its new record over the old one. If that is refused (`KEPT`), it is still a member.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ L = TypeVar("L")
 
 
 class State(Enum):
-    """Where a node's record stands."""
+    """The state of a node's record."""
 
     ABSENT = "absent"
     SENT = "sent"
@@ -43,21 +41,21 @@ class State(Enum):
 
 
 class Happening(Enum):
-    """What changes it."""
+    """An event that changes the state."""
 
-    SEND = "send"  # a record is sent; also once more, if nobody knows what became of the last one
-    WRITTEN = "written"  # the store has taken it
-    REFUSED = "refused"  # the store has not, and there is no earlier one
-    KEPT = "kept"  # the store has not, and the earlier one stands
+    SEND = "send"  # a record is sent; also again, if the last one's outcome is unknown
+    WRITTEN = "written"  # the store has written it
+    REFUSED = "refused"  # the store has refused it, and there is no earlier one
+    KEPT = "kept"  # the store has refused it, and the earlier one remains
     TAKE_IN = "take in"  # a round holds it
-    WITHDRAW = "withdraw"  # the node takes back whatever there is
+    WITHDRAW = "withdraw"  # the node takes its record back
     GONE = "gone"  # it is not in the store any more: deleted, or lapsed with its lease
 
 
 TRANSITIONS: Final[Mapping[State, Mapping[Happening, State]]] = {
     State.ABSENT: {
         Happening.SEND: State.SENT,
-        Happening.WRITTEN: State.ABSENT,  # on a lease that has lapsed meanwhile: it went with it
+        Happening.WRITTEN: State.ABSENT,  # on a lease that has lapsed meanwhile: it went with the lease
         Happening.REFUSED: State.ABSENT,
         Happening.KEPT: State.ABSENT,
         Happening.GONE: State.ABSENT,
@@ -89,18 +87,18 @@ TRANSITIONS: Final[Mapping[State, Mapping[Happening, State]]] = {
         Happening.GONE: State.ABSENT,
     },
 }
-"""Every change there is."""
+"""All state changes."""
 
 
 class Arrival(Generic[L]):
     """One node's record in its run.
 
     Attributes:
-        state: Where it stands.
-        record: As it stands in the store, if it does; while another one is under way, the one before.
-        lease: What the node's records are on, for as long as that is kept.
-        began: The revision of the first record of all; 0 before there is one. What was written of the node's name
-            before that is about another process.
+        state: The state of the record.
+        record: The stored record, if any; while another one is under way, the one before.
+        lease: The lease of the node's records, while it is renewed.
+        began: The revision of the first record of all; 0 before there is one. Keys about the node's name that were
+            written before concern another process.
     """
 
     def __init__(self) -> None:
@@ -112,21 +110,21 @@ class Arrival(Generic[L]):
 
     @property
     def revision(self) -> int:
-        """The revision of the record that stands; 0 if none does."""
+        """The revision of the stored record; 0 if there is none."""
         return self.record.arrival if self.record is not None else 0
 
     def stands(self, revision: int) -> bool:
-        """Whether the record written at this revision is still the node's, as far as is known."""
+        """Return True if the record written at this revision is still stored, as far as is known."""
         return self.record is not None and self.record.arrival == revision and self.state is not State.WITHDRAWN
 
     def send(self, record: NodeRecord) -> None:
-        """A record is about to be sent, on the lease that is kept: its end is the record's, and must be heard of."""
+        """Note that a record is being sent on the present lease: if the lease ends, the record does."""
         assert self.lease is not None, "a record that is sent is on a lease that is kept"
         self._happens(Happening.SEND)
         self._sent = record
 
     def written(self, revision: int) -> bool:
-        """The store has taken what was sent; False if that counts for nothing any more."""
+        """Note that the store has written the record; return False if the record has ended meanwhile."""
         sent, self._sent = self._sent, None
         self._happens(Happening.WRITTEN)
         if self.state is not State.STANDING:
@@ -137,31 +135,31 @@ class Arrival(Generic[L]):
         return True
 
     def refused(self) -> None:
-        """The store has not taken what was sent."""
+        """Note that the store has refused the record."""
         self._sent = None
         self._happens(Happening.REFUSED if self.record is None else Happening.KEPT)
 
     def taken_in(self) -> None:
-        """A round holds the record that stands."""
+        """Note that a round holds the stored record."""
         self._happens(Happening.TAKE_IN)
 
     def gone(self) -> None:
-        """The record is not in the store any more; its lease may be."""
+        """Note that the record is not in the store any more; its lease may be."""
         self._happens(Happening.GONE)
         self.record = self._sent = None
 
     def lapsed(self) -> None:
-        """The lease has lapsed, and the record with it."""
+        """Note that the lease has lapsed, and the record with it."""
         self.lease = None
         self.gone()
 
     @property
     def in_doubt(self) -> bool:
-        """Whether a record was sent of which nobody knows whether it stands: only ending its lease takes that back."""
+        """True if a sent record may be stored or not: only ending its lease takes it back."""
         return self.state is State.SENT
 
     def withdraw(self) -> None:
-        """The node wants nothing of its own to stand. Once that is done, or nobody can do it, the record is `gone`."""
+        """Note that the node takes its record back. Once that is done, or cannot be done, the record is `gone`."""
         self._happens(Happening.WITHDRAW)
 
     def _happens(self, happening: Happening) -> None:

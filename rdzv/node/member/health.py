@@ -1,4 +1,4 @@
-"""Shell: a node's health check, before it joins (promise R17): why it failed lies beside the run, for `status`."""
+"""Shell: a node's health check before it joins (promise R17); a failure is written beside the run, for `status`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["examine", "examine_in", "report_health"]
 
 
-UNFIT_MOST = 64  # nodes of a run of which it is kept that they failed their health check, the last ones
+UNFIT_MOST = 64  # nodes of a run whose failed health checks are kept, the last ones
 
 
 async def examine_in(there: asyncio.AbstractEventLoop, check: Callable[[], Any]) -> str | None:
-    """Run the user's health check in the loop where it may run; one that hangs ends with whoever waits for it."""
+    """Run the user's health check in its own loop; a check that hangs ends with its caller."""
     call = Call(examine(check), there)
     try:
         return await call
@@ -35,7 +35,7 @@ async def examine_in(there: asyncio.AbstractEventLoop, check: Callable[[], Any])
 
 
 async def examine(check: Callable[[], Any]) -> str | None:
-    """Run the user's health check: why it failed, or None.
+    """Run the user's health check; return why it failed, or None.
 
     It fails if it raises, or returns anything but None and True.
     """
@@ -43,7 +43,7 @@ async def examine(check: Callable[[], Any]) -> str | None:
         verdict = check()
         if inspect.isawaitable(verdict):
             verdict = await verdict
-    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever goes wrong in a health check is a failed one
+    except (Exception, SystemExit) as error:  # noqa: BLE001  any error is a failed check
         verdict = f"{type(error).__name__}: {error}"
     if verdict is None or verdict is True:
         return None
@@ -51,7 +51,7 @@ async def examine(check: Callable[[], Any]) -> str | None:
 
 
 async def report_health(store: Store, keys: Keys, lease: Lease, *, node_id: str, failure: str | None) -> None:
-    """Let everybody read why a node stays out, or that it does not.
+    """Publish why a node stays out, or that it does not.
 
     Raises:
         RendezvousRefusedError: It failed its health check.
@@ -60,7 +60,7 @@ async def report_health(store: Store, keys: Keys, lease: Lease, *, node_id: str,
     if failure is None:
         await store.delete(key)  # it may have failed before
         return
-    # Whoever is started again and again under new names must not fill the store of all.
+    # A node that is started again and again under new names must not fill the store.
     others = [entry for entry in await store.list(keys.unfits, keys_only=True) if entry.key != key]
     others.sort(key=lambda entry: entry.mod_revision, reverse=True)
     forgotten = [Delete(entry.key) for entry in others[UNFIT_MOST - 1 :]]

@@ -1,11 +1,11 @@
-"""Shell: a node comes to be a member of the next round: it arrives, and waits for a round that holds its arrival.
+"""Shell: makes a node a member of the next round: it arrives, and waits for a round that holds its arrival.
 
-Where its record stands is `arrival.Arrival`, a pure machine; the rooms here send what that machine says is under way,
-and tell it what became of it. One call of `next_rendezvous` writes one record. Then it waits for the head to change,
-and asks `follow` what that means. Being cancelled, timing out and leaving take the record back.
+The state of its record is `arrival.Arrival`, a pure machine; the code here reports each request and its outcome to that
+machine. One call of `next_rendezvous` writes one record, then waits for the head to change, and asks `follow` for the
+meaning. Cancellation, timeout and leaving take the record back.
 
-A store that is away is waited out, within the join timeout. Only one that has been replaced ends the call, and the node
-joins anew, over a new link.
+An outage of the store is waited out, within the join timeout. Only a replaced store ends the call, and the node joins
+anew, over a new link.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ __all__ = ["Joining"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-NAMES_WITHIN = 2.0  # seconds to read who has a rank; else the ranks are named
-HEARD_WITHIN = 4.0  # seconds to hear from rank 0 what became of a round: it listens for some, and then says so
-CUT_OFF_MOST = 8  # addresses of rank 0s that a node remembers not to have reached
+NAMES_WITHIN = 2.0  # seconds to read the names of ranks; else the ranks are named
+HEARD_WITHIN = 4.0  # seconds to hear rank 0's verdict on a round: rank 0 first listens for a while
+CUT_OFF_MOST = 8  # addresses of unreached rank 0s that a node remembers
 TRY_AGAIN_AFTER = 1.0  # seconds, or as soon as the connection is back
 
 
@@ -81,13 +81,13 @@ class Joining:
         )
 
     async def join(self, examine: Callable[[], Awaitable[str | None]] | None) -> Membership:
-        """Come to be a member of the next round.
+        """Return once this node is a member of the next round.
 
         Raises:
-            StoreReplaced: The link is of no more use, and the node is to join over another one.
+            StoreReplaced: The link is of no more use; the node must join over another one.
         """
         part, link = self._part, self._link
-        # Whether it is still in it or has left it: the coordinator takes both in before it takes newcomers.
+        # Whether the node is still in it or has left it: the coordinator takes both in before newcomers.
         last, mine = link.follower.head.round, part.membership
         self._me = self._new_me(was_member=bool(last and mine and mine.round.revision == last.revision))
         part.refusal = None
@@ -114,7 +114,7 @@ class Joining:
                 part.arrival.began = 0  # another store counts from 1 again
             with anyio.CancelScope(shield=True):
                 if isinstance(error, RendezvousSettingsError | RendezvousRefusedError):
-                    await link.step_down()  # who may not take part decides nothing, not even for a moment
+                    await link.step_down()  # a node that may not take part decides nothing, not even for a moment
                 await self._leaving.leave(link)
             raise
         finally:
@@ -122,7 +122,7 @@ class Joining:
             part.port.release()
 
     async def _join_once(self) -> Membership:
-        """Arrive, as often as it takes, and wait for a round that holds the arrival; wait out a store that is away."""
+        """Arrive, as often as needed, and wait for a round that holds the arrival; wait out an outage of the store."""
         part, link, clock = self._part, self._link, self._clock
         part.lapses = 0
         leaving = part.drained(link.follower.head)
@@ -135,7 +135,7 @@ class Joining:
                 membership = await self._wait_for_round()
                 if membership is not None:
                     return membership
-                # The lease was lost while we waited, or the record with it: arrive once more.
+                # The lease or the record was lost during the wait: arrive again.
                 part.lapses += part.arrival.lease is None
             except StoreError as error:
                 if not is_away(error, link):
@@ -149,14 +149,14 @@ class Joining:
                     await anyio.sleep(min(part.rng.uniform(0, TRY_AGAIN_AFTER), clock.left(anyio.current_time())))
 
     async def _arrive(self) -> None:
-        """Arrive, within the join timeout: a store that does not answer does not suspend that."""
+        """Arrive, within the join timeout, also if the store does not answer."""
         part, link, now = self._part, self._link, self._link.store.time()
         self._clock.set(suspended=False, now=now)
         part.reason = "waiting for the store to take its arrival"
         with anyio.CancelScope(deadline=now + self._clock.left(now)):
             async with self._part.loop.turn():
                 self._me, role = await self._recording.write(self._me)
-            # Only from now on: the run has accepted this node, and with it the settings by which it would decide.
+            # Not before: the run has now accepted this node, and the settings by which it would decide.
             if link.resign is None:
                 self._be_ready_to_coordinate(link, part, role)
             link.keep_run()
@@ -164,7 +164,6 @@ class Joining:
         raise part.timeout(link)
 
     async def _check_health(self, examine: Callable[[], Awaitable[str | None]] | None) -> None:
-        """Run the user's health check, if there is one, within the join timeout."""
         part, link = self._part, self._link
         if examine is None:
             return
@@ -177,7 +176,7 @@ class Joining:
             raise part.timeout(link)
 
     async def _wait_for_round(self) -> Membership | None:
-        """Wait for a round that holds us. None if our arrival was lost meanwhile, and must be made anew."""
+        """Wait for a round that holds this node; return None if its arrival was lost, and must be made anew."""
         part, link, follower = self._part, self._link, self._link.follower
         wakeup, loop = Wakeup(), asyncio.get_running_loop()
         with part.listeners.listening(wakeup):
@@ -193,7 +192,8 @@ class Joining:
                     case Round() as round:
                         rank = round.rank_of(me.arrival) if round.arrivals else await self._read_rank(round)
                         if not part.arrival.stands(me.arrival):
-                            continue  # the lease was lost while we read: we were in it, perhaps, and are not any more
+                            # the lease was lost during the read: the node may have been in it, but is not any more
+                            continue
                         if rank is not None:
                             return part.become_member(round, rank, me, link, time=loop.time)
                         self._me = replace(me, passed_over=round.revision, known_round=round.number, was_member=False)
@@ -212,19 +212,20 @@ class Joining:
                         deadline = self._clock.deadline(now)
                         if await wakeup.sleep_until(until if deadline is None else deadline) or deadline is None:
                             continue
-                        part.reason = part.reason  # as of now: what it will be once our record is gone is another's
+                        # freeze it: once the record is gone, the live reason is that of another wait
+                        part.reason = part.reason
                         round_now = await self._leaving.give_up(link, me)
                         if round_now is None:
                             raise part.timeout(link)
-                        follower.take_round(round_now)  # it was committed in the last moment, and may hold us
+                        follower.take_round(round_now)  # committed in the last moment, it may hold this node
 
     def _parked_reason(self, now: float) -> str | None:
-        """What a parked node waits for as of now, if it still does; from any thread."""
+        """Return the present reason for which a parked node waits, if it still does; from any thread."""
         answer = follow(self._me, self._link.follower.head, now=now)
         return answer.reason + self._link.slowness() if isinstance(answer, Parked) else None
 
     async def _read_rank(self, round: Round) -> int | None:
-        """Read which rank this node has in a round, if it is in it."""
+        """Return this node's rank in a round; None if it is not in it."""
         part, arrival = self._part, self._me.arrival
         async with self._part.loop.turn():
             member = await find_member(self._link.store, part.keys, round, node_id=part.node_id, arrival=arrival)
@@ -233,7 +234,7 @@ class Joining:
     # ------------------------------------------------------------------------------------------ the way to rank 0
 
     async def _why_not_reached(self, membership: Membership) -> Verdict | None:
-        """What becomes of this round if its members check whether all of them reach rank 0, and not all do."""
+        """Return the verdict on this round, if its members check the way to rank 0 and not all reach it."""
         part, round = self._part, membership.round
         if not round.checked:
             return None
@@ -248,18 +249,18 @@ class Joining:
             with part.listeners.listening(wakeup):
                 while not checking.done():
                     if membership.over is not None or membership.lost_ids:
-                        return None  # its caller is told that, as of any round
+                        return None  # the caller learns of that as in any round
                     await wakeup.sleep_until(None)
             return checking.result()
         finally:
             await cancel_and_wait(checking)
 
     async def _check_the_way(self, membership: Membership) -> Verdict | None:
-        """Check, and if not all have come say as rank 0 what becomes of the round, or else hear of that from it."""
+        """Check; if not all members have come, publish the verdict as rank 0, or else wait for rank 0's."""
         part, link, round, rank = self._part, self._link, membership.round, membership.rank
 
         async def names_of(ranks: Collection[int]) -> list[str]:
-            """Who has these ranks, and where, as far as the store says so in a short time."""
+            """Return the nodes and addresses of these ranks, as far as the store gives them in a short time."""
             found: dict[int, str] = {}
             with anyio.move_on_after(NAMES_WITHIN), contextlib.suppress(StoreError):
                 for entry in await link.store.list(part.keys.roster(round.number, round.term)):
@@ -272,7 +273,7 @@ class Joining:
         problem = f"node {part.node_id} (rank {rank}): {problem}"
         key = part.keys.reached(round.number, round.term)
         verdict = Verdict(why=problem)
-        # Without an answer one does without: then another node is rank 0 of the next round.
+        # Without rank 0's answer, another node becomes rank 0 of the next round.
         with anyio.move_on_after(HEARD_WITHIN), contextlib.suppress(StoreError, RendezvousStateError):
             if rank == 0:
                 needed = part.agreed.rules.needed

@@ -1,6 +1,6 @@
 """Shell: a node takes its record back: the caller gives up, its time is over, or it leaves its round.
 
-Before a commit that refuses the commit; after it, it is leaving the round. A commit that came first wins over a
+Before a commit, that makes the commit fail; after it, the node leaves the round. A commit that came first wins over a
 timeout.
 """
 
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 
 __all__ = ["Leaving"]
 
-HAND_OVER_WITHIN = 0.5  # seconds to see that our own departure has been reported, if we coordinate ...
-HAND_OVER_TRIPS = 2  # ... and so many round trips: a report is written, and comes by in our own watch
-WITHDRAW_WITHIN = 2.0  # seconds to take a record back; an unreachable store lets it lapse ...
-WITHDRAW_TRIPS = 4  # ... and so many round trips more: two writes, and the above
+HAND_OVER_WITHIN = 0.5  # seconds for a coordinator to see its own departure reported ...
+HAND_OVER_TRIPS = 2  # ... and round trips: a report is written, and comes back by its watch
+WITHDRAW_WITHIN = 2.0  # seconds to take a record back; with an unreachable store it lapses ...
+WITHDRAW_TRIPS = 4  # ... and round trips more: two writes, and the above
 
 
 class Leaving:
-    """Takes back what a node has written of itself."""
+    """Takes back a node's record."""
 
     def __init__(self, part: Part) -> None:
         self._part = part
         self._withdrawing = asyncio.Lock()
 
     async def leave(self, link: Link | None) -> None:
-        """Take the record back, and decide nothing for those who stay."""
+        """Take the record back, and stop coordinating."""
         await self.withdraw(link)
         if link is not None:
             await link.step_down()
 
     async def withdraw(self, link: Link | None) -> None:
-        """Take the record back, saying that it was on our own account; within a short time, or let it lapse."""
+        """Take the record back as a voluntary departure, within a short time; else let it lapse."""
         part = self._part
         async with self._withdrawing:  # a caller that gives up, and one that closes the handler, may both come
             part.end_membership("this node has left it")
@@ -58,7 +58,7 @@ class Leaving:
                     return
                 if not in_doubt and await self._take_back(link):
                     return
-                # The record stands, or may; it must not be kept alive, and goes with its lease.
+                # The record may be stored; its lease must not be renewed, so that it lapses.
                 part.arrival.lease = None
                 await lease.release()
             finally:
@@ -67,7 +67,7 @@ class Leaving:
                 part.arrival.gone()
 
     async def _take_back(self, link: Link) -> bool:
-        """Delete the record, and whether that was done in time."""
+        """Delete the record; return False if that was not done in time."""
         part = self._part
         drain = link.follower.head.drains.get(part.node_id)
         drained = "" if drain is None else f"drained{f': {drain.reason}' if drain.reason else ''}"
@@ -89,12 +89,12 @@ class Leaving:
         stopped: bool = False,
         why: str = "",
     ) -> TransactionResult:
-        """Write that this node leaves, if its record is still this one, and then delete that."""
+        """Write that this node leaves, if its record is still this one, and then delete the record."""
         record, lease = self._part.arrival.record, self._part.arrival.lease
         assert record is not None
         assert lease is not None
         key = self._part.keys.node(self._part.node_id)
-        # It stays on its lease: should we die before we delete it, it still goes.
+        # It stays on its lease: if this node dies before the deletion, it still goes.
         result = await link.store.transact(
             when=(when.mod_revision(key) == arrival, *conditions),
             then=(Put(key, record.replace(left=True, stopped=stopped, why=why).pack(), lease=lease.id),),
@@ -105,7 +105,7 @@ class Leaving:
         return result
 
     async def _see_departure_reported(self, link: Link, arrival: int) -> None:
-        """If we coordinate, wait until our own departure has been reported: a successor would take it for a loss."""
+        """If this node coordinates, wait until its departure is reported: a successor would take it for a loss."""
         reported = Wakeup()
         within = HAND_OVER_WITHIN + HAND_OVER_TRIPS * link.round_trip
         with link.follower.listeners.listening(reported), anyio.move_on_after(within):
@@ -116,23 +116,23 @@ class Leaving:
                 if not ours or head.round is None or not self._is_in(head.round, arrival):
                     return
                 if progress is not None and progress.round == head.round.number:
-                    # A departure elsewhere than where all had agreed to stop is a loss to the others.
+                    # A departure anywhere but at the agreed step is a loss to the others.
                     for reported_ids in (progress.departed_ids, progress.lost_ids):
                         if node_id in reported_ids or len(reported_ids) == NAMED_MOST:
                             return
                 await reported.sleep_until(None)
 
     def _is_in(self, round: Round, arrival: int) -> bool:
-        """Whether a round has this node; also one that came about while the node was giving up to wait for it."""
+        """Return True if a round has this node, also one committed while the node was giving up."""
         membership = self._part.membership
         known = membership is not None and membership.round.number == round.number
         return known or round.rank_of(arrival) is not None
 
     async def give_up(self, link: Link, me: Me) -> Round | None:
-        """Take the record back if no round has come meanwhile; the round, if one has: then it wins over the timeout."""
+        """Take the record back if no round has come meanwhile; else return the round, which wins over the timeout."""
         part = self._part
         if not link.in_reach:
-            return None  # nobody knows, and nobody can be asked within the time; the record will be let lapse
+            return None  # the outcome is unknown and cannot be read in time; the record will lapse
         known = link.follower.head.round
         unchanged = when.mod_revision(part.keys.round) == (known.revision if known else 0)
         result = await self._say_and_go(link, me.arrival, unchanged, otherwise=(Get(part.keys.round),))
@@ -140,5 +140,5 @@ class Leaving:
             (entry,) = result.results
             if isinstance(entry, Entry) and (known is None or entry.mod_revision != known.revision):
                 return Round.unpack(entry.value, revision=entry.mod_revision)
-        part.arrival.gone()  # we have deleted the record, or it had gone by itself: there is nothing to take back
+        part.arrival.gone()  # the record is deleted, or had gone: there is nothing to take back
         return None

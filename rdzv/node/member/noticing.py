@@ -1,7 +1,7 @@
-"""Shell: what others do to a node and it has to ask the store about: a ban, a deleted record, the end of a drain.
+"""Shell: events that a node must ask the store about: a ban, a deleted record, the end of a drain.
 
-What the head of the run says of a round is in the `Membership` already (`Membership.take`): nothing waits for this task
-to hear of it. A node that was dropped says so itself, and arrives again.
+The `Membership` already has the head's news of a round (`Membership.take`), so they need not wait for this task. A
+dropped node notices that itself, and arrives again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ LOOK_AGAIN_AFTER = 1.0  # seconds after the store has not answered
 
 
 class Noticing:
-    """Compares what becomes known of the run with what its node believes to be, for as long as a link is open.
+    """Compares the run's news with its node's own state, for as long as a link is open.
 
-    A node that waits for its round looks at what concerns it then: most of what a run tells does not.
+    A node that waits for its round looks only at events that concern it: most do not.
     """
 
     def __init__(self, part: Part, link: Link) -> None:
@@ -49,7 +49,7 @@ class Noticing:
         self._wakeup = Wakeup()
 
     async def run(self) -> None:
-        """Look whenever something has happened that may concern this node, or it is time to."""
+        """Look at each event that may concern this node, and when it is time to."""
         with self._part.listeners.listening(self):
             again: float | None = None
             self.changed()  # since the link was made
@@ -58,7 +58,7 @@ class Noticing:
                 again = await self._look()
 
     def changed(self) -> None:
-        """Something has happened; to this node, perhaps."""
+        """Note an event, which may concern this node."""
         concerns_all = self._concerns_all
         if self._part.is_member or concerns_all != self._seen:
             self._seen = concerns_all
@@ -69,7 +69,7 @@ class Noticing:
         return self._follower.own_ban, self._follower.resets
 
     async def _look(self) -> float | None:
-        """Look once; when to look again, even if nothing has changed."""
+        """Look once; return when to look again, even without an event."""
         part, link, follower = self._part, self._link, self._follower
         again: float | None = None
         try:
@@ -85,17 +85,17 @@ class Noticing:
                 await self._steps.heed(link, part.membership)
                 again = part.own_beats.attend(link, part.membership)
                 again = earlier(again, await self._notice_end_of_drain(link, part.membership))
-        except Exception as error:  # noqa: BLE001  whatever it is, it is looked at once more
+        except Exception as error:  # noqa: BLE001  after any error, look again
             level = logging.DEBUG if isinstance(error, StoreError) else logging.ERROR
             log.log(level, "what befalls node %s is not known: %r", part.node_id, error)
             again = anyio.current_time() + LOOK_AGAIN_AFTER
         return again
 
     async def _notice_end_of_drain(self, link: Link, membership: Membership) -> float | None:
-        """This node was to leave by now, and is still a member: it is lost to the others, who may wait for it.
+        """Delete the record of a member that should have left by now: it is lost to the others, who may wait for it.
 
-        It may be in the middle of a step. Did it say that it leaves, as it would at a step that all have agreed on,
-        they would not take that for a reason to stop waiting.
+        It may be in the middle of a step. If it said that it leaves, as at an agreed step, the others would go on
+        waiting.
 
         Returns:
             When it is to leave, if that is later.
@@ -105,32 +105,32 @@ class Noticing:
         if leaving is not None and leaving.until > link.store.time():
             return leaving.until
         if leaving is None or record is None or part.arrival.state is not State.TAKEN_IN:
-            return None  # what it has sent comes first, and wakes this task
+            return None  # its record under way comes first; the answer wakes this task
         if await self._delete(link, record) and membership.over is None and part.arrival.stands(record.arrival):
             reason = f": {leaving.reason}" if leaving.reason else ""
             part.put_out(link, f"it was to leave, and its time is over{reason}")
         return None
 
     async def _delete(self, link: Link, record: NodeRecord) -> bool:
-        """Delete this node's record; False if it has changed meanwhile: the node is not in this round any more."""
+        """Delete this node's record; return False if it has changed: the node is not in this round any more."""
         key = self._part.keys.node(self._part.node_id)
         with contextlib.suppress(ConditionFailed):
             return await link.store.delete(key, when=(when.mod_revision(key) == record.arrival,))
         return False
 
     async def _notice_ban(self, link: Link, ban: Ban) -> None:
-        """This node was banned since it arrived, and may have been unbanned since: its record may have been deleted."""
+        """Handle a ban since the arrival, which may be lifted by now: the record may have been deleted."""
         part = self._part
         if ban.now and part.arrival.state is State.TAKEN_IN:
             record = part.arrival.record
             part.put_out(link, f"this node is {ban}")
             if record is not None:
-                await self._delete(link, record)  # the operator does so, too, unless it was interrupted before
+                await self._delete(link, record)  # the operator deletes it, too, unless interrupted before
         else:
             await self._see_whether_it_stands(link)
 
     async def _see_whether_it_stands(self, link: Link) -> None:
-        """Look whether our record is still there: somebody may have deleted it while nobody told us."""
+        """Read whether the record is still there: it may have been deleted without an event."""
         part = self._part
         record = part.arrival.record
         if record is None or part.arrival.state not in (State.STANDING, State.TAKEN_IN):

@@ -1,4 +1,4 @@
-"""Shell: a node's own member: the note that goes with its keep-alives, and one when it has become quiet."""
+"""Shell: the notes of a node's steps that go with its keep-alives, and one when the member becomes quiet."""
 
 from __future__ import annotations
 
@@ -19,39 +19,40 @@ __all__ = ["OwnBeats", "earlier"]
 
 
 LOOKS_PER_LIMIT = 4  # while a member is judged by nothing
-NOTES_PER_LIMIT = 3  # at least: who is quiet is judged by what is known of the others since
+NOTES_PER_LIMIT = 3  # at least: a quiet member is judged by the others' progress since
 
 
 class OwnBeats:
-    """What a node tells of its member."""
+    """A node's reports of its member's steps."""
 
     def __init__(self, settings: Settings) -> None:
         self._limits = (settings.stall_timeout, settings.first_step_timeout)
-        # etcd takes no note with a keep-alive: there it costs a write, and is sent only where somebody judges by it.
+        # etcd takes no note with a keep-alive: there a note is a write, sent only if a limit needs it.
         self._on = settings.endpoint.info.family == "tcp" or any(limit is not None for limit in self._limits)
         self._link: Link | None = None
-        self._told: tuple[Membership, float] | None = None  # that it is quiet, and since when
+        # the membership of which it was reported that it is quiet, and since when
+        self._told: tuple[Membership, float] | None = None
         self._renewed_every = settings.ttl / RENEWALS_PER_TTL
-        self._noted_at = -math.inf  # by a note that went by itself
+        self._noted_at = -math.inf  # of the last note that was sent by itself
 
     def note(self, membership: Membership | None, *, away: bool) -> bytes:
-        """What goes with the next keep-alive; `away`: the store was out of reach until a moment ago."""
+        """Return the note for the next keep-alive; `away`: the store was disconnected until a moment ago."""
         if not self._on or membership is None or membership.over is not None or not membership.beats.counts:
             return b""
         return membership.beats.note(away=away).pack()
 
     def send_from(self, loop: NodeLoop) -> None:
-        """Send a note now: the member has just said something that must be known; from any thread."""
+        """Send a note now, with news of the member that must be known; from any thread."""
 
         async def send() -> None:
             if self._link is not None:
                 self._link.keeping.renew_now()
 
-        with contextlib.suppress(RendezvousStateError):  # it has ended, and nobody judges its member any more
+        with contextlib.suppress(RendezvousStateError):  # the loop has ended, and no node judges its member any more
             loop.start(send())
 
     def attend(self, link: Link, membership: Membership) -> float | None:
-        """Send a note at once if the member has been quiet for too long; when to look again, if ever."""
+        """Send a note at once if the member has been quiet for too long; return when to look again, if ever."""
         self._link = link
         beats, now = membership.beats, link.store.time()
         limits = [limit for limit in self._limits if limit is not None]
@@ -59,10 +60,10 @@ class OwnBeats:
             return None
         limit = self._limits[1 if beats.first else 0]
         if limit is None or not beats.counts:
-            return now + min(limits) / LOOKS_PER_LIMIT  # before what it may say meanwhile is too long ago
+            return now + min(limits) / LOOKS_PER_LIMIT  # before its next report could be too old
         since, every = beats.quiet_since(), limit / NOTES_PER_LIMIT
         next_note = math.inf
-        if every < self._renewed_every:  # the keep-alives alone would tell too late how far this member is
+        if every < self._renewed_every:  # the keep-alives alone would be too late
             if now >= self._noted_at + every:
                 self._noted_at = now
                 link.keeping.renew_now()
@@ -72,11 +73,11 @@ class OwnBeats:
         if self._told != (membership, since):
             self._told = membership, since
             link.keeping.renew_now()
-        # Whoever goes on from here is to be noticed when it is quiet again.
+        # A member that continues from here must be noticed when it is quiet again.
         return min(now + limit / LOOKS_PER_LIMIT, next_note)
 
 
 def earlier(one: float | None, other: float | None) -> float | None:
-    """The earlier of two times, of which each may be never."""
+    """Return the earlier of two times; None is never."""
     first = min(math.inf if one is None else one, math.inf if other is None else other)
     return None if first == math.inf else first

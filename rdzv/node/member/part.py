@@ -1,8 +1,7 @@
-"""Shell: what one node is in its run, as far as it knows; all rooms of its part read and write it.
+"""Shell: one node's state in its run, as far as it knows; all rooms of its membership read and write it.
 
-It outlives the link to a store. It is written in the node's loop alone, and may be read from any thread. The rooms
-beside it act: `joining` comes to be a member, with `record` to write the arrival; `leaving` takes it back; `noticing`
-hears what others do to it.
+It outlives the link to a store. Only the node's loop writes it; any thread may read it. Beside it, `joining` makes the
+node a member, with `record` to write the arrival; `leaving` takes the record back; `noticing` handles others' actions.
 """
 
 from __future__ import annotations
@@ -51,29 +50,29 @@ NOT_WAITING = "not waiting for anything"
 
 
 class Part:
-    """What one node is in one run.
+    """One node's state in one run.
 
     Attributes:
-        settings: What was chosen.
+        settings: The node's settings.
         keys: The run's keys.
         node_id: The node's name.
-        incarnation: Random; another process of the same name is somebody else.
-        listeners: Who is woken when any of this changes.
-        loop: Where the node lives.
-        rng: Spreads over time what many nodes do at once.
-        port: Where the others would meet, were this node rank 0.
-        arrival: Where the node's record stands.
-        membership: The last round it was in; it says itself whether the node still is.
+        incarnation: Random; it tells processes of the same name apart.
+        listeners: Woken at every change.
+        loop: The loop that the node lives in.
+        rng: Spreads the work of many nodes over time.
+        port: The port that the others would use if this node were rank 0.
+        arrival: The state of the node's record.
+        membership: The last round that it was in; it knows itself whether the node still is.
         known_round: The last round that it knows of; -1 for none.
-        leaves_because: Why this node leaves, in words, if it has said so; the others are told.
-        lapses: How many leases it has lost while it waited for this round.
+        leaves_because: The reason that this node gave for leaving; the others read it.
+        lapses: The number of leases that it has lost while waiting for this round.
         lapsed_in: The round that this node was dropped from; -1 for none.
-        unreached: It was rank 0 of the last round, which was given up since not all members reached it.
-        cut_off: Where it did not reach rank 0, while others did, since the last round that held.
-        given_up: Which round was given up, and why, in words; empty if none was since the last that held.
-        refusal: What the run holds against this node since it has arrived.
-        progress: What its next arrival says of the steps it has finished; see `NodeRecord`.
-        own_beats: What goes with its keep-alives of the steps that it begins.
+        unreached: True if, as rank 0, some members did not reach it, and the last round was given up.
+        cut_off: The addresses of rank 0s that only others reached, since the last round that held.
+        given_up: The round that was given up, and why, in words; empty if none was since the last that held.
+        refusal: An error of the run about this node, since its arrival.
+        progress: The finished steps for its next arrival; see `NodeRecord`.
+        own_beats: The notes on its steps for its keep-alives.
     """
 
     def __init__(
@@ -106,25 +105,25 @@ class Part:
         self.lapses: int = 0
         self.lapsed_in: int = -1
         self._reason = NOT_WAITING
-        self._reason_now: Callable[[], str | None] | None = None  # where its durations run on
+        self._reason_now: Callable[[], str | None] | None = None  # returns the reason with running durations
         self.refusal: RendezvousError | None = None
         self.progress: int | None = None
         self.own_beats: OwnBeats = OwnBeats(settings)
 
     @property
     def agreed(self) -> Agreed:
-        """The run's settings, as this node expects them in the store and goes by them."""
+        """The run's settings that this node expects in the store and applies."""
         assert self._agreed is not None, "an observer does not join"
         return self._agreed
 
     @property
     def is_member(self) -> bool:
-        """Whether it is in a round, as far as it knows."""
+        """True if it is in a round, as far as it knows."""
         return self.membership is not None and self.membership.over is None
 
     @property
     def reason(self) -> str:
-        """What it waits for, in words, as of now; from any thread."""
+        """The present reason for which it waits, in words; from any thread."""
         reason_now = self._reason_now
         return (reason_now() if reason_now is not None else None) or self._reason
 
@@ -133,21 +132,21 @@ class Part:
         self._reason, self._reason_now = reason, None
 
     def wait_for(self, reason: str, reason_now: Callable[[], str | None] | None = None) -> None:
-        """Note what it waits for; into the log, too, if that is another thing than before.
+        """Set the reason for waiting; log it if it is another one than before.
 
-        `reason_now` says it as of the moment when somebody asks, since its durations run on.
+        `reason_now` returns it with the durations of the moment when it is asked for.
         """
-        # In this order: it is asked at each push, and the last question costs most.
+        # In this order: this runs at each push, and the last condition costs most.
         is_shown = reason != self._reason and log.isEnabledFor(logging.INFO)
         if is_shown and without_durations(reason) != without_durations(self._reason):
             log.info("run %s, node %s: %s", self.keys.run_id, self.node_id, reason)
         self._reason, self._reason_now = reason, reason_now
 
     def timeout(self, link: Link | None) -> RendezvousTimeoutError:
-        """The error for a call whose time is over."""
+        """Return the error for a call whose time is over."""
         away = link is None or not link.in_reach
         problem = f"; the store is out of reach{link.if_hosted if link is not None else ''}" if away else ""
-        reason = self.reason  # which has it already if that is what the coordinator says of all
+        reason = self.reason  # the coordinator's reason for all nodes already has it
         if self.given_up and self.given_up[:GIVEN_UP_MOST] not in reason:
             problem += f"; {self.given_up}"
         return RendezvousTimeoutError(
@@ -157,31 +156,31 @@ class Part:
         )
 
     def refuse_if_closed(self, head: Head, me: Me) -> None:
-        """Go no further if the run is closed, unless a round came first that may hold this arrival."""
+        """Raise if the run is closed, unless a round came first that may hold this arrival."""
         if head.closed is not None and not (head.round and head.round.revision > me.arrival > 0):
             raise self.closed_error(head.closed, spare=False)
 
     def drained(self, head: Head) -> Leaving | None:
-        """What was announced of this node's leaving, if it is to leave.
+        """Return this node's announced drain, or None.
 
-        What was announced of an earlier process of its name stands for as long as that one's lease, and is not meant.
+        A drain of an earlier process of its name stays for as long as that process's lease, and is ignored.
         """
         leaving = head.drains.get(self.node_id)
         return leaving if leaving is not None and leaving.revision >= self.arrival.began > 0 else None
 
     def drained_error(self, leaving: Leaving) -> RendezvousGracefulExitError:
-        """The error for a node that is to leave, and wants to come into a round, or waits for one."""
+        """Return the error for a node that must leave, and wants to join a round, or waits for one."""
         reason = f": {leaving.reason}" if leaving.reason else ""
         return RendezvousGracefulExitError(
             f"run {self.keys.run_id}: node {self.node_id} is to leave{reason}, and comes into no round any more"
         )
 
     def banned_error(self, ban: Ban) -> RendezvousRefusedError:
-        """The error for a node that is banned."""
+        """Return the error for a node that is banned."""
         return RendezvousRefusedError(f"run {self.keys.run_id}: node {self.node_id} is {ban}")
 
     def closed_error(self, closed: Closed, *, spare: bool) -> RendezvousError:
-        """The error for a call that finds the run closed."""
+        """Return the error for a call that finds the run closed."""
         reason = f": {closed.reason}" if closed.reason else ""
         by = f" by {closed.by}" if closed.by else ""
         message = f"run {self.keys.run_id} is closed{by}{reason}"
@@ -190,24 +189,24 @@ class Part:
         return RendezvousClosedError(message, reason=closed.reason, given_up=closed.given_up, status=closed.status)
 
     def overruled(self, theirs: Mapping[str, object]) -> None:
-        """Somebody has rewritten the run's settings: this node is in it by mistake."""
+        """Set the error that the run's settings were rewritten: this node is in it by mistake."""
         difference = describe_difference(self.settings.shared(), theirs)
         self.refusal = RendezvousSettingsError(f"run {self.keys.run_id} has got other settings: {difference}")
         self.listeners.changed()
 
     def lease_lost(self, lease: HeldLease, reason: str) -> None:
-        """The keeper takes a lease for lost, and if it is this node's, its record and its membership are lost, too."""
+        """Note a lost lease. If it is this node's, its record and its membership are lost, too."""
         if self.arrival.lease is lease:
             self.arrival.lapsed()
             self.end_membership(reason, dropped=True)
             self.listeners.changed()
 
     def note(self, away: bool) -> bytes:
-        """What goes with the next keep-alive; `away`: the store was out of reach until a moment ago."""
+        """Return the note for the next keep-alive; `away`: the store was disconnected until a moment ago."""
         return self.own_beats.note(self.membership, away=away)
 
     def become_member(self, round: Round, rank: int, me: Me, link: Link, *, time: Callable[[], float]) -> Membership:
-        """Be a member of the round that holds us; `time` is this node's clock, from any thread."""
+        """Become a member of the round that holds this node; `time` is the node's clock, from any thread."""
         self.arrival.taken_in()
         self.lapses = 0
         self.lapsed_in = -1
@@ -222,19 +221,19 @@ class Part:
         self.known_round = max(self.known_round, round.number)
         who = f"run {self.keys.run_id}, round {round.number}: node {self.node_id}"
         log.info("%s has rank %d of %d", who, rank, round.size)
-        self.take(link)  # the head may have said something of this round before it was known to be ours
+        self.take(link)  # the head may have had news of this round before its rank was read
         self.listeners.changed()
         return membership
 
     def take(self, link: Link) -> None:
-        """Have the membership take in the head; called whenever that has changed, before anybody looks at it."""
+        """Have the membership take in the head; called at every change, before any listener."""
         membership = self.membership
         if membership is None or membership.over is not None:
             return
         if link.follower.error is not None:
             self.end_membership(f"the store is lost: {link.follower.error}", dropped=True)
             return
-        # The later round may hold what it has sent: on etcd an answer and a push come by two ways.
+        # The later round may hold the sent record: on etcd an answer and a push come by two ways.
         membership.take(link.follower.head, rejoins=self.arrival.state is State.SENT)
         if not self.is_member:
             self._note_end(membership)
@@ -242,19 +241,18 @@ class Part:
             self._forget_record(link, by_decision=membership.expelled)
 
     def put_out(self, link: Link, why: str) -> None:
-        """By a decision, this node's record has gone."""
+        """Note that a decision has removed this node's record."""
         self.end_membership(why, dropped=True)
         self._forget_record(link, by_decision=True)
 
     def _forget_record(self, link: Link, *, by_decision: bool) -> None:
-        """This node is in no round, and decides nothing for the others."""
         self.arrival.gone()
-        if by_decision:  # else it was an outage, in which others have lapsed, too
+        if by_decision:  # else it was an outage, in which other leases have lapsed, too
             self.lapsed_in = -1
         link.start(link.step_down(), f"decide nothing more of {self.keys.run_id}")
 
     def end_membership(self, reason: str, *, dropped: bool = False) -> None:
-        """This node is no longer in its round: it went on, it left, or it was dropped without being asked."""
+        """End the membership: the node went on, left, or was dropped."""
         membership = self.membership
         if membership is None or membership.over is not None:
             return
@@ -269,6 +267,6 @@ class Part:
         self.listeners.changed()
 
     def note_lapse(self) -> None:
-        """Remember that this node does not leave its round by itself: coming back, it says that others may, too."""
+        """Remember the involuntary end: when it rejoins, this node reports that others may rejoin, too."""
         if self.membership is not None and self.membership.over is None:
             self.lapsed_in = self.membership.round.number

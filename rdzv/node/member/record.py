@@ -1,8 +1,8 @@
 """Shell: writes a node's record: one transaction makes an arrival, on its lease, under the run's settings.
 
-That transaction also grants the lease. Whoever comes first writes the settings and takes the role of coordinator in it.
-
-A name that another live node holds is waited for. What the store refuses is asked for anew with what it has answered.
+That transaction also grants the lease. The first node's transaction writes the settings and takes the role of
+coordinator, too. If another live node holds the name, this node waits. After a refusal, the next attempt uses the
+answer.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 __all__ = ["Recording", "new_record", "node_ttl"]
 
 ROUND_TRIPS_PER_TTL = 10  # at least, of a node's lease: three renewals in it, each with room for a slow answer
-BANS_LOOKED_FOR_MOST = 64  # conditions of an arrival, of etcd's 128; a node that waits looks for all of them
-LAPSES_MOST = 4  # beyond so many in one wait a lease becomes no longer
-TTL_MOST = 30.0  # seconds, unless the settings ask for more; so long a node may be taken for alive that is not
+BANS_LOOKED_FOR_MOST = 64  # conditions of an arrival, of etcd's 128; a node that waits looks for all bans
+LAPSES_MOST = 4  # more lost leases in one wait make a lease no longer
+TTL_MOST = 30.0  # seconds, unless the settings ask for more; a dead node may be taken for alive that long
 
 
 class Recording:
-    """Writes what a node says of itself, for one call of `next_rendezvous` over one link."""
+    """Writes a node's record, for one call of `next_rendezvous` over one link."""
 
     def __init__(self, part: Part, link: Link, clock: JoinClock) -> None:
         self._part = part
@@ -58,11 +58,12 @@ class Recording:
     async def write(self, me: Me) -> tuple[Me, Role | None]:
         """Write this node's record: an arrival of its own, on its lease, under the run's settings.
 
-        Who comes first writes the settings with it, and takes the role of coordinator, all in one transaction: those
-        who come at the same moment find both taken, and none of them has to ask again.
+        The first node also writes the settings and takes the role of coordinator, in the same transaction. Nodes that
+        come at
+        the same moment find both taken, and need not ask again.
 
         Returns:
-            Who arrived; and the role, if it was free and this node has it now.
+            The node's own record; and the role, if it was free and this node has it now.
         """
         part, link = self._part, self._link
         expected = part.arrival.revision
@@ -71,8 +72,8 @@ class Recording:
             lease = self._lease()
             record = await new_record(part, link)
             if part.arrival.lease is not lease:
-                # It lapsed while we waited for the store, which may not know that yet, and take a record on it: one
-                # that nobody keeps, and whose end nobody would hear of.
+                # The lease lapsed during the wait for the store, which may not know that yet and may write a record on
+                # it: no task would renew it, nor learn of its end.
                 expected = part.arrival.revision
                 continue
             role = None
@@ -83,12 +84,12 @@ class Recording:
                 result, sent_at = await self._send(record, lease, role, run, expected=expected)
             except LeaseNotFound:
                 part.note_lapse()
-                part.arrival.lapsed()  # the keeper's word of it is on its way
+                part.arrival.lapsed()  # the keeper's report of that is on its way
                 link.known_run_lease = None
                 expected = 0
                 continue
             except BaseException as error:
-                if role is not None:  # nobody knows whether we have it
+                if role is not None:  # the outcome is unknown
                     await role.lease.release()
                 if isinstance(error, LimitExceeded):
                     part.arrival.refused()
@@ -106,12 +107,12 @@ class Recording:
             if part.arrival.written(result.revision):
                 part.end_membership("this node has gone on to the next round")
                 return replace(me, arrival=result.revision, known_round=part.known_round), role
-            expected = result.revision  # its lease was given up meanwhile: nobody keeps what is on it
+            expected = result.revision  # the record's lease was given up meanwhile: no task renews it
             if role is not None:
                 await role.lease.release()
 
     def _lease(self) -> HeldLease:
-        """The lease that this node's records are on; a new one, not yet granted, if it has none."""
+        """Return the lease of this node's records; a new one, not granted yet, if it has none."""
         part, link = self._part, self._link
         if part.arrival.lease is None:
             most = link.store.lease_ttl_max
@@ -122,17 +123,17 @@ class Recording:
     async def _send(
         self, record: NodeRecord, lease: HeldLease, role: Role | None, run: Grant | None, *, expected: int
     ) -> tuple[TransactionResult, float]:
-        """Send the transaction that writes a record, over the one of the revision that is expected; 0 for none.
+        """Send the transaction that writes a record over the one of the `expected` revision; 0 for none.
 
         Args:
-            record: What the node says of itself.
-            lease: What the record is on.
-            role: The role of coordinator, if that is asked for.
-            run: The run's lease, if this may be the first that is written of the run.
+            record: The node's record.
+            lease: The record's lease.
+            role: The role of coordinator, if the transaction is to take it.
+            run: The run's lease, if this may be the first write of the run.
             expected: See above.
 
         Returns:
-            The answer, and when was sent what the lease is known by.
+            The answer, and the time at which the request that named the lease was sent.
         """
         part, link, keys = self._part, self._link, self._part.keys
         own = keys.node(part.node_id)
@@ -144,16 +145,16 @@ class Recording:
         agreed = when.value(keys.settings) == part.agreed.value
         if run is not None:
             agreed = when.value_if_any(keys.settings) == part.agreed.value
-            # Also if it is there, so that nobody rewrites the settings who has looked before we came.
+            # Also if they are there, so that a node that looked before this arrival does not rewrite them.
             writes += [Put(keys.settings, part.agreed.value, lease=run.id), note_of_run(keys, run)]
             grants.append(run)
         if part.node_id in link.follower.head.drains and not part.arrival.began:
-            writes.append(Delete(keys.drains + part.node_id))  # it was announced of an earlier process
+            writes.append(Delete(keys.drains + part.node_id))  # announced of an earlier process
         if role is not None:
             writes.append(Create(keys.coordinator, part.node_id.encode(), lease=role.lease.id))
             grants.append(role.grant)
         conditions = [agreed, when.mod_revision(own) == expected, *map(when.missing, self._ban_keys)]
-        if not expected:  # a member that comes again stays with the others, for as long as the store lingers for them
+        if not expected:  # a member that rejoins stays with the others, for as long as the store lingers for them
             conditions.append(when.missing(keys.ending))
         part.arrival.send(record)
         sent_at = link.store.time()
@@ -173,35 +174,35 @@ class Recording:
         return result, sent_at
 
     def _learn_of_run(self, granted: Grant, noted: object) -> None:
-        """Learn which lease is the run's: that which was noted before, or the one that was granted with our arrival."""
+        """Learn the run's lease: the one noted before, or the one granted with this arrival."""
         id, ttl = granted.id or 0, granted.ttl
         if isinstance(noted, Entry) and noted.lease is not None:
             id, ttl = noted.lease, float(noted.value)
         self._link.known_run_lease = Lease(self._link.store, id=id, ttl=ttl)
 
     async def _has_role(self, role: Role, result: TransactionResult, sent_at: float) -> bool:
-        """Learn whether this node has got the role it asked for, or who had it before."""
+        """Learn whether this node has the role it asked for, or which node had it before."""
         there = result.results[-1]
         if isinstance(there, Entry):
             self._link.follower.take_coordinator(there, revision=result.revision)
             return False
-        if sent_at != role.sent_at:  # our own lease had to be renewed: the role's is as old, and shorter
+        if sent_at != role.sent_at:  # the node's lease had to be renewed: the role's is as old, and shorter
             await role.lease.release()
             return False
         role.term = result.revision
         return True
 
     async def _after_refusal(self, me: Me, result: TransactionResult, *, is_newcomer: bool) -> int:
-        """What the next attempt is to replace, once what refused this one does not stand in its way."""
+        """Return the revision to replace in the next attempt, once the cause of this refusal is gone."""
         part, link = self._part, self._link
         part.arrival.refused()
-        part.take(link)  # a member still, it may have been left out of a later round meanwhile
+        part.take(link)  # still a member, it may have been left out of a later round meanwhile
         settings_entry, there, ending, *bans = cast("list[Entry | None]", result.results)
         for ban in bans:
             if ban is not None:
                 raise part.banned_error(Ban.unpack(ban.value))
         if is_newcomer and ending is not None:
-            part.refuse_if_closed(link.follower.head, me)  # to be told that is better than to look elsewhere
+            part.refuse_if_closed(link.follower.head, me)  # this error is better than looking elsewhere
             raise StoreEndingError(
                 f"the store at {part.settings.endpoint.url} is ending: the node that hosts it is done"
             )
@@ -209,7 +210,7 @@ class Recording:
         await agree_on_settings(
             link.store, part.keys, part.agreed, lease, incarnation=part.incarnation, there=settings_entry
         )
-        while there is not None:  # whose record is it that our arrival replaces?
+        while there is not None:  # find the record that this arrival replaces
             holder = NodeRecord.unpack(there.value, node_id=part.node_id, arrival=there.mod_revision)
             if holder.left or holder.incarnation == part.incarnation:
                 return there.mod_revision
@@ -218,13 +219,13 @@ class Recording:
         return 0
 
     async def _changed_record(self, there: Entry) -> Entry | None:
-        """What a record has become once it has changed: its holder may have come again, and then still has the name."""
+        """Return a record once it has changed: its holder may have rejoined, and then still has the name."""
         part, link, clock, changed = self._part, self._link, self._clock, Wakeup()
 
         async def first_change() -> None:
             with contextlib.suppress(StoreError):
                 async for event in watch:
-                    if event.key == there.key:  # the watch also sees those that begin with it
+                    if event.key == there.key:  # the watch also sees keys that begin with it
                         break
             changed.changed()
 
@@ -245,12 +246,12 @@ class Recording:
 
 
 async def new_record(part: Part, link: Link) -> NodeRecord:
-    """What a node says of itself, once the store has said, in this session, from where it sees it come."""
+    """Return this node's record, once the store has reported, in this session, the address it sees the node at."""
     settings, store = part.settings, link.store
     address, sends_from, store_at, server, machine = settings.address, "", "", "", ""
     if address is None:
         if settings.endpoint.info.family == "tcp" and not link.in_reach:
-            # Never a host name instead: most hosts of the world cannot resolve it.
+            # Never use a host name instead: most hosts of the world cannot resolve it.
             await link.in_reach_again(within=math.inf)
         if link.store.failure is not None:
             raise link.store.failure
@@ -284,17 +285,17 @@ async def new_record(part: Part, link: Link) -> NodeRecord:
 
 
 def node_ttl(asked: float, *, round_trip: float, lapses: int, most: float) -> float:
-    """Return for how long a node's lease is granted, in seconds.
+    """Return a node's lease TTL, in seconds.
 
-    Where answers take seconds, a lease of a few would be over before it could be renewed. Nor can a process renew it
-    that is too busy: one lease that is lost may be an outage, and the next was asked for just after; more of them in
-    one wait are that.
+    Where answers take seconds, a lease of a few seconds would end before its renewal; the same goes for a busy process.
+    One
+    lost lease may be an outage, and the next was asked for just after; more of them in one wait mean a busy process.
 
     Args:
-        asked: What the settings ask for. It is never less, whatever the store then says of it.
+        asked: The setting; the least value, whatever the store then reports.
         round_trip: Seconds that the store takes to answer.
-        lapses: How many leases this node has lost while it waited.
-        most: The longest that the store grants.
+        lapses: The number of leases that this node has lost while it waited.
+        most: The longest TTL that the store grants.
     """
     needed = max(ROUND_TRIPS_PER_TTL * round_trip, asked * 2.0 ** min(max(lapses - 1, 0), LAPSES_MOST))
     return max(asked, min(needed, TTL_MOST, most))

@@ -1,4 +1,4 @@
-"""Shell: what one node answers when it is asked which step its member has begun (`core.stopping`)."""
+"""Shell: one node's answer to the question which step its member has begun (`core.stopping`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Steps"]
 
 
 class Steps:
-    """Answers the question of where to stop, once in each round."""
+    """Answers the question where to stop, once in each round."""
 
     def __init__(self, part: Part) -> None:
         self._part = part

@@ -1,1 +1,1 @@
-"""One run in a store, for whoever has its keys: what stands there, and what an operator writes. It needs no node."""
+"""One run in a store, for any holder of its keys: its state, and an operator's writes. It needs no node."""

@@ -1,6 +1,6 @@
 """Shell: writes that one member of a round accuses another.
 
-A member does that. It is here since `rdzv.loop` does it for a member, and sees nothing of `rdzv.node.member`.
+It is not in `rdzv.node.member` because `rdzv.loop`, which accuses for a member, may not import that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 async def put_accusation(store: Store, keys: Keys, membership: Membership, *, by: str, accused: str, why: str) -> bool:
-    """Write that one member accuses another, on the accuser's lease; False if it is not in the round any more."""
+    """Write an accusation on the accuser's lease; return False if the accuser is not in the round any more."""
     record = await store.get(keys.node(by))
     if record is None:
         return False

@@ -1,4 +1,4 @@
-"""Shell: the settings that all nodes of a run must come with (promise R18), and how an operator changes them."""
+"""Shell: the settings that all nodes of a run must share (promise R18), and an operator's changes of them."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 class Agreed:
-    """What the nodes of a run have agreed on, as far as this node knows, and the rules that follow from it.
+    """The settings that the nodes of a run share, as far as this node knows, and the rules that follow from them.
 
-    A run may be resized while it lives (`rdzv.config.resizing`); then this takes the run's numbers.
+    A live run may be resized (`rdzv.config.resizing`); then this takes the run's numbers.
 
     Args:
-        settings: This node's own, by which it may join.
+        settings: This node's own, with which it may join.
 
     Attributes:
-        value: What is expected in the store.
-        rules: What that means to a coordinator.
+        value: The value expected in the store.
+        rules: The coordinator's rules by it.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -62,10 +62,10 @@ class Agreed:
         )
 
     def take(self, there: bytes) -> str:
-        """Go by what the run has, if this node can; else say in words how it differs from this node's own settings.
+        """Apply the run's settings, if this node can; else return in words how its own differ.
 
-        They are compared field by field, so that another release may know a field more; what the run has is then taken
-        as it stands.
+        They are compared field by field, so that another release may have one more field; the run's value is then taken
+        unchanged.
         """
         theirs = unpack_settings(there)
         difference = describe_difference(self._ours, theirs)
@@ -85,19 +85,19 @@ class Agreed:
         return ""
 
     def forget(self) -> None:
-        """Go by this node's own settings again: nobody is left who has agreed on others."""
+        """Apply this node's own settings again: no node is left that shares others."""
         assert self.take(pack_settings(self._ours)) == "", "they do not differ from themselves"
 
 
 async def agree_on_settings(
     store: Store, keys: Keys, agreed: Agreed, lease: Lease, *, incarnation: str, there: Entry | None
 ) -> None:
-    """See to it that the run has this node's settings; if nobody else is in it, they are rewritten.
+    """Ensure that the run has this node's settings; if no other node is in it, rewrite them.
 
-    A run that was resized keeps its numbers for nodes that were told the former ones, also where none is left in it.
-    Every node that arrives writes the settings again, unchanged: so a rewriting, which is conditional on their
-    revision, fails if anybody has arrived since it looked. And others may have rewritten them since `there` was read:
-    so whoever is in the run then says nothing about `there`, and the next attempt to arrive sees what holds now.
+    A resized run keeps its numbers for nodes with the former ones, also if no node is left in it. Every arriving node
+    writes the same settings again: so a rewrite, conditional on their revision, fails if any node has arrived since the
+    look. If others have rewritten them since `there` was read, `there` is outdated: the next arrival reads the
+    settings.
 
     Raises:
         RendezvousSettingsError: Others are in it, with other settings.
@@ -116,7 +116,7 @@ async def agree_on_settings(
 
 
 async def check_prefix(store: Store, prefix: str) -> None:
-    """Refuse to keep runs among the keys of another run: what stands there would be taken for that run's.
+    """Refuse a prefix below another run's keys: runs under it would be taken for that run's keys.
 
     Raises:
         RendezvousSettingsError: There is a run of that name.
@@ -131,7 +131,7 @@ async def check_prefix(store: Store, prefix: str) -> None:
 
 
 class OverruledError(Exception):
-    """The run has other settings than this node decides by."""
+    """The run's settings differ from those by which this node decides."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__("the run has got other settings")
@@ -139,10 +139,10 @@ class OverruledError(Exception):
 
 
 def take_settings(refused: TransactionResult, agreed: Agreed) -> bool:
-    """Take the run's settings if a transaction that gives them otherwise was refused for their sake; whether it was.
+    """Take the run's settings if they caused a transaction's refusal; return True if they did.
 
     Raises:
-        OverruledError: This node cannot go by them.
+        OverruledError: This node cannot apply them.
     """
     entry = refused.results[-1]
     if not isinstance(entry, Entry) or entry.value == agreed.value:

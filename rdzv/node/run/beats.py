@@ -20,14 +20,14 @@ __all__ = ["read_beats", "read_hour"]
 
 
 async def read_beats(store: Store, keys: Keys) -> Mapping[str, Heard]:
-    """How far each node has come that has said so."""
+    """Return the last report of each node that has sent one."""
     heard = {}
     for one in await store.notes(keys.nodes):
         if one.note:
             try:
                 note = BeatNote.unpack(one.note)
             except RendezvousStateError:
-                continue  # not of a node of ours
+                continue  # not of a node of this program
             heard[one.key.removeprefix(keys.nodes)] = Heard(note=note, ago=one.age)
     return heard
 

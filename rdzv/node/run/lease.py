@@ -1,4 +1,4 @@
-"""Shell: the lease that everything of a run is on but its nodes (promise R19): found, or made."""
+"""Shell: the lease of all keys of a run but its nodes' (promise R19): found, or made."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ RUN_TTL_LEAST = 60.0  # seconds; a shorter closed_ttl must not end a run between
 
 
 async def take_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
-    """The run's one lease: the one that its first writer has made, or a new one if nobody has.
+    """Return the run's one lease: the one that its first writer has made, or a new one if there is none.
 
-    A key that holds nothing but the lease's TTL says which one it is. Those that come first at once grant the same one.
+    A key names it, and holds only its TTL. Nodes that come first at the same moment grant the same one.
 
     Raises:
         RendezvousSettingsError: The store takes no lease of `closed_ttl`.
@@ -44,24 +44,24 @@ async def take_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
 
 
 def grant_of_run(keys: Keys, closed_ttl: float, *, most: float) -> Grant:
-    """The run's lease, for the first transaction that writes anything of it; `most` is what the store grants."""
+    """Return the run's lease, for the first transaction of the run; `most` is the store's limit."""
     return Grant(ttl=max(closed_ttl, min(RUN_TTL_LEAST, most)), id=keys.lease_id)
 
 
 def note_of_run(keys: Keys, grant: Grant) -> Create:
-    """The key that says which lease is the run's, and what its TTL is, unless it is there already."""
+    """Return the key that names the run's lease and its TTL, to be created unless it is there already."""
     return Create(keys.lease, f"{grant.ttl:g}".encode(), lease=grant.id)
 
 
 def is_too_long(error: LimitExceeded) -> bool:
-    """Whether a lease was refused for its TTL, and not for want of room: the store's message names the limit."""
+    """Return True if a lease was refused for its TTL, not for want of room: the store's message names the limit."""
     return "lease_ttl_max" in str(error)
 
 
 def refusal_of(error: LimitExceeded, *, closed_ttl: float, ttl: float | None = None) -> StoreError | RendezvousError:
-    """The error to raise if a store refuses leases: the setting that asks too much, or the error itself."""
+    """Return the error for a refused lease: it names the setting that asks too much, or is the store's own."""
     if not is_too_long(error):
-        return error  # no room, or a disk that is full: that is not what this node was told to ask for
+        return error  # no room, or a full disk: not this node's settings
     if ttl is not None and f"ttl is {ttl:g} s" in str(error):
         return RendezvousSettingsError(f"ttl={ttl:g} s is not to be had: {error}; lower ttl")
     return RendezvousSettingsError(f"closed_ttl={closed_ttl:g} s is not to be had: {error}; lower closed_ttl")

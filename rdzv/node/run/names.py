@@ -1,4 +1,4 @@
-"""Pure: what a node can be called, and an attribute that nodes are banned by."""
+"""Pure: the valid ids of nodes, and names of the attributes that bans use."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["attribute_ban", "check_node_id"]
 
 
 def check_node_id(node_id: str) -> None:
-    """Refuse what no node can be called; a ban of it would look as if it did something.
+    """Reject an invalid node id: a ban of it would seem to work.
 
     Raises:
-        RendezvousSettingsError: It says what a node may be called.
+        RendezvousSettingsError: The id is invalid; the message has the rules.
     """
     try:
         NAME.convert(node_id)
@@ -23,7 +23,7 @@ def check_node_id(node_id: str) -> None:
 
 
 def attribute_ban(attribute: str, value: str) -> str:
-    """Name a ban of all nodes with an attribute: "rack=17".
+    """Return the name of a ban of all nodes with an attribute: "rack=17".
 
     Raises:
         RendezvousSettingsError: No node can have such an attribute.

@@ -1,9 +1,9 @@
-"""Shell: one run in a store, for whoever steers it: a node, or an operator who joins nothing.
+"""Shell: one run in a store, for its controllers: a node, or an operator who does not join.
 
-All that is needed is the store and the run's keys. What a node does for itself (arriving, leaving) is its member's.
+It needs only the store and the run's keys. A node's own writes (arriving, leaving) are in `member`.
 
-A ban is a key under the head, so that every node hears of it; a node's arrival is conditional on there being none for
-it. A drain stands on the lease of the node that is to leave, so that it goes with the node.
+A ban is a key under the head, so that every node learns of it; a node's arrival is conditional on no such ban. A drain
+is on the leaving node's lease, so that it goes with the node.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["Run"]
 
 WITHIN: Final = Parameter("within", duration())  # seconds after which a drained node leaves in any case
-ENDS_WITHIN: Final = 5.0  # seconds for a ban that is being written to come to its end, once its caller is cancelled
+ENDS_WITHIN: Final = 5.0  # seconds for the write of a ban to complete, once its caller is cancelled
 RUNS_NAMED_MOST: Final = 10  # where a run is not found; `rdzv runs` lists them all
 
 
@@ -52,11 +52,11 @@ class Run:
     """One run.
 
     Args:
-        store: The store that it is in.
+        store: The store of the run.
         keys: Its keys there.
         by: The name of the caller, for others to read.
-        keep: Seconds for which what is written of it outlives its last node.
-        head: Gives the head as it is known now, for the status: a `Follower` follows it.
+        keep: Seconds that its keys outlive its last node.
+        head: Returns the present head, for the status: a `Follower` follows it.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def run_id(self) -> str:
-        """Which run this is."""
+        """The run's id."""
         return self.keys.run_id
 
     async def drain(self, who: str, within: float = 120.0, reason: str = "") -> None:
@@ -86,18 +86,21 @@ class Run:
             if record is None:
                 raise RendezvousStateError(f"no node {who} is in run {self.run_id}; `rdzv status` names those that are")
             put = Put(self.keys.drains + who, drain.pack(), lease=record.lease)
-            # Else it may have gone meanwhile, and another process of its name be told to leave.
+            # The node may have gone meanwhile, and another process of its name must not be drained.
             unchanged = when.mod_revision(record.key) == record.mod_revision
             if (await self.store.transact(when=(unchanged,), then=(put,))).succeeded:
                 return
 
     async def resize(self, min_nodes: int | None = None, max_nodes: int | None = None, *, reason: str = "") -> Resized:
-        """Give the run another minimum or maximum of nodes while it lives; None leaves a number as it is.
+        """Give the live run another minimum or maximum of nodes; None leaves a number unchanged.
 
-        It is in force from the next round on. A round with more members than that ends at a `check`, the same for all,
-        and those with the highest ranks become spares; where there is room for nodes that wait, they come in likewise.
-        A round with fewer members than the new minimum goes on until there are enough nodes for the next. Nodes that
-        come with the numbers that the run had before take the new ones.
+        It is in force from the next round on. A round with more members ends at a `check`, the same for all, and those
+        with the
+        highest ranks become spares; likewise, if there is room, waiting nodes come in. A round with fewer members than
+        the new
+        minimum goes on until there are enough nodes for the next. Nodes that come with the run's former numbers take
+        the new
+        ones.
 
         Raises:
             RendezvousSettingsError: The numbers contradict each other, or the run's `node_unit`.
@@ -138,15 +141,15 @@ class Run:
         closed = Closed(reason=reason, by=self._by, **verdict)
         lease = lease or await take_run_lease(self.store, self.keys, self._keep)
         result = await self.store.compare_and_set(self.keys.closed, closed.pack(), expected_revision=0, lease=lease)
-        await lease.keep_alive()  # the caller may be in no round, and then no other node does
+        await lease.keep_alive()  # the caller may be in no round, and then no other node renews it
         return Closed.of(result.entry.value) if result.entry else closed
 
     async def reopen(self) -> Closed | None:
-        """Open it again; how it was closed, or None if it was not."""
+        """Open it again; return the closing, or None if it was not closed."""
         entry = await self.store.get(self.keys.closed)
         if entry is None:
             return None
-        # Not one that somebody has written meanwhile: that closing is another's, who was told that it counts.
+        # A newer closing stays: its caller was told that it counts.
         await self.store.delete(self.keys.closed, when=(when.mod_revision(self.keys.closed) == entry.mod_revision,))
         return Closed.of(entry.value)
 
@@ -156,10 +159,10 @@ class Run:
         """Keep a node out of the next rounds, and with `now` put it out of this one; it is told why.
 
         Args:
-            node_id: Which node.
-            reason: Shown to it, and to whoever asks.
+            node_id: The node.
+            reason: Shown to the node, and in the status.
             now: Out of this round, too; one that waits is put out at once in either case.
-            lasts: Seconds, after which the ban ends by itself; None: it is kept with the run until it is lifted.
+            lasts: Seconds, after which the ban ends by itself; None: it stays with the run until it is lifted.
         """
         check_node_id(node_id)
 
@@ -172,7 +175,7 @@ class Run:
     async def ban_where(
         self, attribute: str, value: str, reason: str = "", *, now: bool = False, lasts: float | None = None
     ) -> tuple[str, ...]:
-        """Keep all nodes out that have this attribute, also those that come later; return which of them are here."""
+        """Ban all nodes, present and future, that have this attribute; return the ids of the present ones."""
         where = attribute_ban(attribute, value)
 
         async def find() -> dict[str, int]:
@@ -183,12 +186,12 @@ class Run:
         return tuple(sorted(await self._impose(ban_name(where), ban, find)))
 
     async def unban(self, node_id: str, reason: str = "") -> bool:
-        """Let a banned node come again; the history says why. Return whether it was banned."""
+        """Lift the ban of a node, with a reason for the history; return True if it was banned."""
         check_node_id(node_id)
         return await self._lift_ban(node_id, Unban(who=node_id, reason=reason, by=self._by))
 
     async def unban_where(self, attribute: str, value: str, reason: str = "") -> bool:
-        """Let the nodes with this attribute come again, as far as they are not banned by their names."""
+        """Lift the ban of an attribute. Nodes that are banned by their names stay banned."""
         where = attribute_ban(attribute, value)
         return await self._lift_ban(ban_name(where), Unban(who=f"{WITH}{where}", reason=reason, by=self._by))
 
@@ -199,13 +202,13 @@ class Run:
         whose operator dies between the two leaves by itself. `find` returns the nodes that are here, with their
         arrivals; all that it has returned are returned.
         """
-        ban.pack()  # what nobody could read is refused before anything is written
+        ban.pack()  # an unreadable ban is refused before anything is written
 
         async def write() -> set[str]:
-            here = await find()  # nodes that wait hear of the ban, and may have gone before the next look
+            here = await find()  # nodes that wait see the ban, and may have gone before the next look
             final, lease = await self._lease_of(ban)
             await self.store.put(self.keys.banned(name), final.pack(), lease=lease)
-            # From now on no other node arrives: each arrival is conditional on there being no such ban.
+            # From now on no other node arrives: each arrival is conditional on no such ban.
             while found := await find():
                 here |= found
                 out = found if ban.now else await self._not_in_round(found)
@@ -254,11 +257,7 @@ class Run:
         return ban.replace(lasts=lease.ttl), lease  # as granted: etcd makes small ones larger
 
     async def _lift_ban(self, name: str, unban: Unban) -> bool:
-        """Let who is banned come again, whoever has banned them; the coordinator writes into the history that, and why.
-
-        Returns:
-            Whether there was a ban.
-        """
+        """Lift a ban; the coordinator records that, and why, in the history. Return True if there was one."""
         note = unban.pack()
         while (ban := await self.store.get(self.keys.banned(name))) is not None:
             done = await self.store.transact(
@@ -272,11 +271,11 @@ class Run:
     # ------------------------------------------------------------------------------------------ what is known
 
     async def status(self) -> RunStatus:
-        """Return how it stands, with the reason in words."""
+        """Return its status, with the reason in words."""
         return (await self.account())[0]
 
     async def account(self) -> tuple[RunStatus, History, Account]:
-        """Return how it stands, what is remembered of it, and what it has cost until now, by one reading."""
+        """Return its status, its history, and its cost until now, by one reading."""
         hour = await self.hour()
         status, history = await read_run(self.store, self.keys, self.head(), hour=hour)
         return status, history, account(self.run_id, history, now=hour, waited=status.waited)
@@ -286,10 +285,10 @@ class Run:
         return await read_hour(self.store, self.keys)
 
     async def check_exists(self) -> None:
-        """Raise unless the store holds something of it: a name may be mistyped.
+        """Raise unless the store has keys of it: a name may be mistyped.
 
         Raises:
-            RendezvousStateError: There is no such run; the runs that there are, are named.
+            RendezvousStateError: There is no such run; the message names existing runs.
         """
         if not await self.store.count(self.keys.root):
             runs = await run_ids(self.store, self.keys.prefix)
@@ -297,20 +296,20 @@ class Run:
             raise RendezvousStateError(f"the store has no run {self.run_id}; {there}")
 
     async def restore(self, key: str) -> bytes | None:
-        """Return what any member has kept last under a name; None if nobody has."""
+        """Return the data that any member has kept last under this name; None if there is none."""
         entry = await self.store.get(self.keys.kept(key))
         return None if entry is None else entry.value
 
     async def answer(self, question: str, text: str) -> None:
-        """Answer what an operator asks."""
+        """Answer an operator's question."""
         await self.store.put(self.keys.answers(question) + self._by, pack_answer(text), ttl=ANSWER_TTL)
 
     async def history(self) -> list[Chapter]:
-        """Return what is remembered of the run: its rounds, the oldest first."""
+        """Return the run's remembered rounds, the oldest first."""
         return list((await self.whole_history()).chapters)
 
     async def whole_history(self) -> History:
-        """Return the same, and the sums of what was before."""
+        """Return the remembered rounds, and the sums of those before."""
         return await read_history(self.store, self.keys)
 
     async def ping(self) -> float:
@@ -318,6 +317,6 @@ class Run:
         return await self.store.ping()
 
     async def store_health(self) -> dict[str, Any]:
-        """Return how the store is: `answers_in` seconds, and its figures."""
+        """Return the health of the store: `answers_in` seconds, and its figures."""
         figures = await self.store.stats()
         return {"answers_in": await self.ping(), "figures": figures}

@@ -1,4 +1,4 @@
-"""Shell: reads how a run stands, for `handler.status()` and for the command line, which joins nothing."""
+"""Shell: reads the status of a run, for `handler.status()` and for the command line, which does not join."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tupl
 async def _take_members(
     store: Store, keys: Keys, head: Head, records: dict[str, NodeRecord]
 ) -> tuple[list[Participant], set[str]]:
-    """The members of the round that are still in it, whose records are taken out; and the names of all it had."""
+    """Return the members still in the round, moved out of `records`; and the names of all that it had."""
     members: list[Participant] = []
     ranked: set[str] = set()
     if head.round is None:
@@ -158,7 +158,7 @@ async def _take_members(
 
 
 def participant_of(record: NodeRecord, rank: int) -> Participant:
-    """A member of a round, as its record says."""
+    """Return a member of a round, by its record."""
     return Participant(
         node_id=record.node_id,
         rank=rank,
@@ -169,7 +169,7 @@ def participant_of(record: NodeRecord, rank: int) -> Participant:
 
 
 def _settings(entry: Entry | None) -> dict[str, Any]:
-    """What the nodes have agreed on, as far as it can be read."""
+    """Return the settings that the nodes share, as far as they can be read."""
     try:
         return unpack_settings(entry.value) if entry is not None else {}
     except RendezvousStateError as error:
@@ -178,7 +178,7 @@ def _settings(entry: Entry | None) -> dict[str, Any]:
 
 
 async def _bans(store: Store, keys: Keys) -> dict[str, Ban]:
-    """The bans, and of those that end by themselves how long they last yet."""
+    """Return the bans, each with its remaining time if it ends by itself."""
     bans = {}
     for entry in await store.list(keys.bans):
         ban = Ban.unpack_at(entry.key, entry.value)
@@ -195,7 +195,7 @@ async def _bans(store: Store, keys: Keys) -> dict[str, Ban]:
 
 
 async def _steps(store: Store, keys: Keys, head: Head, members: set[str]) -> dict[str, StepOf]:
-    """How far the members of the last round have come, as far as they have said so."""
+    """Return the steps of the last round's members, as far as they are reported."""
     if head.round is None or not members:
         return {}
     return {
@@ -214,7 +214,7 @@ async def _steps(store: Store, keys: Keys, head: Head, members: set[str]) -> dic
 
 
 async def read_nodes(store: Store, keys: Keys) -> dict[str, NodeRecord]:
-    """Who is in the run: the record of each node, but for those that say that their node is about to be gone."""
+    """Return the record of each node in the run, without those that are leaving."""
     records = {}
     for entry in await store.list(keys.nodes):
         node_id = entry.key.removeprefix(keys.nodes)
@@ -223,23 +223,23 @@ async def read_nodes(store: Store, keys: Keys) -> dict[str, NodeRecord]:
         try:
             record = NodeRecord.unpack(entry.value, node_id=node_id, arrival=entry.mod_revision)
         except RendezvousStateError:
-            continue  # not a node of ours
+            continue  # not of a node of this program
         if not record.left:
             records[node_id] = record
     return records
 
 
 async def run_ids(store: Store, prefix: str) -> list[str]:
-    """Which runs a store holds anything of, under a prefix."""
+    """Return the ids of all runs with keys under a prefix."""
     account = await read_account(store, prefix)
     return sorted(await count_keys(store, prefix) if account is None else account)
 
 
 async def read_nodes_of_all_runs(store: Store) -> dict[Keys, list[Entry]]:
-    """Return the nodes that have arrived at each run of a store, under whichever prefix: keys and revisions only.
+    """Return the arrived nodes of each run of a store, under any prefix: keys and revisions only.
 
     Raises:
-        Unsupported: The store keeps no account of groups: an etcd cluster.
+        Unsupported: The store counts no groups: an etcd cluster.
     """
     found: dict[Keys, list[Entry]] = {}
     for group in await store.groups():
@@ -254,10 +254,11 @@ async def read_nodes_of_all_runs(store: Store) -> dict[Keys, list[Entry]]:
 
 
 async def read_account(store: Store, prefix: str) -> dict[str, KeyGroup] | None:
-    """What each run under a prefix takes, by the store's own account; None if it keeps none of runs.
+    """Return each run's usage, by the store's own count; None if it has none by run.
 
-    That is so on etcd, and under a prefix of other parts than the store goes by: there its groups are of several runs,
-    or of pieces of one.
+    It has none on etcd, and under a prefix with another number of parts than the store's: there a group is several
+    runs, or
+    a part of one.
     """
     root = f"{prefix}/"
     try:
@@ -270,25 +271,25 @@ async def read_account(store: Store, prefix: str) -> dict[str, KeyGroup] | None:
 
 
 async def count_keys(store: Store, prefix: str) -> Counter[str]:
-    """How many keys each run under a prefix has, by listing them."""
+    """Return the number of keys of each run under a prefix, by listing them."""
     root = f"{prefix}/"
     return count_by_run((entry.key for entry in await store.list(root, keys_only=True)), root)
 
 
 def count_by_run(keys: Iterable[str], root: str) -> Counter[str]:
-    """How many of these keys each run has; what has no name is no run: the receipts of writes on etcd."""
+    """Count these keys by run. Keys without a name are of no run: the receipts of writes on etcd."""
     parts = (key[len(root) :].partition("/") for key in keys)
     return Counter(run_id for run_id, slash, _ in parts if run_id and slash)
 
 
 async def read_history(store: Store, keys: Keys) -> History:
-    """What happened in a run, as far as it is remembered."""
+    """Return the remembered events of a run."""
     entry = await store.get(keys.history)
     return (History.unpack_at(entry.key, entry.value) if entry is not None else None) or History()
 
 
 async def read_roster(store: Store, keys: Keys, round: Round) -> list[Participant]:
-    """All members of a round, by rank, with what each brought.
+    """Return all members of a round, by rank, with the address, payload and attributes of each.
 
     Raises:
         RoundSupersededError: A later round has replaced it.
@@ -304,7 +305,7 @@ async def read_roster(store: Store, keys: Keys, round: Round) -> list[Participan
 
 
 async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, arrival: int) -> Member | None:
-    """This arrival of a node in a round, from the one bucket where it would be; None if the round does not hold it."""
+    """Return this arrival's member of a round, from its one bucket; None if the round does not hold it."""
     entry = await store.get(keys.ranks(round.number, round.term, bucket_of(node_id, round.buckets)))
     members = Member.unpack_all(entry.value) if entry is not None else []  # None: a later round has replaced it
     for member in members:
@@ -369,7 +370,7 @@ async def _last_roster(store: Store, keys: Keys, head: Head) -> dict[str, Partic
 
 
 def _resized(head: Head) -> Resized | None:
-    """The last resize, as long as no round has begun with it."""
+    """Return the last resize, until a round has begun with it."""
     in_force = head.resized is None or (head.round is not None and head.round.revision > head.resized.revision)
     return None if in_force else head.resized
 
@@ -391,5 +392,5 @@ def _elapsed(head: Head, now: float, hour: float) -> float:
 
 
 def _is_news(head: Head) -> bool:
-    """Whether the progress does not tell of the last round yet: the coordinator reports after it commits."""
+    """Return True if the progress is older than the last round: the coordinator reports after it commits."""
     return head.round is not None and (head.progress is None or head.progress.round < head.round.number)
