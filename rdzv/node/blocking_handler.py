@@ -262,6 +262,7 @@ class BlockingChanges:
         self._changes = changes
         self._call = call
         self._stream: AsyncIterator[Change] | None = None
+        self._taken: list[Change] = []  # from the stream, and not given yet: a signal handler may have raised meanwhile
 
     def __enter__(self) -> Self:
         self._stream = self._call(self._changes.__aenter__())
@@ -285,12 +286,14 @@ class BlockingChanges:
         stream = self._stream
         assert stream is not None, "changes are entered first: with handler.changes() as changes"
 
-        async def next_one() -> Change | None:
-            with anyio.move_on_after(timeout):
-                return await anext(stream, None)
-            return None
+        async def take_one() -> None:
+            with anyio.move_on_after(timeout), contextlib.suppress(StopAsyncIteration):
+                self._taken.append(await anext(stream))
 
-        change: Change | None = self._call(next_one())
+        if not self._taken:
+            self._call(take_one())
+        change = self._taken[0] if self._taken else None
+        del self._taken[:1]  # no call from here on: the interpreter runs no signal handler before the caller has it
         return change
 
 

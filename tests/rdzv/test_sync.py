@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import itertools
 import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,7 +19,8 @@ import store
 import store.sync
 from rdzv.core.state import NodesWaiting
 from rdzv.errors import RendezvousSettingsError, RoundSupersededError
-from store.net.threads import END_WITHIN
+from rdzv.node.blocking_handler import BlockingChanges, _wait_for
+from store.net.threads import END_WITHIN, LoopThread
 from tests.support.interrupts import tears, torn
 from tests.support.processes import free_port, start_python
 from tests.support.proxy import Proxy
@@ -60,6 +63,38 @@ async def test_a_wait_ends_when_the_lease_is_over_even_if_no_store_is_there_to_s
         proxy.heal()
         assert "lease" in await waiting
     gc.collect()  # as above
+
+
+@tears
+def test_a_poll_that_a_signal_handler_leaves_loses_no_change() -> None:
+    """25 of 201 polls lost the change that had just come."""
+
+    class Numbers(contextlib.nullcontext[Any]):
+        def __init__(self) -> None:
+            super().__init__(self)
+            self._numbers = itertools.count()
+
+        async def __anext__(self) -> int:
+            await asyncio.sleep(0)
+            return next(self._numbers)
+
+    def call(work: Any) -> Any:
+        under_way = thread.run(work)
+        try:
+            return _wait_for(under_way)
+        except BaseException:
+            under_way.cancel()
+            raise
+
+    thread, got = LoopThread("node"), list[Any]()
+    try:
+        changes = BlockingChanges(Numbers(), call)
+        with changes:
+            for place in torn(lambda: got.append(changes.poll(5))):
+                assert not got or got == [0], place
+            assert got == [0]
+    finally:
+        thread.stop()
 
 
 def test_changes_wait_for_news_and_end_with_the_context(url: str) -> None:

@@ -6,6 +6,8 @@ import errno
 import logging
 import socket
 
+from store.net.sockets import forget, let_go_in_children
+
 __all__ = ["HeldPort"]
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ class HeldPort:
                     self._ports[0],
                 )
                 return self._ports[0]
+            let_go_in_children(self, self._socket)  # a fork that holds it would keep rank 0 from listening there
         port: int = self._socket.getsockname()[1]
         return port
 
@@ -42,6 +45,7 @@ class HeldPort:
         """Free the port for its use."""
         held, self._socket = self._socket, None
         if held is not None:
+            forget(self)
             held.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import pytest
@@ -22,6 +23,28 @@ def test_the_port_to_meet_at_is_taken_from_the_range_that_a_firewall_lets_throug
         other.release()
         assert HeldPort(str(first)).hold() == first
         assert f"somebody listens at each port of master_port={first}" in caplog.text
+
+
+def test_a_fork_while_the_port_is_held_does_not_keep_rank_0_from_it() -> None:
+    """A worker of a DataLoader, forked while its node joined, held the promised port for as long as it lived."""
+    held = HeldPort()
+    port = held.hold()
+    reader, writer = os.pipe()
+    alive, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writer)
+        os.write(tell, b".")
+        os.read(reader, 1)
+        os._exit(0)
+    try:
+        os.read(alive, 1)
+        held.release()
+        socket.create_server(("", port)).close()
+    finally:
+        for end in (writer, reader, alive, tell):
+            os.close(end)
+        os.waitpid(child, 0)
 
 
 def test_a_port_is_free_in_both_families_of_addresses() -> None:
