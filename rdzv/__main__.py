@@ -1,11 +1,11 @@
-"""`python -m rdzv` is the `rdzv` command, and so is the script of that name."""
+"""Run the `rdzv` command by `python -m rdzv`, or by the script `rdzv`."""
 
 try:
     from store.net.standard_streams import open_standard_streams
 
     open_standard_streams(for_command=True)  # before anything else opens a file
     from rdzv.cli.main import main
-except KeyboardInterrupt:  # whoever is quick with Ctrl-C sees no traceback
+except KeyboardInterrupt:  # no traceback for an early Ctrl-C
     raise SystemExit(130) from None
 
 if __name__ == "__main__":

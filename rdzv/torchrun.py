@@ -1,11 +1,11 @@
-"""What `torchrun --rdzv-backend=rdzv` finds: the entry point of the group `torchrun.handlers`.
+"""The entry point of the group `torchrun.handlers`, for `torchrun --rdzv-backend=rdzv`.
 
-torchrun loads every entry point of the group at start, whichever backend it was asked for, so this room imports neither
-PyTorch nor anything that might fail. What it does is in `rdzv.torch`, which is imported when the backend is used.
+torchrun loads each entry point of the group, whichever backend is used, so this module imports no PyTorch and nothing
+that might fail. `rdzv.torch` is imported when the backend is used.
 
     python -m rdzv.torchrun --rdzv-backend=rdzv ...
 
-is torchrun itself, with the backend registered by hand: for PyTorch 2.4, whose torchrun asks for no entry points.
+is torchrun with the backend registered by hand: PyTorch 2.4 does not read entry points.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ __all__ = ["create_handler", "get_handler_creator", "main"]
 
 
 def get_handler_creator() -> Callable[[Any], Any]:
-    """What torchrun calls to learn how our handlers are made: it asks for a function that returns a function."""
+    """Return the function that makes handlers, as torchrun expects of an entry point."""
     return create_handler
 
 
 def create_handler(parameters: Any) -> Any:
-    """A `TorchRendezvousHandler` for what `torchrun` was told, as PyTorch's `RendezvousParameters`."""
+    """Make a `TorchRendezvousHandler` of PyTorch's `RendezvousParameters`."""
     from rdzv.torch import TorchRendezvousHandler
 
     return TorchRendezvousHandler(parameters)
 
 
 def main() -> None:
-    """Be torchrun, with our backend known to it."""
+    """Run torchrun with this backend registered."""
     from store.net.standard_streams import open_standard_streams
 
     open_standard_streams(for_command=True)
@@ -44,7 +44,7 @@ def main() -> None:
         )
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
-    from rdzv.torchrun import create_handler  # not that of this module, if it was started as a script
+    from rdzv.torchrun import create_handler  # not of this module, if it runs as a script
 
     rendezvous_handler_registry.register("rdzv", create_handler)
     run.main()

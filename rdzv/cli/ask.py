@@ -1,7 +1,6 @@
-"""Shell: the subcommands that ask the launchers of a run to do something, and show their answers: stacks and chaos.
+"""Shell: the subcommands that ask the launchers of a run, and print the answers: stacks and chaos.
 
-What launchers answer is told in `launcher.launch`. Chaos is decided here, by a seed; only launchers obey that were
-started with `--allow-chaos`.
+`launcher.launch` answers. Only launchers with `--allow-chaos` obey chaos, which draws from a seed.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
 __all__ = ["rate"]
 
 NODES_NAMED_MOST: Final = 8
-ANSWER_WITHIN: Final = 5.0  # seconds for a launcher to say what it does
+ANSWER_WITHIN: Final = 5.0  # seconds for a launcher to answer
 REFUSED: Final = "refused"
 
 
 async def _ask(client: Store, keys: Keys, what: str, node_id: str) -> str:
-    """Return what a node's launcher answers. It waits for ever if nobody does: enter it within a time limit."""
+    """Return the answer of a node's launcher. This waits without limit: call it within a time limit."""
     name = secrets.token_hex(8)
     answered = keys.answers(name) + node_id
     await client.put(keys.questions + name, Question(what=what, node_id=node_id).pack(), ttl=ANSWER_TTL)
@@ -72,10 +71,10 @@ async def _stacks(options: argparse.Namespace) -> int:
 
 
 def rate(text: str) -> float:
-    """Read how often something befalls a run, on average, as times in a second: `1/10m` is once in ten minutes.
+    """Read a mean rate and return it per second: `1/10m` is once in ten minutes.
 
     Raises:
-        argparse.ArgumentTypeError: It is none.
+        argparse.ArgumentTypeError: The text is not a rate.
     """
     count, _, within = text.partition("/")
     if count.isdecimal() and int(count) and within and (seconds := duration(within)) > 0:

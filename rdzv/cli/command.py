@@ -1,12 +1,11 @@
-"""What a subcommand is, the arguments that several of them take, and how one is carried out.
+"""Subcommands: their description, the arguments that several of them take, and how they run.
 
-A room of this folder makes a `Command` of each function that carries a subcommand out, by `command`, which is also told
-its arguments; the table of rooms is in `main`. An error is one line, without a traceback unless `--debug`.
-The exit status of a subcommand is one of
+The modules of this folder make a `Command` of a function by `command`; the table of modules is in `main`. An error is
+one line, without a traceback unless `--debug`. Exit statuses:
 
     0 done    1 failed    2 wrong usage    3 closed    4 timed out    5 no connection
 
-`rdzv run` ends with its command's own status, and says 120 to 124 for the statuses 1 to 5.
+`rdzv run` ends with the status of its own command, and with 120 to 124 for the statuses 1 to 5.
 """
 
 from __future__ import annotations
@@ -80,15 +79,15 @@ __all__ = [
 DONE, FAILED, WRONG_USAGE, CLOSED, TIMED_OUT, NO_CONNECTION = range(6)
 
 OF_RUN: Final = 119
-"""What is added to an exit status of ours under `rdzv run`: commands seldom end with 120 to 124 themselves."""
+"""Added to an exit status of ours under `rdzv run`: few commands end with 120 to 124 themselves."""
 
 ANSWER_WITHIN: Final = 10.0
-"""Seconds in which a store must answer somebody who only looks."""
+"""Seconds for a store to answer a read."""
 
 LAST_WORD_WITHIN: Final = 1.0
-"""Seconds after `--timeout` in which a subcommand may still say itself why it has not come to its end."""
+"""Seconds after `--timeout` in which a subcommand may still name the reason itself."""
 
-ERROR_LETTERS_MOST: Final = 4000  # of a line that says what went wrong
+ERROR_LETTERS_MOST: Final = 4000  # of an error line
 
 Run: TypeAlias = "Callable[[argparse.Namespace], Coroutine[Any, Any, int]]"
 
@@ -97,21 +96,21 @@ Run: TypeAlias = "Callable[[argparse.Namespace], Coroutine[Any, Any, int]]"
 
 
 class Argument(NamedTuple):
-    """One argument of a subcommand: its names, and what else argparse is told of it."""
+    """One argument of a subcommand, as argparse takes it."""
 
     names: tuple[str, ...]
     settings: dict[str, Any]
 
 
 def argument(*names: str, **settings: Any) -> Argument:
-    """Describe an argument, in argparse's words."""
+    """Describe an argument by argparse's settings."""
     return Argument(names, settings)
 
 
 def option(
     named: str, kind: Callable[[str], Any] | None, help: str, *, default: Any = None, **settings: Any
 ) -> Argument:
-    """Describe an option with a value, as `--grace SECONDS`; its default, if it has any, is told with the help."""
+    """Describe an option with a value, as `--grace SECONDS`. The help names the default."""
     name, _, metavar = named.partition(" ")
     shown = f"{default:g}" if isinstance(default, float) else default
     told = f"{help} (default: {shown})" if default not in (None, ()) else help
@@ -119,7 +118,7 @@ def option(
 
 
 def flag(name: str, help: str, **settings: Any) -> Argument:
-    """Describe an option that is given or not."""
+    """Describe an option without a value."""
     return argument(name, **{"action": "store_true", "help": help, **settings})
 
 
@@ -128,15 +127,12 @@ class Command:
     """One subcommand.
 
     Attributes:
-        name: Its name.
-        help: What it does, in one line that begins with a small letter and has no full stop.
-        run: Carries it out, and returns the exit status.
-        arguments: What it can be told.
-        usage: What `--help` says of its line, where argparse would say it wrongly.
-        means_url: Whether a word of its line stands for a URL.
-        takes_command: Whether another command follows after "--"; its words are then in `options.words`.
-        ends_with: What its exit status becomes that an error has, if its arguments say so.
-        limited: Whether `--timeout` limits the whole command; else it limits the time until its first output.
+        help: One line, which begins with a small letter and has no full stop.
+        usage: The usage in `--help`, if argparse's would be wrong.
+        means_url: Tells if a word is a URL.
+        takes_command: True if a command follows after "--", in `options.words`.
+        ends_with: Maps the exit status of an error.
+        limited: True if `--timeout` limits the whole command, not only the time until its first output.
     """
 
     name: str
@@ -151,23 +147,23 @@ class Command:
 
     @property
     def takes_url(self) -> bool:
-        """Whether it has an argument URL, which may be left out where RDZV_URL is set."""
+        """True if it has an argument URL; RDZV_URL is then its default."""
         return any(each.names == ("url",) for each in self.arguments)
 
     @property
     def first_status(self) -> int:
-        """What its exit statuses are counted from."""
+        """The offset of its exit statuses."""
         return OF_RUN if self.takes_command else 0
 
 
 def command(name: str, help: str, *arguments: Argument, **settings: Any) -> Callable[[Run], Command]:
-    """Make a subcommand of the function that carries it out. One with `--timeout` is limited by it, or says not."""
+    """Make a subcommand of a function. `--timeout` limits it unless `limited` is False."""
     settings.setdefault("limited", TIMEOUT in arguments)
     return lambda run: Command(name=name, help=help, run=run, arguments=arguments, **settings)
 
 
 def argument_type(kind: value_types.Kind) -> Callable[[str], Any]:
-    """Return what argparse calls to read an argument of this kind."""
+    """Return argparse's `type` for arguments of this kind."""
 
     def read(text: str) -> Any:
         try:
@@ -182,7 +178,7 @@ duration: Final = argument_type(value_types.duration())
 
 
 def whole_number(at_least: int, at_most: int = value_types.NODES_MAX) -> Callable[[str], Any]:
-    """Return the function that argparse calls to read a count."""
+    """Return argparse's `type` for a count."""
     return argument_type(value_types.whole_number(at_least, at_most))
 
 
@@ -201,7 +197,7 @@ JSON: Final = flag("--json", "as one JSON object")
 
 
 def carry_out(command: Command, options: argparse.Namespace) -> int:
-    """Carry a subcommand out, and return its exit status."""
+    """Run a subcommand and return its exit status."""
     level = logging.DEBUG if options.debug else logging.INFO if options.verbose else logging.WARNING
     logging.basicConfig(
         level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[StandardErrorHandler()]
@@ -213,7 +209,7 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
             status = runner.run(_run_until_ctrl_c(command, options))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None  # see `_end_by_ctrl_c`
-    except BrokenPipeError:  # whoever read our output has enough of it
+    except BrokenPipeError:  # the reader of our output has closed it
         status = DONE
     except (RendezvousError, store.StoreError, OSError, ValueError, ImportError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not lack_of(error):
@@ -224,7 +220,7 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
         status = command.ends_with(options, command.first_status + _status_of(error))
     try:
         print(end="", flush=True)
-    except OSError:  # what cannot be written: Python would try once more at its end, and end with 120
+    except OSError:  # else Python would write again at exit, and end with 120
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     flush_errors()
     return status
@@ -234,13 +230,14 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
 
 
 ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-AGAIN_AFTER: Final = 1.0  # seconds from which on a signal that comes again is another wish
+AGAIN_AFTER: Final = 1.0  # seconds after which the same signal counts again
 
 
 def _take_signals_back() -> None:
-    """Undo what a parent has left to this process: signals that are blocked stop nothing, and tell of no child.
+    """Unblock signals that the parent has blocked, and restore SIGCHLD.
 
-    What the parent ignores stays ignored, as under nohup; but a child whose end is ignored has no exit status.
+    Signals that the parent ignores stay ignored, as under nohup. But if SIGCHLD were ignored, no child had an exit
+    status.
     """
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -248,14 +245,14 @@ def _take_signals_back() -> None:
 
 
 def handle_signal(number: signal.Signals, callback: Callable[..., object], *arguments: Any) -> None:
-    """Handle a signal in the running loop, unless the parent has it ignored."""
+    """Handle a signal in the running loop, unless the parent ignores it."""
     if signal.getsignal(number) is not signal.SIG_IGN:
         asyncio.get_running_loop().add_signal_handler(number, callback, *arguments)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
 
 
 def _end_by_ctrl_c() -> None:
-    """Have Ctrl-C cancel the command; later once more, end at once. asyncio ends it in the middle at any second one."""
+    """Have Ctrl-C cancel the command; a second one, a second later, ends at once. In asyncio any second one does."""
     wish, task, was_told = Wish(), asyncio.current_task(), False
 
     def interrupt() -> None:
@@ -271,7 +268,7 @@ def _end_by_ctrl_c() -> None:
 
 
 class Wish:
-    """The signal that was heeded last. One that comes again within a second is the same wish, and not impatience.
+    """The last signal that was heeded. The same signal within a second is ignored.
 
     `timeout`, Slurm and supervisors send pairs, to a process and then to its group.
     """
@@ -281,12 +278,12 @@ class Wish:
         self._at = -math.inf
 
     def may_be_new(self, number: int) -> bool:
-        """Return False if the signal says what the last one said."""
+        """Return False if the signal repeats the last one."""
         alike = number == self._number or {number, self._number} <= ENDING
         return not alike or time.monotonic() - self._at >= AGAIN_AFTER
 
     def is_new(self, number: int) -> bool:
-        """Return whether the signal is another wish; then it is the one that is heeded from now on."""
+        """Return True and record the signal if it does not repeat the last one."""
         is_new = self.may_be_new(number)
         if is_new:
             self._number, self._at = number, time.monotonic()
@@ -300,9 +297,9 @@ async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> in
 
 
 async def _run(command: Command, options: argparse.Namespace) -> int:
-    """Run a subcommand, within its `--timeout`; one that goes on for long takes care of that itself."""
+    """Run a subcommand within `--timeout`, if it is limited."""
     if command.takes_url and is_etcd(options.url):
-        # Importing gRPC takes longer than a short `--timeout`, and says nothing of the store.
+        # Importing gRPC may take longer than a short `--timeout`.
         importlib.import_module("store.etcd.client")
     if not command.limited or getattr(options, "watch", False):
         return await command.run(options)
@@ -312,10 +309,10 @@ async def _run(command: Command, options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def limited_by_timeout(seconds: float) -> Iterator[Callable[[], None]]:
-    """Limit a block by `--timeout`, until it calls what it is given: then it may go on for as long as it likes.
+    """Limit a block by `--timeout`, until it calls the function it is given, which removes the limit.
 
     Raises:
-        StoreTimeoutError: It took longer. What it waits for itself has the same limit, comes first, and says more.
+        StoreTimeoutError: The limit has passed. Waits inside have the same limit, end first and say more.
     """
     with anyio.move_on_after(seconds + LAST_WORD_WITHIN) as limit:
         yield lambda: setattr(limit, "deadline", math.inf)
@@ -327,7 +324,7 @@ def limited_by_timeout(seconds: float) -> Iterator[Callable[[], None]]:
 
 
 def in_a_line(error: Exception) -> str:
-    """Return what went wrong; of what the system says, its words and the file, without the number."""
+    """Return an error as text; for a system error, its message and file without the number."""
     if lack := lack_of(error):
         return lack
     if isinstance(error, OSError) and error.strerror:
@@ -337,7 +334,7 @@ def in_a_line(error: Exception) -> str:
 
 def _status_of(error: Exception) -> int:
     match error:
-        case RendezvousSettingsError() | store.StoreUsageError() | ImportError():  # of an extra, which is named
+        case RendezvousSettingsError() | store.StoreUsageError() | ImportError():  # of an extra
             return WRONG_USAGE
         case RendezvousClosedError():
             return CLOSED
@@ -350,15 +347,15 @@ def _status_of(error: Exception) -> int:
 
 
 def say(*lines: str) -> None:
-    """Print lines in which others may have named something: no control character of theirs reaches a terminal."""
+    """Print lines that may contain foreign text, without control characters."""
     put("\n".join(map(printable, lines)))
 
 
 def put(text: str) -> None:
-    """Print a text as it is.
+    """Print a text unchanged.
 
     Raises:
-        OSError: It cannot be written, and the error says that this is the process's own output.
+        OSError: Standard output cannot be written.
     """
     try:
         print(text, flush=True)

@@ -1,10 +1,11 @@
-"""Shell: `rdzv doctor`: looks from this node for what keeps a run from meeting, and says what to do about it.
+"""Shell: `rdzv doctor` looks from this node for reasons that keep a run from meeting, with a remedy for each.
 
-It goes the way that a node goes, one step after the other: the name, its addresses, the port, the store with its token
-and TLS, how quickly that answers, the clock by which it counts leases, and then the run: its releases, rank 0's
-address, the nodes that are expected. A step that cannot be taken ends the way: what comes after it would fail, too.
+The steps are those of a node: the name, its addresses, the port, the store with token and TLS, its latency, the clock
+of
+its leases; then the run: releases, rank 0's address, expected nodes. A failed step ends the rest, which would fail,
+too.
 
-Under `srun rdzv doctor URL` each node looks for itself, and names itself in each line.
+Under `srun rdzv doctor URL` each node looks for itself and names itself in each line.
 """
 
 from __future__ import annotations
@@ -40,21 +41,21 @@ if TYPE_CHECKING:
     from rdzv.core.report import RunStatus
 
 VERSION: Final = 1
-"""Of what `--json` prints; it steps when a field goes or changes its meaning."""
+"""The version of the `--json` format; it rises if a field is removed or changes its meaning."""
 
-STEPS = 3  # looking a name up, connecting, being greeted: each may take this part of `--timeout`
+STEPS = 3  # looking up, connecting, greeting: each may take this part of `--timeout`
 PINGS = 5
-SLOW = 0.25  # seconds for an answer: a quarter of the default `disconnect_ttl`
+SLOW = 0.25  # seconds per answer: a quarter of the default `disconnect_ttl`
 LEASE_TTL = 30.0
-LEASE_WATCHED = 1.0  # seconds in which the store's clock is compared with ours
-CLOCK_OFF = 0.25  # seconds by which they may differ then, beside what the answers take
+LEASE_WATCHED = 1.0  # seconds in which the clocks are compared
+CLOCK_OFF = 0.25  # seconds of difference, beside the round trips
 NAMED_MOST = 8
 ETCD_34, ETCD_35 = (3, 4, 22), (3, 5, 6)
-"""The first releases of etcd's two lines without a known defect that loses data or makes its members differ."""
+"""The first releases of etcd 3.4 and 3.5 without a known defect that loses data."""
 
 
 class Check(NamedTuple):
-    """One step: what was looked at, what was found, and what to do about it; nothing, if it is good."""
+    """One step: its subject, its result, and a remedy if the result is bad."""
 
     name: str
     found: str
@@ -62,15 +63,15 @@ class Check(NamedTuple):
 
     @property
     def good(self) -> bool:
-        """Whether it is as it should be."""
+        """True if there is nothing to remedy."""
         return not self.remedy
 
     def plain(self) -> dict[str, Any]:
-        """Return it as what JSON knows."""
+        """Return the fields for JSON."""
         return {"name": self.name, "good": self.good, "found": self.found, "remedy": self.remedy}
 
     def lines(self, node: str) -> list[str]:
-        """Return it as lines of text, which name the node that has looked."""
+        """Return lines of text, which begin with the node's name."""
         told = [f"{node}: {'good' if self.good else 'BAD '}  {self.name:<12}  {self.found}"]
         return told if self.good else [*told, f"{node}:       {'':<12}  -> {self.remedy}"]
 
@@ -104,7 +105,7 @@ async def _doctor(options: argparse.Namespace) -> int:
 
 
 async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
-    """Look at one thing after the other, until one is wrong that the others rest on."""
+    """Run the steps until one fails that the later ones need."""
     given = {"expected_file": options.expected} if options.expected else {}
     settings = with_expected_nodes(settings_of(options.url, **given))
     url, run_id = settings.endpoint.url, split_url(options.url).run_id
@@ -152,7 +153,7 @@ async def _look_up(name: str, port: int | None) -> list[str]:
 
 
 async def _resolve(host: str, port: int, checks: list[Check], *, timeout: float, what: str = "name") -> list[str]:
-    """Look a name up, as this node's system does; the addresses."""
+    """Return the addresses of a name, by this node's resolver."""
     try:
         with anyio.fail_after(timeout):
             addresses = await _look_up(host, port)
@@ -176,7 +177,7 @@ async def _resolve(host: str, port: int, checks: list[Check], *, timeout: float,
 
 
 async def _look_for_other_machines(host: str, port: int, checks: list[Check]) -> None:
-    """Find a name that stands for several machines, of which each would start a store of its own."""
+    """Find a name of several machines: each of them would start a store of its own."""
     with contextlib.suppress(OSError):
         ours, others = await anyio.to_thread.run_sync(split_addresses, host, port)
         if ours and others:
@@ -186,7 +187,7 @@ async def _look_for_other_machines(host: str, port: int, checks: list[Check]) ->
 
 
 async def _reach(host: str, port: int, addresses: list[str], timeout: float, *, etcd: bool) -> tuple[str, Check]:
-    """Connect to an address after the other; from which address of ours one takes us, or nothing."""
+    """Connect to each address in turn; return our own address of the first connection, or ""."""
     problems = []
     for address in addresses:
         at = host_and_port(address, port)
@@ -205,13 +206,13 @@ async def _reach(host: str, port: int, addresses: list[str], timeout: float, *, 
 
 
 def gloo_check(own_name: str, own: Sequence[str], leads_there: str, *, chosen: str | None) -> Check:
-    """Return whether PyTorch's gloo will listen where other hosts reach it: it goes by what the host's name stands for.
+    """Check that PyTorch's gloo, which listens on the address of the host's name, is reachable for other hosts.
 
     Args:
         own_name: This host's name.
-        own: What that stands for here.
-        leads_there: The address of this host from which it reaches the store.
-        chosen: The interface that gloo is told to take, if it is.
+        own: The addresses of that name.
+        leads_there: The address of this host on the way to the store.
+        chosen: GLOO_SOCKET_IFNAME.
     """
     if chosen:
         return Check("gloo", f"GLOO_SOCKET_IFNAME={chosen}")
@@ -241,7 +242,7 @@ def _refused(error: store.StoreError) -> Check:
 
 
 async def _time(client: store.Store, checks: list[Check]) -> float:
-    """Measure how long an answer takes; the median."""
+    """Return the median latency."""
     times = sorted([await client.ping() for _ in range(PINGS)])
     median = times[PINGS // 2]
     found = f"an answer takes {median * 1000:.1f} ms, at most {times[-1] * 1000:.1f} ms of {PINGS}"
@@ -251,7 +252,7 @@ async def _time(client: store.Store, checks: list[Check]) -> float:
 
 
 async def _compare_clocks(client: store.Store, *, seconds: float, etcd: bool) -> Check:
-    """See whether the clock by which the store counts leases goes as ours does; nobody's hour matters."""
+    """Compare the rate of the clock of the store's leases with ours. The time of day does not matter."""
     lease = await client.grant(LEASE_TTL)
     try:
         began, left = client.time(), await lease.time_to_live()
@@ -268,7 +269,7 @@ async def _compare_clocks(client: store.Store, *, seconds: float, etcd: bool) ->
 
 
 def etcd_check(version: str) -> Check:
-    """Return whether a release of etcd keeps what it has acknowledged; one whose version cannot be read passes."""
+    """Check that a release of etcd keeps acknowledged data. An unreadable version passes."""
     number = tuple(int(part) for part in version.split(".") if part.isdecimal())
     loses = (3, 5, 0) <= number < (3, 5, 3)
     good = not number or number >= ETCD_35 or ETCD_34 <= number < (3, 5)

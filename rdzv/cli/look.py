@@ -1,8 +1,8 @@
-"""Shell: the subcommands that look at a run and change nothing: status, top, history, timeline.
+"""Shell: the subcommands that only read a run: status, top, history, timeline.
 
-On a terminal, `rdzv top` and `rdzv status --watch` redraw one screen; that needs the extra `live`. The run is read when
-it has changed, and now and then in between, the more rarely the more nodes there are to read. The store is pinged all
-the time: that it has gone is said within `ANSWER_WITHIN` and `LOOK_EVERY`, less than 2 s together.
+On a terminal, `rdzv top` and `rdzv status --watch` redraw one screen, by the extra `live`. They read the run after each
+change and at intervals that grow with the time a reading takes. They ping the store all the time: its loss is shown
+within `ANSWER_WITHIN` and `LOOK_EVERY`, less than 2 s together.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 LOOK_EVERY: Final = 0.5  # seconds between pings
 ANSWER_WITHIN: Final = 1.0  # seconds, for a store that is there
-READ_EVERY: Final = 1.0  # seconds between two readings of a run in which nothing has changed, at least ...
-READ_WITHIN: Final = 3.0  # seconds for one reading, at least; then what was read before is shown again, with its age
-READ_SHARE: Final = 0.05  # ... and so rarely that reading takes no more than this share of the time
+READ_EVERY: Final = 1.0  # seconds between readings of an unchanged run, at least ...
+READ_WITHIN: Final = 3.0  # seconds per reading, at least; then the last reading is shown, with its age
+READ_SHARE: Final = 0.05  # ... and reading takes at most this share of the time
 STYLES: Final = {"bad": "bold red", "good": "green", "soft": "dim"}
 
 
@@ -81,11 +81,11 @@ def _lines(status: RunStatus, cost: Account | None = None) -> list[str]:
 
 
 async def _watch(options: argparse.Namespace, *, exists: bool = False) -> int:
-    """Show a run until it is closed, or until the user has seen enough; also in the next store, if one comes.
+    """Show a run until it is closed or the user quits; also in the next store, if one follows.
 
     Raises:
-        RendezvousStateError: There is no such run, and it has to exist.
-        StoreTimeoutError: There was nothing to show within `--timeout`.
+        RendezvousStateError: The run has to exist, and does not.
+        StoreTimeoutError: Nothing could be shown within `--timeout`.
     """
     wakeup, shown = Wakeup(), list[str]()
     with limited_by_timeout(options.timeout) as answered, contextlib.ExitStack() as stack:
@@ -110,7 +110,7 @@ async def _watch(options: argparse.Namespace, *, exists: bool = False) -> int:
 
 
 async def _write_each_change(run: Run, wakeup: Wakeup, frame: Frame, shown: list[str], *, as_json: bool) -> Frame:
-    """Write how a run stands each time that this has changed, until it is closed; what was read last."""
+    """Write the status at each change until the run is closed; return the last one."""
     while True:
         lines = _lines(frame.status)
         if shown != (now := [without_durations(line) for line in lines]):
@@ -126,7 +126,7 @@ async def _write_each_change(run: Run, wakeup: Wakeup, frame: Frame, shown: list
 
 
 class _Terminal:
-    """A terminal: drawn in place by rich, which obeys NO_COLOR; `q` is read from it."""
+    """A terminal that rich redraws (it obeys NO_COLOR), and the key `q`."""
 
     def __init__(self, live: Any, wakeup: Wakeup) -> None:
         self._live = live
@@ -155,7 +155,7 @@ class _Terminal:
 
 @contextlib.contextmanager
 def _terminal(wakeup: Wakeup) -> Iterator[_Terminal]:
-    """Draw on the terminal, and read single keys from it, for as long as the block lasts."""
+    """Draw on the terminal and read single keys while the block runs."""
     try:
         from rich.console import Console
         from rich.live import Live
@@ -177,10 +177,10 @@ def _terminal(wakeup: Wakeup) -> Iterator[_Terminal]:
 
 
 async def _follow(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Terminal) -> Frame:
-    """Draw a run until it is closed, or until `q` is pressed; what was read last.
+    """Draw a run until it is closed or `q` is pressed; return the last reading.
 
     Raises:
-        StoreReplaced: Another store is there now.
+        StoreReplaced: Another store has replaced this one.
     """
     read_at, took, heard = time.monotonic(), 0.0, False
     silent_since: float | None = None
@@ -195,7 +195,7 @@ async def _follow(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Terminal) -
         else:
             silent_since = None
             if heard or began - read_at > max(READ_EVERY, took / READ_SHARE):
-                # A run of thousands takes its time to read. Where only small packets pass, it would take for ever.
+                # Reading thousands of nodes takes long; where only small packets pass, it would never end.
                 with anyio.move_on_after(max(READ_WITHIN, took * 10)), contextlib.suppress(StoreError):
                     began, frame = time.monotonic(), await _frame(run)
                     read_at, heard = time.monotonic(), False

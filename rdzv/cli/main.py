@@ -1,7 +1,6 @@
-"""The `rdzv` command: where each subcommand is described, and how its words are read.
+"""The `rdzv` command: the table of subcommands, and the parser.
 
-Each room of subcommands is imported when one of its own is asked for, and so is what carries it out: `rdzv --version`
-imports none, and only `rdzv --help` all of them.
+A module of subcommands is imported when one of them is used: `rdzv --version` imports none, `rdzv --help` all.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ ROOMS: Final = {
     **dict.fromkeys(("ping", "runs", "forget", "stats"), "runs"),
     **dict.fromkeys(("check", "backup", "restore", "token"), "data"),
 }
-"""In which room each subcommand is described, in the order in which `rdzv --help` lists them."""
+"""The module of each subcommand, in the order of `rdzv --help`."""
 
 WRONG_USAGE: Final = 2
 INTERRUPTED: Final = 128 + signal.SIGINT
 OF_ALL: Final = frozenset({"--version", "--help", "-h"})
-"""What asks for no subcommand, before whichever it stands."""
+"""Options that replace a subcommand."""
 
 EVERYWHERE: Final = frozenset({"-v", "--verbose", "--debug"})
-"""What may stand before any subcommand, too."""
+"""Options that may also stand before a subcommand."""
 
 DEFAULT_URL: Final = "RDZV_URL"
-"""The environment variable with the URL for subcommands that are given none. `rdzv run` sets it for its processes."""
+"""The environment variable with the default URL. `rdzv run` sets it for its processes."""
 
 
 def command_named(name: str) -> Command:
@@ -76,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
-    """Read the command line; None if it only asks for help."""
+    """Read the command line; return None if the help is to be printed."""
     flags, words = _without_flags(arguments)
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]
@@ -90,29 +89,29 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
     if not words or words[0] not in ROOMS or OF_ALL & set(flags):
         return _overview(() if "--version" in flags else ROOMS).parse_args([*flags, *words])
     command, words = command_named(words[0]), words[1:]
-    # What comes after "--" is a command of the user's, and nothing in it is an option of ours.
+    # The user's command follows after "--"; its options are not ours.
     split = words.index("--") if command.takes_command and "--" in words else len(words)
     known = argparse.Namespace(command=command.name, words=tuple(words[split + 1 :]))
     try:
-        # Intermixed, as argparse else takes an argument that may be left out as left out once an option stands there.
+        # Intermixed: else argparse takes an optional argument as left out once an option precedes it.
         return parser_of(command).parse_intermixed_args([*flags, *_with_url(command, words[:split])], known)
-    except SystemExit as leaving:  # with the help, or with what is wrong
+    except SystemExit as leaving:  # after the help, or an error
         raise SystemExit(command.first_status + WRONG_USAGE if leaving.code else 0) from None
 
 
 def _without_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split off the options that stand before the subcommand."""
+    """Split off the options before the subcommand."""
     count = next((at for at, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
     return list(arguments[:count]), list(arguments[count:])
 
 
 def _with_url(command: Command, words: list[str]) -> list[str]:
-    """Add the URL from the environment if a subcommand needs one and is given none."""
+    """Add the URL from the environment if the subcommand needs one and has none."""
     url = os.environ.get(DEFAULT_URL)
     if not command.takes_url or not url:
         return words
     inner = command.takes_command and "RDZV_ROUND" in os.environ
-    # What follows an option with a value is that value: a reason may hold a URL, too.
+    # The word after an option with a value is its value: a reason may contain a URL.
     valued = {name for each in command.arguments if "action" not in each.settings for name in each.names}
     own = (word for before, word in pairwise(["", *words]) if before not in valued and not word.startswith("-"))
     if any(map(command.means_url, own)):
@@ -126,13 +125,13 @@ def _with_url(command: Command, words: list[str]) -> list[str]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, as all our errors are; argparse would put the usage before it."""
+    """A parser that reports an error in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(WRONG_USAGE, f"{self.prog}: {message}{self._hint(message)}; see {self.prog} --help\n")
 
     def _hint(self, message: str) -> str:
-        """What was probably meant by words that are none of this command's."""
+        """Suggest a correction of an unknown word."""
         words = message.partition("unrecognized arguments: ")[2].split()
         if not words:
             return ""
@@ -145,7 +144,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _overview(names: Iterable[str]) -> argparse.ArgumentParser:
-    """A parser that lists these subcommands, and reads no argument of theirs."""
+    """Make a parser that lists these subcommands and does not read their arguments."""
     parser = _Parser(
         prog="rdzv",
         description="Rendezvous for elastic training jobs: who is in, with what rank, and meeting again.",
@@ -160,7 +159,7 @@ def _overview(names: Iterable[str]) -> argparse.ArgumentParser:
 
 
 def parser_of(command: Command) -> _Parser:
-    """Return what reads the line of a subcommand."""
+    """Return the parser of a subcommand."""
     description = f"{command.help[0].upper()}{command.help[1:]}."
     parser = _Parser(prog=f"rdzv {command.name}", usage=command.usage, description=description)
     _add_flags(parser)
@@ -170,7 +169,7 @@ def parser_of(command: Command) -> _Parser:
 
 
 def _complete() -> None:
-    """Tell a shell how a line may go on, and exit; `eval "$(register-python-argcomplete rdzv)"` has it ask."""
+    """Complete a line for a shell and exit, for `eval "$(register-python-argcomplete rdzv)"`."""
     parser = _Parser(prog="rdzv")
     subparsers = parser.add_subparsers()
     for command in map(command_named, ROOMS):

@@ -1,4 +1,4 @@
-"""Shell: the subcommands of whoever operates a run: close, reopen, ban, unban, drain, resize."""
+"""Shell: the subcommands that change a run: close, reopen, ban, unban, drain, resize."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def _ban(options: argparse.Namespace) -> int:
 
 
 async def _no_such_node(run: Run, name: str) -> str:
-    """Say that the ban is for no node that is here, and which values there are: it may be a slip of the keyboard."""
+    """Say that no present node is banned, and list the values there are, in case of a typing error."""
     records = (await read_nodes(run.store, run.keys)).values()
     there = sorted({str(record.attributes[name]) for record in records if name in record.attributes})
     has = f"its nodes have {first_of(there, NAMED_MOST)}" if there else f"none of its nodes has any {name}"

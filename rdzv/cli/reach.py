@@ -1,4 +1,4 @@
-"""Shell: how subcommands reach a store and a run. They need no `min_nodes`, no node of their own, and host nothing."""
+"""Shell: connections of subcommands to a store and a run. They need no `min_nodes` or node, and host nothing."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 __all__ = ["open_run", "open_store", "settings_of"]
 
-ANY_RUN: Final = "any"  # the run_id where a URL names only a store, and none is needed
+ANY_RUN: Final = "any"  # the run_id for a URL of a store only
 
 
 def settings_of(url: str, *, needs_run: bool = False, **given: Any) -> Settings:
-    """Return what a URL says, which need not name a run unless that is needed.
+    """Parse a URL, which needs a run only with `needs_run`.
 
     Raises:
-        RendezvousSettingsError: Something is wrong with it, or its backend is not one of ours.
+        RendezvousSettingsError: The URL is invalid, or its backend is not one of ours.
     """
     parts = split_url(url)
     if parts.scheme not in SCHEMES and parts.scheme in rendezvous_handler_registry.known():
@@ -50,7 +50,7 @@ def settings_of(url: str, *, needs_run: bool = False, **given: Any) -> Settings:
 
 @contextlib.asynccontextmanager
 async def open_store(url: str, *, timeout: float) -> AsyncIterator[tuple[Store, Keys]]:
-    """Connect to the store of a URL; give it with the keys of the run."""
+    """Connect to the store of a URL; yield it with the keys of the run."""
     settings = settings_of(url)
     async with client_of(settings, Credentials(settings), timeout=timeout) as client:
         yield client, Keys(settings.prefix, settings.run_id)
@@ -58,11 +58,11 @@ async def open_store(url: str, *, timeout: float) -> AsyncIterator[tuple[Store, 
 
 @contextlib.asynccontextmanager
 async def open_run(options: argparse.Namespace, *, follow: Listener | None = None) -> AsyncIterator[Run]:
-    """Connect to the store of a run.
+    """Connect to the store of a run, at `options.url` within `options.timeout`.
 
     Args:
-        options: With the `url` and the `timeout`.
-        follow: Is woken when the head of the run changes; without it the head is not followed, nor a status known.
+        options: The parsed arguments.
+        follow: Called when the head of the run changes. Without it the head, and so the status, is not known.
 
     Raises:
         RendezvousSettingsError: The URL names no run.

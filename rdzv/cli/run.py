@@ -1,4 +1,4 @@
-"""The subcommand `rdzv run`. Its flags are the fields of `launcher.job.Job`; what it does is in `launcher.launch`."""
+"""The subcommand `rdzv run`. Its flags are the fields of `launcher.job.Job`; `launcher.launch` runs it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ THEN: Final = {
     OF_RUN + TIMED_OUT: Then.RESTART,
     OF_RUN + NO_CONNECTION: Then.RESTART,
 }
-"""What should be done with a node whose launcher has ended by an error, by the status of that."""
+"""The action for a node whose launcher ended by an error, by its status."""
 
 
 @command(
@@ -46,16 +46,16 @@ async def _run(options: argparse.Namespace) -> int:
         nproc = options.nproc or slurm.processes_of(os.environ)
         told |= {
             "url": slurm.url_of(options.url, os.environ),
-            "says_cost": slurm.is_first_task(os.environ),  # srun writes all tasks' words to one place
+            "says_cost": slurm.is_first_task(os.environ),  # srun merges the output of all tasks
         }
     return await launch.run(Job(**{**told, "nproc": processes_here(nproc)}))
 
 
 def processes_here(wanted: str | int) -> int:
-    """Return how many processes `--nproc` means on this machine.
+    """Return the number of processes that `--nproc` means on this machine.
 
     Raises:
-        RendezvousSettingsError: One for each GPU, and there is none.
+        RendezvousSettingsError: It is `gpu`, and there is no GPU.
     """
     if isinstance(wanted, int):
         return wanted
@@ -66,7 +66,7 @@ def processes_here(wanted: str | int) -> int:
 
 
 def gpus_here(environment: Mapping[str, str]) -> int:
-    """Count NVIDIA's GPUs that processes started here may use; PyTorch need not be there."""
+    """Count the NVIDIA GPUs for processes started here, without PyTorch."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         named = [name.strip() for name in visible.split(",")]

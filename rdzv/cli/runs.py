@@ -1,7 +1,6 @@
-"""Shell: the subcommands of whoever operates a store for many runs: ping, runs, forget, stats.
+"""Shell: the subcommands for a store with many runs: ping, runs, forget, stats.
 
-They look at the store, and not at one run as its nodes do: a run that nobody can join any more is listed and forgotten
-like any other.
+They read the store directly, so they also list and delete runs that no node can join any more.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from rdzv.node.run.run import Run
 
 NODES_NAMED_MOST: Final = 8
-DELETED_AT_ONCE: Final = 100  # keys: what one transaction of etcd takes
-GONE_WITHIN: Final = 5.0  # seconds in which the nodes of a run that was closed by force leave, if they can
+DELETED_AT_ONCE: Final = 100  # keys: the limit of etcd's transactions
+GONE_WITHIN: Final = 5.0  # seconds for the nodes of a run closed by --force to leave
 
 
 @command(
@@ -53,7 +52,7 @@ async def _ping(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What one run takes in the store; None where the store keeps no account (an etcd cluster)."""
+    """The size of one run in the store; None where the store does not count (etcd)."""
 
     run_id: str
     keys: int
@@ -83,7 +82,7 @@ async def _runs(options: argparse.Namespace) -> int:
 
 
 async def _usages(client: store.Store, prefix: str) -> list[Usage]:
-    """What each run under a prefix takes, by the store's account; else by counting keys."""
+    """Return the size of each run under a prefix, by the store's account or by counting keys."""
     account = await read_account(client, prefix)
     if account is None:
         return [Usage(run_id=run_id, keys=count) for run_id, count in (await count_keys(client, prefix)).items()]
@@ -93,7 +92,7 @@ async def _usages(client: store.Store, prefix: str) -> list[Usage]:
 
 
 def _table(runs: list[Usage], uptime: float) -> list[str]:
-    """One line a run; one that is older than the server's process is so by nobody knows how much."""
+    """Return one line per run; ">" marks an age that the server's restart has cut."""
     width = max(6, *(len(run.run_id) for run in runs))
     lines = [f"{'run':<{width}}  {'keys':>8}  {'bytes':>14}  {'age':>10}"]
     for run in runs:
@@ -130,18 +129,15 @@ async def _forget(options: argparse.Namespace) -> int:
 
 
 async def _delete(client: store.Store, keys: Keys) -> int:
-    """Delete what a run holds now, and return how many keys that was.
-
-    Only what was listed is deleted: a node that comes meanwhile begins the run anew, and keeps its record.
-    """
+    """Delete the listed keys of a run and return their number. A node that comes meanwhile keeps its record."""
     entries = await client.list(keys.root, keys_only=True)
     leases = {entry.lease for entry in entries}
     round = await client.get(keys.round)
-    if round is not None:  # what its members shared is on a lease of its own, which may hold nothing now
+    if round is not None:  # the lease of the shared store may hold no key now
         with contextlib.suppress(RendezvousStateError):
             leases.add(Round.unpack(round.value, revision=round.mod_revision).lease)
     for lease in sorted(lease for lease in leases if lease is not None):
-        with contextlib.suppress(store.LeaseNotFound):  # it has lapsed meanwhile, and its keys with it
+        with contextlib.suppress(store.LeaseNotFound):  # it has expired meanwhile
             await client.call(Revoke(lease=lease))
     names = [entry.key for entry in entries if entry.lease is None]
     for at in range(0, len(names), DELETED_AT_ONCE):
@@ -155,7 +151,7 @@ async def _nodes(client: store.Store, keys: Keys) -> list[str]:
 
 
 async def _close(run: Run) -> None:
-    """Close a run for the nodes that are left, and wait until they have gone."""
+    """Close a run and wait until its nodes have left."""
     await run.close("the run was forgotten by its operator")
     with anyio.move_on_after(GONE_WITHIN):
         async with run.store.watch(run.keys.nodes) as watch:

@@ -1,12 +1,12 @@
-"""Shell: `rdzv serve`: a store that outlives the nodes of its runs, as a service manager likes it.
+"""Shell: `rdzv serve`: a store that outlives the nodes of its runs, for service managers.
 
-Readiness is told in three ways, each once the store listens: a line on standard error, a file with the port, and
-`READY=1` to systemd (https://www.freedesktop.org/software/systemd/man/sd_notify.html). SIGTERM and SIGINT end it well,
-and once more, a second or more after the first, at once (S9). SIGHUP has it read its certificate, key and authorities
-again: connections made from then on get them, those there are stay. An authority that was taken out of the file stays
-trusted until a restart, since OpenSSL takes none back.
+Once the store listens, it writes a line to standard error, the port to a file, and sends `READY=1` to systemd
+(https://www.freedesktop.org/software/systemd/man/sd_notify.html). SIGTERM or SIGINT shuts it down; the same again, a
+second or more later, ends it at once (S9). SIGHUP reloads certificate, key and authorities for new connections. A
+removed
+authority stays trusted until a restart, as OpenSSL cannot remove one.
 
-Every limit of `store.Limits` is a flag; its default and its help are written there and nowhere else.
+Each limit of `store.Limits` is a flag, with its default and its help from there.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-EVERY_ADDRESS, LOOPBACK = "", "localhost"  # both: of IPv4 and of IPv6, as far as the machine has them
-TIDY_EVERY = 60.0  # seconds; how soon it is seen that nobody is connected, so that a long collection harms nobody
-AT_ONCE = 1  # the exit status of a server that was told twice
+EVERY_ADDRESS, LOOPBACK = "", "localhost"  # both for IPv4 and IPv6
+TIDY_EVERY = 60.0  # seconds until an idle server is seen; a long garbage collection then delays no client
+AT_ONCE = 1  # the exit status after a second signal
 
 
 PORT: Final = argument_type(value_types.HTTP_PORT)
 
 
 def _limit(limit: dataclasses.Field[Any]) -> Argument:
-    """The flag of a limit. What is a group of keys to the store is a run to those who serve it to runs."""
+    """Return the flag of a limit. The store's groups of keys are runs here."""
     of_runs = [limit.name.replace("group_", "run_")] if limit.name in ("group_keys_max", "group_bytes_max") else []
     return argument(
         *(f"--{name.replace('_', '-')}" for name in (limit.name, *of_runs)),
@@ -105,7 +105,7 @@ async def _serve(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; a second one ends it at once.
 
     Raises:
-        StoreUsageError: What it was told makes no sense, or what it keeps is damaged; the message says what to do.
+        StoreUsageError: The arguments contradict each other, or the data is damaged.
     """
     stop = asyncio.Event()
     credentials = _credentials(options)
@@ -152,7 +152,7 @@ async def _serve(options: argparse.Namespace) -> int:
             _write_whole(options.port_file, f"{server.port}\n")
         _say(f"store {server.store_id} listens on {where}, {kept}")
         notify("READY=1")
-        server.on_failure(stop.set)  # a service manager restarts who has gone, and not who answers nobody
+        server.on_failure(stop.set)  # a service manager restarts a process only if it has ended
         beating = asyncio.create_task(_tell_watchdog(), name="tell the watchdog that this loop runs")
         stack.push_async_callback(cancel_and_wait, beating)
         stack.enter_context(short_collections())
@@ -167,7 +167,7 @@ async def _serve(options: argparse.Namespace) -> int:
 
 
 def notify(state: str) -> None:
-    """Tell a service manager how we stand, if there is one that wants to know; a name with "@" is an abstract one."""
+    """Send a state to the service manager, if any; a socket name with "@" is an abstract one."""
     name = os.environ.get("NOTIFY_SOCKET")
     if not name:
         return
@@ -179,7 +179,7 @@ def notify(state: str) -> None:
 
 
 async def _tell_watchdog() -> None:
-    """Tell a service manager that this process lives, from the loop that serves: if that hangs, nothing comes."""
+    """Send the watchdog's signs of life from the serving loop: if that hangs, they stop."""
     every = _watchdog_wants()
     while every is not None:
         await anyio.sleep(every)
@@ -187,10 +187,7 @@ async def _tell_watchdog() -> None:
 
 
 def _watchdog_wants() -> float | None:
-    """How often a service manager wants to hear from this process, in seconds; None if it does not.
-
-    Twice as often as it demands, as its manual recommends.
-    """
+    """Return half the watchdog's interval, as its manual recommends, in seconds; None without a watchdog."""
     microseconds, of = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", str(os.getpid()))
     if not microseconds.isdecimal() or not int(microseconds) or of != str(os.getpid()):
         return None
@@ -209,10 +206,10 @@ def _limits(options: argparse.Namespace) -> store.Limits:
 
 
 def _credentials(options: argparse.Namespace) -> Credentials:
-    """Who may come: what the parameters of a run with the same names say; of the environment, the token alone."""
+    """Return the server's credentials by the parameters of a run; from the environment, the token alone."""
     if options.ca is not None and options.cert is None:
         raise store.StoreUsageError("--ca needs --cert beside it")
-    key = options.key or options.cert  # one file may hold both
+    key = options.key or options.cert  # one file may contain both
     given = {"token_file": options.token_file, "cert": options.cert, "key": key, "ca": options.ca}
     environment = {name: value for name, value in os.environ.items() if name in ("RDZV_TOKEN", "RDZV_TOKEN_FILE")}
     chosen = {name: value for name, value in given.items() if value is not None}
@@ -220,13 +217,13 @@ def _credentials(options: argparse.Namespace) -> Credentials:
 
 
 def _reload(options: argparse.Namespace, tls: ssl.SSLContext | None) -> None:
-    """Read certificate, key and authorities again, if all of them can be used; else go on with those there are."""
+    """Reload certificate, key and authorities if all of them are valid; else keep the present ones."""
     if tls is None:
         _say("there is no certificate to read again")
         return
     try:
         credentials = _credentials(options)
-        credentials.server_tls()  # half of a change must not get in
+        credentials.server_tls()  # check all before any change
         credentials.load_certificate(tls)
     except RendezvousSettingsError as error:
         _say(f"the certificate stays as it was: {error}")
@@ -235,7 +232,7 @@ def _reload(options: argparse.Namespace, tls: ssl.SSLContext | None) -> None:
 
 
 def _write_whole(path: str, text: str) -> None:
-    """Write a file so that whoever waits for it never reads half of it."""
+    """Replace a file at once, so that a reader never sees half of it."""
     partial = f"{path}.{os.getpid()}"
     with open(partial, "w", encoding="utf-8") as file:
         file.write(text)
