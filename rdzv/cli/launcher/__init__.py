@@ -1,1 +1,1 @@
-"""Shell: what `rdzv run` does: a command under rendezvous, its processes and their guards."""
+"""Shell: `rdzv run`, which runs a command under rendezvous, with its processes and their guards."""

@@ -1,22 +1,22 @@
-"""Shell: stands between `rdzv run` and one process of its command, so that nothing outlives the launcher.
+"""Shell: a guard between `rdzv run` and one process of its command, so that no process outlives the launcher.
 
     python -I -S guard.py CONTROL FILES[/SIGNALS] COMMAND ...
 
-The launcher starts a guard, and the guard starts the command, in a process group of the command's own. CONTROL is the
-reading end of a pipe whose other end only the launcher has. Each byte in it is the number of a signal for the group,
-with `IN_PASSING` added if the signal is not meant to end it.
-The end of it means that the launcher is gone, by SIGKILL perhaps, and then the group is killed: however far it had
-come, whatever it has started, and on any system (Linux's PR_SET_PDEATHSIG alone would reach the first process only).
+The launcher starts the guard, and the guard starts the command in a process group of its own. CONTROL is the reading
+end of a pipe from the launcher. Each byte is a signal for the group, plus `IN_PASSING` if the signal is not meant to
+end
+it. At the end of the pipe the launcher has gone, perhaps by SIGKILL, and the guard kills the whole group, on any system
+(Linux's PR_SET_PDEATHSIG would only reach the first process).
 
-The guard ends as the command's first process has ended, with its exit status or by its signal. What that leaves behind
-in its group is killed at once; only after a signal that is meant to end it is it given the time that the launcher
-gives it.
-Whoever leaves the group on purpose (a daemon with a session of its own) is not followed.
+The guard ends with the exit status or the signal of the command's first process. It kills the rest of the group at
+once; but after a signal that is meant to end the group, it waits for as long as the launcher does. A process that
+leaves
+the group (a daemon with a session of its own) is not followed.
 
-FILES is the soft limit of open files that the command gets: a launcher that hosts a store has raised its own. SIGNALS
-is what the launcher was told to ignore and has blocked (`signals_here`): uvloop resets both in what it starts.
+FILES is the command's soft limit of open files: a launcher that hosts a store has raised its own. SIGNALS are the
+signals that the launcher has blocked and ignores (`signals_here`): uvloop resets both in its children.
 
-This file runs by itself, and imports nothing but the standard library, and little of that: it starts once per process.
+This file runs by itself. It imports little of the standard library and nothing else, as it starts once per process.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 __all__ = ["CANNOT_EXECUTE", "STARTED", "close_others", "fork_guarded", "main", "signals_here", "take_signals"]
 
-POLL = 20  # milliseconds between looks whether a group that was told to end has ended; nothing announces that
-CANNOT_EXECUTE = 126  # as shells say it
-IN_PASSING = 0x80  # beyond the numbers of signals, which end at 64
+POLL = 20  # milliseconds between checks if the group has ended
+CANNOT_EXECUTE = 126  # as in shells
+IN_PASSING = 0x80  # above the numbers of signals, which end at 64
 STARTED: set[int] = set()
-"""In a launcher: the processes that it has started itself, and waits for."""
+"""In a launcher: its own children, which it waits for."""
 
-PASSED_OVER = (  # for the launcher to hear, and to pass on: Slurm sends them to every process of a job
+PASSED_OVER = (  # the launcher passes them on; Slurm sends them to every process of a job
     signal.SIGTERM,
     signal.SIGINT,
     signal.SIGHUP,
@@ -51,7 +51,7 @@ PASSED_OVER = (  # for the launcher to hear, and to pass on: Slurm sends them to
 
 
 def main(control: int, files: int, command: list[str], signals: str = "") -> NoReturn:
-    """Run a command until it ends, or until the launcher does."""
+    """Run a command until it or the launcher ends."""
     close_others(control)
     if signals:
         take_signals(signals)
@@ -61,7 +61,7 @@ def main(control: int, files: int, command: list[str], signals: str = "") -> NoR
         os.write(2, f"rdzv run: no process can be started: {error.strerror}; see ulimit -u\n".encode())
         os._exit(CANNOT_EXECUTE)
     try:
-        os.execvp(command[0], command)  # noqa: S606  that is what it is for
+        os.execvp(command[0], command)  # noqa: S606  its purpose
     except OSError as error:
         os.write(2, f"rdzv run: {command[0]} cannot be executed: {error.strerror}\n".encode())
     finally:
@@ -69,20 +69,20 @@ def main(control: int, files: int, command: list[str], signals: str = "") -> NoR
 
 
 def close_others(keep: int) -> None:
-    """Close all files but the three streams and this one.
+    """Close all files but the three streams and `keep`.
 
-    uvloop leaves copies of the streams open in what it starts, and whatever the launcher itself has inherited. A daemon
-    of the command's that closes its streams would hold the ends of the launcher's pipes all the same.
+    uvloop leaks copies of the streams and of inherited files into its children. A daemon that closes its streams would
+    still hold the launcher's pipes open.
     """
-    with contextlib.suppress(OSError):  # a system without this folder
+    with contextlib.suppress(OSError):  # not on every system
         for file in map(int, os.listdir("/dev/fd")):
             if file > 2 and file != keep:
-                with contextlib.suppress(OSError):  # the one that has read the folder is closed by now
+                with contextlib.suppress(OSError):  # the file of the listing itself
                     os.close(file)
 
 
 def signals_here() -> str:
-    """Return which signals this process has blocked, and which it ignores, but for those that Python itself does."""
+    """Return the signals that this process blocks and ignores, without those that Python ignores."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     of_python = {signal.SIGPIPE, signal.SIGXFSZ}
     ignored = {each for each in signal.valid_signals() - of_python if signal.getsignal(each) is signal.SIG_IGN}
@@ -90,7 +90,7 @@ def signals_here() -> str:
 
 
 def take_signals(signals: str) -> None:
-    """Block and ignore what `signals_here` said in the launcher."""
+    """Block and ignore the signals of `signals_here`."""
     blocked, ignored = ([int(number) for number in some.split(",") if number] for some in signals.split("/"))
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
@@ -98,13 +98,13 @@ def take_signals(signals: str) -> None:
 
 
 def fork_guarded(control: int, files: int, *, report: int | None = None) -> None:
-    """Fork, and stand guard over the child: this returns in the child only, without a trace of the guard.
+    """Fork, and guard the child. This returns only in the child, without traces of the guard.
 
     Args:
-        control: Where the launcher sends the numbers of signals; its end means that the launcher is gone.
+        control: The pipe from the launcher.
         files: The child's soft limit of open files.
-        report: A file for four bytes in the machine's order, twice: this process, and the child's wait status; if the
-            launcher is not the guard's parent and cannot wait for it.
+        report: If the launcher is not the guard's parent: a file for two numbers of four bytes in the machine's order,
+            the guard's pid and the child's wait status.
     """
     os.set_inheritable(control, False)
     if report is not None:
@@ -115,13 +115,13 @@ def fork_guarded(control: int, files: int, *, report: int | None = None) -> None
             signal.signal(number, lambda *_: None)
     child_ended = _tell_of_children()
     guard = os.getpid()
-    # What is sent to the child before it is itself must wait until then, or it would be handled in our way: by nobody.
+    # The child's signals wait until its handlers are restored; the guard's handlers would drop them.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_OVER)
     group = os.fork()
     if group == 0:
         try:
             _become_ordinary(guard=guard, files=files, as_inherited=as_inherited, mask=mask)
-        except BaseException:  # noqa: BLE001  nobody above may go on as if this were the guard
+        except BaseException:  # noqa: BLE001  the callers must not continue as the guard
             os._exit(CANNOT_EXECUTE)
         os.close(control)
         os.close(child_ended)
@@ -129,7 +129,7 @@ def fork_guarded(control: int, files: int, *, report: int | None = None) -> None
             os.close(report)
         return
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    with contextlib.suppress(OSError):  # the child does so, too; whoever is first
+    with contextlib.suppress(OSError):  # the child does so, too
         os.setpgid(group, group)
     status = _watch(group, control, child_ended)
     if report is not None:
@@ -140,10 +140,10 @@ def fork_guarded(control: int, files: int, *, report: int | None = None) -> None
 def _become_ordinary(
     *, guard: int, files: int, as_inherited: Mapping[signal.Signals, object], mask: Iterable[int]
 ) -> None:
-    """In the child: undo what the guard has changed for itself."""
+    """Undo the guard's own settings in the child."""
     os.setpgid(0, 0)
     _die_with(guard)
-    os.close(signal.set_wakeup_fd(-1))  # else a signal of the child's would read as one of the guard's
+    os.close(signal.set_wakeup_fd(-1))  # else the child's signals would reach the guard
     for number, handler in as_inherited.items():
         signal.signal(number, signal.SIG_IGN if handler is signal.SIG_IGN else signal.SIG_DFL)
     for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
@@ -154,7 +154,7 @@ def _become_ordinary(
 
 
 def _die_with(guard: int) -> None:
-    """On Linux, have the child die even if it is the guard that is killed."""
+    """On Linux, have the child die with its guard."""
     if sys.platform != "linux":
         return
     import ctypes
@@ -162,23 +162,23 @@ def _die_with(guard: int) -> None:
     pr_set_pdeathsig = 1  # from <sys/prctl.h>
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
-    if os.getppid() != guard:  # it was killed before we could ask
+    if os.getppid() != guard:  # the guard died before the call
         os._exit(CANNOT_EXECUTE)
 
 
 def _tell_of_children() -> int:
-    """A file that can be read once a child has ended."""
+    """Return a file that is readable once a child has ended."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     os.set_blocking(writing, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, nothing is written
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # the wakeup needs a handler
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     return reading
 
 
 def _watch(group: int, control: int, child_ended: int) -> int:
-    """Pass signals on until the group is gone; the wait status of its first process."""
-    poll = select.poll()  # not select(), which knows no number above 1023
+    """Pass signals on until the group has ended; return the wait status of its first process."""
+    poll = select.poll()  # select() has no numbers above 1023
     poll.register(control, select.POLLIN)
     poll.register(child_ended, select.POLLIN)
     status: int | None = None
@@ -203,10 +203,10 @@ def _watch(group: int, control: int, child_ended: int) -> int:
 
 
 def _signal(group: int, number: int) -> bool:
-    """Send a signal to a group; whether there is one."""
+    """Send a signal to a group; return False if the group has ended."""
     try:
         os.killpg(group, number)
-    except OSError:  # gone, or, on macOS, dead and not yet reaped
+    except OSError:  # ended, or, on macOS, not yet reaped
         return False
     return True
 
@@ -216,7 +216,7 @@ def _mirror(status: int) -> NoReturn:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # one core is enough
-        with contextlib.suppress(OSError):  # SIGKILL has no other way to end
+        with contextlib.suppress(OSError):  # no handler for SIGKILL
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     os._exit(os.waitstatus_to_exitcode(status))

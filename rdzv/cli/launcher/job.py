@@ -1,11 +1,10 @@
-"""What `rdzv run` runs, where each process stands among all processes of the round, and what it is told. Pure.
+"""The job of `rdzv run`, the ranks of its processes, and their environment. Pure.
 
-**Flags.** Each field of `Job` that a user chooses says by `_option` or `_flag` how it is given: its name, default
-and help stand here and nowhere else.
+**Flags.** A field of `Job` names its flag, default and help by `_option` or `_flag`, and no other place does.
 
-**Ranks.** A node says how many processes it runs in an attribute, `nproc`, beside the user's own attributes, and leaves
-the payload alone. The members are read once a round, in order of rank; a node's first process comes after all processes
-of the nodes before it. A member without the attribute, which uses the library rather than this launcher, counts as one.
+**Ranks.** A node announces its number of processes in the attribute `nproc`, and leaves the payload alone. Ranks follow
+the order of the members, which are read once per round. A member without the attribute, which uses the library, has
+one.
 """
 
 from __future__ import annotations
@@ -42,35 +41,35 @@ __all__ = [
 NPROC: Final = "nproc"  # the attribute
 
 CHECKPOINT_FILE: Final = "RDZV_CHECKPOINT_FILE"
-"""The environment variable with the name of the file that a job writes to say that it is at a checkpoint."""
+"""The environment variable with the file that a job writes at each checkpoint."""
 
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
-"""The environment variable with the name of the file in which PyTorch's `@record` says what a process has raised."""
+"""The environment variable with the file in which PyTorch's `@record` reports an exception."""
 
 ERROR_CHARACTERS_MAX: Final = 200
 
 COUNTED: Final = ("auto", "cpu", "gpu")
-"""What `--nproc` takes beside a number, as torchrun does."""
+"""Values of `--nproc` beside a number, as torchrun's."""
 
-SIGNALLED: Final = 128  # from here on, a status says by which signal a process has ended
+SIGNALLED: Final = 128  # plus the signal that ended a process
 
 DRAINS_ON: Final = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 
 
 class OnChange(Enum):
-    """What becomes of the processes when nodes wait to come in."""
+    """The treatment of the processes when nodes wait to join."""
 
-    TERM = "term"  # they are asked to end by SIGTERM
-    USR1 = "usr1"  # they are told by SIGUSR1, and end, or say that they are at a checkpoint, when they are ready
-    CHECKPOINT = "checkpoint"  # they are told nothing, and asked to end once they say that they are at a checkpoint
+    TERM = "term"  # SIGTERM ends them
+    USR1 = "usr1"  # SIGUSR1 notifies them; they end, or write a checkpoint, when they are ready
+    CHECKPOINT = "checkpoint"  # SIGTERM ends them after their next checkpoint
 
 
 class Then(Enum):
-    """What whoever started this launcher should do once it has ended, if not all has succeeded."""
+    """The action for the caller of a launcher that has ended without success."""
 
-    RESTART = "restart"  # start it again, here
-    REPLACE = "replace"  # start another one, better elsewhere: this node leaves, is banned, or keeps failing
-    OVER = "over"  # nothing: the run is over
+    RESTART = "restart"  # start it again on this node
+    REPLACE = "replace"  # start another node: this one leaves, is banned, or keeps failing
+    OVER = "over"  # none: the run is over
 
 
 def _modules(text: str) -> tuple[str, ...]:
@@ -98,7 +97,7 @@ def _on_change(text: str) -> OnChange:
 
 
 def _exit_codes(text: str) -> dict[Then, int]:
-    """Read which statuses the ends are to have that ask for something: `restart=80,replace=81,over=82`, or some."""
+    """Read exit statuses by action: `restart=80,replace=81,over=82`, or some of them."""
     try:
         codes = {Then(name): int(status) for name, _, status in (each.partition("=") for each in text.split(","))}
     except ValueError:
@@ -111,30 +110,24 @@ def _exit_codes(text: str) -> dict[Then, int]:
 
 
 def _option(named: str, kind: Callable[[str], Any] | None, help: str, default: Any = None, without: Any = None) -> Any:
-    """A field that an option chooses; `without` is what it is without, if that is not the option's default."""
+    """Make a field of an option; `without` is its value without the option, if not the default."""
     by = option(named, kind, help, default=default)
     return field(default=default if without is None else without, metadata={"by": by})
 
 
 def _flag(name: str, help: str, *, default: bool) -> Any:
-    """A field that a flag turns to the opposite of its default."""
+    """Make a field of a flag, which turns it to the opposite of its default."""
     return field(default=default, metadata={"by": flag(name, help, action=f"store_{str(not default).lower()}")})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to run, and how.
-
-    Attributes:
-        url: Of the run to join.
-        command: A program and its arguments.
-        says_cost: Whether this launcher writes the closing line, of those whose output goes to one place.
-    """
+    """The command to run, and its options; `says_cost` has this launcher write the closing line."""
 
     url: str
     command: tuple[str, ...]
     says_cost: bool = True
-    # What is started here, and how.
+    # The processes.
     nproc: int = _option(
         "--nproc N|auto|cpu|gpu",
         _processes,
@@ -150,7 +143,7 @@ class Job:
         (),
     )
     standby: int = _option("--standby N", whole_number(0), "with --preload: processes that are forked ahead", 0)
-    # What a process's end means for the run.
+    # The consequences of a process's end.
     max_restarts: int = _option("--max-restarts N", whole_number(0), "of the run, after failures", 0)  # as PyTorch's
     give_up_status: int = _option(
         "--give-up-status N",
@@ -172,8 +165,8 @@ class Job:
         "of reach, or no round came about), replace it (it leaves, is not taken in, or has failed once too often), or "
         "nothing (the run is over, though not well)",
     )
-    # How processes end that are well, since nodes come or this one leaves.
-    drain_on: signal.Signals | None = _option(  # noqa: RUF009  it makes a field
+    # The end of healthy processes, when nodes join or this one leaves.
+    drain_on: signal.Signals | None = _option(  # noqa: RUF009  makes a field
         "--drain-on SIGNAL",
         _signal,
         "TERM, say: announce on it that this node leaves, and leave in good order; a second one ends it at once",
@@ -181,7 +174,7 @@ class Job:
     drain_in: float = _option(
         "--drain-in SECONDS", duration, "that this node then has, less than whoever sends the signal allows", 30.0
     )
-    on_change: OnChange = _option(  # noqa: RUF009  it makes a field
+    on_change: OnChange = _option(  # noqa: RUF009  makes a field
         "--on-change term|usr1|checkpoint",
         _on_change,
         f"when nodes wait to come in: end the processes at once (term); tell them by SIGUSR1, so that they end by "
@@ -193,7 +186,7 @@ class Job:
     grace: float = _option(
         "--grace SECONDS", duration, "from SIGTERM to SIGKILL, and the longest wait for a checkpoint", 10.0
     )
-    # What is seen of the processes, and who may look.
+    # Output, and access to the processes.
     prefix: bool = _flag("--no-prefix", "pass output through, without the rank before each line", default=True)
     log_dir: str | None = _option(
         "--log-dir DIR", None, "also write what each process writes into DIR/RUN/round-N/rank-R.log"
@@ -211,12 +204,12 @@ class Job:
     allow_chaos: bool = _flag("--allow-chaos", "let rdzv chaos kill this node, to rehearse a failure", default=False)
 
     def status_for(self, then: Then, otherwise: int) -> int:
-        """Return the status to end with that asks for this; `otherwise`, if none was chosen for it."""
+        """Return the chosen exit status for an action, else `otherwise`."""
         return (self.exit_codes or {}).get(then, otherwise)
 
     @property
     def takes_output(self) -> bool:
-        """Whether the launcher reads what processes write, and passes it on."""
+        """True if the launcher passes on the output of the processes."""
         return self.prefix or self.log_dir is not None
 
 
@@ -229,17 +222,17 @@ def arguments() -> Iterator[Argument]:
 
 
 class Place(NamedTuple):
-    """Where this node's processes are among all those of the round."""
+    """The ranks of this node's processes."""
 
     first_rank: int
     world_size: int
 
 
 def place_of(rank: int, participants: Sequence[Participant], nproc: int) -> Place:
-    """Return the ranks of a node's processes, from the members in order of rank.
+    """Return the ranks of a node's processes; `participants` are in order of rank.
 
     Raises:
-        RendezvousStateError: A member says of itself that it runs no such number of processes.
+        RendezvousStateError: The attribute of a member is not a number of processes.
     """
     counts = [_count_of(participant) for participant in participants]
     assert counts[rank] == nproc, "a node reads of itself what it has written"
@@ -247,7 +240,7 @@ def place_of(rank: int, participants: Sequence[Participant], nproc: int) -> Plac
 
 
 def error_in(written: str) -> str:
-    """Return the first line of what a process has raised, from what PyTorch's `@record` has written; else nothing."""
+    """Return the first line of an exception that PyTorch's `@record` has written, else ""."""
     try:
         message = json.loads(written)["message"]
         text = message["message"] if isinstance(message, dict) else message
@@ -277,7 +270,7 @@ def environment_of(
     checkpoint_file: str,
     error_file: str,
 ) -> dict[str, str]:
-    """Return what a process is told. None of the names is a parameter's, which `rdzv.connect` would read there."""
+    """Return the variables for a process. None of them is a parameter that `rdzv.connect` reads."""
     host, port = info.bootstrap_address
     return {
         "RANK": str(place.first_rank + local_rank),
@@ -288,8 +281,7 @@ def environment_of(
         "GROUP_WORLD_SIZE": str(info.world_size),
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
-        # What torchrun tells its workers beyond these, for scripts and libraries that ask for it. The agent's store is
-        # not used, so that env:// has rank 0 make one.
+        # torchrun sets these, too, for scripts and libraries. There is no agent store: under env:// rank 0 makes one.
         "ROLE_NAME": "default",
         "ROLE_RANK": str(place.first_rank + local_rank),
         "ROLE_WORLD_SIZE": str(place.world_size),

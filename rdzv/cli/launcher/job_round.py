@@ -1,14 +1,15 @@
-"""Shell: one round of `rdzv run`: starts the processes, waits for what ends the round, and stops them.
+"""Shell: one round of `rdzv run`, which starts the processes, waits for the end of the round, and stops them.
 
-**A round's life** is `rdzv.loop.life`'s to follow, as under `rounds()`: who is to blame for a failure, who hears of it,
-and who closes the run once the processes of all nodes have succeeded. Here the work is processes. Not only who fails
-writes its name into the round's shared store, but whoever is about to end a round: it has been told of a change, or was
-asked to stop. Beside its name, a node whose process has failed writes how; all others listen to that, and stop theirs
-at once: these may not notice, or hang in a collective. A node that was done meets again, too, if the others do:
-whatever the command computes together, it was not finished.
+**The life of a round** is that of `rounds()`, in `rdzv.loop.life`: the first member to fail, the members to tell, and
+the
+close of the run after all have succeeded. A node writes its name into the round's shared store when it fails, and also
+before it ends the round for a change or a stop. If a process has failed, the node adds how. The other nodes read that
+and
+stop their processes at once, as these may hang in a collective. A node whose processes have succeeded meets again with
+the others: the common result was not finished.
 
-**Who waits to come in** may have to wait for a checkpoint (`OnChange`): until the job says that it is at one, by
-writing a file, but no longer than the grace. A loss ends the round at once all the same, as nothing can go on.
+**Nodes that wait to join** may have to wait for a checkpoint (`OnChange`), at most for the grace. A loss ends the round
+at once.
 """
 
 from __future__ import annotations
@@ -49,32 +50,22 @@ __all__ = ["SUCCEEDED", "JobRound", "Workplace", "describe"]
 log: logging.Logger = logging.getLogger(__name__)
 
 SUCCEEDED: Final = "the command has succeeded on every node"
-"""Why a run is closed that has done what it was for. Nodes that wait tell by it that they are not needed any more."""
+"""The reason of a successful close. Waiting nodes recognise by it that they are not needed."""
 
-KILL_WITHIN: Final = 5.0  # seconds in which killed processes have ended, unless the kernel itself hangs
+KILL_WITHIN: Final = 5.0  # seconds for killed processes to end, unless the kernel hangs
 
 HEAD_START: Final = 0.1
-"""Seconds by which rank 0 starts before the others where processes start warm. They would be at PyTorch's meeting point
-before it listens there, and then PyTorch tries again only after half a second; where each imports PyTorch first, nobody
-can tell who is first."""
+"""Seconds between the starts of rank 0 and the other ranks, if forked. PyTorch's rank 0 must listen before the others
+connect, or they wait half a second. Processes that import PyTorch themselves start too unevenly.
+"""
 
 LOOK_AGAIN: Final = 0.05
-"""Seconds between looks at the checkpoint file, and only while a newcomer waits: nothing that works on every system
-announces that a file was written."""
+"""Seconds between checks of the checkpoint file while a newcomer waits; there is no portable notification."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Workplace:
-    """What all rounds of a launcher have in common.
-
-    Attributes:
-        job: What to run.
-        checkpoint_file: What a job writes to say that it is at a checkpoint.
-        beats: The folder in which processes say how far they are.
-        stacks: Asks the processes for their stacks; None if it may not.
-        files: The soft limit of open files for the processes.
-        preloaded: What the processes are forked from; None: each is started anew.
-    """
+    """The state that all rounds of a launcher share; without `preloaded`, each process is started anew."""
 
     job: Job
     checkpoint_file: Path
@@ -85,12 +76,12 @@ class Workplace:
 
 
 Wished = NodesWaiting | Draining | Resized
-"""Changes that are announced, and may have to wait for a checkpoint."""
+"""Announced changes, which may wait for a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Somebody waits for a checkpoint of the job: for another one than the last, or until its time is up."""
+    """A wait for a checkpoint that differs from `checkpoint`, until a time."""
 
     wished: Wished
     why: str
@@ -102,9 +93,9 @@ class JobRound:
     """The processes of one node in one round.
 
     Attributes:
-        life: What ends it, and what follows.
-        achieved: Whether the job has got on in it: it has written a checkpoint, or told of more than one step.
-        failed: How a process of this node has failed, in words, and its status; None if none has.
+        life: The end of the round and its outcome.
+        achieved: True if the job has written a checkpoint, or reported a second step.
+        failed: The failure of a process of this node, and its status.
     """
 
     def __init__(self, workplace: Workplace, handler: Handler, info: RendezvousInfo, *, restarts: int) -> None:
@@ -127,11 +118,7 @@ class JobRound:
         self.failed: tuple[str, int] | None = None
 
     async def run(self) -> Outcome | signal.Signals:
-        """Run the command until the round is over.
-
-        Returns:
-            What follows; or the signal, if the command has ended by one that was passed on to it.
-        """
+        """Run the command until the round ends; return the outcome, or a passed-on signal that ended the command."""
         info, job = self._info, self._job
         try:
             place = place_of(info.rank, await info.participants(), job.nproc)
@@ -171,7 +158,7 @@ class JobRound:
         if preloaded is not None and not await preloaded.is_ready():
             preloaded = None
         for local_rank in range(self._job.nproc):
-            # The first of these processes that is not rank 0; the others begin when it does.
+            # The first process other than rank 0 on this node; the rest starts with it.
             if preloaded is not None and place.world_size > 1 and local_rank == (0 if place.first_rank else 1):
                 await anyio.sleep(HEAD_START)
             environment = environment_of(
@@ -187,7 +174,7 @@ class JobRound:
             environment[BEAT_DIR] = str(self._workplace.beats)
             if self._workplace.stacks is not None:
                 environment |= self._workplace.stacks.environment()
-            with anyio.CancelScope(shield=True):  # short; a process must not be lost between its start and us
+            with anyio.CancelScope(shield=True):  # short; no started process may be lost
                 process = await Process.start(self._job, environment, files=self._workplace.files, preloaded=preloaded)
                 self._processes.append(process)
         self._running = self._job.nproc
@@ -210,11 +197,11 @@ class JobRound:
     # -------------------------------------------------------------------------------------- what ends a round
 
     async def _end(self) -> signal.Signals | GiveUp | str | None:
-        """Wait for the end of the work here: by what, if it is a failure, or a signal that was passed on."""
+        """Wait for the end of the work here; return the failure, or a passed-on signal."""
         wait: Wait | None = None
         while wait is None or not self._is_over(wait):
             heard: Wished | Process | Ending | None = None
-            with anyio.move_on_after(None if wait is None else LOOK_AGAIN):  # what is in the queue then stays there
+            with anyio.move_on_after(None if wait is None else LOOK_AGAIN):  # the queue keeps its items
                 heard = await self._heard.get()
             match heard:
                 case None:
@@ -222,7 +209,7 @@ class JobRound:
                 case Ending():
                     return None
                 case Process() if wait is not None and self._tells:
-                    self._running -= 1  # it ended because it was told to, with whatever status
+                    self._running -= 1  # it was told to end: any status is good
                 case Process() if heard.status:
                     return self._ended_by_signal(heard) or self._failure_of(heard)
                 case Process():
@@ -239,7 +226,7 @@ class JobRound:
         return None
 
     async def say_it_ends(self) -> None:
-        """Say that this node ends the round, if nobody has: others may fail as soon as its processes end."""
+        """Write first that this node ends the round: processes elsewhere may fail when its processes end."""
         await self._handler.call(self.life.be_first())
 
     @property
@@ -247,7 +234,7 @@ class JobRound:
         return self._job.on_change is OnChange.USR1
 
     async def _wait(self, wished: Wished, wait: Wait | None) -> Wait | None:
-        """Let newcomers wait for a checkpoint of the job, and who is to leave for as long as it has."""
+        """Begin or continue a wait for a checkpoint; a drain limits it to its own time."""
         why = self._why_to_meet(wished)
         if why is None:
             gone = isinstance(wished, NodesWaiting) and wait is not None and isinstance(wait.wished, NodesWaiting)
@@ -268,7 +255,7 @@ class JobRound:
         return not self._running or anyio.current_time() >= wait.until or self._checkpoint() != wait.checkpoint
 
     def _why_to_meet(self, change: Wished) -> str | None:
-        """Say why a change that was announced means meeting again; None if it does not."""
+        """Return the reason for meeting again because of a change, or None."""
         match change:
             case NodesWaiting(count=count):
                 return f"{count} waiting to come in" if count else None
@@ -279,14 +266,14 @@ class JobRound:
                 return f"resized to at most {most}{f': {reason}' if reason else ''}" if too_many else None
 
     def _ended_by_signal(self, process: Process) -> signal.Signals | None:
-        """The signal that a process has ended by, if it was passed on to it; a shell says so by 128 and its number."""
+        """Return the passed-on signal that ended a process; shells add 128."""
         for number in self._passed_on:
             if process.status in (-number, SIGNALLED + number):
                 return signal.Signals(number)
         return None
 
     def _failure_of(self, process: Process) -> GiveUp | str:
-        """What a process has failed by; by its status it may say that nobody is to go on."""
+        """Return the failure of a process, as GiveUp if its status says so."""
         assert process.status is not None
         how = f"rank {process.rank} {describe(process.status)}{self._raised_by(process)}"
         self.failed = how, process.status
@@ -307,11 +294,11 @@ class JobRound:
     def _has_achieved(self) -> bool:
         if self._checkpoint() != self._checkpoint_before:
             return True
-        look_at_beats(self._membership, self._workplace.beats)  # what its processes said last, perhaps at their end
+        look_at_beats(self._membership, self._workplace.beats)  # the last reports of its processes
         return not self._membership.beats.first
 
     def _checkpoint(self) -> int:
-        """When the job last said that it was at a checkpoint, by the file system's clock; -1 for never."""
+        """Return the file time of the last checkpoint, or -1."""
         try:
             return os.stat(self._workplace.checkpoint_file).st_mtime_ns
         except OSError:
@@ -323,7 +310,7 @@ class JobRound:
         return [process for process in self._processes if process.status is None]
 
     def pass_on(self, number: int) -> bool:
-        """Send a signal to the processes; False if there are none to send it to."""
+        """Send a signal to the processes; return False if none runs."""
         running = self._running_now()
         for process in running:
             process.pass_on(number)
@@ -332,13 +319,13 @@ class JobRound:
         return bool(running)
 
     async def stacks(self) -> str:
-        """Return the Python stacks of the processes that run now."""
+        """Return the Python stacks of the running processes."""
         if self._workplace.stacks is None:
             return "they are not to be had: this launcher runs with --no-stacks"
         return await self._workplace.stacks.dump(process.rank for process in self._running_now())
 
     async def stop(self, number: int) -> None:
-        """Ask the processes to end, by this signal, then make them; and pass on what they have written."""
+        """Ask the processes to end by a signal, kill them after the grace, and pass on their output."""
         for process in self._processes:
             process.ask_to_end(number)
         await self._wait_for_processes(self._job.grace)
@@ -367,7 +354,7 @@ class JobRound:
 
 
 def describe(status: int) -> str:
-    """Say how a process has ended, after its name."""
+    """Describe the end of a process."""
     if status >= 0:
         return f"exited with status {status}"
     return f"was killed by {signal.Signals(-status).name if -status in set(signal.Signals) else f'signal {-status}'}"

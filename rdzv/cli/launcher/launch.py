@@ -1,24 +1,21 @@
-"""Shell: `rdzv run`, a command under rendezvous, for whatever needs a rank, a world size and an address.
+"""Shell: `rdzv run`, a command under rendezvous, for any program that needs a rank, a world size and an address.
 
-    join  ->  start the processes  ->  until something ends the round  ->  stop them  ->  join again, or leave
+    join  ->  start the processes  ->  wait for the end of the round  ->  stop them  ->  join again, or leave
 
-What ends a round, and what follows:
+The ends of a round, and their consequences:
 
     nodes were lost, or left, or this one was dropped        meet again; this never counts as a restart
-    nodes wait to come in                                    the same, at once or at a checkpoint (`OnChange`)
+    nodes wait to join                                       the same, at once or at a checkpoint (`OnChange`)
     a process fails                                          meet again, as a restart; or leave, with its exit status
     all processes of all nodes have succeeded                close the run, and end with 0
     the run is closed                                        end: with 0 if it has succeeded, else as "closed"
     SIGTERM or SIGINT                                        pass it on, leave the round, close nothing
     the signal of --drain-on                                 announce it first; a second one is as SIGTERM
 
-SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to the processes, and end the round only if a process ends by them:
-then, and if SIGHUP or SIGQUIT comes while no process runs, the node leaves as after SIGTERM.
-
-Who is to blame for a failure, and who succeeds last, is found out in `job_round`; the ranks are worked out in `job`.
-
-**Nothing is left running.** Each process has a `guard`, which kills its process group should this
-process die.
+SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on, and end the round only if a process ends by them: then the node
+leaves
+as after SIGTERM. It also does so if SIGHUP or SIGQUIT comes while no process runs. A `guard` kills the group of each
+process if this process dies.
 """
 
 from __future__ import annotations
@@ -69,22 +66,22 @@ __all__ = ["run"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-SAID_AGAIN_AFTER: Final = 30.0  # seconds until what has not changed is said once more
-A_MOMENT: Final = 2.0  # seconds that nobody minds waiting in silence; and not more often is another reason told
+SAID_AGAIN_AFTER: Final = 30.0  # seconds until an unchanged reason is repeated
+A_MOMENT: Final = 2.0  # seconds of silence, and between reasons
 
 AGAIN: Final = "again after a second: at once"
-FILES_NEEDED: Final = 40  # of a launcher that hosts the store
+FILES_NEEDED: Final = 40  # for a launcher that hosts the store
 FILES_OF_PROCESS: Final = 5
 REAPS_EVERY: Final = 1.0  # seconds
-PAIR_WITHIN: Final = 0.05  # seconds in which the other signal of a pair has come
+PAIR_WITHIN: Final = 0.05  # seconds between the two signals of a pair
 PASSED_ON: Final = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 async def run(job: Job) -> int:
-    """Run a command under rendezvous, and return the exit status: 0, its own, or 128 and the signal that ended us.
+    """Run a command under rendezvous; return the exit status: 0, the command's, or 128 and the signal that ended us.
 
     Raises:
-        RendezvousError: Joining failed, or the run was closed; or the store is out of reach.
+        RendezvousError: Joining failed, the run was closed, or the store is out of reach.
         OSError: A process cannot be started.
     """
     if shutil.which(job.command[0]) is None:
@@ -110,12 +107,12 @@ class _Launcher:
             checkpoint_file=folder / "checkpoint",
             beats=folder / "beats",
             stacks=WorkerStacks(folder) if job.stacks else None,
-            files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],  # before a store hosted here raises it
+            files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],  # a store hosted here raises it later
         )
         self._tally = Tally()
         self._signal: signal.Signals | None = None
         self._wish = Wish()
-        self._scope = anyio.CancelScope()  # what a signal ends
+        self._scope = anyio.CancelScope()  # cancelled by a signal
         self._drains = asyncio.Event()
         self._round: JobRound | None = None
 
@@ -134,16 +131,16 @@ class _Launcher:
                     if handler.hosts_store:
                         stays = f"rdzv run: the store is served from here until the other nodes have gone; {AGAIN}"
                         asyncio.get_running_loop().call_later(A_MOMENT, say_error, stays)
-                self._scope = everything  # while a store hosted here waits for the others to go
+                self._scope = everything  # a store hosted here waits for the other nodes
         if status is None:
             assert self._signal is not None
             return SIGNALLED + self._signal
         return status
 
     def _handler(self) -> Handler:
-        """Make the handler of this node, with its number of processes beside what the user wants it to bring."""
+        """Make the handler of this node, with the number of processes among its attributes."""
         chosen = parse(self._job.url, {}, os.environ)
-        _ = chosen.needed  # raises if this is an observer's URL, before anything is started
+        _ = chosen.needed  # reject an observer's URL before anything starts
         mine = str(self._job.nproc)
         if chosen.attributes.get(NPROC, mine) != mine:
             raise RendezvousSettingsError(
@@ -165,7 +162,7 @@ class _Launcher:
             handle_signal(self._job.drain_on, self._asked_to_drain, self._job.drain_on)
 
     def _asked_to_stop(self, number: signal.Signals) -> None:
-        """Leave in good order; asked again, at once: the guards then kill what is running."""
+        """Leave in good order; at a second request end at once: the guards then kill the processes."""
         if not self._wish.is_new(number):
             return
         if self._signal is not None:
@@ -178,14 +175,14 @@ class _Launcher:
         self._scope.cancel()
 
     def _asked_to_drain(self, number: signal.Signals) -> None:
-        """Announce that this node leaves, if it is in a round; asked again, leave."""
+        """Announce that this node leaves its round; else, or at a second request, leave."""
         if self._round is None or self._drains.is_set():
             self._asked_to_stop(number)
         elif self._wish.is_new(number):
             self._drains.set()
 
     async def _drain(self, handler: Handler) -> None:
-        """Wait until this node is to leave, and announce it."""
+        """Wait for a request to drain, and announce it."""
         await self._drains.wait()
         number = self._job.drain_on
         assert number is not None, "nobody else asks for it"
@@ -197,10 +194,10 @@ class _Launcher:
             self._stop(number)
 
     def _pass_on(self, number: signal.Signals) -> None:
-        """Send the processes a signal that is for them, if there are any; one that would end them, in a moment."""
+        """Pass a signal on to the processes, if any; a signal that would end them after `PAIR_WITHIN`."""
         if number in ENDING and self._signal is not None:
             self._asked_to_stop(number)
-        elif number in ENDING:  # of two that are pending the system delivers the lower number first: SIGTERM is late
+        elif number in ENDING:  # the system delivers SIGTERM after a pending lower number
             asyncio.get_running_loop().call_later(PAIR_WITHIN, self._pass_on_now, number)
         else:
             self._pass_on_now(number)
@@ -210,7 +207,7 @@ class _Launcher:
             return
         if self._round is not None and self._round.pass_on(number):
             log.info("%s was passed on", number.name)
-        elif number in ENDING:  # the terminal is gone, or somebody at it wants an end
+        elif number in ENDING:  # the terminal has closed, or asks for an end
             self._asked_to_stop(number)
         else:
             log.warning("%s came while no process was running: nothing was passed on", number.name)
@@ -218,8 +215,8 @@ class _Launcher:
     # ------------------------------------------------------------------------------------------ operators
 
     async def _take_part_and_answer(self, handler: Handler) -> int:
-        """Take part, and answer what operators ask meanwhile."""
-        await handler.is_closed()  # connects, as nobody can ask before
+        """Take part, and answer operators meanwhile."""
+        await handler.is_closed()  # connects before any question
         answering = asyncio.create_task(self._answer(handler), name="answer what operators ask")
         draining = asyncio.create_task(self._drain(handler), name="announce that this node leaves")
         reaping = asyncio.create_task(_reap_orphans(), name="reap orphans, as process 1")
@@ -236,14 +233,14 @@ class _Launcher:
             async for name, question in questions:
                 text = await self._answer_to(question.what)
                 if text is not None:
-                    with contextlib.suppress(RendezvousError):  # whoever asked hears nothing, and says so
+                    with contextlib.suppress(RendezvousError):  # the asking side reports a timeout
                         await handler.answer(name, text)
                 if question.what == KILL and self._job.allow_chaos:
                     log.warning("killed by rdzv chaos")
                     os.kill(os.getpid(), signal.SIGKILL)
 
     async def _answer_to(self, asked: str) -> str | None:
-        """What to answer an operator; None to a question that this launcher does not know."""
+        """Return the answer to an operator; None to an unknown question."""
         if asked == STACKS:
             if not self._job.remote_stacks:
                 return "refused: this launcher runs with --no-remote-stacks"
@@ -286,20 +283,20 @@ class _Launcher:
                 return ended
 
     async def _play(self, handler: Handler, info: RendezvousInfo) -> tuple[JobRound, Outcome]:
-        """Run the command in a round until that is over; what follows. No process is left then."""
+        """Run the command in a round and return its outcome, once no process is left."""
         current = self._round = JobRound(self._workplace, handler, info, restarts=self._tally.restarts)
         outcome: Outcome | signal.Signals | None = None
         try:
             outcome = await current.run()
-            if isinstance(outcome, signal.Signals):  # our command has ended by it, and we do as it does
+            if isinstance(outcome, signal.Signals):  # the command ended by it; end likewise
                 if self._signal is None:
                     self._stop(outcome)
-                await anyio.sleep_forever()  # which the line before has cancelled
+                await anyio.sleep_forever()  # cancelled by the line before
         finally:
             current.life.stop()
             with anyio.CancelScope(shield=True):
                 if not isinstance(outcome, Outcome):
-                    # A signal; or a defect, and then, too, others had better not be blamed.
+                    # A signal; or a defect, for which the other nodes must not be blamed.
                     await current.say_it_ends()
                 await current.stop(self._signal or signal.SIGTERM)
                 self._round = None
@@ -307,7 +304,7 @@ class _Launcher:
         return current, outcome
 
     async def _count(self, handler: Handler, change: Callable[[Tally], Tally]) -> None:
-        """Change what all launchers count, or learn of it; where the store is away, this node counts for itself."""
+        """Change, or read, the tally of all launchers. If the store is away, this node counts alone."""
         try:
             self._tally = Tally.of(await handler.change_tally(lambda was: change(Tally.of(was)).pack()))
         except RendezvousError as error:
@@ -315,7 +312,7 @@ class _Launcher:
             log.warning("what the run counts is not known: %s", error)
 
     async def _follow(self, handler: Handler, info: RendezvousInfo, round: JobRound, outcome: Outcome) -> int | None:
-        """Draw the consequence of a round's end: the exit status, or None to meet again."""
+        """Return the exit status that follows from a round's end, or None to meet again."""
         where, life, achieved = f"run {info.run_id}, round {info.round}", round.life, round.achieved
         how, status = round.failed or ("", 0)
         if life.all_have_finished:
@@ -324,12 +321,12 @@ class _Launcher:
             log.error("%s: given up: %s", where, how)
             return self._job.status_for(Then.OVER, status)
         if life.ending is not None and life.ending.kind is EndKind.CLOSED:
-            return None  # who meets again is told by whom, why, and whether that was a verdict
+            return None  # the next meeting raises the error with the details
         is_ours, leaves = outcome is Outcome.RAISE, outcome is not Outcome.RAISE and handler.is_draining
         if life.ending is not None and not is_ours:
             then = "this node leaves, and does not come again" if leaves else "meeting again"
             why = f"{how} because others have gone" if how else life.ending.reason
-            log.warning("%s: %s; %s", where, why, then)  # first: the store may be what has gone
+            log.warning("%s: %s; %s", where, why, then)  # first: the store may have gone
         failed = is_ours or life.has_failed
         await self._count(handler, lambda was: was.after(info.round, restart=is_ours, failed=failed, achieved=achieved))
         if not is_ours:
@@ -346,7 +343,7 @@ class _Launcher:
 
 
 async def _reap_orphans() -> None:
-    """As process 1 of a container, reap what others have left."""
+    """Reap orphans as process 1 of a container."""
     while os.getpid() == 1:
         await anyio.sleep(REAPS_EVERY)
         for name in filter(str.isdecimal, os.listdir("/proc")):
@@ -354,7 +351,7 @@ async def _reap_orphans() -> None:
 
 
 def _reap_if_orphan(pid: int) -> None:
-    """Reap a process that has ended, unless this one has started it, and waits for it."""
+    """Reap a process that has ended, unless it is our own child."""
     with contextlib.suppress(OSError):
         state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
         if (state, parent) == ("Z", "1") and pid not in guard.STARTED:
@@ -362,7 +359,7 @@ def _reap_if_orphan(pid: int) -> None:
 
 
 async def _meet(handler: Handler) -> RendezvousInfo:
-    """Meet the others; who sits before a terminal for longer than a moment reads there what is waited for."""
+    """Meet the others; after a moment, write the reasons for the wait to a terminal."""
     telling = asyncio.create_task(_tell_what_is_waited_for(handler), name="tell what is waited for")
     try:
         return await handler.next_rendezvous()
@@ -377,12 +374,12 @@ async def _tell_what_is_waited_for(handler: Handler) -> None:
         now, before, told = anyio.current_time(), told, handler.reason
         is_news = without_durations(told) != without_durations(before)
         if is_news or now - told_at >= pause:
-            told_at, pause = now, SAID_AGAIN_AFTER if is_news else pause * 2  # ever more rarely, while nothing changes
+            told_at, pause = now, SAID_AGAIN_AFTER if is_news else pause * 2  # ever less often while nothing changes
             say_error(f"rdzv run: run {handler.run_id}, node {handler.node_id}: {printable(told)}")
 
 
 async def _say_what_it_has_cost(handler: Handler) -> None:
-    """Write the closing line, if the store is still there to say what it remembers."""
+    """Write the closing line, if the store still answers."""
     with anyio.move_on_after(A_MOMENT), contextlib.suppress(RendezvousError):
         _, history, cost = await handler.account()
         if history.chapters:

@@ -1,13 +1,13 @@
-"""Shell: workers that start warm: forked from a process that has imported what they need.
+"""Shell: preloaded workers, forked from a process that has imported their modules.
 
-    async with preloading(job) as server:         # None: start the command as ever; it has been said why
+    async with preloading(job) as server:         # None: start the command without it; the reason was logged
         if server is not None and await server.is_ready():
             worker = await server.start_worker(environment, control=..., streams=(0, 1, 2), files=1024)
             await worker.wait()
 
-One server a launcher: it starts in the background, so that the imports and the first meeting of the nodes overlap. What
-runs in it and in the workers is `preload_server.py`. A command that cannot be started this way (another interpreter, a
-program that is not Python, an option that only a new interpreter can take) is started as ever.
+Each launcher has one server, in the background: its imports overlap with the first meeting. Its code is
+`preload_server.py`. Some commands cannot be forked (another interpreter, another language, an option that needs a new
+interpreter); they start without it.
 """
 
 from __future__ import annotations
@@ -39,23 +39,14 @@ __all__ = ["PreloadServer", "PythonCommand", "WarmWorker", "preloading", "python
 
 log: logging.Logger = logging.getLogger(__name__)
 
-END_WITHIN: Final = 5.0  # seconds in which a server that was told to end has ended, before it is killed
-WITHOUT_VALUE: Final = frozenset(
-    "bBdEIOPqsSuv"
-)  # the interpreter's options that may precede the script, one letter each
+END_WITHIN: Final = 5.0  # seconds until a server that does not end is killed
+WITHOUT_VALUE: Final = frozenset("bBdEIOPqsSuv")  # options before the script, by letter
 WITH_VALUE: Final = frozenset("WX")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonCommand:
-    """A command that runs Python, taken apart.
-
-    Attributes:
-        command: All of it.
-        options: The interpreter's own, which the server is started with.
-        argv: `sys.argv` of the worker; the first is a path, or the name of a module.
-        module: Whether it is the name of a module (`-m`).
-    """
+    """A Python command: the interpreter's options, and the worker's `sys.argv`, a script's or (`-m`) a module's."""
 
     command: tuple[str, ...]
     options: tuple[str, ...]
@@ -64,12 +55,12 @@ class PythonCommand:
 
     @property
     def folder(self) -> str:
-        """What the interpreter puts in front of `sys.path`."""
+        """The folder that the interpreter puts first in `sys.path`."""
         return "" if self.module else os.path.dirname(os.path.realpath(self.argv[0]))
 
 
 def python_command(command: Sequence[str]) -> PythonCommand | str:
-    """Take a command apart, or say in words why it cannot be started from a process that has imports done."""
+    """Parse a command, or return the reason why it cannot be forked from a preloaded process."""
     program, rest = command[0], list(command[1:])
     found = shutil.which(program)
     if found is None or not _is_this_python(found):
@@ -94,26 +85,26 @@ def python_command(command: Sequence[str]) -> PythonCommand | str:
 
 
 def _is_this_python(found: str) -> bool:
-    """Whether an executable starts this very interpreter with these very packages.
+    """Return True for this interpreter with these packages.
 
-    A virtual environment's `python` is a link to the interpreter it was made with, so the folder counts, not the file.
+    A virtual environment's `python` is a link to its base interpreter, so the folder counts, not the file.
     """
     here = Path(sys.executable)
     return Path(found).parent.absolute() == here.parent.absolute() and Path(found).resolve() == here.resolve()
 
 
 class WarmWorker:
-    """A worker behind its guard; the same two members as `asyncio.subprocess.Process`."""
+    """A worker behind its guard, with the members of `asyncio.subprocess.Process` that are used."""
 
     def __init__(self, report: int) -> None:
         self.returncode: int | None = None
-        self.pid: int = 0  # of its guard, once it has told that
+        self.pid: int = 0  # of its guard, once reported
         self._report = report
         self._ended = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(report, self._read)
 
     async def wait(self) -> int:
-        """Wait until it has ended; returns the exit status, negative for the signal that ended it."""
+        """Wait until it has ended; return the exit status, or minus the signal."""
         await asyncio.shield(self._ended)
         assert self.returncode is not None
         return self.returncode
@@ -125,14 +116,14 @@ class WarmWorker:
             return
         asyncio.get_running_loop().remove_reader(self._report)
         os.close(self._report)
-        # A guard that ends without a word was killed, and its worker with it.
+        # A guard that reports nothing was killed, and its worker with it.
         status = int.from_bytes(written, sys.byteorder) if len(written) == 4 else int(signal.SIGKILL)
         self.returncode = os.waitstatus_to_exitcode(status)
         self._ended.set_result(None)
 
 
 class PreloadServer:
-    """The process that workers are forked from."""
+    """The process from which workers are forked."""
 
     def __init__(
         self,
@@ -151,13 +142,7 @@ class PreloadServer:
     async def start(
         cls, command: PythonCommand, modules: Sequence[str], *, standby: int = 0, unbuffered: bool = False
     ) -> Self:
-        """Start it; it imports the modules while the caller goes on.
-
-        Args:
-            command: What the workers run.
-            modules: What to import, by full names.
-            standby: How many workers are forked ahead of their requests.
-            unbuffered: Whether they are to write their output at once.
+        """Start the process, which then imports `modules` and forks `standby` workers ahead.
 
         Raises:
             OSError: The process cannot be started.
@@ -173,7 +158,7 @@ class PreloadServer:
                     stdin=asyncio.subprocess.DEVNULL,
                     env={**os.environ, **({"PYTHONUNBUFFERED": "1"} if unbuffered else {})},
                     pass_fds=(theirs.fileno(),),
-                    start_new_session=True,  # Ctrl-C in a terminal is the launcher's to pass on
+                    start_new_session=True,  # the launcher passes Ctrl-C on
                 )
             except BaseException:
                 ours.close()
@@ -189,18 +174,18 @@ class PreloadServer:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the server and the workers that wait in it; those that run are the launcher's to end."""
+        """End the server and its standby workers; the launcher ends the running ones."""
         self._requests.close()
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(END_WITHIN):
                 await self._process.wait()
-            if self._process.returncode is None:  # it is still importing something
+            if self._process.returncode is None:  # it is still importing
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
                 await self._process.wait()
 
     async def is_ready(self) -> bool:
-        """Wait until the imports are done; False if no worker can be forked, and then it has been said why."""
+        """Wait for the imports; return False, after a warning, if no worker can be forked."""
         if self._is_ready is None:
             said = b""
             while not said.endswith(b"\n"):
@@ -216,13 +201,7 @@ class PreloadServer:
     async def start_worker(
         self, environment: Mapping[str, str], *, control: int, streams: tuple[int, int, int], files: int
     ) -> WarmWorker:
-        """Fork a worker.
-
-        Args:
-            environment: All of its environment.
-            control: What its guard reads signals from.
-            streams: Its standard input, output and error.
-            files: Its soft limit of open files.
+        """Fork a worker with this environment, a guard on `control`, and the three streams.
 
         Raises:
             OSError: The server has gone.
@@ -238,7 +217,7 @@ class PreloadServer:
         request = json.dumps(wanted).encode()
         reading, writing = os.pipe()
         try:
-            # The first byte carries the files, and a socket that has just been read out has room for it.
+            # The files go with the first byte; the socket was just read empty, so it has room.
             socket.send_fds(self._requests, [len(request).to_bytes(4, sys.byteorder)], [control, writing, *streams])
             await asyncio.get_running_loop().sock_sendall(self._requests, request)
         except BaseException:
@@ -251,7 +230,7 @@ class PreloadServer:
 
 @contextlib.asynccontextmanager
 async def preloading(job: Job) -> AsyncIterator[PreloadServer | None]:
-    """Give what a job's processes are forked from, for as long as the block lasts; None, where they cannot be."""
+    """Yield the server for a job's processes while the block runs; None if there can be none."""
     command = python_command(job.command) if job.preload else None
     if isinstance(command, PythonCommand):
         starting = PreloadServer.start(command, job.preload, standby=job.standby, unbuffered=job.takes_output)

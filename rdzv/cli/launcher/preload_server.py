@@ -1,26 +1,28 @@
-"""Shell: a process that has imported what workers need, and forks each worker from itself.
+"""Shell: a process that has imported the workers' modules, and forks the workers.
 
     python [OPTIONS OF THE COMMAND] preload_server.py REQUESTS FOLDER MODULES STANDBY SIGNALS
 
-REQUESTS is a socket whose other end only the launcher has; its end ends this process. FOLDER is what `sys.path` begins
-with while MODULES, separated by commas, are imported. A request is four bytes of length, in the machine's order, and
-that much JSON; the files control, report, stdin, stdout and stderr come with the first byte:
+REQUESTS is a socket from the launcher; its end ends this process. FOLDER is the first in `sys.path` while MODULES,
+separated
+by commas, are imported. A request is four bytes of length, in the machine's order, and JSON of that length; the files
+control, report, stdin, stdout and stderr come with the first byte:
 
     {"command": [...], "argv": [...], "module": bool, "cwd": "...", "env": {...}, "files": n}
 
-This process forks, and the child is the guard of a second child (`guard.fork_guarded`), which runs the script or module
-as the interpreter would: it is `__main__`, with its arguments, its environment, its folder, its streams and an ordinary
-disposition of every signal. What the interpreter has opened as `sys.stdout` and the like writes to the worker's own
-streams, so this process must be started as unbuffered as the workers are to be. A worker ends as any Python process
-does, by falling off the end of this file.
+This process forks the guard of a second child (`guard.fork_guarded`), which runs the script or module as the
+interpreter
+would: as `__main__`, with its arguments, environment, folder, streams and default signals. `sys.stdout` and the like
+are
+those of this process, which must therefore be started as unbuffered as the workers. A worker ends as any Python
+process,
+at the end of this file.
 
-Modules are imported once, so a worker shares what they did then: a hash seed, and whatever random state they drew
-(NumPy is seeded anew in each worker; the standard library sees to itself). Threads do not survive a fork and a CUDA
-context must not be shared, so this process refuses to serve once a module has started a Python thread or touched CUDA,
-and says so.
+Workers share the state of the imported modules: the hash seed and random states (NumPy is seeded anew in each worker,
+the standard library seeds itself). Threads do not survive a fork, and CUDA contexts cannot be shared: if a module has
+started a Python thread or used CUDA, this process says so and ends.
 
-This file runs by itself, beside `guard.py` and `worker_startup.py`, and imports nothing but the standard library before
-the modules it is given.
+This file runs by itself, beside `guard.py` and `worker_startup.py`, with the standard library alone until it imports
+MODULES.
 """
 
 from __future__ import annotations
@@ -47,12 +49,12 @@ if TYPE_CHECKING:
 __all__ = ["READY", "serve"]
 
 READY = b"ready\n"
-FILES = 5  # that come with a request
-REQUEST_BYTES_MAX = 16 * 1024 * 1024  # an environment and arguments; Linux takes a quarter of its 8 MiB stack for both
+FILES = 5  # per request
+REQUEST_BYTES_MAX = 16 * 1024 * 1024  # an environment and arguments; Linux allows both a quarter of its 8 MiB stack
 
 
 def serve(requests: socket.socket, folder: str, modules: list[str], standby: int, signals: str) -> Prepare:
-    """Fork a worker for each request; returns in the workers only, with what each is to run."""
+    """Fork a worker per request; return in the workers only, with the code to run."""
     guard, startup = _load("guard"), _load("worker_startup")
     guard.close_others(requests.fileno())
     guard.take_signals(signals)
@@ -63,7 +65,7 @@ def serve(requests: socket.socket, folder: str, modules: list[str], standby: int
     if problem is not None:
         requests.sendall(problem.encode() + b"\n")
         sys.exit(1)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for the guards; each reports by itself
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # each guard reports by itself; no waits here
     requests.sendall(READY)
     waiting: list[socket.socket] = []
     while True:
@@ -87,7 +89,7 @@ def serve(requests: socket.socket, folder: str, modules: list[str], standby: int
 
 
 def _worker(guard: types.ModuleType, startup: types.ModuleType, request: bytes, files: list[int]) -> Prepare:
-    """Stand guard over a new process, and return in that one, ready to run what was asked for."""
+    """Fork a guard and its worker; return in the worker, ready to run."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     wanted = json.loads(request)
@@ -96,7 +98,7 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, request: bytes, 
         os.dup2(stream, number)
         os.close(stream)
     guard.fork_guarded(control, wanted["files"], report=report)
-    # The guard leaves what any program finds; these three the interpreter changes for itself as it starts.
+    # `fork_guarded` restores the default signals. Python itself changes three of them as it starts; do the same here.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -106,23 +108,23 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, request: bytes, 
     startup.register()
     os.chdir(wanted["cwd"])
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # from the system's entropy, as at its import; else all workers draw alike
+        sys.modules["numpy"].random.seed()  # from the system's entropy, or all workers would draw alike
     sys.argv[:] = wanted["argv"]
     sys.orig_argv[:] = wanted["command"]
-    renew_native_id = getattr(threading.main_thread(), "_set_native_id", None)  # `fork` leaves it as it was
+    renew_native_id = getattr(threading.main_thread(), "_set_native_id", None)  # `fork` does not renew it
     if renew_native_id is not None:
         renew_native_id()
     return _module if wanted["module"] else _script
 
 
 def _search_first(folder: str) -> None:
-    """Let `sys.path` begin with a folder, unless the interpreter was told to search none first (`-P`, `-I`)."""
+    """Put a folder first in `sys.path`, unless `-P` or `-I` was given."""
     if not sys.flags.safe_path:
         sys.path[0] = folder
 
 
 def _script() -> Callable[[], object]:
-    """Return what runs `sys.argv[0]` as `python FILE` does."""
+    """Return a call that runs `sys.argv[0]` as `python FILE` does."""
     path = os.path.join(os.getcwd(), sys.argv[0])
     _search_first(os.path.dirname(os.path.realpath(path)))
     source = Path(path).read_bytes()
@@ -130,16 +132,16 @@ def _script() -> Callable[[], object]:
     main.__file__ = path
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     main.__dict__["__cached__"] = None
-    return partial(exec, compile(source, path, "exec", dont_inherit=True), main.__dict__)  # the user's own command
+    return partial(exec, compile(source, path, "exec", dont_inherit=True), main.__dict__)  # the user's command
 
 
 def _module() -> Callable[[], object]:
-    """Return what runs `sys.argv[0]` as `python -m MODULE` does."""
+    """Return a call that runs `sys.argv[0]` as `python -m MODULE` does."""
     import runpy
 
     _search_first(os.getcwd())
     _new_main()
-    run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]  # what the interpreter itself calls for -m
+    run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]  # as the interpreter for -m
     return partial(run, sys.argv[0])
 
 
@@ -154,7 +156,7 @@ def _new_main() -> types.ModuleType:
 
 
 def _why_no_fork() -> str | None:
-    """Why no worker can be forked from this process, if so."""
+    """Return the reason why this process cannot be forked, or None."""
     threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if threads:
         return f"a preloaded module has started a thread ({', '.join(threads)[:200]}), which no fork would have"
@@ -165,7 +167,7 @@ def _why_no_fork() -> str | None:
 
 
 def _receive(requests: socket.socket) -> tuple[bytes, list[int]]:
-    """The next request and its files; ends this process if there is none any more."""
+    """Receive a request and its files; end this process at the end of the socket."""
     first, files, _, _ = socket.recv_fds(requests, 4, FILES)
     if not first:
         os._exit(0)
@@ -190,7 +192,7 @@ def _send(to: socket.socket, request: bytes, files: list[int]) -> None:
 
 
 def _load(name: str) -> types.ModuleType:
-    """A module beside this file, by its path: nothing of this project is to be found by its name here."""
+    """Load a module beside this file by its path: this project's names are not importable here."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -200,7 +202,7 @@ def _load(name: str) -> types.ModuleType:
 
 
 def _hide_frames() -> None:
-    """Let whatever shows the error that ends this worker not show the frames of this file."""
+    """Hide the frames of this file in the error that ends a worker."""
     shown = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
@@ -219,7 +221,7 @@ def _main(requests: str, folder: str, modules: str, standby: str, signals: str) 
 if __name__ == "__main__":
     _prepare = _main(*sys.argv[1:])
     try:
-        _prepare()()  # here, so that the worker has one frame of ours below its own
+        _prepare()()  # here, so that the worker has one frame of ours
     except BaseException:
         _hide_frames()
         raise

@@ -1,7 +1,7 @@
-"""Shell: the processes that `rdzv run` starts: one of the command each, behind its guard, and what they write.
+"""Shell: the processes of `rdzv run`, each behind its guard, with their output.
 
-Each process leads a process group. It is told signals through its `guard`, which also kills the group
-should this process die. Output is passed on with the rank before each line.
+Each process leads a process group. Its `guard` forwards signals and kills the group if this process dies. Output is
+passed on with the rank before each line.
 """
 
 from __future__ import annotations
@@ -35,18 +35,13 @@ __all__ = ["LINE_BYTES_MAX", "Process", "label_lines"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
-DRAIN_WITHIN: Final = 5.0  # seconds in which output is passed on before the next round begins beside it
-PROMPT_AFTER: Final = 200  # milliseconds after which half a line is shown on a terminal
-LINE_BYTES_MAX: Final = 65_536  # of a line that does not end; it is then broken
+DRAIN_WITHIN: Final = 5.0  # seconds for passing on output before the next round
+PROMPT_AFTER: Final = 200  # milliseconds until a terminal shows half a line
+LINE_BYTES_MAX: Final = 65_536  # of an endless line, which is then broken
 
 
 class Process:
-    """One process of the command, behind its guard, and its output.
-
-    Attributes:
-        rank: Its rank among all processes.
-        status: Its exit status, negative for the signal that killed it; None while it runs.
-    """
+    """One process of the command, with its output and the `rank` among all processes."""
 
     def __init__(
         self, rank: int, guarded: asyncio.subprocess.Process | WarmWorker, control: int, output: list[_Output]
@@ -61,29 +56,22 @@ class Process:
     async def start(
         cls, job: Job, environment: dict[str, str], *, files: int, preloaded: PreloadServer | None = None
     ) -> Process:
-        """Start one.
-
-        Args:
-            job: With the command.
-            environment: What it is told beyond our own environment.
-            files: Its soft limit of open files.
-            preloaded: What to fork it from; None to start an interpreter, or whatever the command is.
-        """
+        """Start a process with these variables, forked from `preloaded` if given."""
         rank = int(environment["RANK"])
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             control, told = _pipe(theirs, ours)
-            output: list[tuple[int, int]] = []  # where to read, where to write
+            output: list[tuple[int, int]] = []  # from, to
             streams: dict[int, int] = {}
             into = _open_log(job.log_dir, environment) if job.log_dir is not None else None
             if job.takes_output:
                 for target in (1, 2):
                     source, streams[target] = _pipe(ours, theirs)
                     output.append((source, target))
-                environment = {"PYTHONUNBUFFERED": "1", **environment}  # else lines come late, and at a SIGKILL never
-            # Several processes with a thread for each core would be in each other's way; torchrun sees to it, too.
+                environment = {"PYTHONUNBUFFERED": "1", **environment}  # else lines come late, or are lost at a SIGKILL
+            # As in torchrun: several processes with a thread per core would compete.
             defaults = {"OMP_NUM_THREADS": "1"} if job.nproc > 1 else {}
             environment = {**defaults, **os.environ, **environment}
-            reads_ours = environment["LOCAL_RANK"] == "0"  # what comes on standard input is for one
+            reads_ours = environment["LOCAL_RANK"] == "0"  # standard input is for one process
             guarded: asyncio.subprocess.Process | WarmWorker
             if preloaded is not None:
                 source = os.dup(0) if reads_ours else os.open(os.devnull, os.O_RDONLY)
@@ -99,7 +87,7 @@ class Process:
                     stdin=None if reads_ours else asyncio.subprocess.DEVNULL,
                     env=environment,
                     pass_fds=(control,),
-                    start_new_session=True,  # Ctrl-C in a terminal is ours to pass on
+                    start_new_session=True,  # this process passes Ctrl-C on
                     stdout=streams.get(1),
                     stderr=streams.get(2),
                 )
@@ -110,45 +98,45 @@ class Process:
 
     @property
     def status(self) -> int | None:
-        """See the class."""
+        """The exit status, or minus the signal; None while it runs."""
         return self._guarded.returncode
 
     async def wait(self) -> None:
-        """Wait until it has ended; if its guard was killed, kill what that leaves of its session."""
+        """Wait until it has ended; if its guard was killed, kill the rest of its session."""
         if await self._guarded.wait() == -signal.SIGKILL and self._guarded.pid:
             _kill_session(self._guarded.pid)
 
     def ask_to_end(self, number: int) -> None:
-        """Send its process group a signal that it may handle; but only one, for some take a second one ill."""
+        """Send its group a signal that asks it to end, but only once: some programs abort at a second one."""
         if not self._asked:
             self._asked = True
             self.send(number)
 
     def pass_on(self, number: int) -> None:
-        """Send its process group a signal that is not meant to end it."""
+        """Send its group a signal that is not meant to end it."""
         self.send(number | guard.IN_PASSING)
 
     def send(self, number: int) -> None:
-        """Send its process group a signal, after which it may end when it is ready, and may be asked to end yet."""
+        """Send its group a signal; `ask_to_end` remains possible."""
         if self._control is not None and self.status is None:
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._control, bytes([number]))
 
     async def release(self) -> None:
-        """Pass on what it has written, and close what is held open for it."""
+        """Pass on the rest of its output, and close its files."""
         control, self._control = self._control, None
         if control is None:
             return
         os.close(control)
         for output in self._output:
             output.finish()
-        with anyio.move_on_after(DRAIN_WITHIN):  # whoever reads ours may be slow, and must not hold up the round
+        with anyio.move_on_after(DRAIN_WITHIN):  # a slow reader must not delay the round
             for output in self._output:
                 await anyio.to_thread.run_sync(output.join, abandon_on_cancel=True)
 
 
 def _kill_session(leader: int) -> None:
-    """Kill the processes of a session whose leader has ended, where the system lists processes."""
+    """Kill the processes of a session whose leader has ended, on systems with /proc."""
     with contextlib.suppress(FileNotFoundError):
         for name in filter(str.isdecimal, os.listdir("/proc")):
             with contextlib.suppress(ProcessLookupError):
@@ -157,9 +145,9 @@ def _kill_session(leader: int) -> None:
 
 
 def _open_log(folder: str, environment: Mapping[str, str]) -> Path | None:
-    """Make the file for what a process writes, unless that fails; nodes may share the folder: ranks are each one's own.
+    """Make the log file of a process; return None on an error: a full disk must not end a healthy node.
 
-    A full disk is no reason to end a node that is well.
+    Nodes may share the folder, as ranks are unique.
     """
     run, round = quote(environment["RDZV_RUN_ID"], safe=""), environment["RDZV_ROUND"]
     path = Path(folder) / run / f"round-{round}" / f"rank-{environment['RANK']}.log"
@@ -173,7 +161,7 @@ def _open_log(folder: str, environment: Mapping[str, str]) -> Path | None:
 
 
 def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:
-    """A pipe whose ends are closed with these."""
+    """Make a pipe whose ends are closed with these."""
     reading, writing = os.pipe()
     reader.callback(os.close, reading)
     writer.callback(os.close, writing)
@@ -181,18 +169,18 @@ def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[i
 
 
 class _Output(threading.Thread):
-    """Passes one stream of one process on, with a label before each line; in a thread, as a terminal may block.
+    """Passes one stream of a process on, with a label before each line; in a thread, as a terminal may block.
 
-    Not a daemon: whatever was written is passed on before this process ends, however slow its reader.
+    It is no daemon: all output is passed on before this process ends, however slow the reader.
     """
 
-    _locks: Final = {1: threading.Lock(), 2: threading.Lock()}  # lines of several processes must not mix
-    _unfinished: ClassVar[dict[int, _Output | None]] = {1: None, 2: None}  # the one that has shown half a line
+    _locks: Final = {1: threading.Lock(), 2: threading.Lock()}  # lines of processes must not mix
+    _unfinished: ClassVar[dict[int, _Output | None]] = {1: None, 2: None}  # the last writer of half a line
 
     def __init__(self, source: int, target: int, rank: int, label: bytes, log: Path | None = None) -> None:
         super().__init__(name=f"output {label.decode()}")
         self._rank = rank
-        self._log = None if log is None else log.open("ab", buffering=0)  # both streams append to one file
+        self._log = None if log is None else log.open("ab", buffering=0)  # both streams append to it
         self._from = source
         self._to = target
         self._label = label
@@ -200,15 +188,15 @@ class _Output(threading.Thread):
         self.start()
 
     def finish(self) -> None:
-        """Stop once nothing is left to read, even if somebody who has escaped might still write."""
+        """Stop once nothing is left to read, even if an escaped process might still write."""
         os.close(self._finish_writing)
 
     def run(self) -> None:
-        """Until the end of the stream; or of its reader, and then its writer is told by the pipe's being closed."""
+        """Pass the stream on to its end, or until the reader has gone; then the pipe is closed for the writer."""
         try:
             self._pass_on()
         except OSError as error:
-            if error.errno != errno.EPIPE:  # else the reader has seen enough
+            if error.errno != errno.EPIPE:  # else the reader has closed it
                 stream = "standard output" if self._to == 1 else "standard error"
                 log.warning("%s cannot be written: %s; what rank %s writes is lost", stream, error.strerror, self._rank)
         finally:
@@ -225,17 +213,17 @@ class _Output(threading.Thread):
         shows_prompts = os.isatty(self._to)
         while True:
             ready = {file for file, _ in poll.poll(PROMPT_AFTER if rest and shows_prompts else None)}
-            if not ready:  # it waits for an answer, perhaps
+            if not ready:  # perhaps a prompt
                 self._write(self._label + rest, unfinished=True)
                 rest = b""
                 continue
             if self._from not in ready:
-                break  # told to finish, and nothing is left
+                break  # `finish` was called, and nothing is left
             chunk = os.read(self._from, LINE_BYTES_MAX)
             if not chunk:
                 break
             if self._log is not None:
-                with contextlib.suppress(OSError):  # a full disk must not keep anybody's output from a terminal
+                with contextlib.suppress(OSError):  # a full disk must not hide output from a terminal
                     self._log.write(chunk)
             if self._goes_on():
                 end = chunk.find(b"\n") + 1 or len(chunk)
@@ -248,7 +236,7 @@ class _Output(threading.Thread):
             self._write(self._label + rest + b"\n")
 
     def _goes_on(self) -> bool:
-        """Return True if half a line of this process was shown, and nothing since."""
+        """Return True if half a line of this process was the last output."""
         return self._unfinished[self._to] is self
 
     def _write(self, data: bytes, *, unfinished: bool = False) -> None:
@@ -259,7 +247,7 @@ class _Output(threading.Thread):
             while data:
                 try:
                     data = data[os.write(self._to, data) :]
-                except BlockingIOError:  # somebody else has made it so
+                except BlockingIOError:  # another process has set it non-blocking
                     waiting = select.poll()
                     waiting.register(self._to, select.POLLOUT)
                     waiting.poll()
@@ -269,10 +257,7 @@ _LINE_ENDS = re.compile(rb"\r\n|\n|\r(?=[^\n])")
 
 
 def label_lines(text: bytes, label: bytes) -> tuple[bytes, bytes]:
-    """Put a label before each line that is complete; also what is left of one that is not.
-
-    A lone carriage return ends a line, too, as progress bars write them.
-    """
+    """Put a label before each complete line; also return the rest. A lone carriage return ends a line, too."""
     labelled: list[bytes] = []
     begin = 0
     for line_end in _LINE_ENDS.finditer(text):

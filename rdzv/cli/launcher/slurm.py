@@ -1,8 +1,8 @@
-"""Pure: what Slurm tells the tasks of a step by their environment, as the URL of a run: `srun rdzv run slurm -- ...`.
+"""Pure: the URL of a run from the environment of a Slurm step: `srun rdzv run slurm -- ...`.
 
-    slurm                              one run for each step, hosted by the first node of its list
+    slurm                              one run per step, hosted by the first node of its list
     slurm?min_nodes=2&token_file=...   the same, with parameters of one's own, which win
-    slurm?store=tcp://store-host:29400   the same in a store that is there already: `rdzv serve`, or etcd
+    slurm?store=tcp://store-host:29400   the same in an existing store: `rdzv serve`, or etcd
 
 | of the URL | from |
 | --- | --- |
@@ -12,8 +12,8 @@
 | run_id | SLURM_JOB_ID and SLURM_STEP_ID; SLURM_RESTART_COUNT, if the job was requeued: its former run is closed |
 | min_nodes, max_nodes | SLURM_STEP_NUM_NODES, or SLURM_JOB_NUM_NODES |
 | node_id | SLURMD_NODENAME |
-| expected | all names in the list, so that who is missing is named |
-| the attribute `switch` | SLURM_TOPOLOGY_ADDR: where the node hangs; rank_order=topology:switch goes by it |
+| expected | all names in the list, so that missing nodes are named |
+| the attribute `switch` | the switch in SLURM_TOPOLOGY_ADDR, for rank_order=topology:switch |
 """
 
 from __future__ import annotations
@@ -31,26 +31,21 @@ if TYPE_CHECKING:
 __all__ = ["expand", "is_first_task", "is_meant_by", "processes_of", "url_of"]
 
 SCHEME: Final = "slurm"
-PORT_FIRST, PORTS = 20_000, 10_000  # below what systems hand out by themselves
-EXPECTED_MOST: Final = 1024  # names that fit into a URL; a larger step names nobody in advance
-NODES_MOST: Final = 65_536  # of one list
+PORT_FIRST, PORTS = 20_000, 10_000  # below the ephemeral ports
+EXPECTED_MOST: Final = 1024  # names that fit into a URL; a larger step has none
+NODES_MOST: Final = 65_536  # per list
 
 
 def is_meant_by(word: str) -> bool:
-    """Whether this stands where a URL may, and means Slurm's environment."""
+    """Return True if this word in place of a URL means Slurm's environment."""
     return word.partition("?")[0] == SCHEME
 
 
 def url_of(word: str, environment: Mapping[str, str]) -> str:
-    """Return the URL of a step's run.
-
-    Args:
-        word: `slurm`, perhaps with parameters after a question mark.
-        environment: Of a task of the step.
+    """Return the URL of a step's run; `word` is `slurm`, perhaps with parameters after a question mark.
 
     Raises:
-        RendezvousSettingsError: This is no task of a step, or more than one launcher runs on a node, or the store of
-            several nodes would be open to anybody.
+        RendezvousSettingsError: This is no task of a step, a node has several launchers, or the store would be open.
     """
     job = environment.get("SLURM_JOB_ID", "")
     names = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
@@ -93,7 +88,7 @@ def url_of(word: str, environment: Mapping[str, str]) -> str:
 
 
 def _refuse_an_open_store(url: str, environment: Mapping[str, str]) -> None:
-    """Tell every node what the first one would be told alone: the others would wait for its store all their time."""
+    """Reject an open store on every node: else only the host fails, and the others wait for its store."""
     settings = parse(url, {}, environment)
     has_secret = settings.token is not None or settings.token_file is not None
     if not (has_secret or settings.insecure or (settings.cert and settings.ca)):
@@ -105,18 +100,18 @@ def _refuse_an_open_store(url: str, environment: Mapping[str, str]) -> None:
 
 
 def processes_of(environment: Mapping[str, str]) -> int:
-    """Return how many processes a node is to run if nobody says: one for each GPU that Slurm gives it, else one."""
+    """Return the default number of processes per node: one for each GPU from Slurm, at least one."""
     gpus = environment.get("SLURM_GPUS_ON_NODE", "")
     return max(int(gpus), 1) if gpus.isdecimal() else 1
 
 
 def is_first_task(environment: Mapping[str, str]) -> bool:
-    """Whether this is the step's first task, on the node that hosts its store."""
+    """Return True for the step's first task, on the node that hosts its store."""
     return environment.get("SLURM_PROCID", "0") == "0"
 
 
 def _switch(environment: Mapping[str, str]) -> str:
-    """The switch that a node hangs on: the last one on the way to it."""
+    """Return the last switch on the way to a node."""
     parts = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".")
     kinds = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
     if len(parts) != len(kinds):
@@ -128,10 +123,10 @@ _PIECE = re.compile(r"([^,\[]*)(?:\[([0-9,-]+)\])?([^,\[]*)(?:,|$)")
 
 
 def expand(names: str) -> Iterator[str]:
-    """Yield the names in a list as Slurm writes it: `gpu[001-003,7],login` is gpu001, gpu002, gpu003, gpu7 and login.
+    """Yield the names of a list of Slurm's: `gpu[001-003,7],login` is gpu001, gpu002, gpu003, gpu7 and login.
 
     Raises:
-        RendezvousSettingsError: It is no such list, or too long.
+        RendezvousSettingsError: The list is invalid, or too long.
     """
     count = position = 0
     while position < len(names):

@@ -1,12 +1,13 @@
-"""Shell: asks the Python processes of a command for their stacks, while they run; see `worker_startup`.
+"""Shell: asks the running Python processes of a command for their stacks; see `worker_startup`.
 
     stacks = WorkerStacks(folder)          # an empty folder of the launcher's own
     environment |= stacks.environment()    # of each process
     print(await stacks.dump())
 
-A process writes its stacks by itself, within the handler of a signal. Nothing announces that it has written all, so a
-file is taken as whole once it has not grown for a moment. A process that writes nothing is stopped, or stuck in the
-kernel, and what the system tells of it is given instead.
+A process writes its stacks in a signal handler. Their end is not announced, so a file counts as complete once it has
+not
+grown for a moment. A process that writes nothing is stopped, or stuck in the kernel; its state from /proc replaces
+them.
 """
 
 from __future__ import annotations
@@ -29,19 +30,15 @@ if TYPE_CHECKING:
 
 __all__ = ["TEXT_MOST", "WorkerStacks"]
 
-TEXT_MOST: Final = 256 * 1024  # characters of all stacks of a node ...
-TEXT_OF_ONE_MOST: Final = 64 * 1024  # ... and of one process
-ANSWER_WITHIN: Final = 2.0  # seconds: a signal handler runs at once, unless the process is stopped
-SETTLED_AFTER: Final = 0.1  # seconds without growth, after which a file is taken as whole
+TEXT_MOST: Final = 256 * 1024  # characters for a node ...
+TEXT_OF_ONE_MOST: Final = 64 * 1024  # ... and for a process
+ANSWER_WITHIN: Final = 2.0  # seconds: signal handlers run at once, unless the process is stopped
+SETTLED_AFTER: Final = 0.1  # seconds without growth until a file counts as complete
 LOOK_EVERY: Final = 0.02
 
 
 class WorkerStacks:
-    """The stacks of one node's processes.
-
-    Args:
-        folder: An empty folder, which nobody else uses.
-    """
+    """The stacks of one node's processes, in an empty folder."""
 
     def __init__(self, folder: Path) -> None:
         self._startup = folder / "startup"
@@ -51,20 +48,16 @@ class WorkerStacks:
         shutil.copyfile(worker_startup.__file__, self._startup / "sitecustomize.py")
 
     def environment(self) -> dict[str, str]:
-        """Return what a process must find in its environment."""
+        """Return the variables that a process needs."""
         path = os.pathsep.join(filter(None, [str(self._startup), os.environ.get("PYTHONPATH")]))
         return {"PYTHONPATH": path, worker_startup.FOLDER: str(self._dumps)}
 
     async def dump(self, ranks: Iterable[int] = ()) -> str:
-        """Return the stacks of all Python processes that run now, one after the other.
-
-        Args:
-            ranks: The ranks that run; of which of them no process answers is said.
-        """
+        """Return the stacks of all running Python processes, and name those of `ranks` that do not answer."""
         asked = {path: pid for path in sorted(self._files(), key=_rank_and_pid) if (pid := _holder(path))}
         for path, pid in asked.items():
             os.truncate(path, 0)
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended, or become another user
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or changed its user
                 os.kill(pid, worker_startup.SIGNAL)
         await self._until_whole(asked)
         told = [_describe(path, pid) for path, pid in asked.items()]
@@ -79,7 +72,7 @@ class WorkerStacks:
         return text if len(text) <= TEXT_MOST else f"{text[:TEXT_MOST]}\n(cut: {len(text) - TEXT_MOST:,} more letters)"
 
     def _files(self) -> list[Path]:
-        """Those of the processes; none if the folder has gone, as on a machine that cleans up `/tmp` after days."""
+        """Return the files of the processes; none if `/tmp` was cleaned up."""
         with contextlib.suppress(FileNotFoundError):
             return list(self._dumps.iterdir())
         return []
@@ -98,7 +91,7 @@ class WorkerStacks:
                 await anyio.sleep(LOOK_EVERY)
 
     def forget_ended(self) -> None:
-        """Remove the files of processes that have ended; while one starts, its own looks like theirs."""
+        """Remove the files of processes that have ended, between rounds: a starting process's looks like theirs."""
         for path in self._files():
             with contextlib.suppress(OSError):
                 if _holder(path) is None:
@@ -111,7 +104,7 @@ def _rank_and_pid(path: Path) -> tuple[int, int]:
 
 
 _LOCK = ("qqihh", 2, 3) if sys.platform == "darwin" else ("hhqqi", 4, 0)
-"""How the system lays out `struct flock`, and where in it are the process and the kind of lock."""
+"""The layout of the system's `struct flock`, and the places of the process and the lock type in it."""
 
 
 def _holder(path: Path) -> int | None:
@@ -129,7 +122,7 @@ def _holder(path: Path) -> int | None:
 
 
 def _size(path: Path) -> int:
-    """How much a process has written; -1 if it has ended meanwhile, and its file was removed: it writes no more."""
+    """Return the size of a file; -1 if it was removed, as its process has ended."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -146,7 +139,7 @@ def _describe(path: Path, pid: int) -> str:
 
 
 def _state_of(pid: int) -> str:
-    """Say how a process stands that did not answer, as far as the system tells."""
+    """Return the kernel's state of a silent process, if the system has it."""
     with contextlib.suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
         state = next((line.partition(":")[2].strip() for line in status.splitlines() if line.startswith("State:")), "")

@@ -1,13 +1,14 @@
-"""Shell: what a Python process of the command does first, so that its launcher can ask it for its stacks.
+"""Shell: the startup code of the command's Python processes, which writes their stacks for the launcher.
 
-`rdzv run` puts a copy of this file, named `sitecustomize.py`, in front of PYTHONPATH. Each Python interpreter imports
-that name as it starts. It opens a file of its own in the folder that `RDZV_STACKS_DIR` names, and has the interpreter
-write the stacks of all its threads there whenever SIGNAL comes: in C, within the signal handler, whatever Python is
-waiting for meanwhile. Then it locks the file. By that lock the launcher knows which processes it may send the signal
-to: a lock ends with its process and with `exec`, and tells the number that the process has in the launcher's own view.
+`rdzv run` puts a copy of this file, as `sitecustomize.py`, first in PYTHONPATH. Each Python interpreter imports it as
+it
+starts. It opens a file in the folder of `RDZV_STACKS_DIR` and registers SIGNAL, whose handler, in C, writes the stacks
+of
+all threads there, even if Python is blocked. Then it locks the file. The lock tells the launcher to which processes, by
+pids in the launcher's own namespace, it may send the signal; it ends with the process or with `exec`.
 
-A `sitecustomize` of the user's is imported after this one, as if this one were not there. The processes may run any
-version of Python, so this file speaks an old one, imports the standard library only, and never fails.
+A `sitecustomize` of the user's is imported after it. The processes may run any version of Python, so this file keeps to
+old syntax and the standard library, and never fails.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ __all__ = ["FOLDER", "SIGNAL", "register"]
 FOLDER = "RDZV_STACKS_DIR"  # the environment variable with the folder
 
 SIGNAL = getattr(signal, "SIGRTMAX", 0) - 6 if hasattr(signal, "SIGRTMAX") else int(getattr(signal, "SIGINFO", 0))
-"""A real-time signal, of which neither Slurm nor any language's runtime makes use; macOS has none, but has SIGINFO."""
+"""A real-time signal that neither Slurm nor a language's runtime uses; macOS has none, but has SIGINFO."""
 
 
 def register() -> None:
-    """Let this process write its stacks at a signal, and each process that is forked from it."""
+    """Have this process and its forks write their stacks at a signal."""
     folder = os.environ.get(FOLDER)
     if folder and SIGNAL and hasattr(faulthandler, "register"):
         own = [_open(folder)]
@@ -43,21 +44,21 @@ def register() -> None:
 
 
 def _open(folder: str) -> int | None:
-    """Register a file of this process; None if it cannot be made: then nobody will ask."""
+    """Register a file of this process; return None if it cannot be made."""
     faulthandler.unregister(SIGNAL)
     path = os.path.join(folder, f"{os.environ.get('RANK', 'none')}.{os.getpid()}")
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)  # closed by exec, as Python opens all files
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)  # exec closes it
     except OSError:
         return None
     with contextlib.suppress(OSError):
         faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # last: whoever finds it locked may send the signal
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # last: the lock permits the signal
     return file
 
 
 def _import_the_next() -> None:
-    """Import the `sitecustomize` that would have been imported without this one, if there is any."""
+    """Import the next `sitecustomize` in the path, if any."""
     this = sys.modules.pop("sitecustomize")
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != here]
@@ -67,7 +68,7 @@ def _import_the_next() -> None:
         if error.name != "sitecustomize":
             raise
     finally:
-        sys.modules.setdefault("sitecustomize", this)  # whoever imports this one looks it up once more
+        sys.modules.setdefault("sitecustomize", this)  # the importing code looks it up again
 
 
 if __name__ == "sitecustomize":
