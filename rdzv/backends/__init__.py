@@ -1,1 +1,1 @@
-"""Which handler a URL means: the built-in schemes, the registry for others, and the store that a node hosts."""
+"""The handler for a URL: built-in schemes, the registry for others, and the store that a node hosts."""

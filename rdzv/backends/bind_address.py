@@ -1,12 +1,13 @@
 """Shell: the address on which a node listens if it starts the embedded store, or why it must not start one.
 
-The URL names a host. A machine starts the store only if the host's addresses are its own, since each machine decides
-this alone: if one name stands for several machines (a headless Service of Kubernetes, round-robin DNS), each of them
-would start a store, and one job would become several. An address belongs to this machine if a socket can be bound to
-it, or if a connection to it arrives here (NAT, a floating address). A loopback address belongs to every machine.
+The URL names a host. A machine starts the store only if the host's addresses are its own, as each machine decides
+alone:
+if a name stands for several machines (a headless Service of Kubernetes, round-robin DNS), each of them would start a
+store, and one job would become several. An address belongs to this machine if a socket can be bound to it, or if a
+connection to it arrives here (NAT, a floating address). A loopback address belongs to every machine.
 
-An address that refuses the connection, or is silent for three seconds, is another machine's. A store that accepts a
-connection at any address of the host is used, whatever else is true of the name.
+An address that refuses the connection, or is silent for three seconds, belongs to another machine. A store that accepts
+a connection at any address of the host is used in any case.
 """
 
 from __future__ import annotations
@@ -41,37 +42,37 @@ __all__ = [
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-ANSWERS_WITHIN: Final = 3.0  # seconds for an address to accept or to refuse a connection
+ANSWERS_WITHIN: Final = 3.0  # seconds for an address to accept or refuse a connection
 NO_SUCH_ADDRESS: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})
 NAMED_MOST: Final = 4  # addresses in one sentence
 TOKEN_BYTES: Final = 16
 
 Target = tuple[int, tuple[Any, ...]]
-"""A family, and an address of it with the port, as `socket.connect` takes it."""
+"""A family, and an address with port as `socket.connect` takes it."""
 
 
 class NotResolvedError(RendezvousConnectionError):
-    """The URL's host is a name that has no address, or none yet."""
+    """The URL's host is a name without an address, perhaps for now."""
 
 
 class PortTakenError(RendezvousConnectionError):
-    """Another process of this machine listens at the URL's port already."""
+    """Another process of this machine listens at the URL's port."""
 
 
 class HostedElsewhereError(PortTakenError):
-    """Another machine listens at an address of the URL's host already, perhaps with the store of this run."""
+    """Another machine listens at an address of the URL's host, perhaps with the store of this run."""
 
 
 class BindAddress(NamedTuple):
-    """Where to listen for a URL's host."""
+    """The address on which to listen for a URL's host."""
 
-    address: str  # or a name; "" for every address of this machine
-    foreign: tuple[Target, ...] = ()  # the host's addresses that are another machine's
-    indirect: bool = False  # none of the host's addresses is this machine's: a Service or NAT has to forward to it
+    address: str  # or a name; "" for all addresses of this machine
+    foreign: tuple[Target, ...] = ()  # the host's addresses that belong to other machines
+    indirect: bool = False  # no address of the host belongs to this machine: a Service or NAT has to forward to it
 
 
 def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool) -> BindAddress:
-    """Return where to listen for a URL's host.
+    """Return the address on which to listen for a URL's host.
 
     For a name, it is all addresses of this machine, if the store `may_be_open`: on Debian a machine calls itself
     127.0.1.1, and two nodes of one machine must not start two stores.
@@ -79,8 +80,8 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
     Raises:
         NotResolvedError: The name has no address.
         HostedElsewhereError: Another machine listens at one of its addresses.
-        OSError: EADDRNOTAVAIL if none of its addresses is this machine's, and the user does not `insist`; EADDRINUSE if
-            this machine listens there already; anything else if this machine lacks what it takes to find out.
+        OSError: EADDRNOTAVAIL if no address belongs to this machine, and the user does not `insist`; EADDRINUSE if this
+            machine listens there already; others if this machine lacks a resource for the check.
     """
     ours, others = split_addresses(host, port)
     if not ours and not insist:
@@ -100,7 +101,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
         return BindAddress("", indirect=True)
     here = _dial(others, listen_on=port) if others else ()
     foreign = tuple(target for target in others if target not in here)
-    with contextlib.suppress(ValueError):  # the host is a name, then
+    with contextlib.suppress(ValueError):  # the host is a name
         if host != "localhost":
             ipaddress.ip_address(host.partition("%")[0])
         return BindAddress(host, foreign)
@@ -123,7 +124,7 @@ def split_addresses(host: str, port: int) -> tuple[list[Target], list[Target]]:
 
 
 def listening(targets: Collection[Target]) -> list[Target]:
-    """Return those addresses that accept a connection."""
+    """Return the addresses that accept a connection."""
     return _dial(list(dict.fromkeys(targets)))
 
 
@@ -136,13 +137,13 @@ def _resolve(host: str, port: int) -> list[Target]:
 
 
 def _can_be_bound(target: Target) -> bool:
-    """Return True if an address is this machine's: then, and only then, a socket can be bound to it."""
+    """Return True if an address belongs to this machine: only then can a socket be bound to it."""
     family, address = target
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind((address[0], 0, *address[2:]))
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:  # all ports that the system hands out are taken, at an address of ours
+        if error.errno == errno.EADDRINUSE:  # the address is ours, but all ephemeral ports are taken
             return True
         if error.errno in NO_SUCH_ADDRESS:
             return False
@@ -169,7 +170,7 @@ def _dial(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Ta
             watch(listener, selectors.EVENT_READ, "listener")
         dialled = set[int]()
         for number, (family, address) in enumerate(targets):
-            with contextlib.suppress(OSError):  # the system knows no way to it, or has not this family
+            with contextlib.suppress(OSError):  # no route, or no such family
                 sock = socket.socket(family, socket.SOCK_STREAM)
                 watch(sock, selectors.EVENT_WRITE, number)
                 if sock.connect_ex(address) in {0, errno.EINPROGRESS}:
@@ -180,7 +181,7 @@ def _dial(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Ta
                 what = key.data
                 sock = cast("socket.socket", key.fileobj)
                 if what == "listener":
-                    with contextlib.suppress(OSError):  # it has gone again
+                    with contextlib.suppress(OSError):  # it has closed
                         watch(sock.accept()[0], selectors.EVENT_READ, "caller")
                     continue
                 selector.unregister(sock)
@@ -194,13 +195,13 @@ def _dial(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Ta
                     reached.add(what)
                     dialled.discard(what)
                 else:
-                    with contextlib.suppress(OSError):  # it hung up
+                    with contextlib.suppress(OSError):  # it disconnected
                         sock.send(word + what.to_bytes(2))
     return [targets[number] for number in sorted(reached)]
 
 
 def _number_of(word: bytes, sock: socket.socket) -> set[int]:
-    """Return which of our own connections has arrived at a listener of ours; nothing if it is not one of ours."""
+    """Return the number of our connection that has arrived at our listener; empty if it is not ours."""
     with contextlib.suppress(OSError):
         got = sock.recv(TOKEN_BYTES + 2)
         if got.startswith(word) and len(got) == TOKEN_BYTES + 2:
@@ -209,5 +210,5 @@ def _number_of(word: bytes, sock: socket.socket) -> set[int]:
 
 
 def in_words(targets: Sequence[Target]) -> str:
-    """Return addresses in words, without their ports."""
+    """Return addresses in words, without ports."""
     return first_of([str(address[0]) for _, address in targets], NAMED_MOST)

@@ -1,6 +1,6 @@
-"""Shell: `connect`, and the backends that are built in: a TCP store, which a node may host itself, and an etcd cluster.
+"""Shell: `connect`, and the built-in backends: a TCP store, which a node may host itself, and an etcd cluster.
 
-Files and the environment are read here, sockets are made here; everything else gets what it needs handed in.
+Files and the environment are read here, and sockets are made here; all other modules get them as arguments.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = [
 
 log: logging.Logger = logging.getLogger(__name__)
 
-ETCD_TTL_LEAST = 6.0  # seconds; with less, fewer than two renewals fit in beside an election
+ETCD_TTL_LEAST = 6.0  # seconds; with less, fewer than two renewals fit beside an election
 
 
 def connect(url: str, **overrides: Unpack[Overrides]) -> Connection:
@@ -64,7 +64,8 @@ def connect(url: str, **overrides: Unpack[Overrides]) -> Connection:
 
     Args:
         url: `scheme://host[:port]/run_id?parameters`.
-        overrides: The same parameters as keywords; they beat the URL, which beats `RDZV_<NAME>` in the environment.
+        overrides: The same parameters as keywords; they override the URL, which overrides `RDZV_<NAME>` in the
+            environment.
 
     Raises:
         RendezvousSettingsError: A parameter is wrong; the message names it, its value and the remedy.
@@ -74,7 +75,7 @@ def connect(url: str, **overrides: Unpack[Overrides]) -> Connection:
 
 
 class Connection:
-    """What `connect` gives: a handler, once this is entered or awaited."""
+    """The result of `connect`: a handler, once it is entered or awaited."""
 
     def __init__(self, url: str, overrides: Mapping[str, Any]) -> None:
         self._url = url
@@ -94,7 +95,7 @@ class Connection:
                 "a thread"
             ) from None
         handler = await create_handler(self._url, self._overrides).__aenter__()
-        self._handler = cast("Handler", handler)  # of somebody else's backend it has what that has
+        self._handler = cast("Handler", handler)  # a foreign backend's handler has its own methods
         return self._handler
 
     async def __aexit__(
@@ -120,14 +121,14 @@ class Connection:
 
 
 maker_of_handlers: ContextVar[Callable[..., RendezvousHandler] | None] = ContextVar("maker_of_handlers", default=None)
-"""What makes the handlers of this context, if not the backends: `rdzv.testing`, in the nodes of its clusters.
+"""The handler factory of this context, instead of the backends: set by `rdzv.testing` in its nodes.
 
-It takes what `create_handler` takes.
+It has the arguments of `create_handler`.
 """
 
 
 def create_handler(url: str, overrides: Mapping[str, Any], *, blocking: bool = False) -> RendezvousHandler:
-    """A handler that is not connected yet, of whichever backend the URL names."""
+    """Return a handler of the URL's backend, not connected yet."""
     maker = maker_of_handlers.get()
     if maker is not None:
         return maker(url, overrides, blocking=blocking)
@@ -135,18 +136,18 @@ def create_handler(url: str, overrides: Mapping[str, Any], *, blocking: bool = F
 
 
 def create_tcp(parameters: RendezvousParameters) -> Handler:
-    """A handler over a TCP store, which this process hosts if it is called for."""
+    """Return a handler over a TCP store, which this process may host."""
     return tcp_handler(parse(parameters.url, parameters.overrides, os.environ))
 
 
 def tcp_handler(settings: Settings) -> Handler:
-    """The same, from settings that are parsed already."""
+    """Return the same from parsed settings."""
     way = _WayToTcp(with_expected_nodes(settings))
     return Handler(way.node, open_store=way.client, open_blocking_store=way.blocking_client)
 
 
 def client_of(settings: Settings, credentials: Credentials, **options: Any) -> ClientToEnter:
-    """A client of the store that settings name, which is not connected yet; the options are those of its kind."""
+    """Return a client of the settings' store, not connected yet; the options depend on its kind."""
     if settings.endpoint.info.family == "tcp":
         address = _address(settings)
         dial = TcpDial(address, credentials.client_tls(), renew=credentials.renew)
@@ -162,7 +163,7 @@ def _address(settings: Settings) -> Address:
 
 
 def _cluster(settings: Settings, credentials: Credentials) -> dict[str, Any]:
-    """Where an etcd cluster is, and as whom it is asked: what all clients of it are told."""
+    """Return the address and user of an etcd cluster, as options for its clients."""
     from store.etcd.codec import Cluster
 
     return {
@@ -171,18 +172,15 @@ def _cluster(settings: Settings, credentials: Credentials) -> dict[str, Any]:
         "renew": credentials.renew,
         "user": settings.user,
         "password": credentials.read_password,
-        # No run has an empty name, so this is nobody's; and a user who may write runs may write there.
+        # No run has an empty name, so the key collides with none; and a user who may write runs may write there.
         "receipts": f"{settings.prefix}//receipts/",
     }
 
 
 class _WayToTcp:
-    """How a node and its callers reach the TCP store of their run, which this process hosts if that is called for.
+    """The connection of a node and its callers to the TCP store of their run, which this process may host.
 
-    For as long as it is entered, the node has a client; a caller makes more of them.
-
-    Attributes:
-        node: Whose way it is.
+    While entered, the node has a client; a caller makes more.
     """
 
     __slots__ = ("_begin_metrics", "_credentials", "_hosting", "_of_node", "_rng", "_settings", "node")
@@ -190,19 +188,19 @@ class _WayToTcp:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._credentials = Credentials(settings)
-        self._rng = random.Random(secrets.randbits(64))  # by itself it would read 2.5 kB to begin with
+        self._rng = random.Random(secrets.randbits(64))  # unseeded, it would read 2.5 kB of entropy
         self.node: Node = Node(settings, loop=NodeThread(), open_store=lambda: self, rng=self._rng)
         self._begin_metrics = metrics_server(self.node, settings, self._credentials)
         self._hosting: Hosting | None = None
         self._of_node: ClientToEnter | None = None
 
     def client(self, connect_timeout: float = CALL_TIMEOUT, **options: Any) -> ClientToEnter:
-        """A client that is not connected yet."""
+        """Return a client that is not connected yet."""
         how = {"timeout": CALL_TIMEOUT, "connect_timeout": connect_timeout, "timeout_name": "join_timeout"}
         return client_of(self._settings, self._credentials, **how, **options)
 
     def blocking_client(self) -> store.sync.Client:
-        """A client for those who block."""
+        """Return a client for blocking callers."""
         credentials = self._credentials
         return store.sync.Client(
             _address(self._settings),
@@ -214,10 +212,10 @@ class _WayToTcp:
 
     async def __aenter__(self) -> Store:
         self._begin_metrics()
-        if self._settings.is_host is not False:  # else there is nothing to find out, by a thread for each node
+        if self._settings.is_host is not False:  # else no thread per node has to find out
             await self._host_if_called_for()
         client = self.client(self._settings.join_timeout, rng=self._rng)
-        # Not before: the others may wait for the store that this node hosts.
+        # Not before: others may wait for the store that this node hosts.
         async with self.node.loop.turn():
             connected = await client.__aenter__()
         self._of_node = client
@@ -234,8 +232,8 @@ class _WayToTcp:
 
     async def _host_if_called_for(self) -> None:
         if self._hosting is None:
-            # At the first connect only, unless that led to a store which was about to end: a second, empty store must
-            # not stand beside a living run.
+            # At the first connect only, unless that found a store that was shutting down: a second, empty store must
+            # not stand beside a live run.
             self._hosting = hosting = Hosting(self._settings, self._credentials, self.client, self._rng)
             self.node.on_close(hosting.aclose)
             self.node.hosts_store = lambda: hosting.hosts
@@ -245,7 +243,7 @@ class _WayToTcp:
 
 
 def create_etcd(parameters: RendezvousParameters) -> Handler:
-    """A handler over an etcd cluster."""
+    """Return a handler over an etcd cluster."""
     settings = with_expected_nodes(parse(parameters.url, parameters.overrides, os.environ))
     try:
         from store.etcd import blocking as etcd_sync
@@ -259,7 +257,7 @@ def create_etcd(parameters: RendezvousParameters) -> Handler:
             ETCD_TTL_LEAST,
         )
     credentials = Credentials(settings)
-    cluster = _cluster(settings, credentials)  # with what is wrong with its files said at once
+    cluster = _cluster(settings, credentials)  # reports errors of its files at once
     who = (settings.user, settings.password_file, settings.tls, settings.ca, settings.cert, settings.key)
     shared_as = (cluster["cluster"], settings.prefix, *who)
 

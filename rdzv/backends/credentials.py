@@ -1,6 +1,6 @@
-"""Shell: what settings say about who may take part, read from the files that they name: a secret, and certificates.
+"""Shell: the credentials of a run, read from the files that the settings name: a secret, and certificates.
 
-Secrets are never part of a message; a file that cannot be used is named, with the parameter that names it.
+Secrets are never part of a message; an unusable file is named, with the parameter that names it.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 PATHS: Final = ("data_dir", "token_file", "password_file", "ca", "cert", "key")
-SETTLED_AFTER: Final = 3.0  # seconds without a change, after which a file with a token is not half written
+SETTLED_AFTER: Final = 3.0  # seconds without a change, after which a token's file is taken as complete
 
 
 class Credentials:
-    """What a run's settings say about who may take part: a token or a password, and certificates.
+    """The credentials of a run: a token or a password, and certificates.
 
     Attributes:
         token: The shared secret.
-        renew: Reads the files of a client again, before a new connection; None if the settings name none.
+        renew: Reads a client's files again, before a new connection; None if the settings name none.
 
     Raises:
-        RendezvousSettingsError: A file that they name cannot be read, or holds nothing.
+        RendezvousSettingsError: A file cannot be read, or is empty.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._seen: list[bytes | None] = []
-        self._seen = self._contents()  # in the files of a client, when they were last read
+        self._seen = self._contents()  # of a client's files, when last read
         self.token: bytes | None = self._read_token()
         self.password: str | None = self.read_password()
         self._client_tls: ssl.SSLContext | None = None
@@ -53,7 +53,7 @@ class Credentials:
         self.renew: Callable[[], ssl.SSLContext | None] | None = self._renew if any(named) else None
 
     def read_password(self) -> str | None:
-        """Return the password as it is in its file now: it may have been changed since the start."""
+        """Return the password that its file has now: it may have changed since the start."""
         path = self._settings.password_file
         if path is None:
             return None
@@ -63,7 +63,7 @@ class Credentials:
             raise RendezvousSettingsError(f"password_file={path!r} is not in UTF-8, as passwords of etcd are") from None
 
     def client_tls(self) -> ssl.SSLContext | None:
-        """How to reach the store over TLS; None: as the system does, or without."""
+        """Return the context for TLS to the store; None: the system's, or no TLS."""
         settings = self._settings
         if settings.tls is None and settings.uses_tls and (settings.ca or settings.cert) and self._client_tls is None:
             self._client_tls = self._load()
@@ -76,9 +76,9 @@ class Credentials:
             raise _unusable(_named(self._settings), error) from error
 
     def _renew(self) -> ssl.SSLContext | None:
-        """Read token and certificates as they are now, and return how to reach the store over TLS.
+        """Read the current token and certificates, and return the context for TLS to the store.
 
-        Files that cannot be used, or are being written, change nothing. It is told once of each change.
+        Unusable or half-written files change nothing. Each change is logged once.
         """
         found = self._contents()
         if found != self._seen:
@@ -88,12 +88,12 @@ class Credentials:
             except RendezvousSettingsError as error:
                 log.warning("%s; new connections go on with what was read before", error)
                 token, tls = self.token, self._client_tls
-            if self._contents() == found:  # else it was read in the midst of a change
+            if self._contents() == found:  # else it changed during the read
                 self.token, self._client_tls, self._seen = token, tls, found
         return self.client_tls()
 
     def _contents(self) -> list[bytes | None]:
-        """What is in the files of a client now, the token's first; None: it cannot be read."""
+        """Return the contents of a client's files, the token's first; None for an unreadable one."""
         found: list[bytes | None] = []
         for path in (self._settings.token_file, self._settings.ca, self._settings.cert, self._settings.key):
             try:
@@ -113,7 +113,7 @@ class Credentials:
         return token.encode() if isinstance(token, str) else token
 
     def server_tls(self) -> ssl.SSLContext | None:
-        """How to serve over TLS from here; None: without, or there is no certificate. What etcd trusts says nothing."""
+        """Return the context to serve TLS; None without TLS or a certificate. etcd's `ca` does not count."""
         settings = self._settings
         if settings.cert is None or not settings.uses_tls or settings.endpoint.info.family != "tcp":
             return None
@@ -124,7 +124,7 @@ class Credentials:
         return context
 
     def load_certificate(self, context: ssl.SSLContext) -> None:
-        """Read certificate, key and authorities into a server's context, which may be in use.
+        """Load certificate, key and authorities into a server's context, which may be in use.
 
         Raises:
             RendezvousSettingsError: They cannot be used; it names them.
@@ -140,14 +140,14 @@ class Credentials:
 
 
 class _FullPath(str):
-    """The whole path of a file, which messages (`!r`) name as it was given."""
+    """The full path of a file, which messages (`!r`) show as it was given."""
 
     __slots__ = ("given",)
     given: str
 
     @classmethod
     def of(cls, path: str) -> _FullPath:
-        full = cls(os.path.abspath(path))  # not what links lead to: a mounted secret's link will lead elsewhere
+        full = cls(os.path.abspath(path))  # links are not resolved: a mounted secret's link will change
         full.given = path
         return full
 
@@ -156,10 +156,10 @@ class _FullPath(str):
 
 
 def with_expected_nodes(settings: Settings) -> Settings:
-    """The settings, with the names that `expected_file` lists, and with whole paths: the program may `chdir` later.
+    """Return the settings with the names of `expected_file`, and with full paths, as the program may `chdir` later.
 
     Raises:
-        RendezvousSettingsError: The file cannot be read, or holds something else.
+        RendezvousSettingsError: The file cannot be read, or has something else.
     """
     given = {name: path for name in PATHS if (path := getattr(settings, name)) is not None}
     full: dict[str, Any] = {name: _FullPath.of(path) for name, path in given.items()}
@@ -176,10 +176,10 @@ def with_expected_nodes(settings: Settings) -> Settings:
 
 
 def _read_secret(named: str, path: str, what: str = "the shared secret") -> bytes:
-    """Return what a file holds, without the white space around it. A file that others can read gets a warning.
+    """Return a file's content without surrounding white space. A file that others can read gets a warning.
 
     Raises:
-        RendezvousSettingsError: It cannot be read, or holds nothing. It names the file as `named` does.
+        RendezvousSettingsError: It cannot be read, or is empty. It names the file as `named` does.
     """
     secret = _read(named, path).strip()
     if not secret:
@@ -189,7 +189,7 @@ def _read_secret(named: str, path: str, what: str = "the shared secret") -> byte
     return secret
 
 
-@functools.cache  # once in a process
+@functools.cache  # once per process
 def _warn_that_others_can_read(named: str) -> None:
     log.warning("every user of this machine can read %s; chmod o-r takes that away", named)
 

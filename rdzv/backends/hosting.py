@@ -1,18 +1,18 @@
-"""Shell: which node starts the embedded store, and how long it lingers.
+"""Shell: the node that starts the embedded store, and for how long it stays.
 
-The URL names a host. The node whose machine that is starts the store there, while it first looks for one, if no
-process listens yet; of several nodes on one machine, the one whose bind succeeds. `bind_address` decides whether the
-machine is this one, and where to listen. A node never starts a store on a reconnect: a node that replaces the store's
-host must not found a second, empty store beside a run that lives on elsewhere.
+The URL names a host. A node on that machine starts the store while it first looks for one, if no process listens yet;
+of several nodes on one machine, the one whose bind succeeds. `bind_address` decides if this is the machine, and where
+to listen. A node never starts a store on a reconnect: a second, empty store must not stand beside a run that lives on
+elsewhere.
 
-The store runs in a thread of that process, and dies with it. So that rank zero may leave first, it lingers after its
-own node is done until nobody else is connected, for at most `close_timeout`.
+The store runs in a thread of that process, and dies with it. So that rank zero may leave first, it stays after its own
+node is done until no other client is connected, for at most `close_timeout`.
 
-Nobody is to move into a store that lingers, and be dropped with it. So its host first writes a key that says so, which
-every arrival is on condition of: the nodes of the next job find it, and look for another store until there is one, as
-if they had met none (`Node`). One of them starts it once the port is free. Those who had moved in before that key was
-written are waited for as long as they stay: to them this store is no other than any. The key goes soon after the last
-look that its host has taken: a durable store goes on under another one.
+New nodes must not join in a store that is shutting down, and be dropped with it. So its host first writes a key that
+says so; every arrival is conditional on it. Nodes of the next job then look for another store as if they had found none
+(`Node`), and one of them starts it once the port is free. Nodes that joined before that key was written are waited for
+as long as they stay. The key expires soon after the last check of its host: a durable store continues under another
+host.
 """
 
 from __future__ import annotations
@@ -59,15 +59,14 @@ __all__ = ["HostedStore", "Hosting", "host_if_called_for"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds, drawn anew each time: all other nodes wait for the one that hosts
-LOOK_AGAIN_AFTER: Final = 2.0  # seconds, while others keep a store whose own node is done ...
-ENDING_TTL: Final = (
-    10.0  # ... and for so long newcomers are refused after each look: it may be late, but not more often
-)
-CLOSING_WITHIN: Final = 0.3  # seconds for a server to hear that a connection on its own machine is closed
+TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds, drawn each time: all other nodes wait for the host
+LOOK_AGAIN_AFTER: Final = 2.0  # seconds, while other clients use a store whose own node is done ...
+ENDING_TTL: Final = 10.0  # ... and after each check newcomers are rejected for this long: a check may be late
+CLOSING_WITHIN: Final = 0.3  # seconds for a server to see that a connection on its own machine has closed
 CALL_TIMEOUT: Final = 30.0  # seconds for one request; a wait for nodes is not a request
-MEETS_WITHIN: Final = 2.0  # seconds for a store on this machine to say whether it is ending
-FORWARDED_WITHIN: Final = 10.0  # seconds for a Service or NAT to lead the URL's host to the store that was just started
+MEETS_WITHIN: Final = 2.0  # seconds for a store on this machine to say if it is shutting down
+# seconds for a Service or NAT to forward the URL's host to a store that was just started
+FORWARDED_WITHIN: Final = 10.0
 
 
 class HostedStore:
@@ -75,9 +74,9 @@ class HostedStore:
 
     Args:
         server: The store.
-        serving: What ends it: first what is served beside it.
+        serving: A context that ends it, and first its page.
         settings: The node's.
-        bound: Where it listens, and which addresses of the URL's host are another machine's.
+        bound: Its address, and the addresses of the URL's host that belong to other machines.
     """
 
     def __init__(
@@ -90,13 +89,13 @@ class HostedStore:
         self._linger = settings.close_timeout
 
     async def aclose(self, open_client: OpenClient) -> None:
-        """Wait until the others have gone, and end the store; being cancelled ends the wait.
+        """Wait until the others have disconnected, and end the store; cancellation ends the wait.
 
         Args:
-            open_client: Makes a client of this store, by which newcomers are told to go elsewhere.
+            open_client: Makes a client of this store, which writes that newcomers are rejected.
         """
         try:
-            # The server may not have heard yet that the connection of this very node is closed.
+            # The server may not have seen yet that this node's own connection is closed.
             if not await self._alone_within(CLOSING_WITHIN):
                 await self._let_others_go(open_client)
         finally:
@@ -109,14 +108,14 @@ class HostedStore:
             await anyio.to_thread.run_sync(self._serving.close)
 
     async def _let_others_go(self, open_client: OpenClient) -> None:
-        """Wait for those of the host's own run, but not for ever, and for newcomers as long as they stay."""
+        """Wait for nodes of the host's own run for a limited time, and for newcomers as long as they stay."""
         since, said_of, until = 0, "", None
         while True:
             try:
                 async with open_client() as client:
                     revision, newcomers = await _refuse_newcomers(client, self._keys, since)
             except StoreError as error:
-                if not self.server.way_out.taken:  # else the last one has just gone, and nobody is let in any more
+                if not self.server.way_out.taken:  # else the last one has just left, and no client is accepted
                     log.warning("the store at %s cannot tell newcomers that it is ending: %s", self.server.url, error)
                 await self._alone_within(self._linger)
                 return
@@ -155,13 +154,13 @@ async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int,
 
     Args:
         client: Of the store.
-        keys: Of the run that the host's own node was in.
-        since: The revision at which that node was found to be done; 0 if that is now.
+        keys: Of the run of the host's own node.
+        since: The revision at which that node was done; 0 if that is now.
 
     Returns:
-        The revision of the refusal; and which runs, and nodes of the host's own run, have come meanwhile, in words.
+        The revision of the rejection; and in words, the runs, and nodes of the host's own run, that have joined since.
     """
-    # With a lifetime: a host that is killed, or whose store comes back from its disk, rejects no node any more.
+    # With a lease: once a host is killed, or its store restarts from disk, no node is rejected.
     revision = await client.put(keys.ending, b"", ttl=ENDING_TTL)
     endings = {keys.ending} | {run.ending for run in await read_nodes_of_all_runs(client)}
     for ending in endings - {keys.ending}:
@@ -179,15 +178,17 @@ async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int,
 
 
 class Hosting:
-    """Whether this process starts the store: decided while it first looks for one, and never after.
+    """Decides if this process starts the store: while it first looks for one, and never after.
 
-    The name in the URL may have no address yet when a job starts (DNS is often late). Then it is looked up again until
-    it has one, or until a store has been found; whoever waits for the store says meanwhile what is the matter. So it is
-    where the port is taken: by a store, which is about to be found, or by one that is about to end.
+    The URL's name may have no address yet when a job starts (DNS is often late). Then it is looked up again until it
+    has
+    one, or until a store was found; callers that wait for the store report the reason. The same holds if the port is
+    taken
+    by a store that is about to be found, or is shutting down.
 
     Args:
-        settings: Those of the node.
-        credentials: What the store asks of its clients, and what it is served with.
+        settings: The node's.
+        credentials: The credentials for clients and for serving.
         open_client: Makes a client of the store at the URL.
         rng: Draws the pauses between two attempts.
     """
@@ -203,18 +204,18 @@ class Hosting:
         self._ending = Keys(settings.prefix, settings.run_id).ending
         self._open_client = open_client
         self._task: asyncio.Task[HostedStore | None] | None = None
-        self._asked = asyncio.Event()  # once, at least
+        self._asked = asyncio.Event()  # at least once
         self._settled = asyncio.Event()
 
     async def begin(self) -> None:
-        """Start the store if it is known to be called for, the first time that this is called.
+        """Start the store at the first call, if this process should.
 
-        Being cancelled here does not end what is under way: a thread cannot be cancelled, and what it starts must not
-        be lost. `aclose` sees to its end.
+        Cancellation does not end the start: a thread cannot be cancelled, and its store must not be lost. `aclose` ends
+        it.
 
         Raises:
-            RendezvousConnectionError: `is_host` was asked for, and cannot be.
-            RendezvousSettingsError: It would be open to strangers.
+            RendezvousConnectionError: `is_host` was set, and the store cannot be started.
+            RendezvousSettingsError: It would be open to all.
         """
         if self._task is None:
             self._task = asyncio.create_task(self._start(), name=f"host the store of run {self._settings.run_id}")
@@ -223,7 +224,7 @@ class Hosting:
                 self._task.result()
 
     async def begin_again(self) -> None:
-        """Decide anew: the store that was found is about to end, and this node has never been in a run there."""
+        """Decide again: the store that was found is shutting down, and this node was in no run there."""
         if self._task is None or self.hosts:
             return
         self.settle()
@@ -233,7 +234,7 @@ class Hosting:
         self._settled.clear()
 
     def settle(self) -> None:
-        """A store was found: this process will not start one any more."""
+        """Record that a store was found: this process will not start one any more."""
         self._settled.set()
 
     @property
@@ -245,11 +246,11 @@ class Hosting:
 
     @property
     def hosts(self) -> bool:
-        """Whether this process serves the store; from any thread."""
+        """True if this process serves the store; from any thread."""
         return self._host is not None
 
     async def aclose(self) -> None:
-        """End the store that this process hosts, if it does; also when nobody waited for it to be started."""
+        """End the store that this process hosts, if any; also if no caller waited for its start."""
         self.settle()
         if self._task is not None:
             await asyncio.wait([self._task])
@@ -269,11 +270,11 @@ class Hosting:
                 if not await self._may_go_by(error):
                     if not self._asked.is_set():
                         raise
-                    log.error("%s", error)  # noqa: TRY400  whoever waits for the store waits on, and reads here why
+                    log.error("%s", error)  # noqa: TRY400  callers wait on; the log has the reason
                     return None
                 log.debug("%s; looking again in a moment", error)
             finally:
-                # No await between this and the end of the task, if it ends: `begin` is to find it done.
+                # No await between this and the end of the task: `begin` must find it done.
                 asyncio.get_running_loop().call_soon(self._asked.set)
             with anyio.move_on_after(self._rng.uniform(*TRY_AGAIN_AFTER)):
                 await self._settled.wait()
@@ -285,7 +286,7 @@ class Hosting:
 
         Raises:
             HostedElsewhereError: Another node has started one, too.
-            RendezvousConnectionError: The URL's host has no address of this machine, and nothing forwards it here.
+            RendezvousConnectionError: The URL's host has no address of this machine, and nothing forwards to it.
         """
         url, error = self._settings.endpoint.url, RendezvousConnectionError("")
         if not host.bound.indirect:
@@ -310,7 +311,7 @@ class Hosting:
         raise error
 
     async def _begin_life_anew(self) -> None:
-        """Take back what the last host wrote before the store ended: it goes on with what is on its disk."""
+        """Delete the last host's rejection of newcomers: the store continues from its disk."""
         try:
             async with self._open_client(CALL_TIMEOUT) as client:
                 await client.delete(self._ending)
@@ -318,9 +319,9 @@ class Hosting:
             log.warning("newcomers could not be told whether the store takes them in: %s", error)
 
     async def _may_go_by(self, error: RendezvousError) -> bool:
-        """Return True if the reason why the store is not started here may pass, or a store may be found meanwhile.
+        """Return True if the reason not to start the store may pass, or a store may be found meanwhile.
 
-        With `is_host=1`, a node waits for a port of this machine only if the store that holds it is shutting down.
+        With `is_host=1`, a node waits for the port only if the store that holds it is shutting down.
         """
         if isinstance(error, HostedElsewhereError):
             return True
@@ -329,7 +330,7 @@ class Hosting:
         return isinstance(error, NotResolvedError | PortTakenError)
 
     async def _is_ending(self) -> bool:
-        """Whether who listens there is a store whose host is done."""
+        """Return True if the store at that address is shutting down."""
         try:
             async with self._open_client(MEETS_WITHIN) as client:
                 return await client.get(self._ending) is not None
@@ -337,7 +338,7 @@ class Hosting:
             return False
 
     async def _is_taken(self) -> bool:
-        """Return True if the port is still taken: its holder may have ended just before it was asked."""
+        """Return True if the port is still taken: its holder may have just ended."""
         ((host, port),) = self._settings.endpoint.hosts
         try:
             await in_thread(lambda: choose_bind_address(host, port, may_be_open=True, insist=True))
@@ -347,13 +348,13 @@ class Hosting:
 
 
 def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedStore | None:
-    """Start the embedded store if the settings ask for it, or if it is this machine's to start and nobody has.
+    """Start the embedded store if the settings require it, or if it is this machine's and not started yet.
 
     Raises:
-        NotResolvedError: The URL's host is a name that has no address, as it may be for a moment when a job starts.
+        NotResolvedError: The URL's host is a name without an address, perhaps for a moment when a job starts.
         PortTakenError: Another process listens there already.
-        RendezvousConnectionError: `is_host` was asked for, and cannot be.
-        RendezvousSettingsError: It would be open to strangers, or the URL's host names several machines.
+        RendezvousConnectionError: `is_host` was set, and the store cannot be started.
+        RendezvousSettingsError: It would be open to all, or the URL's host names several machines.
     """
     if settings.is_host is False:
         return None
@@ -380,11 +381,11 @@ def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedSt
             serving, server = serve_embedded(settings, credentials, bound.address, port)
     except StoreUsageError as error:
         raise RendezvousSettingsError(f"the store cannot be started on {host}:{port}: {error}") from None
-    except RendezvousError:  # among them ConnectionErrors, which are OSErrors, too
+    except RendezvousError:  # some are ConnectionErrors, which are OSErrors, too
         raise
     except OSError as error:
         if not insist and error.errno == errno.EADDRNOTAVAIL:
-            return None  # it is another machine's
+            return None  # it belongs to another machine
         what = "is_host is set, but the store" if insist else "the store"
         why = f"{what} cannot be started on {host}:{port}: {error.strerror or str(error)}"
         raise (PortTakenError if error.errno == errno.EADDRINUSE else RendezvousConnectionError)(why) from error
@@ -396,7 +397,7 @@ def _refuse_shared_name(settings: Settings, host: str, bound: BindAddress) -> No
     """Refuse to start a store for a name of which only some addresses are this machine's.
 
     Raises:
-        RendezvousSettingsError: Several nodes may join, and each machine of that name would start a store of its own.
+        RendezvousSettingsError: Several nodes may join, and each machine of that name would start a store.
     """
     others = in_words(bound.foreign)
     problem = f"{host} also names {others}, of other machines, and each of them would start a store of its own"

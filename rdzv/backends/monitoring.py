@@ -30,11 +30,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 def http_room(name: str, parameter: str) -> Any:
-    """Return a module of `rdzv.http` that needs the extra.
-
-    Raises:
-        RendezvousSettingsError: That is not installed; it names the parameter that needs it.
-    """
+    """Return a module of `rdzv.http`; if its extra is missing, raise an error that names the parameter."""
     try:
         return importlib.import_module(f"rdzv.http.{name}")
     except ImportError as error:
@@ -65,9 +61,9 @@ def _serve_page(
 
 
 def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> Callable[[], None]:
-    """Return what begins to serve the metrics of a node's own process, if they are asked for.
+    """Return a function that serves the metrics of a node's own process, if requested.
 
-    It is to be called in the node's loop, and does nothing the second time. It serves from the node's first arrival on.
+    It is called in the node's loop at the node's first arrival; later calls do nothing.
 
     Raises:
         RendezvousSettingsError: The extra is not installed.
@@ -75,7 +71,7 @@ def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> 
     if settings.metrics_port is None or not settings.can_join:
         return lambda: None
     token, tls, insecure = credentials.token, credentials.server_tls(), settings.insecure
-    # Bound as a store would be: to loopback, unless who may come is known, or nobody minds.
+    # Bound like a store: to loopback, unless clients are authenticated or `insecure` is set.
     host = "" if insecure or token is not None or (tls is not None and settings.ca is not None) else "localhost"
     serve_node = http_room("node", "metrics_port").serve_node
     serve = partial(serve_node, node, host, settings.metrics_port, token=token, tls=tls, insecure=insecure)

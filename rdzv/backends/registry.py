@@ -1,18 +1,18 @@
-"""URL scheme to backend, and where users register their own.
+"""URL scheme to backend, and the registration of users' own.
 
-A backend is a creator: a function from `RendezvousParameters` to a `RendezvousHandler`. There are two ways to
-bring one:
+A backend is a creator: a function from `RendezvousParameters` to a `RendezvousHandler`. It is registered in one of two
+ways:
 
     rdzv.register("zk", create)                          in code, before connecting
 
-    [project.entry-points."rdzv.backends"]               in a package's pyproject.toml, found when asked for
+    [project.entry-points."rdzv.backends"]               in a package's pyproject.toml, found on demand
     zk = "zk_rendezvous:create"
 
-What is registered in code wins. Entry points are looked up only for a scheme that is not registered, so that
-a broken package that nobody asked for breaks nothing. Schemes are compared in lower case, as URLs are.
+Registration in code has precedence. Entry points are looked up only for an unregistered scheme, so that a broken
+package that is not used breaks nothing. Schemes are compared in lower case, as URLs are.
 
-`RendezvousParameters` has the shape and checks of PyTorch's class of that name, so that a creator written for
-the one reads the other. It has no repr: what it carries may hold secrets.
+`RendezvousParameters` has the shape and checks of PyTorch's class of that name, so that a creator for PyTorch can read
+it. It has no repr, as it may hold secrets.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ ENTRY_POINT_GROUP: Final = "rdzv.backends"
 ParameterValue: TypeAlias = (
     str | bytes | int | float | PurePath | Mapping[str, Any] | Sequence[Any] | Callable[..., Any] | None
 )
-"""What a parameter may be as its user wrote it; flags are ints, and in a URL all of it is text."""
+"""A parameter as its user wrote it; flags are ints, and in a URL everything is text."""
 
 
 class RendezvousParameters:
-    """What a creator is told.
+    """The arguments of a creator.
 
     Attributes:
         backend: The URL's scheme.
         endpoint: The URL's hosts and ports, as written.
-        run_id: Which run to join.
-        min_nodes: The fewest nodes of a round; None, as `max_nodes` then is, for an observer.
+        run_id: The run to join.
+        min_nodes: The fewest nodes of a round; None, like `max_nodes`, for an observer.
         max_nodes: The most nodes of a round.
-        local_addr: Where other nodes reach this one, if the user said so.
-        config: Every other parameter, as written: text from a URL; from a keyword, what the caller gave.
-        url: The whole URL, for a creator that would rather read it itself.
-        overrides: The keywords that go with the URL, and beat it.
+        local_addr: The address of this node for other nodes, if the user gave one.
+        config: Every other parameter, as written: text from a URL; from a keyword, the caller's value.
+        url: The whole URL, for a creator that reads it itself.
+        overrides: The keywords, which override the URL.
     """
 
     def __init__(  # in PyTorch's order
@@ -97,7 +97,7 @@ class RendezvousParameters:
         self.local_addr = local_addr
         self.config = config
         if url is None:
-            # Made by hand, in PyTorch's way: a creator that reads the URL must find the same there.
+            # In PyTorch's format: a creator that reads the URL must find the same there.
             url = f"{backend}://{endpoint}/{quote(run_id, safe='')}"
             overrides = {"min_nodes": min_nodes, "max_nodes": max_nodes, "address": local_addr, **config}
         self.url = url
@@ -107,12 +107,12 @@ class RendezvousParameters:
 
     @classmethod
     def from_url(cls, url: str, overrides: Mapping[str, Any]) -> Self:
-        """Return what a URL and the keywords of `connect` say; a keyword that is None counts as not given.
+        """Return the parameters of a URL and the keywords of `connect`; a keyword that is None is ignored.
 
-        Only the node counts are judged. What else a foreign backend takes is for its creator to say.
+        Only the node counts are checked. The creator of a foreign backend checks the rest.
 
         Raises:
-            RendezvousSettingsError: The URL has no such shape, or the node counts make no sense.
+            RendezvousSettingsError: The URL has another shape, or the node counts make no sense.
         """
         parts = split_url(url)
         given = {name: value for name, value in overrides.items() if value is not None}
@@ -131,11 +131,11 @@ class RendezvousParameters:
         )
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return what `config` holds for the key, or the default."""
+        """Return `config`'s value for the key, or the default."""
         return self.config.get(key, default)
 
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
-        """Return what `config` holds for the key as true or false, or the default.
+        """Return `config`'s value for the key as true or false, or the default.
 
         Raises:
             RendezvousSettingsError: It is neither.
@@ -144,10 +144,10 @@ class RendezvousParameters:
         return None if value is None else bool(Parameter(key, FLAG).read(value))
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
-        """Return what `config` holds for the key as a whole number, or the default.
+        """Return `config`'s value for the key as a whole number, or the default.
 
         Raises:
-            RendezvousSettingsError: It is none.
+            RendezvousSettingsError: It is not a whole number.
         """
         value = self.get(key, default)
         if value is None:
@@ -165,7 +165,7 @@ _OWN_NAMES: Final = frozenset({"self", "backend", "endpoint", "run_id", "local_a
 
 
 def _take_count(config: dict[str, Any], name: str, given: Mapping[str, Any]) -> int | None:
-    """Take a node count out of the config, whichever of its names it goes by; keywords beat the URL."""
+    """Remove and return a node count, under any of its names; keywords override the URL."""
     parameter = PARAMETERS[name]
     names = (name, *parameter.aliases)
     written = next((it for source in (given, config) for it in names if it in source), name)
@@ -178,16 +178,16 @@ RendezvousHandlerCreator = Callable[[RendezvousParameters], RendezvousHandler]
 
 
 class RendezvousHandlerRegistry:
-    """Which creator stands for which scheme."""
+    """The creators by scheme."""
 
     def __init__(self) -> None:
         self._creators: dict[str, RendezvousHandlerCreator] = {}
 
     def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
-        """Let a creator stand for a scheme; doing so again with the same creator changes nothing.
+        """Register a creator for a scheme; a second time with the same creator changes nothing.
 
         Raises:
-            RendezvousSettingsError: The scheme is empty, or another creator stands for it.
+            RendezvousSettingsError: The scheme is empty, or has another creator.
         """
         _check_name(backend)
         present = self._creators.setdefault(backend.lower(), creator)
@@ -201,7 +201,7 @@ class RendezvousHandlerRegistry:
         """Return a new handler from the backend that the parameters name.
 
         Raises:
-            RendezvousSettingsError: There is no such backend, it cannot be loaded, or it made something else.
+            RendezvousSettingsError: The backend is unknown, cannot be loaded, or returned another type.
         """
         scheme = params.backend.lower()
         if scheme not in self._creators:
@@ -215,11 +215,11 @@ class RendezvousHandlerRegistry:
         return handler
 
     def known(self) -> list[str]:
-        """Return the schemes that are registered or that an installed package offers, in order."""
+        """Return the schemes that are registered or offered by installed packages, in order."""
         return sorted({*self._creators, *(found.name.lower() for found in _offered())})
 
     def _load(self, scheme: str) -> RendezvousHandlerCreator:
-        # A directory on the path twice shows its entry points twice: only different values are a conflict.
+        # A directory twice on the path lists its entry points twice: only different values conflict.
         found = {point.value: point for point in _offered() if point.name.lower() == scheme}
         if not found:
             refuse(
@@ -236,7 +236,7 @@ class RendezvousHandlerRegistry:
         named = f"the entry point {point.name} = {point.value} in {ENTRY_POINT_GROUP}"
         try:
             creator: RendezvousHandlerCreator = point.load()
-        except Exception as error:  # whatever a stranger's module raises when it is imported
+        except Exception as error:  # a foreign module may raise anything when imported
             raise RendezvousSettingsError(
                 f"{named} cannot be loaded ({type(error).__name__}: {error}); mend or uninstall its package"
             ) from error
@@ -246,8 +246,7 @@ class RendezvousHandlerRegistry:
 
 
 def _offered() -> EntryPoints:
-    """Return the entry points of all installed packages for our group."""
-    from importlib.metadata import entry_points  # it takes as long to load as all of this package
+    from importlib.metadata import entry_points  # takes as long to import as this whole package
 
     return entry_points(group=ENTRY_POINT_GROUP)
 
@@ -258,12 +257,12 @@ def _check_name(backend: str) -> None:
 
 
 RendezvousHandlerFactory = RendezvousHandlerRegistry
-"""The name by which older code knows it."""
+"""The name in older code."""
 
 rendezvous_handler_registry: Final = RendezvousHandlerRegistry()
 """The registry that `connect` uses."""
 
 
 def register(scheme: str, creator: RendezvousHandlerCreator) -> None:
-    """Let a creator stand for a URL scheme in the registry that `connect` uses."""
+    """Register a creator for a URL scheme in the registry that `connect` uses."""
     rendezvous_handler_registry.register(scheme, creator)

@@ -1,9 +1,9 @@
 """Shell: the embedded store in a process of its own (`host=process`), for a program that holds the GIL for long.
 
-The node binds the port, and starts this interpreter anew by `exec`: a fork would copy the locks of threads, and
-`multiprocessing` would run the user's script again. Both talk in lines of JSON over a socket pair, secrets included:
-none stands in an argument or in the environment. The process ends when its node's end of that socket is closed. A child
-that the node has forked may hold it open after the node was killed, so the process also looks whether its parent lives.
+The node binds the port, and starts this interpreter again by `exec`: a fork would copy the locks of threads, and
+`multiprocessing` would run the user's script again. Both exchange lines of JSON over a socket pair, secrets included;
+none is in an argument or in the environment. The process ends when the node's end of that socket is closed. A forked
+child may hold that end open after the node was killed, so the process also polls its parent.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ __all__ = ["StoreProcess", "main"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
-LOOK_EVERY: Final = 1.0  # seconds; how late it may be noticed that the parent was killed
-POLL_EVERY: Final = 0.1  # seconds in which the store waits to be alone before it can be asked anything else
-ENDS_WITHIN: Final = 15.0  # seconds: a server leaves within 10
+LOOK_EVERY: Final = 1.0  # seconds until a killed parent is noticed
+POLL_EVERY: Final = 0.1  # seconds per wait for the last client, between requests
+ENDS_WITHIN: Final = 15.0  # seconds: a server ends within 10
 PATHS: Final = ("ca", "cert", "key", "data_dir")
 HANDED_OVER: Final = (*PATHS, "insecure", "http_port", "prefix")
 
 
 class StoreProcess:
-    """A store that another process serves for this one, with the part of `Server` that `HostedStore` needs.
+    """A store in another process, with the part of `Server` that `HostedStore` needs.
 
     Args:
         settings: The node's.
-        credentials: What the store asks of its clients.
-        address: Where to listen; "" for every address.
-        port: The port there.
+        credentials: The credentials for clients.
+        address: The address to listen on; "" for all.
+        port: Its port.
 
     Raises:
         OSError: The address cannot be bound.
         RendezvousSettingsError: The page needs an extra that is not installed.
-        StoreUsageError: The store would be open to strangers.
+        StoreUsageError: The store would be open to all.
     """
 
     def __init__(self, settings: Settings, credentials: Credentials, address: str, port: int) -> None:
-        self.way_out: StoreProcess = self  # as a server has it
+        self.way_out: StoreProcess = self  # as in a server
         self.taken: bool = False  # no client is accepted any more
         self._stopped = self._closed = False
         self._asking = threading.Lock()
@@ -70,7 +70,7 @@ class StoreProcess:
         numbers = [sock.fileno() for sock in listeners]
         program = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as it; it.main({theirs.fileno()})"
         try:
-            self._process = subprocess.Popen(  # noqa: S603  this interpreter, with a program of ours
+            self._process = subprocess.Popen(  # noqa: S603  this interpreter, with our own program
                 [sys.executable, "-c", program],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -102,11 +102,11 @@ class StoreProcess:
 
     @property
     def connections(self) -> int:
-        """The number of clients that are connected now."""
+        """The number of connected clients."""
         return int((self._ask(what="connections") or {}).get("connections", 0))
 
     def wait_until_alone(self, within: float) -> bool:
-        """Accept no client any more once none is connected; return whether that is so in time."""
+        """Accept no clients once none is connected; return True if that happens in time."""
         until = time.monotonic() + within
         while not (self.taken or self._stopped):
             slice_ = max(min(POLL_EVERY, until - time.monotonic()), 0.0)
@@ -148,8 +148,8 @@ class StoreProcess:
 
 
 def main(number: int) -> None:
-    """Serve the store that the process at the other end of a socket asks for, until that process has gone."""
-    from rdzv.backends.monitoring import serve_embedded  # which needs sqlite3
+    """Serve the store that the parent requests over a socket, until the parent has ended."""
+    from rdzv.backends.monitoring import serve_embedded  # needs sqlite3
 
     for meant_for_the_program in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(meant_for_the_program, signal.SIG_IGN)
@@ -157,13 +157,13 @@ def main(number: int) -> None:
     lines = control.makefile("rw")
 
     def say(**words: Any) -> None:
-        with contextlib.suppress(OSError):  # the parent has gone; the next line says so
+        with contextlib.suppress(OSError):  # the parent has ended; the next line finds that
             lines.write(json.dumps(words) + "\n")
             lines.flush()
 
     asked = json.loads(lines.readline())
     threading.Thread(target=_end_with, args=(asked["parent"], control), daemon=True).start()
-    queue: SimpleQueue[logging.LogRecord] = SimpleQueue()  # a stderr that is not read must not hold up the store
+    queue: SimpleQueue[logging.LogRecord] = SimpleQueue()  # a full stderr must not delay the store
     logging.handlers.QueueListener(queue, logging.StreamHandler()).start()
     logging.basicConfig(level=asked["level"], handlers=[logging.handlers.QueueHandler(queue)])
     try:

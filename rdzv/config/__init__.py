@@ -1,1 +1,1 @@
-"""Pure: what a user may say, and the error for everything else."""
+"""Pure: the user's settings, and the errors for wrong ones."""

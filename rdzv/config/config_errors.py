@@ -1,7 +1,4 @@
-"""How a wrong value is refused: in one sentence that names it, its limit and a remedy.
-
-This room is pure.
-"""
+"""Pure: errors for wrong values: one sentence with the value, its limit and a remedy."""
 
 from __future__ import annotations
 
@@ -21,22 +18,22 @@ _brief.maxstring = _brief.maxother = 80
 _brief.maxdict = _brief.maxlist = _brief.maxtuple = _brief.maxset = _brief.maxfrozenset = 4
 _brief.maxlevel = 3
 
-NUMBER_DIGITS_MAX: Final = 4000  # Python refuses to write integers of more than 4,300 digits, and nobody reads them
+NUMBER_DIGITS_MAX: Final = 4000  # Python does not write integers of more than 4,300 digits
 
 
 def refuse(sentence: str) -> NoReturn:
-    """Raise the error for a setting that is wrong; lets an expression end in one."""
+    """Raise the error for a wrong setting; lets an expression end in one."""
     raise RendezvousSettingsError(sentence)
 
 
 def shown(value: object) -> str:
-    """Return the value as an error shows it: literally, but not at any length."""
+    """Return the value's repr for an error, shortened."""
     if isinstance(value, int) and abs(value) >= 10**NUMBER_DIGITS_MAX:
         return f"a whole number of more than {NUMBER_DIGITS_MAX} digits"
     return _brief.repr(value)
 
 
 def suggest(name: str, known: Mapping[str, object], *, within: float = 0.6) -> str:
-    """Return " (did you mean ...?)" if there is a name so close that one may ask, else nothing."""
+    """Return " (did you mean ...?)" if a known name is close, else an empty text."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=within)
     return f" (did you mean {close[0]}?)" if close else ""

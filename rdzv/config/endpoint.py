@@ -1,13 +1,11 @@
-"""A URL taken apart, and the endpoint in it: where the store is.
+"""Pure: the parts of a URL, and the endpoint in it: the store's address.
 
     tcp://head:29400/job-7?min_nodes=2&max_nodes=4
     ─┬─   ────┬─────  ─┬──  ──────────┬──────────
    scheme  endpoint  run_id       parameters
 
-`split_url` only takes a URL apart, which is all that a foreign backend needs of it; `Endpoint` judges the scheme and
-the hosts. What the parameters may be is said in `parameters`.
-
-This room is pure: names of hosts are not looked up.
+`split_url` only takes a URL apart, which is all that a foreign backend needs; `Endpoint` checks the scheme and the
+hosts. `parameters` describes the parameters. Names of hosts are not looked up here.
 """
 
 from __future__ import annotations
@@ -30,16 +28,16 @@ __all__ = ["SCHEMES", "Endpoint", "Scheme", "UrlParts", "split_url"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """What the first word of a URL implies."""
+    """The properties of a URL's scheme."""
 
-    family: str  # "tcp" for our own store, "etcd" for a cluster
-    is_encrypted: bool  # whether connections use TLS
-    port: int  # where the store listens unless the URL says otherwise
-    prefix: str  # where runs are kept unless `prefix` says otherwise
-    takes_many_hosts: bool  # whether the URL may list several
+    family: str  # "tcp" for our store, "etcd" for a cluster
+    is_encrypted: bool  # True if connections use TLS
+    port: int  # the default port of the store
+    prefix: str  # the default of `prefix`
+    takes_many_hosts: bool  # True if the URL may list several
 
 
-# 29400 and /torchelastic/p2p are PyTorch's own defaults, 2379 is etcd's.
+# 29400 and /torchelastic/p2p are PyTorch's defaults, 2379 is etcd's.
 _TCP: Final = Scheme(family="tcp", is_encrypted=False, port=29400, prefix="/rdzv", takes_many_hosts=False)
 _ETCD: Final = Scheme(family="etcd", is_encrypted=False, port=2379, prefix="/torchelastic/p2p", takes_many_hosts=True)
 SCHEMES: Final[Mapping[str, Scheme]] = MappingProxyType(
@@ -54,10 +52,10 @@ SCHEMES: Final[Mapping[str, Scheme]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where the store is."""
+    """The address of the store."""
 
     scheme: str  # one of `SCHEMES`
-    # Names or addresses, without brackets, each with its port. Only an etcd cluster has several.
+    # Names or addresses, without brackets, with ports. Only an etcd cluster has several.
     hosts: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
@@ -69,15 +67,15 @@ class Endpoint:
             )
 
     @classmethod
-    @functools.lru_cache(maxsize=16)  # the nodes of one process go to the same store, as a rule
+    @functools.lru_cache(maxsize=16)  # nodes of one process mostly have the same store
     def parse(cls, scheme: str, authority: str) -> Endpoint:
-        """Read what stands between "//" and the next "/" of a URL.
+        """Parse the part of a URL between "//" and the next "/".
 
         Raises:
-            RendezvousSettingsError: It is not a list of hosts, or more hosts than the scheme takes.
+            RendezvousSettingsError: It is not a list of hosts, or has more hosts than the scheme allows.
         """
-        _check_scheme(scheme)  # an unknown scheme is the first thing to say
-        if "@" in authority:  # not shown: what precedes it may be a password
+        _check_scheme(scheme)  # an unknown scheme is the first thing to report
+        if "@" in authority:  # not shown: a password may precede it
             refuse(
                 'the URL\'s host contains "@", but users and passwords do not belong into a URL, which is '
                 "shown in process lists; give user= and password_file= for etcd, token_file= for tcp"
@@ -87,12 +85,12 @@ class Endpoint:
 
     @property
     def info(self) -> Scheme:
-        """What the scheme implies."""
+        """The scheme's properties."""
         return SCHEMES[self.scheme]
 
     @property
     def url(self) -> str:
-        """The endpoint as a URL, without run or parameters; what `store.connect` takes."""
+        """The endpoint as a URL without run or parameters, as `store.connect` takes it."""
         hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
         return f"{self.scheme}://{','.join(hosts)}"
 
@@ -116,9 +114,9 @@ def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
         host = host[1:-1]
         is_host = _is_ipv6(host)
         if is_host and (mapped := ipaddress.IPv6Address(host).ipv4_mapped) is not None:
-            host = str(mapped)  # a socket of IPv6 alone takes none of these
+            host = str(mapped)  # an IPv6-only socket takes no mapped address
     else:
-        is_host = re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", host) is not None  # as names are looked up
+        is_host = re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", host) is not None  # the names that DNS allows
     if not match or not is_host:
         refuse(
             f"{shown(text)} in the URL must be a host name or an IP address, and perhaps a port; "
@@ -145,37 +143,35 @@ def _is_ipv6(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrlParts:
-    """A URL taken apart, percent-decoded, and not yet judged; this is all a foreign backend needs of it."""
+    """The parts of a URL, percent-decoded and not checked; all that a foreign backend needs."""
 
     scheme: str
-    authority: str  # the hosts and ports, as written
-    run_id: str  # perhaps empty
-    parameters: Mapping[str, str]  # in the order written; no name is there twice
+    authority: str  # hosts and ports, as written
+    run_id: str  # may be empty
+    parameters: Mapping[str, str]  # in the order written, each name once
 
     @property
     def url(self) -> str:
-        """The URL again, which `split_url` takes apart into the same."""
+        """The URL; `split_url` returns the same parts for it."""
         query = "&".join(f"{name}={quote(value, safe='')}" for name, value in self.parameters.items())
         return f"{self.scheme}://{self.authority}/{quote(self.run_id, safe='')}" + (f"?{query}" if query else "")
 
 
-# RFC 3986, appendix B, with the underscore that PyTorch allows in names of backends. `urllib.parse.urlsplit`
-# will not do: it drops newlines and tabs in silence, and not every version takes a list of IPv6 hosts.
+# RFC 3986, appendix B, with the underscore that PyTorch allows in names of backends. Not `urllib.parse.urlsplit`: it
+# silently drops newlines and tabs, and not every version takes a list of IPv6 hosts.
 _URL: Final = re.compile(
     r"(?P<scheme>[A-Za-z][\w+.-]*)://(?P<authority>[^/?#]*)(?P<path>/[^?#]*)?(\?(?P<query>[^#]*))?", re.ASCII
 )
 
 
-@functools.lru_cache(maxsize=16)  # each handler's is taken apart twice: for the registry, and for its backend
+@functools.lru_cache(maxsize=16)  # each handler's URL is parsed twice: for the registry, and for its backend
 def split_url(url: str) -> UrlParts:
-    """Take `scheme://host[:port]/run_id?parameters` apart.
-
-    A "+" is a plus sign: these URLs are typed, not sent by forms.
+    """Split `scheme://host[:port]/run_id?parameters`. A "+" is a plus sign: forms do not send these URLs.
 
     Raises:
-        RendezvousSettingsError: It does not have that shape, or says one parameter twice.
+        RendezvousSettingsError: It has another shape, or a parameter twice.
     """
-    # Up to the parameters, and without what may be a password: all of a URL that an error may show.
+    # The part of a URL that an error may show: no parameters, and no password.
     visible = shown(url.partition("?")[0] if "@" not in url else "...")
     if "://" not in url:
         refuse(f"the URL {visible} has no scheme; write for example tcp://head:29400/job-7")

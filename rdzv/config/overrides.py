@@ -1,7 +1,7 @@
-"""Pure: the keywords of `connect`, for type checkers: every parameter under each of its names, and its type.
+"""Pure: the keywords of `connect`, for type checkers: every parameter, its other names, and its type.
 
-Text is read as in a URL, so that what a script took from its own command line can be handed on as it is. A keyword that
-is None counts as not given. Keywords of somebody else's backend are not listed here: its users write them in the URL.
+Text is read as in a URL, so that a script can pass on its command line's values. A keyword that is None is ignored.
+Keywords of foreign backends are not listed here: their users write them in the URL.
 """
 
 from __future__ import annotations

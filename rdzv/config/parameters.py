@@ -1,9 +1,7 @@
-"""What is said of a parameter: what it may be, and where it may be given.
+"""Pure: the description of a parameter: its values, and the places in which it may be given.
 
-The parameters themselves are the fields of `settings.Settings`. What is said there once drives the reading of URLs,
-keywords and the environment, and the documentation.
-
-This room is pure.
+The parameters are the fields of `settings.Settings`. Their declarations drive the parsing of URLs, keywords and the
+environment, and the documentation.
 """
 
 from __future__ import annotations
@@ -31,36 +29,36 @@ class Source(Enum):
     KEYWORD = ""
 
     def spell(self, name: str) -> str:
-        """Return the parameter's name as it is written in this place."""
+        """Return the parameter's name as written in this place."""
         return f"RDZV_{name.upper()}" if self is Source.ENVIRONMENT else name
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One thing the user can choose."""
+    """One setting of the user."""
 
-    name: str  # its name, the same as the field of `Settings`
-    kind: value_types.Kind  # what it may be
+    name: str  # the field of `Settings`
+    kind: value_types.Kind  # its type
     _: KW_ONLY
-    default: Any = None  # what it is when not given; `default_text` says so in words, where the default is derived
+    default: Any = None  # `default_text` describes a derived default
     default_text: str = ""
-    # Works out the default from the other settings, which it is given as a `settings.Settings`.
+    # Returns the default for a `settings.Settings`.
     derive: Callable[[Any], Any] | None = None
-    aliases: tuple[str, ...] = ()  # older names that mean the same
-    sources: frozenset[Source] = frozenset(Source)  # the places it may be given in
-    family: str = ""  # the kind of store it is for, "tcp" or "etcd"; empty if any
-    encrypted_only: bool = False  # whether it is for `tcps` and `etcds` only
-    is_secret: bool = False  # whether its value must not be shown
+    aliases: tuple[str, ...] = ()  # older names
+    sources: frozenset[Source] = frozenset(Source)  # the places in which it may be given
+    family: str = ""  # the kind of store it is for, "tcp" or "etcd"; empty for any
+    encrypted_only: bool = False  # for `tcps` and `etcds` only
+    is_secret: bool = False  # its value must not be shown
 
     def called(self, name: str) -> Parameter:
         """Return it with its name."""
         return replace(self, name=name)
 
     def read(self, raw: object, *, source: Source = Source.KEYWORD, written: str = "") -> Any:
-        """Return the value in its one true form; `source` and `written` say where and how it was given.
+        """Return the canonical value; `source` and `written` are its place and text, for errors.
 
         Raises:
-            RendezvousSettingsError: It is not what this parameter may be.
+            RendezvousSettingsError: It is not a value of this parameter.
         """
         try:
             return self.kind.convert(raw)
@@ -75,13 +73,13 @@ class Parameter:
 
 
 def parameter(default: Any, kind: value_types.Kind, **more: Any) -> Any:
-    """Declare a field of `settings.Settings`, with all that is said of that parameter, but for its name."""
+    """Declare a field of `settings.Settings`, with the parameter's description except its name."""
     said = Parameter("", kind, default=default, **more)
     return field(default=default, repr=not said.is_secret and kind is not value_types.TLS, metadata={"parameter": said})
 
 
 RUN_ID: Final = Parameter("run_id", replace(value_types.NAME, example="job-7"))
-# The defaults are what PyTorch's `dynamic_rendezvous.create_handler` takes for the one of the pair that is not given.
+# The defaults of PyTorch's `dynamic_rendezvous.create_handler` for the missing one of the pair.
 KEEP_ALIVE: Final = {
     one.name: one
     for one in (

@@ -1,8 +1,8 @@
-"""Pure: a run that is resized while it lives: its settings get another minimum and maximum, and say what they were.
+"""Pure: a run that is resized while it lives: its settings get a new minimum and maximum, and keep the old ones.
 
-A node is told the run's numbers when it starts, and a run may outlive them by weeks. So the settings keep the numbers
-that the run had before, under `RESIZED_FROM`: a node that comes with any of those was told right at the time, and takes
-the run's; one that comes with numbers that the run never had is told so, as ever (promise R18).
+A node gets the run's numbers when it starts, and a run may outlive them by weeks. So the settings keep the earlier
+numbers, under `RESIZED_FROM`: a node that comes with any of them was right at that time, and takes the current ones; a
+node with other numbers gets an error (promise R18).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["RESIZED_FROM", "describe_size", "resize", "sizes_of", "was_resized_from"]
 
-# In a run's settings: the minimum and maximum that it had, in pairs, the first ones and then the last ones.
+# In a run's settings: its earlier pairs of minimum and maximum, the first ones and then the last ones.
 RESIZED_FROM: Final = "resized_from"
 FORMER_MOST: Final = 16  # pairs that are kept: an autoscaler may resize a run every minute, and nodes know the first
 
 
 def resize(agreed: Mapping[str, Any], *, min_nodes: int | None, max_nodes: int | None) -> dict[str, Any]:
-    """Return a run's settings with other numbers of nodes; None leaves a number as it is.
+    """Return a run's settings with other numbers of nodes; None keeps a number.
 
     Raises:
         RendezvousSettingsError: They contradict each other.
@@ -42,7 +42,7 @@ def resize(agreed: Mapping[str, Any], *, min_nodes: int | None, max_nodes: int |
 
 
 def was_resized_from(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-    """Return whether the run's settings differ from a node's own by a resize alone."""
+    """Return True if the run's settings differ from a node's own by a resize alone."""
     numbers = {name: ours[name] for name in ("min_nodes", "max_nodes")}
     if describe_difference(ours, {**theirs, **numbers}):
         return False

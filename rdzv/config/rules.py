@@ -1,4 +1,4 @@
-"""Pure: which parameters may not stand beside each other, and which not beside which kind of store."""
+"""Pure: parameters that exclude each other, or a kind of store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["capacity_of", "check_sizes", "check_that_it_applies", "check_togethe
 
 
 def check_that_it_applies(parameter: Parameter, endpoint: Endpoint) -> None:
-    """Refuse what this kind of store would ignore: whoever set it believes that it does something."""
+    """Reject a parameter that this kind of store would ignore."""
     if parameter.family not in ("", endpoint.info.family):
         refuse(
             f"{parameter.name} is for {parameter.family} and {parameter.family}s, but the scheme is "
@@ -29,10 +29,10 @@ def check_that_it_applies(parameter: Parameter, endpoint: Endpoint) -> None:
 
 
 def check_together(it: Any) -> None:
-    """Refuse `settings.Settings` of which two contradict each other, as no single value can.
+    """Reject `settings.Settings` in which two contradict each other.
 
     Raises:
-        RendezvousSettingsError: They do; the message names both, and what to do.
+        RendezvousSettingsError: The message names both, and the remedy.
     """
     least, most = it.min_nodes, it.max_nodes
     if least is None and most is not None:
@@ -59,7 +59,7 @@ def check_together(it: Any) -> None:
 
 
 def check_sizes(least: int, most: int, unit: int = 1) -> None:
-    """Refuse numbers of nodes with which no round can complete."""
+    """Reject numbers of nodes with which no round can complete."""
     if most < least:
         refuse(f"max_nodes={most} must not be less than min_nodes={least}; raise one or lower the other")
     needed = needed_of(least, unit)
@@ -71,10 +71,10 @@ def check_sizes(least: int, most: int, unit: int = 1) -> None:
 
 
 def needed_of(min_nodes: int, unit: int) -> int:
-    """Return the fewest nodes that make a round: the minimum, rounded up to a unit."""
+    """Return the fewest nodes of a round: the minimum, rounded up to a unit."""
     return -(-min_nodes // unit) * unit
 
 
 def capacity_of(max_nodes: int, unit: int) -> int:
-    """Return the most nodes that fit in a round: the maximum, rounded down to a unit."""
+    """Return the most nodes of a round: the maximum, rounded down to a unit."""
     return max_nodes // unit * unit

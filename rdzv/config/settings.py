@@ -1,24 +1,22 @@
-"""What the user chooses, from keywords, a URL or the environment: checked once, frozen after.
+"""Pure: the user's settings, from keywords, a URL or the environment: checked once, then frozen.
 
-`Settings` holds what was chosen, and `parse` puts it together. A field says what its parameter may be (`PARAMETERS`),
-and below it stands what it is for; docs/parameters.md is made of that. One parameter may be given in three places, and
-the more deliberate place wins:
+`parse` returns `Settings`. A field declares its parameter (`PARAMETERS`), and the text below it documents it;
+docs/parameters.md is made of that. If a parameter is given in several places, the more deliberate one wins:
 
     keyword of `connect`   beats   the URL   beats   the environment variable RDZV_<NAME>
 
-A keyword that is None counts as not given. A wrong value is answered at once, whichever place it comes from,
-by one sentence that names the parameter, the value, the limit and the remedy. Unknown names are errors in
-keywords and URLs; in the environment they are left alone, because launchers put RDZV_ROUND and such like
-there for others to read.
+A keyword that is None is ignored. A wrong value from any place raises an error at once: one sentence with the
+parameter,
+the value, the limit and the remedy. Unknown names are errors in keywords and URLs; in the environment they are ignored,
+as launchers set RDZV_ROUND and others there.
 
-Three things can be said in two ways, which are then rivals: `token` and `token_file`; `tls` and `ca`, `cert`,
-`key`; `ttl` and PyTorch's `keep_alive_interval` x `keep_alive_max_attempt`. A rival from the place that wins
-silences the other; rivals from one place must not contradict each other. Of the keep-alive pair one suffices:
-the other is then what PyTorch's `create_handler` takes, 5 seconds and 3 attempts.
+Three settings have rival forms: `token` and `token_file`; `tls` and `ca`, `cert`, `key`; `ttl` and PyTorch's
+`keep_alive_interval` x `keep_alive_max_attempt`. A form from the winning place overrides the other; forms from one
+place must not contradict each other. One of the keep-alive pair suffices: the other has the default of PyTorch's
+`create_handler`, 5 seconds or 3 attempts.
 
-`Settings` checks itself, so that one made by hand or by `dataclasses.replace` is as sound as a parsed one.
-
-This room is pure: files are only named here, not read, and the environment is handed in by the caller.
+`Settings` checks itself, so one made by hand or by `dataclasses.replace` is as valid as a parsed one. Files are only
+named here, not read, and the caller passes the environment.
 """
 
 from __future__ import annotations
@@ -49,31 +47,31 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 # In seconds. Leases are renewed several times per TTL; below this, a pause of 0.3 s (a garbage collection, a busy
-# hypervisor, one lost packet and its retransmission) would pass for a death.
+# hypervisor, one retransmission) would count as a death.
 TTL_MIN: Final = 0.5
-# In seconds. Reconnecting takes milliseconds: a process disconnected for this long is taken to be gone.
+# In seconds. Reconnecting takes milliseconds: a process disconnected for this long counts as gone.
 DISCONNECT_TTL: Final = 1.0
-GONE_TTL_MIN: Final = 0.01  # in seconds: a few round trips in one building, and a pause of the interpreter
-STALL_TIMEOUT_MIN: Final = 1.0  # in seconds; a machine that is busy for a moment is not stuck
+GONE_TTL_MIN: Final = 0.01  # in seconds: some round trips in one building, and a pause of the interpreter
+STALL_TIMEOUT_MIN: Final = 1.0  # in seconds: a briefly busy machine is not stuck
 _NOT_IN_A_URL: Final = frozenset({Source.KEYWORD, Source.ENVIRONMENT})
 _KEYWORD_ONLY: Final = frozenset({Source.KEYWORD})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything a handler is told, in one checked, unchanging piece.
+    """The checked, frozen settings of a handler.
 
-    Secrets are left out of its repr. Both node counts are None for an observer, which may look and close, but
-    not join. Defaults that depend on other settings are worked out by `Parameter.derive`.
+    The repr has no secrets. Both node counts are None for an observer, which may look and close, but not join.
+    `Parameter.derive` computes defaults that depend on other settings.
 
     Raises:
-        RendezvousSettingsError: A value is not what its parameter may be, or two contradict each other.
+        RendezvousSettingsError: A value is wrong, or two contradict each other.
     """
 
     endpoint: Endpoint
     run_id: str
 
-    # When a round is complete.
+    # Completing a round.
     min_nodes: int | None = parameter(None, whole_number(1), aliases=("min_workers",), default_text="an observer")
     """The fewest nodes of a round; needed to join."""
     max_nodes: int | None = parameter(
@@ -83,31 +81,31 @@ class Settings:
     node_unit: int = parameter(1, whole_number(1))
     """The world size is a multiple of this."""
     unit_within: str | None = parameter(None, kinds.TEXT)
-    """An attribute that all nodes of a unit share; their ranks are adjacent, and who fills no unit is a spare."""
+    """An attribute that all nodes of a unit share; their ranks are adjacent, and nodes of no full unit are spares."""
     join_timeout: float = parameter(600.0, duration(), aliases=("timeout",))
-    """Limits `next_rendezvous`; stands still during a last call, and for spares."""
+    """Limits `next_rendezvous`; paused during a last call, and for spares."""
     last_call_timeout: float = parameter(30.0, duration())
-    """How long to wait for more nodes once `min_nodes` are in."""
+    """Time to wait for more nodes once `min_nodes` have arrived."""
     early_last_call: bool = parameter(True, kinds.FLAG)
-    """End the last call once nobody else is known to be coming."""
+    """End the last call once no other node is known to be coming."""
     expected: tuple[str, ...] = parameter(None, kinds.NAMES, derive=lambda _: ())
-    """Nodes that are missed by name until they have come; the same for every node."""
+    """Nodes that are reported missing by name until they arrive; the same for every node."""
     expected_file: str | None = parameter(None, kinds.PATH)
-    """A file with more of them, one a line; # begins a comment."""
+    """A file with more of them, one per line; # begins a comment."""
     waits_end_on_loss: bool = parameter(True, kinds.FLAG)
     """Waits in the round's store end with `MembersLostError` when a member is lost; PyTorch's wait on."""
 
-    # When a node or a run is over.
+    # Ending a node or a run.
     close_timeout: float = parameter(30.0, duration())
-    """Limits leaving and closing, and how long a store lingers for the others."""
+    """Limits leaving and closing, and the time that a store stays up for other nodes."""
     store_gone_timeout: float = parameter(5.0, duration())
-    """How long to wait for another store once nobody listens where one in memory was."""
+    """Time to wait for another store once nothing listens where one in memory was."""
     closed_ttl: float = parameter(86400.0, duration(1.0, because=", long enough for every node to see it"))
-    """How long a closed run is remembered."""
+    """Time for which a closed run is remembered."""
     ttl: float = parameter(
         10.0, duration(TTL_MIN, because=", below which a short pause would pass for a death", example="10")
     )
-    """How long a silent node counts as alive; also `keep_alive_interval` x `keep_alive_max_attempt`."""
+    """Time for which a silent node counts as alive; also `keep_alive_interval` x `keep_alive_max_attempt`."""
     disconnect_ttl: float = parameter(
         None,
         duration(GONE_TTL_MIN, because=", which a connection that was cut needs to come back", example="1"),
@@ -122,14 +120,15 @@ class Settings:
     stall_timeout: float | None = parameter(
         None, duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take", example="5m"), default_text="off"
     )
-    """A member that lives is lost after so long without a step while others get on; the same for all nodes
-    ([failures.md](failures.md#alive-but-stuck))."""
+    """A live member is lost after this time without a step while others progress; the same for all nodes
+    ([failures.md](failures.md#alive-but-stuck)).
+    """
     first_step_timeout: float | None = parameter(
         None, duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take", example="5m"), default_text="off"
     )
     """The same for the first step of a round, which compiles and loads."""
 
-    # Where the store is kept, and who may use it.
+    # The store, and access to it.
     prefix: str = parameter(
         None,
         kinds.PREFIX,
@@ -137,22 +136,23 @@ class Settings:
         default_text=f"{SCHEMES['tcp'].prefix} (etcd: {SCHEMES['etcd'].prefix})",
         derive=lambda it: it.endpoint.info.prefix,
     )
-    """Where in the store runs lie."""
+    """The prefix of all runs in the store."""
     is_host: bool | None = parameter(None, kinds.FLAG_OR_AUTO, default_text="auto")
-    """Start the store here; auto: if the host is this machine and nobody listens."""
+    """Start the store here; auto: if the host is this machine and no process listens."""
     host: str = parameter("inside", kinds.HOST, family="tcp")
-    """Where the store started here runs: inside this process, or in a process of its own."""
+    """The store started here runs inside this process, or in a process of its own."""
     data_dir: str | None = parameter(None, kinds.PATH, family="tcp")
-    """Where the store started here keeps its data; else in memory."""
+    """The directory of the store started here; without it, the store is in memory."""
     insecure: bool = parameter(False, kinds.FLAG)
-    """The store started here is open to all who reach it."""
+    """The store started here is open to every client that reaches it."""
     limits: Limits | None = parameter(None, kinds.LIMITS, default_text="those of `rdzv serve`", family="tcp")
     """Of the store started here: a `store.Limits`, or `keys_max:5000,leases_max:900` ([limits.md](limits.md))."""
     http_port: int | None = parameter(None, kinds.HTTP_PORT, family="tcp")
-    """Where the store started here serves [HTTP](operating.md#http-health-metrics-and-a-page); needs the extra
-    `http`."""
+    """The port at which the store started here serves [HTTP](operating.md#http-health-metrics-and-a-page); needs the
+    extra `http`.
+    """
     metrics_port: int | None = parameter(None, kinds.HTTP_PORT)
-    """Where this node serves its [metrics](operating.md#http-health-metrics-and-a-page); needs the extra `http`."""
+    """This node's port for its [metrics](operating.md#http-health-metrics-and-a-page); needs the extra `http`."""
     token: str | bytes | None = parameter(None, kinds.SECRET, sources=_NOT_IN_A_URL, family="tcp", is_secret=True)
     """The shared secret; never in a URL."""
     token_file: str | None = parameter(None, kinds.PATH, family="tcp")
@@ -162,25 +162,25 @@ class Settings:
     ca: str | None = parameter(None, kinds.PATH, encrypted_only=True)
     """A file of certificates to trust."""
     cert: str | None = parameter(None, kinds.PATH, encrypted_only=True)
-    """A file with our certificate."""
+    """A file with this node's certificate."""
     key: str | None = parameter(None, kinds.PATH, encrypted_only=True)
     """A file with its private key."""
     user: str | None = parameter(None, kinds.TEXT, family="etcd")
-    """Who to be in etcd."""
+    """The user name in etcd."""
     password_file: str | None = parameter(None, kinds.PATH, family="etcd")
     """A file with etcd's password."""
 
-    # What this node is, and brings.
+    # This node, and its payload.
     node_id: str | None = parameter(None, kinds.NAME, default_text="made up")
-    """This node's name; no two alive may share it."""
+    """This node's name; no two live nodes may share it."""
     address: str | None = parameter(None, kinds.ADDRESS, default_text="what the store sees")
-    """Where the others reach this node."""
+    """The address at which other nodes reach this node."""
     master_port: str | None = parameter(None, kinds.PORTS, default_text="any free one")
     """The port at rank 0 where members meet, or a range ([networking.md](networking.md#ports))."""
     bootstrap_check: bool | None = parameter(
         None, kinds.FLAG, default_text="true under torchrun and `rdzv run`, else false"
     )
-    """Give a round up if a member does not reach rank 0 within 5 s; leave it out of the next, or change rank 0."""
+    """End a round if a member does not reach rank 0 within 5 s; leave it out of the next, or change rank 0."""
     payload: Any = parameter(None, kinds.PAYLOAD)
     """Anything small, for all members to read."""
     attributes: Mapping[str, str] = parameter(None, kinds.ATTRIBUTES, derive=lambda _: MappingProxyType({}))
@@ -189,17 +189,17 @@ class Settings:
     """Or `survivors_then_name` (torchrun's default), `in_place`, `arrival`, `name`, `requested`,
     `topology:ATTRIBUTE`."""
     requested_rank: int | None = parameter(None, whole_number(0))
-    """The rank to ask for, with `rank_order=requested`."""
+    """The requested rank, with `rank_order=requested`."""
     torch_store: str = parameter("rdzv", kinds.TORCH_STORE)
-    """The store that PyTorch gets: ours, or `tcp`, a TCPStore at rank 0 ([pytorch.md](pytorch.md))."""
+    """PyTorch's store: `rdzv`, or `tcp`, a TCPStore at rank 0 ([pytorch.md](pytorch.md))."""
     health_check: Callable[..., Any] | None = parameter(None, kinds.FUNCTION, sources=_KEYWORD_ONLY)
-    """A function; raising, or returning a reason, keeps the node out."""
+    """A function that keeps the node out by raising, or by returning a reason."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "run_id", RUN_ID.read(self.run_id))
         for name, one in PARAMETERS.items():
             value = getattr(self, name)
-            # Most are not given, and a default is in its one true form.
+            # Most are not given, and defaults are canonical.
             if value is not None and value is not one.default:
                 object.__setattr__(self, name, one.read(value))
                 if value is not False:
@@ -210,30 +210,22 @@ class Settings:
 
     @property
     def can_join(self) -> bool:
-        """Whether this node may be a member; an observer has not said how many nodes it needs."""
+        """True if this node may be a member; an observer has no node counts."""
         return self.min_nodes is not None
 
     @property
     def uses_tls(self) -> bool:
-        """Whether connections are encrypted: the scheme says so, or a TLS context was given."""
+        """True if connections are encrypted: by the scheme, or by a TLS context."""
         return self.endpoint.info.is_encrypted or self.tls is not None
 
     @property
     def needed(self) -> int:
-        """The fewest nodes that make a round: the minimum, rounded up to a unit.
-
-        Raises:
-            RendezvousSettingsError: This is an observer.
-        """
+        """The fewest nodes of a round: the minimum, rounded up to a unit; raises an error for an observer."""
         return needed_of(self._joiner(self.min_nodes), self.node_unit)
 
     @property
     def capacity(self) -> int:
-        """The most nodes that fit in a round: the maximum, rounded down to a unit.
-
-        Raises:
-            RendezvousSettingsError: This is an observer.
-        """
+        """The most nodes of a round: the maximum, rounded down to a unit; raises an error for an observer."""
         return capacity_of(self._joiner(self.max_nodes), self.node_unit)
 
     def _joiner(self, nodes: int | None) -> int:
@@ -245,22 +237,19 @@ class Settings:
         return nodes
 
     def shared(self) -> dict[str, Any]:
-        """Return, as plain data, what all nodes of a run must agree on, and what is stored once with it."""
+        """Return, as plain data, the settings on which all nodes of a run must agree, and those stored with them."""
         agreed = {name: _plain(getattr(self, name)) for name in _SHARED}
         given = {name: getattr(self, name) for name in _SHARED_IF_GIVEN}
         return agreed | {name: value for name, value in given.items() if value != PARAMETERS[name].default}
 
 
 _SHARED: Final = ("min_nodes", "max_nodes", "node_unit", "rank_order", "last_call_timeout", "early_last_call")
-# The same, left out where they are as ever, so that runs of nodes that do not know them are the same.
+# The same, left out if they have their default, so that nodes that do not know them agree.
 _SHARED_IF_GIVEN: Final = ("torch_store", "stall_timeout", "first_step_timeout", "unit_within")
 
 
 def _plain(value: Any) -> Any:
-    """Return a function's qualified name, and anything else as it is.
-
-    Two nodes that run one program name their function alike; this is as near as one gets to comparing code.
-    """
+    """Return a function's qualified name, which stands for its code, and other values unchanged."""
     if not callable(value):
         return value
     named = value if hasattr(value, "__qualname__") else type(value)
@@ -268,13 +257,11 @@ def _plain(value: Any) -> Any:
 
 
 def describe_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """Return in words how two results of `Settings.shared` differ: "min_nodes is 2 here and 3 in the run".
+    """Return the differences of two results of `Settings.shared`: "min_nodes is 2 here and 3 in the run", or "".
 
-    Field by field, so that releases of which one knows a field more can meet: what is missing there has its default,
-    and what is unknown here is passed over.
-
-    Returns:
-        One clause for each difference, and an empty text if there is none.
+    Fields are compared one by one, so that releases with different fields can meet: a missing field has its default,
+    and an
+    unknown one is ignored.
     """
     known = [name for name in dict.fromkeys((*ours, *theirs)) if name in PARAMETERS]
     here, there = ({name: given.get(name, PARAMETERS[name].default) for name in known} for given in (ours, theirs))
@@ -285,7 +272,7 @@ def describe_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> s
     )
 
 
-# Every parameter by name, in the order in which `Settings` declares them.
+# All parameters by name, in the order of `Settings`.
 PARAMETERS: Final[Mapping[str, Parameter]] = MappingProxyType(
     {
         declared.name: declared.metadata["parameter"].called(declared.name)
@@ -300,14 +287,14 @@ _BY_WRITTEN_NAME: Final[Mapping[str, Parameter]] = {
     for written in (parameter.name, *parameter.aliases)
 }
 
-# The variables that say something about parameters, and about which.
+# The environment variables of parameters.
 _IN_THE_ENVIRONMENT: Final[Mapping[str, str]] = {
     Source.ENVIRONMENT.spell(written): written
     for written, parameter in _BY_WRITTEN_NAME.items()
     if Source.ENVIRONMENT in parameter.sources
 }
 
-# What Kubernetes puts into every pod for a Service called rdzv-http: RDZV_HTTP_PORT=tcp://10.96.0.7:29401.
+# Kubernetes sets this in every pod for a Service called rdzv-http: RDZV_HTTP_PORT=tcp://10.96.0.7:29401.
 _LINK: Final = re.compile(r"(tcp|udp|sctp)://[^/?]+:[0-9]+$")
 
 _RIVALS_OF: Final[Mapping[str, frozenset[str]]] = {
@@ -323,10 +310,10 @@ _RIVALS_OF: Final[Mapping[str, frozenset[str]]] = {
 
 
 def parse(url: str, overrides: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
-    """Put together what the environment, the URL and the keywords of `connect` say.
+    """Return the settings from the environment, the URL and the keywords of `connect`.
 
     Raises:
-        RendezvousSettingsError: Anything is wrong with any of it.
+        RendezvousSettingsError: One of them is wrong.
     """
     parts = split_url(url)
     endpoint = Endpoint.parse(parts.scheme, parts.authority)
@@ -357,22 +344,22 @@ def parse(url: str, overrides: Mapping[str, Any], environ: Mapping[str, str]) ->
 
 @functools.cache
 def _warn(sentence: str) -> None:
-    """Log a warning, once per process: settings are often read more than once."""
+    """Log a warning once per process: settings are often read more than once."""
     log.warning("%s", sentence)
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what the environment says about the parameters it may set; all else there is left alone.
+    """Return the parameters from the environment; other variables are ignored.
 
-    Without the white space around it: a secret that Kubernetes puts there ends with its file's last newline.
+    Surrounding white space is removed: a secret from Kubernetes ends with its file's last newline.
     """
-    # The environment's names are gone through, and not ours: it has few that are of interest, as a rule none.
+    # Iterate over the environment, which has few of these names or none.
     there = sorted(name for name in environ if name in _IN_THE_ENVIRONMENT and not _LINK.match(environ[name]))
     return {_IN_THE_ENVIRONMENT[variable]: environ[variable].strip() for variable in there}
 
 
 def _read(given: Mapping[str, Any], source: Source) -> dict[str, Any]:
-    """Return what one source says, checked, by the parameters' own names."""
+    """Return one source's checked values, by parameter name."""
     values: dict[str, Any] = {}
     written_as: dict[str, str] = {}
     for written, raw in given.items():
@@ -400,7 +387,7 @@ def _keep_alive_ttl(values: Mapping[str, Any]) -> float:
 
 
 def _overlay(chosen: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Let what a stronger source says replace the same parameters of weaker ones, and their rivals."""
+    """Override the same parameters of weaker sources, and their rivals."""
     for name in values:
         for rival in _RIVALS_OF.get(name, ()):
             chosen.pop(rival, None)

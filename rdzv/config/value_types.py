@@ -1,10 +1,7 @@
-"""What a parameter's value may be: each `Kind` reads it from text or from the value itself, and says its limit.
+"""Pure: the types of parameters: each `Kind` reads a value from text or from the value itself, and states its limit.
 
-A kind knows nothing of where a value comes from, or of other values: `parameters` says which parameter is of which
-kind, and `settings` what may stand beside what. Converting twice changes nothing, so that what has been read once can
-be checked again.
-
-This room is pure: paths are only named here, never followed.
+A kind knows no source and no other value: `parameters` assigns kinds, and `settings` checks combinations. Converting
+twice changes nothing, so that a value can be checked again. Paths are only named here, never followed.
 """
 
 from __future__ import annotations
@@ -57,44 +54,43 @@ __all__ = [
 
 # As msgpack. The coordinator holds every node's payload in memory: 10,000 of this size are 40 MB.
 PAYLOAD_BYTES_MAX: Final = 4096
-# Of lists and maps within each other: whatever shows it, as JSON for example, has a limit of its own.
+# Of nested lists and maps: readers of it, such as JSON, have limits of their own.
 PAYLOAD_LEVELS_MAX: Final = 32
-# As msgpack. A rack, a zone and a host take a tenth of it; whatever is larger is a payload.
+# As msgpack. A rack, a zone and a host take a tenth of it; larger data belongs in the payload.
 ATTRIBUTES_BYTES_MAX: Final = 1024
-NAMES_MOST: Final = 20_000  # of nodes that are expected: twice as many as have been tried in one run
-# In characters, for run and node ids: as long as a file name may be, well below a store's limit for keys.
+NAMES_MOST: Final = 20_000  # expected nodes: twice as many as were tested in one run
+# In characters, for run and node ids: like a file name, and well below a store's limit for keys.
 NAME_LENGTH_MAX: Final = 255
-NODES_MAX: Final = 1_000_000  # a hundred times the largest run we measure; a count beyond it is a slip of the keyboard
-# In seconds, 31 years: within what threads (`threading.TIMEOUT_MAX`) and etcd leases take, 9e9 each.
+NODES_MAX: Final = 1_000_000  # a hundred times the largest measured run; a larger count is a typo
+# In seconds, 31 years: below the limits of threads (`threading.TIMEOUT_MAX`) and etcd leases, 9e9 each.
 DURATION_MAX: Final = 1e9
-# The orders that have a name; `topology:rack` says which attribute holds the domain.
+# The named orders; `topology:rack` names the attribute with the domain.
 RANK_ORDERS: Final = ("survivors", "in_place", "arrival", "name", "requested", "topology", "survivors_then_name")
 PORT_MAX: Final = 65535
-# What PyTorch's process groups of a round may be given: our store, or a TCPStore that rank 0 hosts.
+# The store for PyTorch's process groups of a round: ours, or a TCPStore that rank 0 hosts.
 TORCH_STORES: Final = ("rdzv", "tcp")
-# Where the embedded store runs: in a thread of the node's process, or in a process of its own.
+# The embedded store runs in a thread of the node's process, or in a process of its own.
 HOSTS: Final = ("inside", "process")
 WORDS_FOR_TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
 WORDS_FOR_FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
 
 
 class Unfit(ValueError):
-    """Raised by a `Kind` that can say more than its limit does; whoever reads a value makes it into an error."""
+    """Raised by a `Kind` with more detail than its limit; the reader of a value makes it an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a parameter's value may be."""
+    """The type of a parameter."""
 
     limit: str  # completes "it must be ..."
-    # Returns the value in its one true form, from text or from that form itself, so that converting twice changes
-    # nothing. Raises `ValueError` or `TypeError` for anything else.
+    # Returns the canonical value, from text or from that value itself. Raises `ValueError` or `TypeError` for others.
     convert: Callable[[Any], Any]
-    example: str  # a value that would do, as text, for the remedy in an error
+    example: str  # a valid value, as text, for the remedy in an error
 
 
 def whole_number(at_least: int, at_most: int = NODES_MAX, *, limit: str = "", example: str = "") -> Kind:
-    """A count, or another number that is whole; `limit` says in words what else it is."""
+    """Return the type of a count or another whole number; `limit` describes it."""
 
     def convert(raw: Any) -> int:
         if isinstance(raw, bool):
@@ -113,7 +109,7 @@ _WITH_UNIT: Final = re.compile(r"([0-9.]+)(ms|s|m|h|d)", re.ASCII)
 
 
 def _seconds(raw: Any) -> float:
-    """Return seconds: of a number, of text with a number, or of text with units such as 5m, 1h30m or 500ms."""
+    """Return seconds from a number, from text with a number, or from text with units: 5m, 1h30m, 500ms."""
     if isinstance(raw, bool):
         raise TypeError
     if isinstance(raw, str) and _WITH_UNITS.fullmatch(raw):
@@ -122,11 +118,11 @@ def _seconds(raw: Any) -> float:
 
 
 def duration(at_least: float = 0.0, *, because: str = "", example: str = "30") -> Kind:
-    """Seconds; `because` says why not fewer."""
+    """Return the type of a duration in seconds; `because` explains the minimum."""
 
     def convert(raw: Any) -> float:
         seconds = _seconds(raw)
-        if not at_least <= seconds <= DURATION_MAX:  # false for NaN, too
+        if not at_least <= seconds <= DURATION_MAX:  # also for NaN
             raise ValueError
         return seconds
 
@@ -146,7 +142,7 @@ def _flag_or_auto(raw: Any) -> bool | None:
 
 
 def _text(raw: Any) -> str:
-    """Return text that is there and can be seen: no control characters, no lone surrogates."""
+    """Return visible, non-empty text: no control characters, no lone surrogates."""
     if not isinstance(raw, str):
         raise TypeError
     if not raw or not raw.isprintable():
@@ -174,7 +170,7 @@ def _path(raw: Any) -> str:
 
 
 def _prefix(raw: Any) -> str:
-    # One slash before, none behind: "rdzv", "/rdzv" and "/rdzv/" must be one place, or nodes would not meet.
+    # One leading slash, none at the end: "rdzv", "/rdzv" and "/rdzv/" must be one place, or nodes would not meet.
     return "/" + _text(_text(raw).strip("/"))
 
 
@@ -193,8 +189,8 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 
 def _payload(raw: Any) -> Any:
-    # Through msgpack and back: a later change to the caller's object does not reach us, and a node reads of
-    # itself exactly what the others will read of it.
+    # Through msgpack and back: later changes of the caller's object have no effect, and a node reads its own payload
+    # exactly as others do.
     try:
         packed = msgpack.packb(raw)
         copy = msgpack.unpackb(packed, strict_map_key=False)
@@ -208,7 +204,7 @@ def _payload(raw: Any) -> Any:
 
 
 def _pairs(raw: Any) -> dict[Any, Any]:
-    """Return names and values: of a mapping, or of text such as rack:r1,zone:z2."""
+    """Return the pairs of a mapping, or of text such as rack:r1,zone:z2."""
     if not isinstance(raw, str):
         return dict(Mapping.items(raw))
     pairs: dict[str, str] = {}
@@ -262,7 +258,7 @@ def _ports(raw: Any) -> str:
 
 
 def _one_that(is_one: Callable[[Any], object]) -> Callable[[Any], Any]:
-    """Take what passes a test as it is."""
+    """Return a converter that accepts values for which `is_one` is true, unchanged."""
 
     def convert(raw: Any) -> Any:
         if not is_one(raw):
@@ -305,5 +301,5 @@ HTTP_PORT: Final = whole_number(
     0, PORT_MAX, limit=f"a port from 1 to {PORT_MAX}, or 0 for any free one", example="29401"
 )
 FUNCTION: Final = Kind("a function", _one_that(callable), "check_gpus")
-# A context is known by what it can do: importing ssl here would bring sockets into a pure room.
+# A context is recognised by a method: importing ssl here would bring sockets into a pure room.
 TLS: Final = Kind("an ssl.SSLContext", _one_that(lambda raw: hasattr(raw, "wrap_bio")), "ssl.create_default_context()")

@@ -157,11 +157,11 @@ class HourNote(Stored, kw_only=True):
 
 
 def gone_before(history: History, number: int, *, here: Container[str], now: float) -> list[Missing]:
-    """Return who was in the round before the one of this number, and is not here.
+    """Return the members of the round before `number` that are not here.
 
     Args:
-        history: What is remembered.
-        number: The round that stands.
+        history: The remembered history.
+        number: The current round.
         here: The nodes that are here.
         now: The hour of the run.
     """
