@@ -1,4 +1,4 @@
-"""Elastic rendezvous: nodes find each other, agree who is in and with what rank, and meet again when that changes.
+"""Elastic rendezvous: nodes find each other, agree on members and ranks, and meet again when these change.
 
     async with rdzv.connect("tcp://head:29400/job-7?min_nodes=2&max_nodes=4") as handler:
         store, rank, world_size = await handler.next_rendezvous()

@@ -1,11 +1,10 @@
-"""Checks, at import, that the package `store` is ours and whole.
+"""Checks, at import, that the package `store` is this project's, and complete.
 
-Many a script has a `store.py` beside it, and a distribution on PyPI that is called `store` installs its files over
-ours: its `store/__init__.py` is empty, and uninstalling it takes that file away. Without this check the user would read
-of a name that cannot be imported from somewhere, and would have to guess the reason.
+Many a script has a `store.py` beside it, and a PyPI distribution called `store` installs its files over this package:
+its `store/__init__.py` is empty, and uninstalling it removes that file. Without this check, the user would only read of
+a name that cannot be imported, without the reason.
 
-Nothing of a foreign package is run: its source is only read. Names of modules that are missing because one of our own
-dependencies is missing are left alone.
+Foreign code is read, and never run. A module that is missing because of a missing dependency is left alone.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["lazy_names"]
 
 _FOLDER = Path(__file__).resolve().parents[1] / "store"
-"""Where ours is: beside `rdzv`, however both were installed."""
+"""The package's place: beside `rdzv`, however both were installed."""
 
 _MARK = "from store.messages import"
-"""A line that our `store/__init__.py` has, and no stranger's."""
+"""A line that only this project's `store/__init__.py` has."""
 
 
 def _shadow() -> str | None:
-    """Where the file is that will be imported instead of our package, or was; None if ours is found first."""
+    """Return the foreign file that is imported instead of this package, or was; None if there is none."""
     loaded = sys.modules.get("store")
     if loaded is not None:
         found = getattr(loaded, "__file__", None)
@@ -39,7 +38,8 @@ def _shadow() -> str | None:
         return f"no {_FOLDER / '__init__.py'}"
     file = Path(found).resolve()
     try:
-        is_whole = file.suffix == ".pyc" or _MARK in file.read_text(encoding="utf-8")  # of compiled code only the place
+        # compiled code is judged by its place alone
+        is_whole = file.suffix == ".pyc" or _MARK in file.read_text(encoding="utf-8")
         is_ours = file.parent == _FOLDER and is_whole
     except (OSError, UnicodeDecodeError):
         is_ours = False
@@ -55,14 +55,14 @@ def _refuse(found: str) -> ImportError:
 
 
 def _explain(error: ImportError) -> ImportError:
-    """Return what to raise where a module of ours cannot be imported."""
+    """Return the error to raise if a module of this project cannot be imported."""
     if (error.name or "").partition(".")[0] != "store":
-        return error  # a dependency of ours is missing; it is named
+        return error  # a dependency is missing; the error names it
     return _refuse(f"a package in {_FOLDER} of which files were replaced or are missing ({error})")
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return what `store.lazy_names` does, and name the package that is not whole where one of them is not found."""
+    """Return the result of `store.lazy_names`; if a name is not found, name the incomplete package."""
     return _store_lazy_names(package, homes, explain=_explain)
 
 

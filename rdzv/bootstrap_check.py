@@ -1,15 +1,15 @@
-"""Shell: sees, before a round is handed out, whether all its members reach rank 0 where they are to meet.
+"""Shell: checks, before a round is given out, that all members reach rank 0 at its promised address.
 
-A round is agreed on over the store. That says nothing of the way between the members: a firewall, or a wrong address,
-lets all of them reach the store and none reach rank 0, and then the job hangs. So rank 0 listens at the very port that
-was promised, each other member connects and says which rank it is, and rank 0 answers all once all have come. Whoever
-does not hear that within a few seconds gives the round up.
+A round is agreed on over the store, which proves nothing about the network between the members: with a firewall, or a
+wrong address, all may reach the store and none rank 0, and the job hangs. So rank 0 listens at the promised port, each
+other member connects and sends its rank, and rank 0 answers all once all have come. A member without that answer within
+a few seconds gives the round up.
 
-What follows is rank 0's to say (`judge`), in a key that all read. Who has not come while most have is left out of the
-next round, and the others go on: one node behind a firewall ends nobody's job. Where few have come, it is rank 0 that
-is not reached, and another node takes its turn.
+Rank 0 then writes a verdict (`judge`) into a key that all read. If most members have come, the next round leaves the
+others out: one node behind a firewall does not end the job. If few have come, rank 0 is the one that is not reached,
+and another node takes its place.
 
-Nothing that comes is believed beyond "somebody who knows of this round has come"; a line too long, or wrong, is nobody.
+A connection proves only that its peer knows of this round; a line that is too long, or wrong, is ignored.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ if TYPE_CHECKING:
 __all__ = ["WITHIN", "Verdict", "all_reach", "check_the_way", "judge", "reach"]
 
 WITHIN = 5.0  # seconds for all to come
-UNREACHED_NAMED = 3  # members that have not come to rank 0: one sentence names these
-VERDICT_WITHIN = 2.0  # seconds more to hear of it
-TRY_AGAIN_FIRST = 0.005  # seconds; rank 0 may not listen yet: it hears of the round when the others do ...
-TRY_AGAIN_AFTER = 0.1  # ... or later; twice as long after each time, and no longer than this
+UNREACHED_NAMED = 3  # members that have not reached rank 0: the most that one sentence names
+VERDICT_WITHIN = 2.0  # seconds more for the verdict
+TRY_AGAIN_FIRST = 0.005  # seconds; rank 0 may not listen yet: it learns of the round when the others do ...
+TRY_AGAIN_AFTER = 0.1  # ... or later; doubled after each try, up to this
 LINE_BYTES_MOST = 128
 ALL_HAVE_COME = b"all have come\n"
-NO_TIME_WAIT = struct.pack("ii", 1, 0)  # linger: the port is to be free for its user at once
+NO_TIME_WAIT = struct.pack("ii", 1, 0)  # linger: frees the port for its user at once
 
 
 class Verdict(Stored, kw_only=True):
-    """What becomes of a round that not all members could begin, as its rank 0 says."""
+    """Rank 0's verdict on a round that not all members could begin."""
 
     called = "what became of a round"
 
-    why: str  # who has not come to rank 0, and where that is, in words
-    # The ranks that the next round is to do without; none if it is rank 0 that is not reached.
+    why: str  # the nodes and addresses that have not reached rank 0, in words
+    # The ranks that the next round leaves out; none if rank 0 is not reached.
     left_out: tuple[int, ...] = ()
 
 
 def judge(why: str, missing: Collection[int], *, size: int, needed: int, again: bool) -> Verdict:
-    """Say, as rank 0, what becomes of a round in which these ranks have not come.
+    """Return, as rank 0, the verdict on a round in which these ranks have not come.
 
     Args:
-        why: In words.
-        missing: The ranks that have not come; none if nobody could listen for them.
-        size: How many members the round has.
-        needed: How many a round must have.
-        again: This node was such a rank 0 before, and so was every other one that may be.
+        why: The reason, in words.
+        missing: The ranks that have not come; none if rank 0 could not listen.
+        size: The number of members.
+        needed: The least number of members.
+        again: True if this node was such a rank 0 before, as was every other candidate.
     """
     here = size - len(missing)
-    # Of two nodes nobody knows which one is to blame: the other one is rank 0 once, before it is left out.
+    # Of two nodes, either may be to blame: the other one is rank 0 once, before it is left out.
     most = here > len(missing) or (here == len(missing) and (size > 2 or again))
     if missing and here >= needed and most:
         return Verdict(why=f"{why}; the others go on", left_out=tuple(missing))
@@ -74,15 +74,15 @@ def judge(why: str, missing: Collection[int], *, size: int, needed: int, again: 
 async def check_the_way(
     round: Round, rank: int, names_of: Callable[[Collection[int]], Awaitable[list[str]]]
 ) -> tuple[str, list[int]]:
-    """Whether all reach rank 0 of this round.
+    """Check that all members reach rank 0 of this round.
 
     Args:
         round: The round.
         rank: This member's.
-        names_of: Tells who has a rank.
+        names_of: Returns the names of ranks.
 
     Returns:
-        In words what is wrong, or nothing; and, to rank 0, the ranks that have not come.
+        The problem in words, or ""; and, to rank 0, the ranks that have not come.
     """
     at = f"{round.host}:{round.port}"
     if rank:
@@ -100,10 +100,10 @@ async def check_the_way(
 
 
 async def all_reach(round: Round) -> list[int]:
-    """As rank 0: wait for the others at the port that was promised; the ranks that have not come.
+    """As rank 0, wait for the others at the promised port; return the ranks that have not come.
 
     Raises:
-        OSError: Nobody can listen there.
+        OSError: The port cannot be listened on.
     """
     missing = set(range(1, round.size))
     complete, told = asyncio.Event(), asyncio.Event()
@@ -122,7 +122,7 @@ async def all_reach(round: Round) -> list[int]:
             if missing:
                 return  # the time is over
             writer.write(ALL_HAVE_COME)
-            await reader.read()  # it hangs up first, and the port is free at once
+            await reader.read()  # the peer disconnects first, so the port is free at once
             untold.discard(rank)
             if not untold:
                 told.set()
@@ -145,16 +145,17 @@ async def all_reach(round: Round) -> list[int]:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_TIME_WAIT)
             writer.transport.abort()
-        complete.set()  # whoever still waits for the others is let go
+        complete.set()  # releases the handlers that still wait for others
     return sorted(missing)
 
 
 async def reach(round: Round, rank: int) -> str:
-    """As any other rank: come to rank 0, and hear that all have; in words what is wrong, or nothing."""
+    """As another rank, reach rank 0, and hear that all have; return the problem in words, or ""."""
     problem, reached = "it does not answer", False
     began, pause = anyio.current_time(), TRY_AGAIN_FIRST
     with anyio.move_on_after(WITHIN + VERDICT_WITHIN):
-        while not (reached and anyio.current_time() - began > WITHIN / 2):  # whoever hung up at once may not be rank 0
+        # a server that closed the connection at once may not be rank 0
+        while not (reached and anyio.current_time() - began > WITHIN / 2):
             try:
                 reader, writer = await asyncio.open_connection(round.host, round.port)
             except OSError as error:

@@ -1,4 +1,4 @@
-"""What can go wrong with a rendezvous.
+"""The errors of a rendezvous.
 
     RendezvousError
     ├── RendezvousClosedError         the run was closed           (a retry cannot mend it)
@@ -7,14 +7,14 @@
     ├── RendezvousSettingsError       a setting is wrong or contradicts the run's (a retry cannot mend it)
     ├── RendezvousGracefulExitError   a spare is no longer needed: leave with success
     ├── RendezvousConnectionError     the store cannot be reached
-    ├── RendezvousStateError          the store holds something that is not ours, or a call came out of order
-    ├── MembersLostError              members of the round were lost, on whom this node waited
+    ├── RendezvousStateError          the store holds foreign data, or a call came out of order
+    ├── MembersLostError              members of the round that this node waited for were lost
     ├── RoundSupersededError          this node is no longer part of the round whose store it used
     ├── SharedStoreTimeoutError       a key of the round's shared store did not come in time
-    └── QueueEmptyError               a queue of the round's shared store held nothing, and the caller would not wait
+    └── QueueEmptyError               a queue of the round's shared store was empty, and the caller would not wait
 
-`RendezvousNonRetryableError` is mixed into those that a retry cannot mend, as NVIDIA's and PyTorch's launchers
-distinguish them.
+`RendezvousNonRetryableError` is mixed into those that a retry cannot mend: NVIDIA's and PyTorch's launchers make that
+distinction.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ __all__ = [
 
 
 SIGNALLED = 128
-STATUS_MAX = 255  # of what a process can end with; a shell says from 128 on by which signal
+STATUS_MAX = 255  # of a process; in a shell, from 128 on it names a signal
 
 
 def exit_status(status: SupportsIndex) -> tuple[int, str]:
-    """Return the exit status that a verdict ends with, and a remark for its reason if that is not the one given.
+    """Return the exit status of a verdict, and a remark for its reason if the given status was replaced.
 
-    A verdict stands whatever its status is: one that no process can end with becomes another that is not 0.
+    An invalid status does not invalidate the verdict: it is replaced by another one that is not 0.
     """
     try:
         number = operator.index(status)
@@ -67,20 +67,20 @@ def exit_status(status: SupportsIndex) -> tuple[int, str]:
 
 
 class RendezvousError(Exception):
-    """Base of everything a rendezvous raises."""
+    """The base of all errors of a rendezvous."""
 
 
 class RendezvousNonRetryableError(RendezvousError):
-    """Mixed into errors that trying again cannot mend."""
+    """Mixed into errors that a retry cannot mend."""
 
 
 class RendezvousClosedError(RendezvousNonRetryableError):
-    """The run has been closed; the message carries the reason given.
+    """The run has been closed; the message has the given reason.
 
     Attributes:
-        reason: The reason given by whoever closed the run, perhaps empty.
-        given_up: Whether it is a verdict not to go on, rather than the end of the work.
-        status: The exit status that comes with that verdict, from 0 to 255; 0 for none in particular.
+        reason: The reason given with the closing, perhaps empty.
+        given_up: True for a verdict not to go on, False for the end of the work.
+        status: The exit status of that verdict, from 0 to 255; 0 for none in particular.
     """
 
     def __init__(self, message: str, *, reason: str = "", given_up: bool = False, status: int = 0) -> None:
@@ -91,11 +91,11 @@ class RendezvousClosedError(RendezvousNonRetryableError):
 
 
 class RunGivenUpError(RendezvousClosedError):
-    """A member has given the run up; the message carries its reason."""
+    """A member has given the run up; the message has its reason."""
 
 
 class RendezvousTimeoutError(RendezvousNonRetryableError, TimeoutError):
-    """The round did not complete within `join_timeout`; the message says what it was waiting for."""
+    """The round did not complete within `join_timeout`; the message says what was missing."""
 
 
 class RendezvousRefusedError(RendezvousNonRetryableError):
@@ -115,22 +115,23 @@ class RendezvousConnectionError(RendezvousError, ConnectionError):
 
 
 class RendezvousStateError(RendezvousError):
-    """What the store holds is not a rendezvous of ours, or a call came out of order."""
+    """The store holds foreign data, or a call came out of order."""
 
 
 class GiveUp(RendezvousError):
-    """Raised in the body of a round: the run is to end everywhere, with this reason.
+    """Raised in the body of a round: the run ends everywhere, with this reason.
 
     Attributes:
-        reason: Why it is no use to go on; what is no text, an error perhaps, is shown as Python shows it.
-        status: The exit status that every launcher ends with, from 0 to 255; 0 for none in particular. Of another one
-            the reason says what became of it: 128 and the signal of a process that was killed by one, else 1.
+        reason: Why to give up; a value that is no text, an error perhaps, is shown as Python shows it.
+        status: The exit status of every launcher, from 0 to 255; 0 for none in particular. A value outside that is
+            replaced, as the reason says: by 128 and the signal for a killed process, else by 1.
     """
 
     def __init__(self, reason: object = "", *, status: int = 0) -> None:
         self.status, remark = exit_status(status)
         text = (reason if isinstance(reason, str) else repr(reason)) + remark
-        self.reason: str = text.encode(errors="backslashreplace").decode()  # whatever it is, it is to be carried out
+        # any value is accepted: the verdict must be carried out
+        self.reason: str = text.encode(errors="backslashreplace").decode()
         super().__init__(self.reason)
 
 
@@ -146,7 +147,7 @@ class MembersLostError(RendezvousError):
     """Members of the round were lost while this node waited in its shared store; meet again with `next_rendezvous`.
 
     Attributes:
-        node_ids: Which ones, as far as they are known by name.
+        node_ids: The members, as far as they are known by name.
     """
 
     def __init__(self, message: str, *, node_ids: tuple[str, ...] = ()) -> None:
@@ -155,11 +156,11 @@ class MembersLostError(RendezvousError):
 
 
 class SharedStoreTimeoutError(RendezvousError, TimeoutError):
-    """A wait at the round's shared store ran out; the round itself may well go on.
+    """A wait at the round's shared store timed out; the round itself may well go on.
 
     Attributes:
-        keys: Which of the keys waited for were still missing.
-        timeout: How many seconds it waited.
+        keys: The keys that were still missing.
+        timeout: The seconds that it waited.
     """
 
     def __init__(self, message: str, *, keys: tuple[str, ...] = (), timeout: float = 0.0) -> None:
@@ -169,7 +170,7 @@ class SharedStoreTimeoutError(RendezvousError, TimeoutError):
 
 
 class QueueEmptyError(RendezvousError):
-    """There was nothing to pop, and the caller asked not to wait."""
+    """The queue was empty, and the caller asked not to wait."""
 
 
 RendezvousException = RendezvousError

@@ -1,9 +1,9 @@
-"""What any rendezvous can do, whoever wrote it: the abstract handlers, async and blocking.
+"""The abstract handlers, async and blocking: the interface of every rendezvous, also of third parties.
 
-Whoever brings a backend subclasses `RendezvousHandler` and writes four methods; one that holds something open also
-writes `aclose`. What `rdzv.node.front.verbs` offers beyond that, a backend may offer under the same names.
+A backend subclasses `RendezvousHandler` and has four methods, and `aclose` if it holds resources. It may offer the
+further verbs of `rdzv.node.front.verbs` under the same names.
 
-This room holds no behaviour. It names the types of `rdzv.membership` for type checkers only.
+This module has no behaviour. It imports the types of `rdzv.membership` for type checkers only.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ __all__ = ["BlockingRendezvousHandler", "RendezvousHandler"]
 class RendezvousHandler(ABC):
     """One node's part in the rendezvous of one run; `async with` closes it.
 
-    Only what is abstract must be written. Errors are those of `rdzv.errors`.
+    Only the abstract methods are required. Errors are those of `rdzv.errors`.
     """
 
     @abstractmethod
     async def next_rendezvous(self) -> RendezvousInfo:
-        """Leave the current round, if in one, and return once this node is a member of the next.
+        """Leave the current round, if any, and return once this node is a member of the next.
 
         Raises:
             RendezvousClosedError: The run is closed.
             RendezvousTimeoutError: Too few nodes came in time.
             RendezvousConnectionError: The store cannot be reached.
-            RendezvousStateError: The store holds something that is not a rendezvous.
+            RendezvousStateError: The store holds foreign data.
             RendezvousGracefulExitError: This node was a spare, and is not needed any more; or it is to leave.
         """
 
@@ -43,28 +43,28 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     async def is_closed(self) -> bool:
-        """Return whether the run is closed.
+        """Return True if the run is closed.
 
         Raises:
-            RendezvousConnectionError: Nobody knows; an unreachable store is neither open nor closed.
+            RendezvousConnectionError: The store cannot be reached, so the answer is unknown.
         """
 
     @abstractmethod
     async def set_closed(self, reason: str = "") -> None:
-        """Close the run for every node, for good; the first reason given is the one that is shown."""
+        """Close the run for every node, for good; the first reason is the one that is shown."""
 
     @property
     def run_id(self) -> str:
-        """Which run this is; empty if the backend does not say."""
+        """The run's id; empty if the backend has none."""
         return ""
 
     @property
     def node_id(self) -> str:
-        """What this node is called in the run; empty if the backend does not say."""
+        """The node's id in the run; empty if the backend has none."""
         return ""
 
-    async def aclose(self) -> None:  # noqa: B027  a backend that holds nothing open has nothing to close
-        """Leave for good and let go of everything that is held open; may be called twice."""
+    async def aclose(self) -> None:  # noqa: B027  a backend without resources has nothing to close
+        """Leave for good and release all resources; may be called twice."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -81,12 +81,12 @@ class RendezvousHandler(ABC):
 class BlockingRendezvousHandler(ABC):
     """One node's part in the rendezvous of one run, for blocking callers; `with` closes it.
 
-    The methods mean what they mean in `RendezvousHandler`.
+    The methods are those of `RendezvousHandler`.
     """
 
     @abstractmethod
     def next_rendezvous(self) -> BlockingRendezvousInfo:
-        """Leave the current round, if in one, and return once this node is a member of the next."""
+        """Leave the current round, if any, and return once this node is a member of the next."""
 
     @abstractmethod
     def num_nodes_waiting(self) -> int:
@@ -94,14 +94,14 @@ class BlockingRendezvousHandler(ABC):
 
     @abstractmethod
     def is_closed(self) -> bool:
-        """Return whether the run is closed."""
+        """Return True if the run is closed."""
 
     @abstractmethod
     def set_closed(self, reason: str = "") -> None:
-        """Close the run for every node, for good; the first reason given is the one that is shown."""
+        """Close the run for every node, for good; the first reason is the one that is shown."""
 
-    def close(self) -> None:  # noqa: B027  a backend that holds nothing open has nothing to close
-        """Leave for good and let go of everything that is held open; may be called twice."""
+    def close(self) -> None:  # noqa: B027  a backend without resources has nothing to close
+        """Leave for good and release all resources; may be called twice."""
 
     def __enter__(self) -> Self:
         return self

@@ -20,14 +20,15 @@ class Listener(Protocol):
     """An object that is notified of changes."""
 
     def changed(self) -> None:
-        """Look at the state anew: something has changed, perhaps nothing that matters here."""
+        """Look at the state anew: it has changed, perhaps in a way that does not matter here."""
 
 
 class Listeners:
     """Listeners that are notified together, and groups of them.
 
-    A notification has no content. A listener is added first, looks at the state then, and looks again at each
-    notification: so no change is lost between its look and its being added.
+    A notification has no content. A listener is added first, then looks at the state, and again at each notification,
+    so it
+    misses no change.
 
     Any thread may add, remove and notify. Each access to the table is one step of the interpreter. There is no lock: a
     child that is forked while another thread holds one could never take it.
@@ -37,7 +38,7 @@ class Listeners:
         self._listeners: dict[Listener, Listener] = {}
 
     def changed(self) -> None:
-        """Notify all of them, here and now. The error of one is logged, and keeps no other from being notified."""
+        """Notify all of them, here and now. A listener's error is logged, and the others are still notified."""
         for listener in tuple(self._listeners):
             try:
                 listener.changed()
@@ -46,7 +47,7 @@ class Listeners:
 
     @contextlib.contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:
-        """Notify this one, too, for as long as the context lasts."""
+        """Notify this one, too, for the duration of the context."""
         self.add(listener)
         try:
             yield
@@ -58,5 +59,5 @@ class Listeners:
         self._listeners[listener] = listener
 
     def remove(self, listener: Listener) -> bool:
-        """Notify it no more; True for the one caller that has taken it out."""
+        """Stop notifying it; return True to the one caller that has removed it."""
         return self._listeners.pop(listener, None) is not None

@@ -1,7 +1,7 @@
-"""What a member is given of a round, whether it still is a member, and what it must be told.
+"""A member's view of its round: the round's values, whether it is still a member, and the news for it.
 
-A `RendezvousInfo` is handed to the user and outlives its round. The `Membership` behind it says why the round is over
-for this node, once it is, to whoever asks and to whoever wanted to be told.
+A `RendezvousInfo` is given to the user and outlives its round. The `Membership` behind it has the reason once the round
+is over for this node, and notifies callbacks.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class RendezvousInfo(tuple["SharedStore", int, int]):  # noqa: SLOT001  it cannot have any
-    """What a member gets of a round; it also unpacks as `store, rank, world_size`.
+    """A member's view of a round; it also unpacks as `store, rank, world_size`.
 
-    It is a tuple of these three, which alone tells type checkers what each of them is.
+    It is a tuple of these three: only so type checkers know their types.
 
     Attributes:
-        run_id: Which run.
+        run_id: The run's id.
         round: The round's number, from 0. It is the one count on which all members agree.
-        node_id: This node.
-        rank: Its place, from 0.
-        world_size: How many members there are.
-        store: What the members share.
+        node_id: This node's id.
+        rank: Its rank, from 0.
+        world_size: The number of members.
+        store: The round's shared store.
         bootstrap_address: Host and port on rank 0, the same for every member; the port was free when rank 0 came.
     """
 
@@ -62,12 +62,12 @@ class RendezvousInfo(tuple["SharedStore", int, int]):  # noqa: SLOT001  it canno
     def on_superseded(self, callback: Callable[[str], None]) -> None:
         """Call back once, with the reason for which this node is no longer in the round. From any thread.
 
-        It is called in the thread in which nodes live; here, if there is a reason already. It must not take its time.
+        The callback runs in the node thread, or here if there is a reason already. It must be quick.
         """
         self._membership.call_when_over(callback)
 
     async def participants(self) -> list[Participant]:
-        """Read all members, by rank, with what each brought. The cost grows with their number: call it when needed."""
+        """Read all members, by rank, with address, payload and attributes. The cost grows with their number."""
         return await self._read_roster()
 
     def __new__(cls, *, store: SharedStore, rank: int, world_size: int, **_: object) -> Self:
@@ -89,7 +89,7 @@ class BlockingRendezvousInfo(tuple["BlockingSharedStore", int, int]):  # noqa: S
     _read_roster: Callable[[], list[Participant]] = field(repr=False)
 
     def participants(self) -> list[Participant]:
-        """Read all members, by rank, with what each brought. The cost grows with their number: call it when needed."""
+        """Read all members, by rank, with address, payload and attributes. The cost grows with their number."""
         return self._read_roster()
 
     def __new__(cls, *, store: BlockingSharedStore, rank: int, world_size: int, **_: object) -> Self:
@@ -98,13 +98,13 @@ class BlockingRendezvousInfo(tuple["BlockingSharedStore", int, int]):  # noqa: S
 
 
 class Previous(NamedTuple):
-    """What has changed since the round before; of many nodes, the first 16 of each kind are named.
+    """The changes since the round before; of many nodes, the first 16 of each kind are named.
 
     Attributes:
         rank: The rank that this node had.
-        lost: Who has died since that round completed.
-        left: Who has left.
-        joined: Who is new.
+        lost: The nodes that have died since that round completed.
+        left: The nodes that have left.
+        joined: The nodes that are new.
     """
 
     rank: int
@@ -115,24 +115,24 @@ class Previous(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Membership:
-    """A round that this node is in, or was. It is written in the node's loop, and read from any thread.
+    """A round that this node is in, or was. Written in the node's loop, and read from any thread.
 
     Attributes:
         round: The round.
-        rank: This node's place in it.
-        arrival: The arrival of this node that it holds.
-        beats: How far this member has come.
-        node_id: The node.
-        head: The run's head, as it was taken in last; it changes no more once the membership is over.
-        over: Why the node is not in the round any more; None while it is.
-        over_at: Since when, on this node's clock.
-        dropped: The node was not asked.
-        record_gone: The head has said that the others have lost this node.
-        expelled: They have lost it by a decision, and not because its record had lapsed.
-        lost_ids: The members that have died since the round completed, as far as they are known by name.
-        muster: The task that counts this member among those that have come, once, for `all_here`.
-        gate: What this member passes at each step, if it goes from round to round by `rounds()`.
-        listeners: Notified when any of this has changed. A user's callback is none of them: see `call_once`.
+        rank: This node's rank in it.
+        arrival: This node's arrival that it holds.
+        beats: This member's steps.
+        node_id: The node's id.
+        head: The last head taken in; it changes no more once the membership is over.
+        over: The reason for which the node is not in the round any more; None while it is.
+        over_at: The time of that, on this node's clock.
+        dropped: True if the node was put out.
+        record_gone: True if the head reports this node as lost.
+        expelled: True if it was lost by a decision, and not because its record had lapsed.
+        lost_ids: The members known by name to have died since the round completed.
+        muster: The task that counts this member once for `all_here`.
+        gate: The gate that this member passes at each step of `rounds()`.
+        listeners: Notified of every change, except users' callbacks: see `call_once`.
     """
 
     round: Round
@@ -152,14 +152,15 @@ class Membership:
     listeners: Listeners = field(default_factory=Listeners)
 
     def take(self, head: Head, *, rejoins: bool = False) -> None:
-        """Take in what the head says of this round, all of it before anybody is notified; nothing here waits.
+        """Take in the head's news of this round, all of it before any listener is notified; nothing here waits.
 
         A departure may come in the same read as the decision after which it was no loss. So the decision is set before
-        the losses, and both before a listener looks.
+        the
+        losses, and both before a listener looks.
 
         Args:
             head: The run's head.
-            rejoins: This node has sent another record, which a later round may hold.
+            rejoins: True if this node has sent another record, which a later round may hold.
         """
         if self.over is not None:
             return
@@ -173,13 +174,13 @@ class Membership:
             self._set_over(f"round {later.number} was completed without this node", dropped=True)
         if stop is not None and stop.decided and stop.round == self.round.number and self.round.in_steps:
             gate.decide(stop.step, why=stop.why, for_newcomers=stop.for_newcomers)
-        if progress is not None and self.over is None:  # its own loss is no news of another's
+        if progress is not None and self.over is None:  # else these may include this node itself
             self.lost_ids = progress.lost_ids
         self.listeners.changed()
 
     @property
     def progress(self) -> Progress | None:
-        """What the coordinator tells of this round; None if it has told nothing yet, or tells of a later one."""
+        """The coordinator's progress of this round; None before there is any, or if it is of a later round."""
         progress = self.head.progress
         return progress if progress is not None and progress.round == self.round.number else None
 
@@ -202,14 +203,14 @@ class Membership:
         self.call_once(lambda: self.lost_ids or None, callback)
 
     def call_once(self, news: Callable[[], T | None], callback: Callable[[T], object]) -> None:
-        """Call back once, with what `news` gives, as soon as that is not None; see `call_when_over`."""
+        """Call back once, with the result of `news`, as soon as that is not None; see `call_when_over`."""
         once = _Once(self.listeners, news, callback)
         self.listeners.add(once)
-        once.changed()  # there may be news since a moment ago, in another thread
+        once.changed()  # another thread may have set news since a moment ago
 
 
 class _Once(Generic[T]):
-    """A listener that calls back once. The thread that takes it out of the listeners calls, and no other."""
+    """A listener that calls back once: in the thread that takes it out of the listeners."""
 
     __slots__ = ("_callback", "_listeners", "_news")
 
@@ -222,21 +223,21 @@ class _Once(Generic[T]):
         if news is not None and self._listeners.remove(self):
             try:
                 self._callback(news)
-            except KeyboardInterrupt:  # of a signal, in the caller's thread
+            except KeyboardInterrupt:  # from a signal handler, in the caller's thread
                 raise
-            except BaseException:  # a user's code, which must not end the thread in which all nodes live
+            except BaseException:  # a user's code must not end the node thread
                 log.exception("a callback of a round has failed")
 
 
 def _what_is_known(progress: Progress, node_ids: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return where those of these nodes were that are known to be missing, and why they are."""
+    """Return the missing ones of these nodes: their addresses, and the reasons."""
     missing = [one for one in progress.absent.missing if one.node_id in node_ids]
     addresses = {one.node_id: one.address for one in missing if one.address}
     return addresses, {one.node_id: one.why for one in missing if one.why}
 
 
 def too_large(round: Round, resized: Resized | None) -> bool:
-    """Return whether a round has more members than the run may have since, and its members should meet again."""
+    """Return True if the run's maximum is now below a round's size, so that its members should meet again."""
     return resized is not None and resized.revision > round.revision and round.size > resized.max_nodes
 
 
@@ -249,17 +250,17 @@ def changes_since(
     node_id: str = "",
     now: float = 0.0,
 ) -> list[Change]:
-    """Return what a member must be told that it has not been told yet.
+    """Return the changes that a member must still be told.
 
     Args:
         seen: The last change of each kind that it was told of this round.
-        head: What is known.
+        head: The known head.
         round: The round this node is in; None if in none.
-        dropped: Why it is not in it any more, if so.
-        node_id: Who it is. Its own loss is no news of another's: it is about to learn that it was dropped.
+        dropped: The reason for which it was dropped, if it was.
+        node_id: The node's id. It learns of its own loss by `dropped`.
         now: Seconds on this node's clock.
     """
-    # The closing first: who hears that somebody has left should know already that there is nothing to meet again for.
+    # The closing first: a caller that learns of a departure should know already that it need not meet again.
     all_of_it: list[Change] = [] if head.closed is None else [head.closed]
     progress = head.progress
     if round is not None and progress is not None and progress.round == round.number:
@@ -270,7 +271,7 @@ def changes_since(
             all_of_it.append(NodesLeft(progress.departed, ids, *_what_is_known(progress, ids)))
         if progress.waiting or any(isinstance(change, NodesWaiting) for change in seen):
             all_of_it.append(NodesWaiting(progress.waiting))
-        # Only of members: who waits, or was in an earlier round, may be drained, too, and nobody need regroup for it.
+        # Only members: nodes that wait, or were in an earlier round, may be drained, too, and need no regroup.
         if ids := tuple(node_id for node_id in progress.draining if node_id in head.drains):
             soonest = min((head.drains[node_id] for node_id in ids), key=lambda leaving: leaving.until)
             all_of_it.append(Draining(ids, max(soonest.until - now, 0.0), soonest.reason))

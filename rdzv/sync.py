@@ -35,15 +35,15 @@ __all__ = ["Changes", "Handler", "RendezvousHandler", "RendezvousInfo", "Round",
 
 
 def connect(url: str, **overrides: Unpack[Overrides]) -> contextlib.AbstractContextManager[Handler]:
-    """Take part in the rendezvous of a run for as long as the context lasts; the blocking twin of `rdzv.connect`."""
+    """Take part in a run's rendezvous for the duration of the context; the blocking twin of `rdzv.connect`."""
     return _Connection(url, overrides)
 
 
 class _Connection(contextlib.AbstractContextManager[Handler]):
     """A handler, for as long as it is entered.
 
-    No generator: those clean up when they are let go of, too, and at the end of a process that never left the context,
-    or in a forked child, that is to wait for a thread that does not run any more.
+    It is no generator: a generator also cleans up when it is garbage-collected. At the end of a process that never left
+    the context, or in a forked child, that would wait for a thread that no longer runs.
     """
 
     def __init__(self, url: str, overrides: Overrides) -> None:
@@ -61,7 +61,7 @@ class _Connection(contextlib.AbstractContextManager[Handler]):
         try:
             handler.connect()
         except BaseException:
-            handler.close()  # nobody else will, and a store that was started for us would be served for ever
+            handler.close()  # the caller holds no handler to close, and a hosted store would be served for ever
             raise
         self._handler = handler
         return handler

@@ -1,4 +1,4 @@
-"""Shell: the same loop for those who block: `rdzv.sync.rounds`.
+"""Shell: the same loop for blocking callers: `rdzv.sync.rounds`.
 
     for round in rdzv.sync.rounds(url):
         with round:
@@ -6,9 +6,9 @@
                 round.check(step)
                 step = train(round, step)
 
-Nothing can cancel a body that blocks. When a round has ended, the next `check` raises `RoundChanged`, every wait in
-`round.store` ends with an error that names who was lost, and leaving the block swallows both. All else is as in
-`rdzv.loop.rounds`, which see.
+A body that blocks cannot be cancelled. When a round has ended, the next `check` raises `RoundChanged`, and every wait
+in `round.store` ends with an error that names the lost members; leaving the block swallows both. For the rest, see
+`rdzv.loop.rounds`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SomeRound = TypeVar("SomeRound", bound="Round")
 
 
 def rounds_made_by(make: Callable[..., SomeRound], handler: Handler, options: Options) -> Iterator[SomeRound]:
-    """The rounds of a run over a handler that is connected; `make` takes what `Round` takes."""
+    """Yield the rounds of a run over a connected handler; `make` takes the arguments of `Round`."""
     node = handler.node
     if node is None:
         raise RendezvousSettingsError(f"the backend of run {handler.run_id} is not one of ours, and has no rounds")
@@ -63,7 +63,7 @@ class Round(MemberOfRound):
         return finished(self._conclude(error))
 
     def _ended(self, ending: Ending) -> None:
-        """Wake who waits in the round's store: nobody is left who would end that; from the node's thread."""
+        """End the waits in the round's store, which no member would end any more; from the node's thread."""
         if ending.others_have_gone:
             self.store.end_waits()
 

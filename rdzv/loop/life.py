@@ -1,18 +1,17 @@
-"""Shell: a round's life for one of its members: notices what ends it, and does what follows, in the node's loop.
+"""Shell: a round's life for one of its members: it notices what ends the round, and acts on that, in the node's loop.
 
-It serves all who drive a member through its rounds: `rounds()`, `rdzv.torch.rounds`, `rdzv run`, and the handler that
-torchrun calls. These differ in what a member's work is, and in how it is ended. Whose error a failure is says
-`rdzv.core.round_life`.
+All drivers of a member's rounds use it: `rounds()`, `rdzv.torch.rounds`, `rdzv run`, and torchrun's handler. They
+differ in the member's work, and in how they end it. `rdzv.core.round_life` decides whether a failure is the member's
+own.
 
-**What ends a round** is noticed in the node's thread the moment that the node knows. A loss, a departure elsewhere
-than where all had agreed to stop, and being dropped end it at once. A closing ends it where the members agree to stop,
-as all that was wished for does; at once where no step has been begun, and where it is a verdict not to go on: the
-member that gave it has left in the middle of its step, and the others would wait for it in theirs. An agreement is no
-news here: the member meets it at its next `check`, unless all may leave at once.
+**The end of a round** is noticed in the node's thread at once. A loss, a departure anywhere but at the agreed step, and
+being dropped end it immediately. A closing, like every announced change, ends it where the members agree to stop. It
+ends the round immediately if no step has begun, or if it is a verdict not to go on: the member that gave it has left in
+the middle of its step, and the others would wait for it. An agreement needs no notice here: the member meets it at its
+next `check`, unless all may leave immediately.
 
-**Which member was the first** of a round to fail, or to end it, stands in one key of the round's store, which is
-written once. Beside its name, a member may say how it has failed; a member that listens to that (`hear`) stops, too: it
-may not notice by itself, or hang in a collective.
+**The first member** to fail, or to end the round, is named in one key of the round's store, which is written once, with
+how it failed. A member that listens to that key (`hear`) stops, too: it might hang in a collective otherwise.
 """
 
 from __future__ import annotations
@@ -50,33 +49,34 @@ __all__ = ["BLAME", "DONE", "FINISHED", "Life", "names_of"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-FINISHED: Final = "every member has come to the end of its body"  # why a run is closed that has done what it was for
+FINISHED: Final = "every member has come to the end of its body"  # the reason with which a finished run is closed
 
-# Keys in the round's shared store: how many members have come to the end of their work; who has ended the round first,
-# and how its work has failed, if it has.
+# Keys in the round's shared store: the number of members that have finished; the member that ended the round first, and
+# how its work failed, if it did.
 DONE: Final = "rdzv/done"
 BLAME: Final = "rdzv/ended_by"
 
-LISTENS_FOR: Final = 1e9  # seconds: for as long as the round lasts
-LISTENS_AGAIN: Final = 1.0  # seconds after the store was out of reach
-LOOKS_FOR_NEWS_EVERY: Final = 0.1  # seconds: that this process stood still is known to that part
+LISTENS_FOR: Final = 1e9  # seconds: as long as the round lasts
+LISTENS_AGAIN: Final = 1.0  # seconds after an outage of the store
+LOOKS_FOR_NEWS_EVERY: Final = 0.1  # seconds: stopped time of this process is known to this precision
 
 
 class Life:
     """One member's life in one round.
 
     Args:
-        node: The node that is a member of it.
+        node: The node.
         membership: The round.
-        on_end: Called with why it has ended, in the node's thread; or where it is noticed, if it has by now. Called
-            again if it had ended by an agreement, and a member goes before this one has come out.
-        lets_newcomers_wait: Work that begins no step is not interrupted by nodes that wait to come in.
-        finished: Why the run is closed once all members have come to the end of their work.
+        on_end: Called with the ending, in the node's thread, or in the thread that noticed it first. Called again if
+            the
+            ending was an agreement, and a member goes before this one has left.
+        lets_newcomers_wait: True if waiting nodes do not interrupt work that begins no step.
+        finished: The reason with which the run is closed once all members have finished.
 
     Attributes:
-        phase: Where the member is.
-        blames_others: An error of its own work was found to be others' fault.
-        all_have_finished: It was the last to come to its end.
+        phase: The member's phase.
+        blames_others: True if an error of its work was found to be others' fault.
+        all_have_finished: True if it was the last to finish.
     """
 
     def __init__(
@@ -97,28 +97,28 @@ class Life:
         self._on_end = on_end
         self._lets_newcomers_wait = lets_newcomers_wait
         self._finished = finished
-        self._awaits: anyio.CancelScope | None = None  # in the node's loop: what ends with the round
+        self._awaits: anyio.CancelScope | None = None  # in the node's loop: cancelled at the round's end
 
     # ------------------------------------------------------------------------------------------ what ends it
 
     @property
     def gate(self) -> StepGate:
-        """What the member passes at each step."""
+        """The gate that the member passes at each step."""
         return self._membership.gate
 
     @property
     def ending(self) -> Ending | None:
-        """Why the round has ended for the member; None while it goes on."""
+        """The ending of the round for the member; None while it goes on."""
         return self._endings.get(True) or self._endings.get(False)
 
     @property
     def others_have_gone(self) -> bool:
-        """Whether the round has ended since others have gone."""
+        """True if the round has ended because others have gone."""
         return True in self._endings
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended by a failure or a loss, and not by anything that was announced."""
+        """True if it has ended by a failure or a loss, and not by an announced change."""
         gone = (EndKind.LOST, EndKind.LEFT, EndKind.FAILED, EndKind.DROPPED)
         return self.blames_others or (self.ending is not None and self.ending.kind in gone)
 
@@ -128,7 +128,7 @@ class Life:
         self.changed()
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._membership.listeners.remove(self)
 
     def changed(self) -> None:
@@ -140,14 +140,14 @@ class Life:
             self._wake()
 
     def end(self, ending: Ending) -> None:
-        """It has ended; which reason counts is said in `round_life`. From any thread."""
+        """Note an ending; `round_life` decides which ending counts. From any thread."""
         if self._note(ending):
             self._on_end(ending)
-            if self.phase is not Phase.AT_WORK:  # it is the node's thread then, where something may be awaited
+            if self.phase is not Phase.AT_WORK:  # this is the node's thread then, where awaiting is possible
                 self._wake()
 
     def _note(self, ending: Ending) -> bool:
-        """Note why it has ended; False if that is no news."""
+        """Note an ending; return False if it is no news."""
         is_first = self._endings.setdefault(ending.others_have_gone, ending) is ending
         return is_first and self.ending is ending
 
@@ -162,7 +162,7 @@ class Life:
             return Ending(kind=EndKind.DROPPED, reason=why)
         head, progress, round = membership.head, membership.progress, membership.round
         at_end = self.phase is Phase.AT_END
-        stops_nowhere = at_end or (gate.begun is None and gate.stop is None)  # where all may: it begins no step
+        stops_nowhere = at_end or (gate.begun is None and gate.stop is None)  # all may leave at once: it begins no step
         for change in changes_since([], head, round=round, dropped=None, node_id=membership.node_id):
             match change:
                 case NodesLost(node_ids=ids) as lost:
@@ -172,14 +172,14 @@ class Life:
                 case Closed(reason=reason, given_up=given_up) if given_up or stops_nowhere:
                     return Ending(kind=EndKind.CLOSED, reason=f"the run is closed: {reason}")
         if gate.decided and gate.stop is None and not (gate.for_newcomers and self._lets_newcomers_wait):
-            # All leave at once, since no member has begun a step; or since the run is closed, and not all have: then a
-            # member that has begun its first may wait in it for one that has gone.
+            # All leave at once: no member has begun a step. Or the run is closed, and some have begun: such a member
+            # may wait in its first step for one that has gone.
             return Ending(kind=EndKind.AGREED if gate.begun is None else EndKind.CLOSED, reason=gate.why)
         if progress is None:
             return None
         if at_end and progress.live < round.size:
-            # It comes to no step any more where all stop: either all come to their ends, and the run is closed, or the
-            # others stop, and it goes on with them. Those who begin no steps (`rdzv run`) stop without agreeing on one.
+            # It comes to no further agreed step: either all finish, and the run is closed, or the others stop, and it
+            # goes on with them. Members that begin no steps (`rdzv run`) stop without agreeing on one.
             return Ending(kind=EndKind.AGREED, reason=gate.why or "others, who were not done, meet again")
         has_left = progress.live + progress.lost + progress.departed < round.size
         if self.phase is Phase.AT_WORK and has_left and round.in_steps and not gate.decided:
@@ -189,16 +189,17 @@ class Life:
         return None
 
     def _others_live(self) -> bool:
-        """Whether all other members have come for the next round: then none of them has died."""
+        """Return True if all other members have come for the next round: then none of them has died."""
         progress = self._membership.progress
         return progress is not None and progress.live <= 1 and not (progress.lost or progress.departed)
 
     @property
     def _left_early(self) -> bool:
-        """Whether a member has left elsewhere than where all had agreed to stop: the others wait for it in their step.
+        """Return True if a member has left anywhere but at the agreed step: the others wait for it in their step.
 
-        A member that has left where all do is no reason: a body that waits for it in a later step has gone on without
-        `check`, and must hear of that.
+        A member that left at the agreed step is ignored, unless this body waits for it in a later step, having gone on
+        without
+        `check`.
         """
         progress = self._membership.progress
         return progress is not None and progress.left_early
@@ -212,15 +213,16 @@ class Life:
         in_node: Callable[[Coroutine[Any, Any, bool]], Awaitable[bool]],
         release: Callable[[], Awaitable[None]],
     ) -> Outcome:
-        """Draw the consequence of the work's end. Whose error a failure is says `rdzv.core.round_life`.
+        """Act on the end of the work. `rdzv.core.round_life` decides whether a failure is the member's own.
 
-        For callers that block, both `in_node` and `release` are over before there is anything to wait for.
+        For blocking callers, both `in_node` and `release` return without waiting.
 
         Args:
-            failure: What the work has ended by: an error, or how it has failed, in words that others are to hear.
-            in_node: Does something in the node's loop.
-            release: Releases what others wait for. Not before this member has said that it has failed: others, which
-                fail because of that, would be the first to say so.
+            failure: The error of the work, or in words, for others to read, how it has failed.
+            in_node: Runs a coroutine in the node's loop.
+            release: Releases what others wait for. Called after this member has reported its failure: else others,
+                which
+                fail because of it, would report first.
         """
         verdict = gave_up(failure)
         if verdict is not None:
@@ -239,23 +241,23 @@ class Life:
         if await in_node(self._fails_first(failure)):
             await release()
             await in_node(self._await_news())
-        self.blames_others = True in self._endings  # what has ended it meanwhile
+        self.blames_others = True in self._endings  # an ending that was noted meanwhile
         return Outcome.MEET_AGAIN if self.blames_others else Outcome.RAISE
 
     async def _give_up(self, verdict: GiveUp) -> bool:
         try:
             await self._node.loop.start(verbs.give_up(self._node, verdict.reason, status=verdict.status))
-        except RendezvousError as error:  # the verdict stands here all the same
+        except RendezvousError as error:  # the verdict holds here all the same
             self._say(f"the others are not told that the run is given up: {error}")
         return True
 
     async def _finish(self) -> bool:
-        """Wait until all have come to their ends, and the last one closes the run, or until the round ends otherwise.
+        """Wait until all have finished, and the last one closes the run, or until the round ends otherwise.
 
-        A member that cannot reach the store goes on with the others, which cannot know that all is done.
+        A member that cannot reach the store goes on with the others, which cannot know that all have finished.
         """
         self.phase = Phase.AT_END
-        self._membership.beats.finish()  # it begins no step any more, and holds up no member that stops
+        self._membership.beats.finish()  # it begins no step any more, and delays no member that stops
         self.gate.finish()
         self.changed()
         try:
@@ -270,16 +272,16 @@ class Life:
         return True
 
     async def _count_in(self, more: int) -> None:
-        """Count this member, or not, among those that have come to their ends; close the run if all have."""
+        """Add `more` to the number of finished members; close the run if all have finished."""
         with contextlib.suppress(RoundSupersededError):
             count = await (await self._store()).add(DONE, more)
             self.all_have_finished = count == self._membership.round.size
         if self.all_have_finished:
-            # Who is cancelled meanwhile leaves that to go on.
+            # The closing completes even if this caller is cancelled.
             await self._node.loop.start(verbs.set_closed(self._node, self._finished))
 
     async def _fails_first(self, failure: BaseException | str) -> bool:
-        """Say that this member has failed; whether it was the first, and others may have news of a loss."""
+        """Report that this member has failed; return True if it was the first, and no loss was known yet."""
         how = failure if isinstance(failure, str) else ""
         if not await self.be_first(how):
             reason = f"others have failed before, as this member has: {failure!r}"
@@ -287,12 +289,12 @@ class Life:
             return False
         if self._membership.round.size == 1:
             return False
-        with contextlib.suppress(RendezvousError):  # it may hasten the news, and nothing else
+        with contextlib.suppress(RendezvousError):  # it may hasten the news; its failure costs nothing else
             await suspect(self._node, how or repr(failure))
         return True
 
     async def _await_news(self) -> bool:
-        """Wait until a loss would be known; whether one is."""
+        """Wait until a loss would be known; return True if one is."""
         settings = self._node.settings
         left = news_within(disconnect_ttl=settings.disconnect_ttl, ttl=settings.ttl, back_for=self._node.back_for)
         with anyio.CancelScope() as self._awaits:
@@ -301,7 +303,7 @@ class Life:
                 began = anyio.current_time()
                 await anyio.sleep(LOOKS_FOR_NEWS_EVERY)
                 took = anyio.current_time() - began
-                # Without the time for which this process stood still: what came meanwhile it is about to read.
+                # Without the time for which this process was stopped: it is about to read the news of that time.
                 left -= took if took < LOOKS_FOR_NEWS_EVERY + STOOD_STILL else 0.0
         return self.others_have_gone
 
@@ -309,16 +311,16 @@ class Life:
         log.warning("run %s, round %d: %s", self._node.run_id, self._membership.round.number, what)
 
     async def _store(self) -> SharedStore:
-        """What the members share, for the node's loop."""
+        """Return the round's shared store, for the node's loop."""
         link = await self._node.connect()
         return shared_store(self._node, self._membership, link.store)
 
     # ------------------------------------------------------------------------------------------ who was first
 
     async def be_first(self, how: str = "") -> bool:
-        """Say that this member ends the round, and how, if its work has failed; whether it is the first that does.
+        """Report that this member ends the round, and how its work failed, if it did; return True if it is the first.
 
-        Who cannot say so is cut off, or is in the round no more: it has that against it, not its work.
+        If it cannot report, it is cut off, or no longer in the round: that is not its work's fault.
         """
         said = f"{self._node.node_id}\n{how}".encode(errors="backslashreplace")
         with anyio.move_on_after(ASK_WITHIN), contextlib.suppress(RendezvousError, StoreError):
@@ -326,7 +328,7 @@ class Life:
         return False
 
     async def hear(self) -> None:
-        """Listen until a member has ended the round; if it has failed, the round has ended here, too."""
+        """Listen until a member has ended the round; if that member has failed, end the round here, too."""
         try:
             listening = (await self._store()).listening()
         except RendezvousError:
@@ -337,7 +339,7 @@ class Life:
                 await listening.wait([BLAME], LISTENS_FOR)
                 name, _, how = (await listening.get(BLAME)).decode(errors="replace").partition("\n")
             except RoundSupersededError:
-                return  # which everybody is told
+                return  # all members are told of it
             except (RendezvousError, StoreError):
                 await anyio.sleep(LISTENS_AGAIN)
             else:
@@ -347,7 +349,7 @@ class Life:
 
 
 def names_of(gone: NodesLost | NodesLeft) -> str:
-    """Name the nodes that have gone, where they were, and why they went; count those that are not named."""
+    """Return the names, addresses and reasons of the nodes that have gone; count those that are not named."""
     why = {node_id: f": {reason}" for node_id, reason in gone.reasons.items()}
     names = ", ".join(named(one, gone.addresses.get(one)) + why.get(one, "") for one in gone.node_ids)
     more = gone.count - len(gone.node_ids)
@@ -355,10 +357,11 @@ def names_of(gone: NodesLost | NodesLeft) -> str:
 
 
 async def suspect(node: Node, why: str) -> None:
-    """Say that something in the round has failed as it does when a member has died, by whomever it was.
+    """Report that the round failed as it does when an unknown member has died.
 
-    If the store sees that a member's process has hung up, that member is lost at once, without `gone_ttl`. Where it
-    cannot be said, the end of a lease says the same.
+    If the store sees that a member's process has hung up, that member is lost at once, without `gone_ttl`. If the
+    report
+    fails, the end of the lease does the same.
     """
     link, membership = await node.connect(), node.membership
     if membership is not None and membership.over is None:

@@ -1,7 +1,7 @@
-"""Shell: the loop over the rounds of a run, and a round for a member's body, as far as both twins share them.
+"""Shell: the loop over the rounds of a run, and a round for a member's body: the part that both twins share.
 
-`RoundLoop` goes from round to round. `MemberOfRound` is a round: the member in it, what has changed, and how the body
-ends, over the few things that each twin does in its own way.
+`RoundLoop` goes from round to round. `MemberOfRound` is a round: its member, its changes, and the end of the body, over
+the few operations that each twin has of its own.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ T = TypeVar("T")
 SomeRound = TypeVar("SomeRound", bound="MemberOfRound")
 
 OnWaiting = Literal["now", "wait"]
-"""What becomes of a body that never calls `check` when nodes wait to come in."""
+"""The treatment of a body that never calls `check` when nodes wait to join."""
 
-NO_PROGRESS_STATUS: Final = 93  # as `--give-up-status` of `rdzv run`, which it is for
+NO_PROGRESS_STATUS: Final = 93  # as `--give-up-status` of `rdzv run`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a loop was asked for; `rdzv.rounds` says what each means.
+    """The options of a loop; see `rdzv.rounds`.
 
     Raises:
-        RendezvousSettingsError: It is nothing that a loop can do.
+        RendezvousSettingsError: An option is invalid.
     """
 
     on_waiting: OnWaiting = "now"
@@ -72,18 +72,18 @@ class Options:
 
 
 async def done(work: Awaitable[T] | T) -> T:
-    """Await what a handler has been asked for; what a blocking handler has answered is there already."""
+    """Await an async handler's result; return a blocking handler's."""
     return await work if isinstance(work, Awaitable) else work
 
 
 class RoundLoop(Generic[SomeRound]):
-    """The loop over the rounds of a run, for both twins. Over a handler that blocks it is a coroutine that never waits.
+    """The loop over the rounds of a run, for both twins. Over a blocking handler it is a coroutine that never waits.
 
     Args:
-        make: Makes a round of the handler, of what `next_rendezvous` has given, and of this.
-        handler: Either handler, which is connected.
+        make: Makes a round of the handler, of the result of `next_rendezvous`, and of this.
+        handler: Either handler, connected.
         node: Its node.
-        options: What the loop was asked for.
+        options: The options.
     """
 
     def __init__(self, make: Callable[..., SomeRound], handler: Any, node: Node, options: Options) -> None:
@@ -91,7 +91,8 @@ class RoundLoop(Generic[SomeRound]):
         self.options: Options = options
         self._make = make
         self._handler = handler
-        self._was_open: bool | None = None  # so that a closing is the end of the loop, and no error; None before it
+        # True makes a closing the end of the loop instead of an error; None before the first round
+        self._was_open: bool | None = None
         self._finished = -1  # the last step of this node
         self.last: SomeRound | None = None  # the last round that it has given, or left
 
@@ -110,7 +111,7 @@ class RoundLoop(Generic[SomeRound]):
             self.last.check_entered()
             await self._leave(self.last)
         while not self.node.is_draining:
-            self.node.progress = self._finished  # which the arrival tells the others
+            self.node.progress = self._finished  # the arrival reports it to the others
             try:
                 info = await done(self._handler.next_rendezvous())
             except (RendezvousGracefulExitError, RendezvousClosedError) as error:
@@ -139,10 +140,10 @@ class RoundLoop(Generic[SomeRound]):
             raise error
 
     async def _leave(self, round: SomeRound) -> None:
-        """Note how far the round has brought this node and, if that is counted, the run."""
+        """Note the round's progress of this node and, if counted, of the run."""
         self.last = round
         gate, progress = round.gate, self.options.progress
-        # Coming up with a member that had finished more is no progress of the run.
+        # Catching up with a member that had finished more is no progress of the run.
         before = max(self._finished, -1 if round.newest is None else round.newest[1])
         if progress is not None:
             self._finished = step_of(progress())
@@ -156,17 +157,17 @@ class RoundLoop(Generic[SomeRound]):
             return Tally.of(tally).after(round.number, failed=round.life.has_failed, achieved=achieved).pack()
 
         if self.options.no_progress:
-            with contextlib.suppress(RendezvousError):  # the store is away; the next call says so, if it stays away
+            with contextlib.suppress(RendezvousError):  # the store is away; the next call raises, if it stays away
                 await done(self._handler.change_tally(count))
 
     async def _give_up_without_progress(self) -> None:
         """Give the run up if it has had as many rounds without a step as it may.
 
-        To be asked once the members have met, and so all of the last round have counted it: all come to one answer.
+        Called once the members have met: then all of the last round have counted it, and all get the same answer.
         """
         if not self.options.no_progress:
             return
-        fruitless = Tally.of(await done(self._handler.change_tally(bytes))).fruitless  # which changes nothing
+        fruitless = Tally.of(await done(self._handler.change_tally(bytes))).fruitless  # this changes nothing
         if fruitless < self.options.no_progress:
             return
         reason = (
@@ -179,7 +180,7 @@ class RoundLoop(Generic[SomeRound]):
 
 
 class Busy:
-    """A stretch of time in which a member is not expected to begin a step; enter it with `with` or `async with`."""
+    """A period in which a member is not expected to begin a step; enter it with `with` or `async with`."""
 
     def __init__(self, node: Node, membership: Membership, seconds: float, what: str) -> None:
         self._node = node
@@ -203,21 +204,21 @@ class Busy:
 
 
 class MemberOfRound(ABC):
-    """What both twins of a round have.
+    """The part of a round that both twins share.
 
     Attributes:
-        store: What the members share.
+        store: The round's shared store.
         number: The round's number, from 0.
-        rank: This member's place, from 0.
-        world_size: How many members there are.
-        node_id: This member.
-        run_id: Which run.
+        rank: This member's rank, from 0.
+        world_size: The number of members.
+        node_id: This member's id.
+        run_id: The run's id.
         bootstrap_address: Host and port on rank 0, the same for every member.
-        previous: What has changed since the last round this node was in; None in its first.
-        newest: Rank and last finished step of the member who has finished the most; None if nobody has finished any.
-        lags: Whether this member has finished steps, but fewer than the newest.
-        gate: What this member passes at each step.
-        life: What ends it, and what follows.
+        previous: The changes since the last round this node was in; None in its first.
+        newest: Rank and last finished step of the member that has finished the most; None if no step is finished.
+        lags: True if this member has finished steps, but fewer than the newest.
+        gate: The gate that this member passes at each step.
+        life: The round's life for this member.
     """
 
     store: Any
@@ -238,7 +239,7 @@ class MemberOfRound(ABC):
         newest = round.newest
         self.newest: tuple[int, int] | None = newest
         self.gate: StepGate = membership.gate
-        finished = node.progress  # as this member's arrival said, and as `newest` was chosen by
+        finished = node.progress  # as this member's arrival reported, and as `newest` was chosen by
         self.lags: bool = newest is not None and finished is not None and 0 <= finished < newest[1]
         self._handler = handler
         self._node = node
@@ -248,18 +249,17 @@ class MemberOfRound(ABC):
         self.life: Life = Life(node, membership, self._ended, lets_newcomers_wait=waits)
 
     async def begin(self) -> bool:
-        """Make ready what the body needs, before the loop gives the round; False if it has ended meanwhile."""
+        """Prepare the body's needs before the loop gives the round; return False if it has ended meanwhile."""
         return True
 
     def _enter(self) -> None:
-        """Enter the round, and hear from now on of what ends it."""
         if self._is_entered:
             raise RendezvousStateError("a round is entered once: the loop gives the next one")
         self._is_entered = True
         self.life.start()
 
     def check_entered(self) -> None:
-        """Complain of a loop that asks for the next round before it has entered this one."""
+        """Raise if the loop asks for the next round before it has entered this one."""
         if not self._is_entered:
             raise RendezvousStateError(
                 "a round is to be entered: write `async with round:` or `with round:` in the loop"
@@ -267,26 +267,27 @@ class MemberOfRound(ABC):
 
     @property
     def ending(self) -> Ending | None:
-        """Why the round has ended for this member; None while it goes on."""
+        """The ending of the round for this member; None while it goes on."""
         return self.life.ending
 
     @property
     def has_got_on(self) -> bool:
-        """Whether this member has finished a step in it, as far as `check` and `beat` say, or come to its end."""
+        """True if this member has finished a step in it, by `check` and `beat`, or has finished its body."""
         return self._membership.beats.got_on
 
     def beat(self, step: SupportsIndex) -> None:
-        """Say that this member begins a step, where there is nothing to agree upon; `check` says it, too.
+        """Report that this member begins a step, without agreeing on a stop; `check` reports it, too.
 
         It costs no message: it goes with the node's next keep-alive. With `stall_timeout`, a member that begins no step
-        for so long while others do is lost.
+        for
+        that long while others do is lost.
         """
         self._membership.beats.beat(step)
 
     def busy(self, seconds: float, what: str = "") -> Busy:
-        """Expect no step for at most so long: `async with round.busy(600, "checkpoint"):`, or `with`.
+        """Expect no step for at most `seconds`: `async with round.busy(600, "checkpoint"):`, or `with`.
 
-        Nobody of the round is taken for stuck meanwhile: the others may be waiting for this member.
+        No member of the round counts as stuck meanwhile: the others may be waiting for this one.
         """
         return Busy(self._node, self._membership, seconds, what)
 
@@ -295,16 +296,15 @@ class MemberOfRound(ABC):
         """Get the body out of the round; from the node's thread."""
 
     async def _in_node(self, work: Coroutine[Any, Any, bool]) -> bool:
-        """Do something in the node's loop."""
         return await done(self._handler.call(work))
 
-    async def _release(self) -> None:  # noqa: B027  as a rule there is nothing
-        """Let go of what `begin` has made ready, at the round's end, be it cancelled or not; perhaps twice."""
+    async def _release(self) -> None:  # noqa: B027  by default there is nothing
+        """Release the preparations of `begin` at the round's end, also if cancelled; maybe called twice."""
 
     async def _conclude(self, error: BaseException | None) -> bool:
-        """Draw the consequence of the body's end; whether its error goes no further.
+        """Act on the body's end; return True to swallow its error.
 
-        A verdict not to go on that a group of tasks has raised is raised by itself, from the group.
+        A verdict not to go on is raised by itself, also if a group of tasks raised it.
         """
         try:
             outcome = await self.life.conclude(error, in_node=self._in_node, release=self._release)
@@ -322,7 +322,7 @@ class MemberOfRound(ABC):
         return True
 
     def _closing_word(self, error: BaseException | None) -> str:
-        """What the log says of the end of the body."""
+        """Return the log's words for the end of the body."""
         ending = self.ending
         why = ending.reason if ending is not None else error or "this member has finished"
         whose = f"; {error!r} has come of that" if self.life.blames_others else ""
@@ -333,7 +333,7 @@ class MemberOfRound(ABC):
 
 
 class BodyCalls(MemberOfRound):
-    """What a body may ask of its round. The blocking twin makes methods of these, which never have to wait."""
+    """The calls of a body to its round. They never wait in the blocking twin, which makes plain methods of them."""
 
     @abstractmethod
     async def _until_decided(self) -> None:
@@ -346,11 +346,12 @@ class BodyCalls(MemberOfRound):
     async def check(self, step: SupportsIndex) -> None:
         """Begin a step, or leave the round together with all other members, before the same step.
 
-        With nothing pending it costs no message. If the round is over, or ends here, the body is cancelled here; of the
-        blocking twin, `RoundChanged` is raised, which leaving the block swallows.
+        With nothing pending it costs no message. If the round is over, or ends here, the body is cancelled here; the
+        blocking
+        twin raises `RoundChanged`, which leaving the block swallows.
 
         Args:
-            step: The one that is about to begin; each time a larger one, any kind of whole number.
+            step: The step that is about to begin; each time a larger one, any kind of whole number.
         """
         if self.life.ending is None:
             step = self._membership.beats.beat(step)
@@ -365,11 +366,11 @@ class BodyCalls(MemberOfRound):
         await self._get_out()
 
     async def keep(self, key: str, data: bytes) -> None:
-        """Keep a little state of the run, from round to round: the path of a checkpoint, a seed.
+        """Keep a small state of the run, from round to round: the path of a checkpoint, a seed.
 
         Args:
             key: Its name in the run.
-            data: A value of the store: within its limit, and kept until the run ends.
+            data: A value within the store's limit, kept until the run ends.
 
         Raises:
             RoundSupersededError: This node is no longer in the round.
@@ -377,15 +378,15 @@ class BodyCalls(MemberOfRound):
         await done(self._handler.keep(key, data, in_round=self.number))
 
     async def restore(self, key: str) -> bytes | None:
-        """What any member has kept last under a name; None if nobody has."""
+        """Return the data that any member has kept last under this name; None if there is none."""
         kept: bytes | None = await done(self._handler.restore(key))
         return kept
 
     async def accuse(self, rank: int, why: str) -> None:
-        """Say of another member that it does not answer, as a collective that has failed does; see `Handler.accuse`."""
+        """Accuse another member of not answering, for example after a failed collective; see `Handler.accuse`."""
         await done(self._handler.accuse(rank, why, in_round=self.number))
 
     async def participants(self) -> list[Participant]:
-        """All members, by rank, with what each brought. This reads something of every member."""
+        """Return all members, by rank, with address, payload and attributes. Reads from every member."""
         members: list[Participant] = await done(self._info.participants())
         return members

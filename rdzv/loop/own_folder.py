@@ -1,6 +1,6 @@
-"""Shell: a folder for temporary files that goes with its process; also after SIGKILL, when the next one is made.
+"""Shell: a temporary folder that is removed with its process; after SIGKILL, when the next one is made.
 
-A folder belongs to the process that holds a lock on a file in it. A process id would say less: it means another process
+A folder belongs to the process that holds a lock on a file in it. A process id would not do: it means another process
 in another container, or on another host that shares the file system.
 """
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 __all__ = ["make_own_folder", "own_folder"]
 
 LOCK: Final = ".lock"
-LEFT_AFTER: Final = 60.0  # seconds, from which on a folder without a lock is not one that is just being made
+LEFT_AFTER: Final = 60.0  # seconds; a younger folder without a lock may still be under construction
 
 
 def make_own_folder(prefix: str) -> Path:
-    """Make a folder that is this process's for as long as it lives, and remove those of processes that have died.
+    """Make a folder for this process's lifetime, and remove those of dead processes.
 
     Raises:
-        OSError: There is no folder for temporary files; it says what to set.
+        OSError: There is no folder for temporary files; the message says what to set.
     """
     try:
         folder = Path(tempfile.mkdtemp(prefix=prefix))
     except FileNotFoundError as error:
         why = "no folder for temporary files can be written to; set TMPDIR to one that can"
         raise OSError(errno.EROFS, why) from error
-    _lock(folder)  # held until the process ends: its number is not kept
+    _lock(folder)  # held until the process ends: the descriptor is not kept
     for other in folder.parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             found = other.stat(follow_symlinks=False)
@@ -48,7 +48,7 @@ def make_own_folder(prefix: str) -> Path:
 
 @contextlib.contextmanager
 def own_folder(prefix: str) -> Iterator[Path]:
-    """The same, until the block is left."""
+    """Make such a folder for the duration of the block."""
     folder = make_own_folder(prefix)
     try:
         yield folder

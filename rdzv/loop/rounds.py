@@ -1,4 +1,4 @@
-"""Shell: one loop over the rounds of a run, for those who await: `rdzv.rounds`.
+"""Shell: one loop over the rounds of a run, for async callers: `rdzv.rounds`.
 
     async for round in rdzv.rounds(url):
         async with round:
@@ -9,14 +9,14 @@
 Each round comes once. Its body ends in one of these ways, and the loop goes on, ends, or raises:
 
     a member is lost, or leaves unasked   the body is cancelled at once; the next round follows
-    somebody wants in or out              all members leave at the same `check`; the next round follows
-    the body comes to its end             this member waits for the others to come to theirs; then the run is closed
+    a node wants to join or leave         all members leave at the same `check`; the next round follows
+    the body finishes                     this member waits for the others to finish; then the run is closed
     the body raises `GiveUp`              the run is closed everywhere, with its reason; it is raised here
     the body raises anything else         it is raised here, and the node leaves, if the error is its own; if others
                                           have gone, the error is theirs, and the next round follows
     the run is closed                     the loop ends
 
-Whose an error is, and what follows from it, is decided by `rdzv.core.round_life`.
+`rdzv.core.round_life` decides whether an error is the member's own, and what follows.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def rounds(
 
     Args:
         url: As for `rdzv.connect`.
-        on_waiting: What becomes of a body that never calls `check` when nodes wait to come in: it is cancelled at once
+        on_waiting: What happens to a body that never calls `check` when nodes wait to join: it is cancelled at once
             (`now`), or left alone until the round ends otherwise (`wait`). A body that calls `check` leaves there.
-        progress: Tells the last step that this node has finished, -1 for none, if the steps given to `check` do not. It
-            is asked before the first round, and after each.
-        no_progress: After so many rounds, one after the other, that ended by a failure or a loss before any member had
-            finished a step, the run is given up everywhere; 0: never. What was announced does not count.
+        progress: Returns the last step that this node has finished, -1 for none, if the steps given to `check` do not.
+            Called before the first round, and after each.
+        no_progress: The run is given up everywhere after this many rounds in a row that ended by a failure or a loss
+            before any member had finished a step; 0: never. Rounds with an announced end do not count.
         overrides: As for `rdzv.connect`.
 
     Raises:
@@ -78,10 +78,10 @@ def rounds(
 
 
 def handler_of(url: str, overrides: Mapping[str, Any]) -> Handler:
-    """One of ours, for a URL.
+    """Return a built-in handler for a URL.
 
     Raises:
-        RendezvousSettingsError: Something is wrong with the URL, or its backend is somebody else's.
+        RendezvousSettingsError: The URL is invalid, or its backend is a third party's.
     """
     handler = create_handler(url, overrides)
     if not isinstance(handler, Handler):
@@ -92,12 +92,12 @@ def handler_of(url: str, overrides: Mapping[str, Any]) -> Handler:
 async def rounds_made_by(
     make: Callable[..., SomeRound], handler: Handler, options: Options
 ) -> AsyncGenerator[SomeRound, None]:
-    """The same, of a class that offers more, over a handler, which this enters, and leaves for good.
+    """Yield rounds of another class over a handler, which this enters, and leaves for good.
 
     Args:
-        make: Takes what `Round` takes.
-        handler: Whose rounds they are.
-        options: What the loop was asked for.
+        make: Takes the arguments of `Round`.
+        handler: The handler.
+        options: The options.
     """
     async with handler:
         loop = RoundLoop(make, handler, handler.node, options)
@@ -124,7 +124,7 @@ class Round(BodyCalls):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        # The scope swallows the cancellation that it has sent itself, and nothing else.
+        # The scope swallows only the cancellation that it has sent itself.
         cancelled_by_us = bool(self._scope.__exit__(kind, error, trace))
         return await self._conclude(None if cancelled_by_us else error)
 
@@ -134,7 +134,7 @@ class Round(BodyCalls):
             self._loop.call_soon_threadsafe(self._scope.cancel)
 
     async def _until_decided(self) -> None:
-        """Wait for a round trip, since all nodes answer while their members compute."""
+        """Wait for a round trip: all nodes answer while their members compute."""
         wakeup = WakeupHere()
         with self._membership.listeners.listening(wakeup):
             while not self.gate.decided:

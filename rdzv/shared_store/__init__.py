@@ -1,1 +1,1 @@
-"""What the members of one round share: the interface of `torch.distributed.Store`, fenced."""
+"""The shared store of one round's members: the interface of `torch.distributed.Store`, fenced."""

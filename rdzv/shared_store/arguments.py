@@ -1,4 +1,4 @@
-"""Pure: what a caller may pass. What it may not is an error of the caller's, and so a plain Python one."""
+"""Pure: checks of arguments. An invalid one is the caller's error, and so a plain Python exception."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["key_of", "keys_of", "many_of", "utf8_of", "value_of", "whole_of"]
 
 
 def key_of(key: object) -> str:
-    """Return a key as a caller may pass it."""
+    """Return a valid key."""
     if not isinstance(key, str):
         raise TypeError(f"a key is a str, not {shown(key)}")
     utf8_of(key, "a key")
@@ -20,19 +20,19 @@ def key_of(key: object) -> str:
 
 
 def keys_of(keys: object) -> tuple[str, ...]:
-    """Return several keys as a caller may pass them."""
+    """Return several valid keys."""
     return tuple(map(key_of, many_of(keys, "keys")))
 
 
 def many_of(items: object, name: str) -> tuple[Any, ...]:
-    """Return any list as a caller may pass it."""
+    """Return any list of arguments as a tuple."""
     if isinstance(items, str | bytes) or not isinstance(items, Iterable):
         raise TypeError(f"{name} is a list, not {shown(items)}; for a single one write {name}=[...]")
     return tuple(items)
 
 
 def value_of(value: object) -> bytes:
-    """Return a value as a caller may pass it."""
+    """Return a valid value."""
     if isinstance(value, str):
         return utf8_of(value, "a value")
     if isinstance(value, bytes):
@@ -51,7 +51,7 @@ def utf8_of(text: str, name: str) -> bytes:
 
 
 def whole_of(number: object, name: str) -> int:
-    """Return a whole number as a caller may pass it."""
+    """Return a valid whole number."""
     try:
         return operator.index(number)  # type: ignore[arg-type]
     except TypeError:

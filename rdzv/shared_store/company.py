@@ -1,4 +1,4 @@
-"""Pure: what a member that uses the round's store knows of itself and of the others."""
+"""Pure: the knowledge of a round's store about its own member and the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["NAMED_MAX", "Company", "Roster"]
 
 NAMED_MAX: Final = 8
-"""How many members, or keys, an error spells out."""
+"""The number of members, or keys, that an error lists."""
 
 
 def _not_over() -> str | None:
@@ -24,13 +24,13 @@ def _not_over() -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Company:
-    """What is known here of this member and of the others.
+    """The knowledge of this process about this member and the others.
 
     Attributes:
-        superseded: Why this node is known here to be no member any more; None as long as it may be one.
-        lost: Which members are known here to have died, if waits end because of that; see `SharedStore.end_waits`.
-        waiting: Entered around each request that waits for others: who waits for them is not the one who holds them up.
-        roster: How a barrier names who has not come, if it is to.
+        superseded: Returns why this node is known to be no member any more; None as long as it may be one.
+        lost: Returns the members known to have died, if waits end because of that; see `SharedStore.end_waits`.
+        waiting: Entered around each request that waits for others: a waiting member does not delay the others.
+        roster: Names the members that are missing at a barrier, if known.
     """
 
     superseded: Callable[[], str | None] = _not_over
@@ -41,13 +41,13 @@ class Company:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
-    """By which a barrier names who has not come.
+    """Names the members that are missing at a barrier.
 
     Attributes:
-        rank: Of this member.
-        key: Where it stands what the member of a rank is called.
-        read: Reads ranks and names from what is there.
-        absence: What is known here of a member that is gone: "lost 41 s ago"; else empty.
+        rank: This member's rank.
+        key: The key with the names by rank.
+        read: Reads ranks and names from that key's value.
+        absence: Returns what is known here of a member that is gone: "lost 41 s ago"; else empty.
     """
 
     rank: int
@@ -56,7 +56,7 @@ class Roster:
     absence: Callable[[str], str]
 
     def describe_missing(self, ranks: Sequence[int], names: Mapping[int, str]) -> str:
-        """Return who is missing, for the end of a sentence: "; missing rank 1, node c, lost 41 s ago"."""
+        """Return the missing members, for the end of a sentence: "; missing rank 1, node c, lost 41 s ago"."""
         said = []
         for rank in ranks[:NAMED_MAX]:
             name = names.get(rank, "")

@@ -1,10 +1,10 @@
-"""Pure: stands between an operation and the client; every request is fenced here (promises R9, R10).
+"""Pure: fences every request between an operation and the client (promises R9, R10).
 
     operation > request  > Fencing: add the fence, work out the time left       > (request, timeout)     > client
     operation < response < Fencing: a broken fence becomes RoundSupersededError < response or StoreError < client
 
-The fence is a set of conditions that hold for as long as this node is a member of the round. The server checks it in
-the same moment as it does what is asked, and ends a parked wait with a push once the fence breaks.
+The fence is a set of conditions that hold while this node is a member of the round. The server checks it atomically
+with the request, and ends a parked wait with a push once the fence breaks.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ R = TypeVar("R", bound=Response)
 
 VALUES: Final = "k/"
 QUEUES: Final = "q/"
-"""Under which a round's store keeps them; the user knows nothing of it."""
+"""The prefix of the queues' keys; users do not see it."""
 
 ANSWER_TIMEOUT: Final = 1.0
-"""In seconds. Timeouts are for waiting: what the store answers at once has at least this long to be answered."""
+"""Seconds. Timeouts limit waiting; a request that the store answers at once has at least this long."""
 
 
 class OutOfTime(SharedStoreTimeoutError):
-    """There is no more time; whoever catches it may still look around before it gives up."""
+    """No time is left; the catcher may still look around before it gives up."""
 
 
 class Fencing:
-    """One operation under way, for one member of a round: what it asks for is asked through this.
+    """One operation under way, for one member of a round: its requests go through this.
 
     Args:
-        ask: Makes a request, with a limit in seconds, and gives its response.
-        prefix: What all keys of the round's store begin with.
-        fence: What holds for as long as this node is a member of the round.
-        company: What is known here of this member and of the others.
-        seconds: How long its waits may take, all together.
+        ask: Makes a request, with a limit in seconds, and returns its response.
+        prefix: The prefix of all keys of the round's store.
+        fence: Conditions that hold while this node is a member of the round.
+        company: The knowledge about this member and the others.
+        seconds: The limit of all its waits together.
         now: The clock by which `ask` waits.
     """
 
@@ -70,14 +70,14 @@ class Fencing:
 
         Raises:
             RoundSupersededError: This node is not a member of the round any more.
-            OutOfTime: The time is over; or what it waits for may never come, since members are lost.
+            OutOfTime: The time is over; or the wait may never end, since members are lost.
             RendezvousConnectionError: The store could not be reached in time.
         """
         self.check_membership()
         left = self._deadline - self._now()
         if type(request) is not Wait:
             left = max(left, ANSWER_TIMEOUT)
-        elif left <= 0 or self._lost():  # whoever catches this looks whether there is anything to wait for
+        elif left <= 0 or self._lost():  # the catcher looks whether there is anything to wait for
             raise OutOfTime("there is no time to wait", timeout=self.seconds)
         try:
             if type(request) is Transact:
@@ -92,7 +92,7 @@ class Fencing:
             raise explained from error
 
     async def _transact(self, request: Transact, left: float) -> Any:
-        """Carry out a transaction with the fence among its conditions; if it fails, it is not because of the fence."""
+        """Carry out a transaction with the fence among its conditions; a failed result is not due to the fence."""
         reads = tuple(Get(key) for key in dict.fromkeys(condition.key for condition in self._fence))
         fenced = Transact(when=(*self._fence, *request.when), then=request.then, otherwise=(*reads, *request.otherwise))
         result: TransactionResult = await self._ask(fenced, left)
@@ -108,13 +108,13 @@ class Fencing:
         return result.replace(results=result.results[len(reads) :])
 
     def check_membership(self) -> None:
-        """Raise `RoundSupersededError` if it is known here that this node is no member any more."""
+        """Raise `RoundSupersededError` if this node is known to be no member any more."""
         reason = self._company.superseded()
         if reason is not None:
             raise self._superseded_error(reason)
 
     def give_up(self, message: str, *, keys: tuple[str, ...]) -> NoReturn:
-        """Raise the error of a wait for keys that did not come: they may never come, if members are lost."""
+        """Raise the error of a wait for missing keys: they may never come, if members are lost."""
         lost, timed_out = self._lost(), SharedStoreTimeoutError(message, keys=keys, timeout=self.seconds)
         if not lost or self._now() >= self._deadline:
             raise timed_out
@@ -133,15 +133,15 @@ class Fencing:
         )
 
     def _explained(self, error: StoreError) -> Exception:
-        """Return the error of an operation that an error of the store stands for."""
-        reason = self._company.superseded()  # then the handler has interrupted the client, of which this error tells
+        """Return the operation's error for an error of the store."""
+        reason = self._company.superseded()  # then the handler has interrupted the client, which caused this error
         if reason is not None or isinstance(error, ConditionFailed):
             return self._superseded_error(reason or str(error))
         if isinstance(error, StoreTimeoutError | WaitEnded):
             return OutOfTime(str(error), timeout=self.seconds)
         if isinstance(error, ConnectionLost):
             return RendezvousConnectionError(f"the shared store {self._prefix} cannot be reached: {error}")
-        text = str(error)  # it is to name the key that the user wrote, not the one under which it is kept
+        text = str(error)  # it must name the user's key, not the key in the store
         for before in (self._prefix + VALUES, self._prefix + QUEUES):
             text = text.replace(before, "")
         error.args = (text, *error.args[1:])

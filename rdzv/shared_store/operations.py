@@ -1,19 +1,19 @@
-"""Pure: the `torch.distributed.Store` API over one round's keys, for whoever can ask a store.
+"""Pure: the `torch.distributed.Store` API over one round's keys, for any caller of a store.
 
-Both twins of a round's store carry out what is written here, so they cannot differ. `fencing` stands between an
-operation and the client, and has each request done only while this node is a member of the round.
+Both twins of a round's store use it, so they cannot differ. `fencing` stands between an operation and the client, and
+makes each request conditional on this node's membership of the round.
 
     <prefix>k/<key>               a value; or the mark of a queue, for as long as that holds anything
     <prefix>q/<key>/<unique>      one item of a queue; "/" and "%" in the key are percent-encoded
     <prefix>b/<key>/<rank>        a member that has come to a barrier and not gone on, so that the others can be named
 
 A queue's order is that of its items' create_revisions. Every push writes the item and the mark in one transaction; the
-pop of the last item deletes both, on condition that the mark has not been written since that item was: so the mark is
-there exactly while there are items, and it is what `wait`, `check` and a blocking `queue_pop` look at. Nothing is
-polled. To PyTorch, what comes of using one key for a queue and for a value is "unexpected"; here a queue refuses it.
+pop of the last item deletes both, on condition that the mark has not been written since that item was. So the mark
+exactly shows whether there are items; `wait`, `check` and a blocking `queue_pop` look at it. Nothing polls. PyTorch
+calls the result of one key for a queue and a value "unexpected"; here a queue refuses it.
 
-Each item goes to one popper, since its deletion is conditional on its being there. Who loses that race takes the next.
-A push wakes everyone who waits for it: meant for tens of poppers, not for thousands.
+Each item goes to one popper, since its deletion is conditional on its existence. The loser of that race takes the next
+item. A push wakes every waiting popper: meant for tens of poppers, not for thousands.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ if TYPE_CHECKING:
 __all__ = ["Operations"]
 
 MARK: Final = b"\x00queue"
-"""What a queue's key holds. No text and no number begins with a zero byte."""
+"""The value of a queue's key. No text and no number begins with a zero byte."""
 
 ADD_MAX: Final = 2**63 - 1
-"""What the store, and PyTorch's, counts in."""
+"""The largest number that the store, and PyTorch's, can count to."""
 
 
 class Operations(ABC):
-    """Every method of `torch.distributed.Store` that asks for something."""
+    """Every method of `torch.distributed.Store` that makes requests."""
 
     _prefix: str
     _lease: int | None
@@ -68,11 +68,11 @@ class Operations(ABC):
 
     @abstractmethod
     def _begin(self, timeout: timedelta | float | None = None) -> Fencing:
-        """Return that by which one operation asks, and whose waits may take so long."""
+        """Return the `Fencing` of one operation, whose waits may take `timeout`."""
 
     @abstractmethod
     def _unique(self) -> str:
-        """Return a name that nobody else makes."""
+        """Return a unique name."""
 
     # ------------------------------------------------------------------------------------------ values
 
@@ -86,7 +86,7 @@ class Operations(ABC):
         return value
 
     async def multi_get(self, keys: Iterable[str]) -> list[bytes]:
-        """Wait for all keys, and read them as they are at one moment."""
+        """Wait for all keys, and read them at one revision."""
         names = keys_of(keys)
         return await self._get_all(names, tuple(map(self._value_key, names)))
 
@@ -96,7 +96,7 @@ class Operations(ABC):
             return [entry.value for entry in (await ask(Wait(keys=held))).entries if entry is not None]
         except OutOfTime:
             missing = await self._missing(ask, names, held)
-            # If none is: they came while we looked, or this was a look without a wait. They may have gone again.
+            # If none is: they came during the look, or this was a look without a wait. They may have gone again.
             found = None if missing else await self._read(ask, held)
             if found is None:
                 _give_up(ask, names, missing or names)
@@ -115,12 +115,12 @@ class Operations(ABC):
                 _give_up(ask, names, missing)
 
     async def check(self, keys: Iterable[str]) -> bool:
-        """Return whether all keys exist now."""
+        """Return True if all keys exist now."""
         conditions = tuple(when.exists(self._value_key(key)) for key in keys_of(keys))
         return (await self._begin()(Transact(when=conditions, then=()))).succeeded
 
     async def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> None:
-        """Write several values at once: nobody sees some of them without the others; of a key named twice, the last."""
+        """Write several values at once: they become visible together. The last value of a repeated key counts."""
         names = keys_of(keys)
         contents = [value_of(value) for value in many_of(values, "values")]
         if len(names) != len(contents):
@@ -130,28 +130,28 @@ class Operations(ABC):
         await self._begin()(Transact(when=(), then=puts))
 
     async def add(self, key: str, amount: int) -> int:
-        """Add to the number that a key holds in decimal, a missing key counting from 0; the sum."""
+        """Add to the number that a key holds in decimal, 0 if missing; return the sum."""
         number = whole_of(amount, "amount")
         if abs(number) > ADD_MAX:
             raise ValueError(f"the amount {shown(number)} does not fit in 64 bits, which is what the store counts in")
         return (await self._begin()(Add(self._value_key(key), number, self._lease))).value
 
     async def append(self, key: str, value: str | bytes) -> None:
-        """Append to what a key holds, a missing key counting as empty."""
+        """Append to a key's value; a missing key counts as empty."""
         await self._begin()(Append(self._value_key(key), value_of(value), self._lease))
 
     async def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
         """Write the desired value if the key holds the expected one, or is missing and nothing is expected.
 
         Returns:
-            What the key holds now; if it is missing and something was expected, what was expected.
+            The key's value now; if it is missing and something was expected, the expected value.
         """
         held, wanted, new = self._value_key(key), value_of(expected_value), value_of(desired_value)
         ask = self._begin()
         may_create = not wanted
         while True:
-            # Whichever of the two fails for the other's reason is followed by the other. What is answered at last
-            # was true at one moment, that of the last request.
+            # If either fails because of the other's case, the other follows. The returned answer was true at one
+            # moment, that of the last request.
             if may_create:
                 request = CompareAndSet(key=held, value=new, expected_revision=0, lease=self._lease)
             else:
@@ -166,7 +166,7 @@ class Operations(ABC):
             may_create = result.entry is None
 
     async def delete_key(self, key: str) -> bool:
-        """Delete a key; whether it was there."""
+        """Delete a key; return True if it existed."""
         return (await self._begin()(Delete(self._value_key(key)))).count > 0
 
     async def list_keys(self) -> list[str]:
@@ -178,11 +178,11 @@ class Operations(ABC):
         return [key for key in of_values if _escaped(key) not in of_queues]
 
     async def num_keys(self) -> int:
-        """Return how many keys of this round hold values."""
+        """Return the number of keys of this round that hold values."""
         return len(await self.list_keys())
 
     async def _missing(self, ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) -> tuple[str, ...]:
-        """Return which of the keys do not exist, without reading the others' values; all, if the store does not say."""
+        """Return the keys that do not exist, without reading the others' values; all, if the store does not tell."""
         if not held:
             return ()
         try:
@@ -192,7 +192,7 @@ class Operations(ABC):
         return tuple(dict.fromkeys(name for name, key in zip(names, held, strict=True) if key not in there))
 
     async def _read(self, ask: Fencing, held: tuple[str, ...]) -> list[bytes] | None:
-        """Return what the keys hold at one revision, or None if they do not all exist."""
+        """Return the keys' values at one revision, or None if some do not exist."""
         distinct = tuple(dict.fromkeys(held))
         result = await ask(Transact(when=tuple(map(when.exists, distinct)), then=tuple(map(Get, distinct))))
         if not result.succeeded:
@@ -208,7 +208,7 @@ class Operations(ABC):
         item = Put(self._queue_prefix(key) + self._unique(), value_of(value), lease=self._lease)
         writes = item, Put(mark, MARK, lease=self._lease)
         ask = self._begin()
-        starts = True  # whether this is thought to be its first item; if that is wrong, nothing happens
+        starts = True  # a guess that this is its first item; if wrong, nothing happens
         while True:
             condition = when.missing(mark) if starts else when.value(mark) == MARK
             result = await ask(Transact(when=(condition,), then=writes, otherwise=(Get(mark),)))
@@ -241,11 +241,11 @@ class Operations(ABC):
                 await self._wait_for_push(ask, key, mark)
 
     async def queue_len(self, key: str) -> int:
-        """Return how many items a queue holds; 0 if there is no such queue."""
+        """Return the number of items in a queue; 0 if there is no such queue."""
         return (await self._begin()(Count(prefix=self._queue_prefix(key)))).count
 
     async def _pop(self, ask: Fencing, item: Entry, mark: str, *, is_last: bool) -> bytes | None:
-        """Take this item; None if somebody else has taken it, or the queue has to be looked at again."""
+        """Take this item; return None if it has been taken, or the queue has to be read again."""
         unchanged = when.mod_revision(item.key) == item.mod_revision
         take = Get(item.key), Delete(item.key)
         if not is_last:
@@ -258,7 +258,7 @@ class Operations(ABC):
         still_there, there = result.results
         if still_there is None:
             return None
-        # Others have pushed since, or the key was set or deleted as if it were a value's: the mark is not ours.
+        # Others have pushed since, or the key was set or deleted as a value: then the mark has another revision.
         seen = when.mod_revision(mark) == (there.mod_revision if isinstance(there, Entry) else 0)
         return _taken(await ask(Transact(when=(unchanged, seen), then=take)))
 
@@ -274,7 +274,7 @@ class Operations(ABC):
     # ------------------------------------------------------------------------------------------ barrier
 
     async def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        """Wait until `world_size` callers have come. Each key is good for one barrier; who gave up counts as come."""
+        """Wait until `world_size` callers have come. Each key serves one barrier; callers that gave up count."""
         members, last = self._value_key(f"{key}/num_members"), self._value_key(f"{key}/last_member")
         size = whole_of(world_size, "world_size")
         if size < 1:
@@ -299,22 +299,22 @@ class Operations(ABC):
                 ask.give_up(message, keys=(f"{key}/last_member",))
         try:
             inside = await _counted(ask, (*go, Put(last, b"1", lease=self._lease)) if is_last else go)
-            if inside <= 0:  # who is the last to leave deletes what it was kept in: it may be ten steps a second
+            if inside <= 0:  # the last to leave deletes its keys: there may be ten barriers a second
                 nobody_came = (when.value(members) == b"%d" % inside,)
                 await ask(Transact(when=nobody_came, then=(Delete(members), Delete(last))))
         except OutOfTime:
             if is_last:
                 raise
-            # Else it was passed in time, and what is left goes with the round.
+            # Else it was passed in time, and its leftovers go with the round.
 
     async def _missing_at_barrier(self, ask: Fencing, key: str, size: int, there: str) -> str:
-        """Return who has not come, in words; empty if that is not known."""
+        """Return the missing members, in words; empty if unknown."""
         roster, prefix = self._company.roster, self._came_prefix(key)
         if roster is None:
             return ""
         came = {key.removeprefix(prefix) for key in await _keys_under(ask, prefix)}
         if str(len(came)) != there:
-            return ""  # several callers of one rank, say: who is missing cannot be told from their ranks
+            return ""  # for example several callers of one rank: ranks do not tell which one is missing
         missing = [rank for rank in range(size) if str(rank) not in came]
         names: dict[int, str] = {}
         for bucket in dict.fromkeys(map(roster.key, missing[:NAMED_MAX])):
@@ -343,12 +343,11 @@ async def _keys_under(ask: Fencing, prefix: str) -> list[str]:
 
 
 async def _counted(ask: Fencing, operations: tuple[Operation, ...]) -> int:
-    """Carry out operations, the first of which counts; what it has counted."""
+    """Carry out operations, the first of which counts; return the count."""
     return cast("int", (await ask(Transact(when=(), then=operations))).results[0])
 
 
 def _common_prefix(keys: Iterable[str]) -> str:
-    """Return what all of these begin with."""
     first, last = min(keys), max(keys)
     for at, character in enumerate(first):
         if not last.startswith(character, at):
@@ -357,7 +356,7 @@ def _common_prefix(keys: Iterable[str]) -> str:
 
 
 def _taken(result: TransactionResult) -> bytes | None:
-    """The value of the item that a pop has read and deleted; None if it could not."""
+    """Return the item that a pop has read and deleted; None if it could not."""
     return result.results[0].value if result.succeeded and isinstance(result.results[0], Entry) else None
 
 

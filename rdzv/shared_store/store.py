@@ -1,16 +1,16 @@
-"""Shell: the `torch.distributed.Store` API over one round's keys, for those who await and those who block.
+"""Shell: the `torch.distributed.Store` API over one round's keys, for async and for blocking callers.
 
 Names, order of arguments and meaning are those of PyTorch 2.13, with these differences:
 
-- `num_keys` and `list_keys` speak of this round's keys only, where PyTorch's count the whole server's.
-- A timeout is a `timedelta` or a number of seconds. It bounds waiting; what the store answers at once has at least a
-  second to be answered.
-- A wait that runs out raises `SharedStoreTimeoutError`, which names the keys that were missing, and an empty queue
-  `QueueEmptyError`. A value that is no number cannot be added to: a `ValueError`, as is any other senseless argument.
-- A queue's key cannot be that of a value as well.
+- `num_keys` and `list_keys` cover this round's keys only, where PyTorch's count the whole server's.
+- A timeout is a `timedelta` or a number of seconds. It limits waiting; a request that the store answers at once has at
+  least a second.
+- A wait that times out raises `SharedStoreTimeoutError`, which names the missing keys, and an empty queue
+  `QueueEmptyError`. Adding to a value that is no number raises `ValueError`, like any other invalid argument.
+- A key cannot be both a queue's and a value's.
 
-Every request is conditional on this node's being a member of the round. Once it is not, whatever it asks, and whatever
-it waits for, ends with `RoundSupersededError` (promises R9, R10). `operations` says what is done, once for both.
+Every request is conditional on this node's membership of the round. After it, every call and every wait ends with
+`RoundSupersededError` (promises R9, R10). `operations` has the operations of both twins.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ DEFAULT_TIMEOUT: Final = 300.0
 """In seconds, as in PyTorch."""
 
 TIMEOUT_MAX: Final = 1e9
-"""In seconds, 31 years: what event loops and sockets still take."""
+"""In seconds, 31 years: the limit of event loops and sockets."""
 
 
 def _seconds(timeout: object) -> float:
-    """A timeout in seconds.
+    """Return a timeout in seconds.
 
     Raises:
         TypeError: It is none.
-        ValueError: It is negative, or beyond all measure.
+        ValueError: It is negative, or too large.
     """
     if isinstance(timeout, timedelta):
         seconds = timeout.total_seconds()
@@ -75,27 +75,27 @@ def _seconds(timeout: object) -> float:
 
 
 class Caller(Protocol):
-    """What a shared store needs of a client."""
+    """The part of a client that a shared store needs."""
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request, and give its response."""
+        """Make one request, and return its response."""
         raise NotImplementedError
 
     def time(self) -> float:
-        """Seconds on the clock by which it waits."""
+        """Return the seconds on the clock by which it waits."""
         raise NotImplementedError
 
 
 class _Twin(ABC, Generic[C]):
-    """What both twins have.
+    """The part that both twins share.
 
     Args:
-        client: Whose keys these are.
-        prefix: What all its keys begin with; it ends in "/".
-        fence: What holds for as long as this node is a member of the round.
-        lease: What everything written goes with, if with anything.
-        timeout: How long a wait may take, in seconds.
-        company: What is known here of this member and of the others.
+        client: The client.
+        prefix: The prefix of all its keys; it ends in "/".
+        fence: Conditions that hold while this node is a member of the round.
+        lease: The lease of everything written, if any.
+        timeout: The default limit of a wait, in seconds.
+        company: The knowledge about this member and the others.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class _Twin(ABC, Generic[C]):
 
     @abstractmethod
     async def _ask(self, request: Request[Any], left: float) -> Response:
-        """Make one request, and give its response within so many seconds."""
+        """Make one request; return its response within `left` seconds."""
 
     def _begin(self, timeout: timedelta | float | None = None) -> Fencing:
         return Fencing(
@@ -133,26 +133,26 @@ class _Twin(ABC, Generic[C]):
 
     @property
     def prefix(self) -> str:
-        """What all its keys begin with."""
+        """The prefix of all its keys."""
         return self._prefix
 
     @property
     def fence(self) -> tuple[Condition, ...]:
-        """What holds for as long as this node is a member of the round."""
+        """Conditions that hold while this node is a member of the round."""
         return self._fence
 
     @property
     def lease(self) -> int | None:
-        """What everything written goes with, if with anything."""
+        """The lease of everything written, if any."""
         return self._lease
 
     @property
     def timeout(self) -> timedelta:
-        """How long a wait may take."""
+        """The default limit of a wait."""
         return timedelta(seconds=self._timeout)
 
     def set_timeout(self, timeout: timedelta | float) -> None:
-        """Say how long a wait may take, unless it says so itself."""
+        """Set the default limit of a wait."""
         self._timeout = _seconds(timeout)
 
     def clone(self) -> Self:
@@ -166,28 +166,28 @@ class _Twin(ABC, Generic[C]):
         return copied
 
     def listening(self) -> Self:
-        """Return another such object for who only listens: a wait of its own is not one for others that hold it up."""
+        """Return another such object for listening only: its waits do not count as waiting for others."""
         copied = self.clone()
         copied._company = replace(self._company, lost=None, waiting=nullcontext)
         return copied
 
 
 class ClientAtFirstUse:
-    """A client of the store that is made when it is first asked for something, and again if it is of no more use.
+    """A client of the store that is made at its first request, and again if it is of no more use.
 
     Args:
-        open_client: Makes one; it is entered in the loop of whoever asks first.
+        open_client: Makes one; entered in the loop of the first caller.
     """
 
     def __init__(self, open_client: Callable[[], AbstractAsyncContextManager[Store]]) -> None:
         self._open = open_client
-        self._opened: AsyncExitStack | None = None  # what ends the client
+        self._opened: AsyncExitStack | None = None  # ends the client
         self._client: Store | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # the one that the client lives in
+        self._loop: asyncio.AbstractEventLoop | None = None  # the loop that the client lives in
         self._opening = asyncio.Lock()
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request, and give its response.
+        """Make one request, and return its response.
 
         Raises:
             RendezvousStateError: Another event loop has made the client.
@@ -210,7 +210,7 @@ class ClientAtFirstUse:
         return await client.call(request, timeout=timeout)
 
     async def _connect(self) -> Store:
-        async with self._opening:  # of several that come first at once, one connects
+        async with self._opening:  # of several concurrent first callers, one connects
             if self._client is not None and self._client.failure is not None:
                 await self._close()
             if self._client is None:
@@ -219,11 +219,11 @@ class ClientAtFirstUse:
             return self._client
 
     def time(self) -> float:
-        """Seconds on the event loop's clock."""
+        """Return the seconds on the event loop's clock."""
         return asyncio.get_running_loop().time()
 
     async def aclose(self) -> None:
-        """Hang up; what is asked later makes a new client."""
+        """Disconnect; later requests make a new client."""
         async with self._opening:
             await self._close()
 
@@ -254,19 +254,16 @@ class SharedStore(_Twin[Caller], Operations):
         )
 
     def end_waits(self) -> None:
-        """End what waits, since members were lost, with `MembersLostError`; from the event loop. Clones included.
+        """End the waits, clones' included, with `MembersLostError`, since members were lost; from the event loop.
 
-        Waits that begin later end as `lost` says. What is there already is given all the same.
+        Later waits end as `lost` says. Keys that exist already are still returned.
         """
         for scope, ends_on_loss in tuple(self._under_way.items()):
             if ends_on_loss:
                 scope.cancel()
 
     def end_calls(self, _: object = None) -> None:
-        """End every call under way, with `RoundSupersededError` once `superseded` gives a reason; from the event loop.
-
-        Clones included.
-        """
+        """End every call, clones' included, with `RoundSupersededError` if `superseded` has a reason; from the loop."""
         for scope in tuple(self._under_way):
             scope.cancel()
 
@@ -287,8 +284,8 @@ class SharedStore(_Twin[Caller], Operations):
 class BlockingSharedStore(_Twin["BlockingStore"]):
     """The blocking twin of `SharedStore`, with the same arguments and errors; safe to use from several threads.
 
-    A call under way is ended from another thread by `client.interrupt(...)`; if `superseded` then gives a reason, the
-    call ends with `RoundSupersededError`. What waits is ended by `client.end_waits`, if `lost` names somebody.
+    `client.interrupt(...)` ends a call from another thread, with `RoundSupersededError` if `superseded` then gives a
+    reason. `client.end_waits` ends the waits, if `lost` names members.
     """
 
     set = blocking(Operations.set)
@@ -319,22 +316,22 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
             return self._client.call(request, timeout=left)
 
     def reopened(self) -> BlockingSharedStore:
-        """Return the same store on a client of its own: what a forked child uses instead of this one."""
+        """Return the same store on a client of its own, for use in a forked child."""
         copied = self.clone()
         copied._client = copy.copy(self._client)
         return copied
 
     def end_waits(self) -> None:
-        """End what waits, now and later, as if its time were over; all else goes on. From any thread."""
+        """End all waits, now and later, as if their time were over; other calls go on. From any thread."""
         self._client.end_waits()
 
     def close(self) -> None:
-        """Hang up; clones too."""
+        """Disconnect, clones too."""
         self._client.close()
 
 
 class _AtOnce(Operations):
-    """The operations of a blocking store: whatever they ask for is there before they would wait for it."""
+    """The operations of a blocking store: each result is there before they would wait for it."""
 
     def __init__(self, twin: BlockingSharedStore) -> None:
         self._twin = twin
