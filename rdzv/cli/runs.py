@@ -34,10 +34,7 @@ GONE_WITHIN: Final = 5.0  # seconds for the nodes of a run closed by --force to 
 
 
 @command(
-    "ping",
-    "measure how quickly a store answers",
-    *STORE,
-    option("--count N", whole_number(1), "how often", default=5),
+    "ping", "measure how quickly a store answers", *STORE, option("--count N", whole_number(1), "how often", default=5)
 )
 async def _ping(options: argparse.Namespace) -> int:
     url = settings_of(options.url).endpoint.url

@@ -25,18 +25,7 @@ import anyio
 import store
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.monitoring import http_room
-from rdzv.cli.command import (
-    DONE,
-    ENDING,
-    Argument,
-    Wish,
-    argument,
-    argument_type,
-    command,
-    flag,
-    handle_signal,
-    option,
-)
+from rdzv.cli.command import DONE, ENDING, Argument, Wish, argument, argument_type, command, flag, handle_signal, option
 from rdzv.config import value_types
 from rdzv.config.endpoint import SCHEMES
 from rdzv.config.settings import parse

@@ -44,12 +44,7 @@ from rdzv.core.asking import KILL, STACKS
 from rdzv.core.round_life import EndKind, Outcome
 from rdzv.core.stuck.tally import Tally
 from rdzv.display.standard_error import say_error
-from rdzv.errors import (
-    RendezvousClosedError,
-    RendezvousError,
-    RendezvousGracefulExitError,
-    RendezvousSettingsError,
-)
+from rdzv.errors import RendezvousClosedError, RendezvousError, RendezvousGracefulExitError, RendezvousSettingsError
 from rdzv.loop.own_folder import own_folder
 from rdzv.loop.rounds import handler_of
 from store.net.tasks import cancel_and_wait
