@@ -22,7 +22,7 @@ import signal
 import socket
 import sys
 import zipfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -122,21 +122,15 @@ class WarmWorker:
         self._ended.set_result(None)
 
 
+@dataclass(slots=True)
 class PreloadServer:
     """The process from which workers are forked."""
 
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        requests: socket.socket,
-        command: PythonCommand,
-        modules: Sequence[str],
-    ) -> None:
-        self._process = process
-        self._requests = requests
-        self._command = command
-        self._modules = modules
-        self._is_ready: bool | None = None
+    _process: asyncio.subprocess.Process
+    _requests: socket.socket
+    _command: PythonCommand
+    _modules: Sequence[str]
+    _is_ready: bool | None = None
 
     @classmethod
     async def start(
@@ -171,9 +165,6 @@ class PreloadServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
         """End the server and its standby workers; the launcher ends the running ones."""
         self._requests.close()
         with anyio.CancelScope(shield=True):
@@ -206,14 +197,7 @@ class PreloadServer:
         Raises:
             OSError: The server has gone.
         """
-        wanted = {
-            "command": self._command.command,
-            "argv": self._command.argv,
-            "module": self._command.module,
-            "cwd": os.getcwd(),
-            "env": dict(environment),
-            "files": files,
-        }
+        wanted = {**asdict(self._command), "cwd": os.getcwd(), "env": dict(environment), "files": files}
         request = json.dumps(wanted).encode()
         reading, writing = os.pipe()
         try:
