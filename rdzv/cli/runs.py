@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 
@@ -47,8 +46,7 @@ async def _ping(options: argparse.Namespace) -> int:
 # ------------------------------------------------------------------------------------------------ runs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(NamedTuple):
     """The size of one run in the store; None where the store does not count (etcd)."""
 
     run_id: str
@@ -70,7 +68,7 @@ async def _runs(options: argparse.Namespace) -> int:
     runs.sort(key=lambda run: (-(run.bytes or 0), -run.keys, run.run_id))
     if options.json:
         for run in runs:
-            put(json.dumps(asdict(run)))
+            put(json.dumps(run._asdict()))
     elif runs:
         say(*_table(runs, uptime))
     else:
@@ -82,10 +80,8 @@ async def _usages(client: store.Store, prefix: str) -> list[Usage]:
     """Return the size of each run under a prefix, by the store's account or by counting keys."""
     account = await read_account(client, prefix)
     if account is None:
-        return [Usage(run_id=run_id, keys=count) for run_id, count in (await count_keys(client, prefix)).items()]
-    return [
-        Usage(run_id=run_id, keys=group.keys, bytes=group.bytes, age=group.age) for run_id, group in account.items()
-    ]
+        return [Usage(run_id, count) for run_id, count in (await count_keys(client, prefix)).items()]
+    return [Usage(run_id, group.keys, group.bytes, group.age) for run_id, group in account.items()]
 
 
 def _table(runs: list[Usage], uptime: float) -> list[str]:
