@@ -168,19 +168,11 @@ def notify(state: str) -> None:
 
 
 async def _tell_watchdog() -> None:
-    """Send the watchdog's signs of life from the serving loop: if that hangs, they stop."""
-    every = _watchdog_wants()
-    while every is not None:
-        await anyio.sleep(every)
-        notify("WATCHDOG=1")
-
-
-def _watchdog_wants() -> float | None:
-    """Return half the watchdog's interval, as its manual recommends, in seconds; None without a watchdog."""
+    """Send the watchdog's signs of life from the serving loop, at half its interval, as its manual recommends."""
     microseconds, of = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", str(os.getpid()))
-    if not microseconds.isdecimal() or not int(microseconds) or of != str(os.getpid()):
-        return None
-    return int(microseconds) / 2e6
+    while microseconds.isdecimal() and int(microseconds) and of == str(os.getpid()):
+        await anyio.sleep(int(microseconds) / 2e6)
+        notify("WATCHDOG=1")
 
 
 def _say(what: str) -> None:
