@@ -78,15 +78,9 @@ __all__ = [
 
 DONE, FAILED, WRONG_USAGE, CLOSED, TIMED_OUT, NO_CONNECTION = range(6)
 
-OF_RUN: Final = 119
-"""Added to an exit status of ours under `rdzv run`: few commands end with 120 to 124 themselves."""
-
-ANSWER_WITHIN: Final = 10.0
-"""Seconds for a store to answer a read."""
-
-LAST_WORD_WITHIN: Final = 1.0
-"""Seconds after `--timeout` in which a subcommand may still name the reason itself."""
-
+OF_RUN: Final = 119  # added to an exit status of ours under `rdzv run`: few commands end with 120 to 124 themselves
+ANSWER_WITHIN: Final = 10.0  # seconds for a store to answer a read
+LAST_WORD_WITHIN: Final = 1.0  # seconds after `--timeout` in which a subcommand may still name the reason itself
 ERROR_LETTERS_MOST: Final = 4000  # of an error line
 
 Run: TypeAlias = "Callable[[argparse.Namespace], Coroutine[Any, Any, int]]"

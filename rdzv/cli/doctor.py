@@ -15,7 +15,7 @@ import contextlib
 import json
 import os
 import socket
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -40,9 +40,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.report import RunStatus
 
-VERSION: Final = 1
-"""The version of the `--json` format; it rises if a field is removed or changes its meaning."""
-
+VERSION: Final = 1  # the version of the `--json` format; it rises if a field is removed or changes its meaning
 STEPS = 3  # looking up, connecting, greeting: each may take this part of `--timeout`
 PINGS = 5
 SLOW = 0.25  # seconds per answer: a quarter of the default `disconnect_ttl`
@@ -50,8 +48,7 @@ LEASE_TTL = 30.0
 LEASE_WATCHED = 1.0  # seconds in which the clocks are compared
 CLOCK_OFF = 0.25  # seconds of difference, beside the round trips
 NAMED_MOST = 8
-ETCD_34, ETCD_35 = (3, 4, 22), (3, 5, 6)
-"""The first releases of etcd 3.4 and 3.5 without a known defect that loses data."""
+ETCD_34, ETCD_35 = (3, 4, 22), (3, 5, 6)  # the first releases of 3.4 and 3.5 without a known loss of data
 
 
 class Check(NamedTuple):
@@ -65,10 +62,6 @@ class Check(NamedTuple):
     def good(self) -> bool:
         """True if there is nothing to remedy."""
         return not self.remedy
-
-    def plain(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
-        return {"name": self.name, "good": self.good, "found": self.found, "remedy": self.remedy}
 
     def lines(self, node: str) -> list[str]:
         """Return lines of text, which begin with the node's name."""
@@ -98,7 +91,7 @@ async def _doctor(options: argparse.Namespace) -> int:
     good, node = all(check.good for check in checks), socket.gethostname()
     if options.json:
         told = {"version": VERSION, "node": node, "url": options.url, "release": __version__, "good": good}
-        put(json.dumps({**told, "checks": [check.plain() for check in checks]}))
+        put(json.dumps({**told, "checks": [{**check._asdict(), "good": check.good} for check in checks]}))
     else:
         say(*(line for check in checks for line in check.lines(node)))
     return DONE if good else FAILED
@@ -228,16 +221,14 @@ def gloo_check(own_name: str, own: Sequence[str], leads_there: str, *, chosen: s
 
 
 def _refused(error: store.StoreError) -> Check:
-    match error:
-        case store.AuthenticationError():
-            remedy = (
-                "give the store's own token (token_file=), or the user that etcd knows (user=, password_file=), and "
-                "certificates that it trusts (ca=, cert=, key=)"
-            )
-        case store.ProtocolError():
-            remedy = "is it the port of a store, is tcps:// meant, are both of releases that work together?"
-        case _:
-            remedy = "is it the port of a store, is tcps:// meant, and is the store alive?"
+    remedy = "is it the port of a store, is tcps:// meant, and is the store alive?"
+    if isinstance(error, store.ProtocolError):
+        remedy = "is it the port of a store, is tcps:// meant, are both of releases that work together?"
+    elif isinstance(error, store.AuthenticationError):
+        remedy = (
+            "give the store's own token (token_file=), or the user that etcd knows (user=, password_file=), and "
+            "certificates that it trusts (ca=, cert=, key=)"
+        )
     return Check("store", str(error), remedy)
 
 

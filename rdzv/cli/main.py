@@ -38,14 +38,9 @@ ROOMS: Final = {
 
 WRONG_USAGE: Final = 2
 INTERRUPTED: Final = 128 + signal.SIGINT
-OF_ALL: Final = frozenset({"--version", "--help", "-h"})
-"""Options that replace a subcommand."""
-
-EVERYWHERE: Final = frozenset({"-v", "--verbose", "--debug"})
-"""Options that may also stand before a subcommand."""
-
-DEFAULT_URL: Final = "RDZV_URL"
-"""The environment variable with the default URL. `rdzv run` sets it for its processes."""
+OF_ALL: Final = frozenset({"--version", "--help", "-h"})  # options that replace a subcommand
+EVERYWHERE: Final = frozenset({"-v", "--verbose", "--debug"})  # options that may also stand before a subcommand
+DEFAULT_URL: Final = "RDZV_URL"  # the environment variable with the default URL. `rdzv run` sets it for its processes
 
 
 def command_named(name: str) -> Command:

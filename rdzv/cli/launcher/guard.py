@@ -37,9 +37,7 @@ __all__ = ["CANNOT_EXECUTE", "STARTED", "close_others", "fork_guarded", "main", 
 POLL = 20  # milliseconds between checks if the group has ended
 CANNOT_EXECUTE = 126  # as in shells
 IN_PASSING = 0x80  # above the numbers of signals, which end at 64
-STARTED: set[int] = set()
-"""In a launcher: its own children, which it waits for."""
-
+STARTED: set[int] = set()  # In a launcher: its own children, which it waits for
 PASSED_OVER = (  # the launcher passes them on; Slurm sends them to every process of a job
     signal.SIGTERM,
     signal.SIGINT,

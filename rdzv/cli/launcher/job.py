@@ -40,19 +40,12 @@ __all__ = [
 
 NPROC: Final = "nproc"  # the attribute
 
+# Environment variables with the files that a job writes at each checkpoint, and PyTorch's `@record` at an exception.
 CHECKPOINT_FILE: Final = "RDZV_CHECKPOINT_FILE"
-"""The environment variable with the file that a job writes at each checkpoint."""
-
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
-"""The environment variable with the file in which PyTorch's `@record` reports an exception."""
-
 ERROR_CHARACTERS_MAX: Final = 200
-
-COUNTED: Final = ("auto", "cpu", "gpu")
-"""Values of `--nproc` beside a number, as torchrun's."""
-
+COUNTED: Final = ("auto", "cpu", "gpu")  # values of `--nproc` beside a number, as torchrun's
 SIGNALLED: Final = 128  # plus the signal that ended a process
-
 DRAINS_ON: Final = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 
 

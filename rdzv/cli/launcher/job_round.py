@@ -49,18 +49,13 @@ __all__ = ["SUCCEEDED", "JobRound", "Workplace", "describe"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
+# The reason of a successful close, by which waiting nodes see that they are not needed.
 SUCCEEDED: Final = "the command has succeeded on every node"
-"""The reason of a successful close. Waiting nodes recognise by it that they are not needed."""
-
 KILL_WITHIN: Final = 5.0  # seconds for killed processes to end, unless the kernel hangs
-
+# Seconds between the starts of rank 0 and the other ranks, if forked. PyTorch's rank 0 must listen before the others
+# connect, or they wait half a second. Processes that import PyTorch themselves start too unevenly.
 HEAD_START: Final = 0.1
-"""Seconds between the starts of rank 0 and the other ranks, if forked. PyTorch's rank 0 must listen before the others
-connect, or they wait half a second. Processes that import PyTorch themselves start too unevenly.
-"""
-
-LOOK_AGAIN: Final = 0.05
-"""Seconds between checks of the checkpoint file while a newcomer waits; there is no portable notification."""
+LOOK_AGAIN: Final = 0.05  # seconds between checks of the checkpoint file; there is no portable notification
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,8 +70,7 @@ class Workplace:
     preloaded: PreloadServer | None = None
 
 
-Wished = NodesWaiting | Draining | Resized
-"""Announced changes, which may wait for a checkpoint."""
+Wished = NodesWaiting | Draining | Resized  # announced changes, which may wait for a checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

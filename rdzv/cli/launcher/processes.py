@@ -225,7 +225,7 @@ class _Output(threading.Thread):
             if self._log is not None:
                 with contextlib.suppress(OSError):  # a full disk must not hide output from a terminal
                     self._log.write(chunk)
-            if self._goes_on():
+            if self._unfinished[self._to] is self:  # its half a line was the last output
                 end = chunk.find(b"\n") + 1 or len(chunk)
                 self._write(chunk[:end], unfinished=not chunk[:end].endswith(b"\n"))
                 chunk = chunk[end:]
@@ -234,10 +234,6 @@ class _Output(threading.Thread):
                 self._write(labelled)
         if rest:
             self._write(self._label + rest + b"\n")
-
-    def _goes_on(self) -> bool:
-        """Return True if half a line of this process was the last output."""
-        return self._unfinished[self._to] is self
 
     def _write(self, data: bytes, *, unfinished: bool = False) -> None:
         with self._locks[self._to]:
