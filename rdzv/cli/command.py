@@ -291,7 +291,6 @@ async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> in
 
 
 async def _run(command: Command, options: argparse.Namespace) -> int:
-    """Run a subcommand within `--timeout`, if it is limited."""
     if command.takes_url and is_etcd(options.url):
         # Importing gRPC may take longer than a short `--timeout`.
         importlib.import_module("store.etcd.client")

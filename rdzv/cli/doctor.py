@@ -98,7 +98,6 @@ async def _doctor(options: argparse.Namespace) -> int:
 
 
 async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
-    """Run the steps until one fails that the later ones need."""
     given = {"expected_file": options.expected} if options.expected else {}
     settings = with_expected_nodes(settings_of(options.url, **given))
     url, run_id = settings.endpoint.url, split_url(options.url).run_id
@@ -146,7 +145,6 @@ async def _look_up(name: str, port: int | None) -> list[str]:
 
 
 async def _resolve(host: str, port: int, checks: list[Check], *, timeout: float, what: str = "name") -> list[str]:
-    """Return the addresses of a name, by this node's resolver."""
     try:
         with anyio.fail_after(timeout):
             addresses = await _look_up(host, port)
@@ -233,7 +231,6 @@ def _refused(error: store.StoreError) -> Check:
 
 
 async def _time(client: store.Store, checks: list[Check]) -> float:
-    """Return the median latency."""
     times = sorted([await client.ping() for _ in range(PINGS)])
     median = times[PINGS // 2]
     found = f"an answer takes {median * 1000:.1f} ms, at most {times[-1] * 1000:.1f} ms of {PINGS}"

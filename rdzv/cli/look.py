@@ -155,7 +155,6 @@ class _Terminal:
 
 @contextlib.contextmanager
 def _terminal(wakeup: Wakeup) -> Iterator[_Terminal]:
-    """Draw on the terminal and read single keys while the block runs."""
     try:
         from rich.console import Console
         from rich.live import Live

@@ -70,7 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
-    """Read the command line; return None if the help is to be printed."""
     flags, words = _without_flags(arguments)
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]
@@ -95,13 +94,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
 
 
 def _without_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split off the options before the subcommand."""
     count = next((at for at, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
     return list(arguments[:count]), list(arguments[count:])
 
 
 def _with_url(command: Command, words: list[str]) -> list[str]:
-    """Add the URL from the environment if the subcommand needs one and has none."""
     url = os.environ.get(DEFAULT_URL)
     if not command.takes_url or not url:
         return words
@@ -126,7 +123,6 @@ class _Parser(argparse.ArgumentParser):
         self.exit(WRONG_USAGE, f"{self.prog}: {message}{self._hint(message)}; see {self.prog} --help\n")
 
     def _hint(self, message: str) -> str:
-        """Suggest a correction of an unknown word."""
         words = message.partition("unrecognized arguments: ")[2].split()
         if not words:
             return ""
@@ -139,7 +135,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _overview(names: Iterable[str]) -> argparse.ArgumentParser:
-    """Make a parser that lists these subcommands and does not read their arguments."""
     parser = _Parser(
         prog="rdzv",
         description="Rendezvous for elastic training jobs: who is in, with what rank, and meeting again.",

@@ -77,7 +77,6 @@ async def _runs(options: argparse.Namespace) -> int:
 
 
 async def _usages(client: store.Store, prefix: str) -> list[Usage]:
-    """Return the size of each run under a prefix, by the store's account or by counting keys."""
     account = await read_account(client, prefix)
     if account is None:
         return [Usage(run_id, count) for run_id, count in (await count_keys(client, prefix)).items()]
@@ -144,7 +143,6 @@ async def _nodes(client: store.Store, keys: Keys) -> list[str]:
 
 
 async def _close(run: Run) -> None:
-    """Close a run and wait until its nodes have left."""
     await run.close("the run was forgotten by its operator")
     with anyio.move_on_after(GONE_WITHIN):
         async with run.store.watch(run.keys.nodes) as watch:

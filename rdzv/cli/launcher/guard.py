@@ -201,7 +201,6 @@ def _watch(group: int, control: int, child_ended: int) -> int:
 
 
 def _signal(group: int, number: int) -> bool:
-    """Send a signal to a group; return False if the group has ended."""
     try:
         os.killpg(group, number)
     except OSError:  # ended, or, on macOS, not yet reaped
@@ -210,7 +209,6 @@ def _signal(group: int, number: int) -> bool:
 
 
 def _mirror(status: int) -> NoReturn:
-    """End as the command has ended."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # one core is enough

@@ -109,7 +109,6 @@ def _option(named: str, kind: Callable[[str], Any] | None, help: str, default: A
 
 
 def _flag(name: str, help: str, *, default: bool) -> Any:
-    """Make a field of a flag, which turns it to the opposite of its default."""
     return field(default=default, metadata={"by": flag(name, help, action=f"store_{str(not default).lower()}")})
 
 

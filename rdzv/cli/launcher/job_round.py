@@ -249,7 +249,6 @@ class JobRound:
         return not self._running or anyio.current_time() >= wait.until or self._checkpoint() != wait.checkpoint
 
     def _why_to_meet(self, change: Wished) -> str | None:
-        """Return the reason for meeting again because of a change, or None."""
         match change:
             case NodesWaiting(count=count):
                 return f"{count} waiting to come in" if count else None
@@ -292,7 +291,6 @@ class JobRound:
         return not self._membership.beats.first
 
     def _checkpoint(self) -> int:
-        """Return the file time of the last checkpoint, or -1."""
         try:
             return os.stat(self._workplace.checkpoint_file).st_mtime_ns
         except OSError:

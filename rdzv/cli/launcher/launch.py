@@ -112,7 +112,6 @@ class _Launcher:
         self._round: JobRound | None = None
 
     async def run(self) -> int:
-        """Take part in the run until it is over for this node."""
         self._handle_signals()
         status: int | None = None
         with anyio.CancelScope() as everything:
@@ -133,7 +132,6 @@ class _Launcher:
         return status
 
     def _handler(self) -> Handler:
-        """Make the handler of this node, with the number of processes among its attributes."""
         chosen = parse(self._job.url, {}, os.environ)
         _ = chosen.needed  # reject an observer's URL before anything starts
         mine = str(self._job.nproc)
@@ -177,7 +175,6 @@ class _Launcher:
             self._drains.set()
 
     async def _drain(self, handler: Handler) -> None:
-        """Wait for a request to drain, and announce it."""
         await self._drains.wait()
         number = self._job.drain_on
         assert number is not None, "nobody else asks for it"
@@ -210,7 +207,6 @@ class _Launcher:
     # ------------------------------------------------------------------------------------------ operators
 
     async def _take_part_and_answer(self, handler: Handler) -> int:
-        """Take part, and answer operators meanwhile."""
         await handler.is_closed()  # connects before any question
         answering = asyncio.create_task(self._answer(handler), name="answer what operators ask")
         draining = asyncio.create_task(self._drain(handler), name="announce that this node leaves")
@@ -338,7 +334,6 @@ class _Launcher:
 
 
 async def _reap_orphans() -> None:
-    """Reap orphans as process 1 of a container."""
     while os.getpid() == 1:
         await anyio.sleep(REAPS_EVERY)
         for name in filter(str.isdecimal, os.listdir("/proc")):
@@ -346,7 +341,6 @@ async def _reap_orphans() -> None:
 
 
 def _reap_if_orphan(pid: int) -> None:
-    """Reap a process that has ended, unless it is our own child."""
     with contextlib.suppress(OSError):
         state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
         if (state, parent) == ("Z", "1") and pid not in guard.STARTED:
@@ -374,7 +368,6 @@ async def _tell_what_is_waited_for(handler: Handler) -> None:
 
 
 async def _say_what_it_has_cost(handler: Handler) -> None:
-    """Write the closing line, if the store still answers."""
     with anyio.move_on_after(A_MOMENT), contextlib.suppress(RendezvousError):
         _, history, cost = await handler.account()
         if history.chapters:

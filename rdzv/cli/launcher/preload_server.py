@@ -89,7 +89,6 @@ def serve(requests: socket.socket, folder: str, modules: list[str], standby: int
 
 
 def _worker(guard: types.ModuleType, startup: types.ModuleType, request: bytes, files: list[int]) -> Prepare:
-    """Fork a guard and its worker; return in the worker, ready to run."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     wanted = json.loads(request)
@@ -146,7 +145,6 @@ def _module() -> Callable[[], object]:
 
 
 def _new_main() -> types.ModuleType:
-    """Make an empty `__main__`, as the interpreter does."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = sys.modules["builtins"]
     if sys.version_info < (3, 14):
@@ -156,7 +154,6 @@ def _new_main() -> types.ModuleType:
 
 
 def _why_no_fork() -> str | None:
-    """Return the reason why this process cannot be forked, or None."""
     threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if threads:
         return f"a preloaded module has started a thread ({', '.join(threads)[:200]}), which no fork would have"
@@ -186,7 +183,6 @@ def _exactly(requests: socket.socket, count: int) -> bytes:
 
 
 def _send(to: socket.socket, request: bytes, files: list[int]) -> None:
-    """Send a request, as `_receive` reads it."""
     socket.send_fds(to, [len(request).to_bytes(4, sys.byteorder)], files)
     to.sendall(request)
 

@@ -161,7 +161,6 @@ def _open_log(folder: str, environment: Mapping[str, str]) -> Path | None:
 
 
 def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:
-    """Make a pipe whose ends are closed with these."""
     reading, writing = os.pipe()
     reader.callback(os.close, reading)
     writer.callback(os.close, writing)

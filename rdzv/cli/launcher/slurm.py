@@ -111,7 +111,6 @@ def is_first_task(environment: Mapping[str, str]) -> bool:
 
 
 def _switch(environment: Mapping[str, str]) -> str:
-    """Return the last switch on the way to a node."""
     parts = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".")
     kinds = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
     if len(parts) != len(kinds):

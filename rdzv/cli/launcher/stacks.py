@@ -72,7 +72,6 @@ class WorkerStacks:
         return text if len(text) <= TEXT_MOST else f"{text[:TEXT_MOST]}\n(cut: {len(text) - TEXT_MOST:,} more letters)"
 
     def _files(self) -> list[Path]:
-        """Return the files of the processes; none if `/tmp` was cleaned up."""
         with contextlib.suppress(FileNotFoundError):
             return list(self._dumps.iterdir())
         return []
@@ -108,7 +107,6 @@ _LOCK = ("qqihh", 2, 3) if sys.platform == "darwin" else ("hhqqi", 4, 0)
 
 
 def _holder(path: Path) -> int | None:
-    """Return the process that holds the lock of a file; None if it has ended."""
     layout, pid_at, kind_at = _LOCK
     fields = [0] * 5
     fields[kind_at] = fcntl.F_WRLCK
@@ -139,7 +137,6 @@ def _describe(path: Path, pid: int) -> str:
 
 
 def _state_of(pid: int) -> str:
-    """Return the kernel's state of a silent process, if the system has it."""
     with contextlib.suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
         state = next((line.partition(":")[2].strip() for line in status.splitlines() if line.startswith("State:")), "")
