@@ -1,8 +1,7 @@
 """Shell: `rdzv doctor` looks from this node for reasons that keep a run from meeting, with a remedy for each.
 
 The steps are those of a node: the name, its addresses, the port, the store with token and TLS, its latency, the clock
-of
-its leases; then the run: releases, rank 0's address, expected nodes. A failed step ends the rest, which would fail,
+of its leases; then the run: releases, rank 0's address, expected nodes. A failed step ends the rest, which would fail,
 too.
 
 Under `srun rdzv doctor URL` each node looks for itself and names itself in each line.

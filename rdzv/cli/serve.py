@@ -3,8 +3,7 @@
 Once the store listens, it writes a line to standard error, the port to a file, and sends `READY=1` to systemd
 (https://www.freedesktop.org/software/systemd/man/sd_notify.html). SIGTERM or SIGINT shuts it down; the same again, a
 second or more later, ends it at once (S9). SIGHUP reloads certificate, key and authorities for new connections. A
-removed
-authority stays trusted until a restart, as OpenSSL cannot remove one.
+removed authority stays trusted until a restart, as OpenSSL cannot remove one.
 
 Each limit of `store.Limits` is a flag, with its default and its help from there.
 """

@@ -1,12 +1,10 @@
 """Shell: one round of `rdzv run`, which starts the processes, waits for the end of the round, and stops them.
 
 **The life of a round** is that of `rounds()`, in `rdzv.loop.life`: the first member to fail, the members to tell, and
-the
-close of the run after all have succeeded. A node writes its name into the round's shared store when it fails, and also
-before it ends the round for a change or a stop. If a process has failed, the node adds how. The other nodes read that
-and
-stop their processes at once, as these may hang in a collective. A node whose processes have succeeded meets again with
-the others: the common result was not finished.
+the close of the run after all have succeeded. A node writes its name into the round's shared store when it fails, and
+also before it ends the round for a change or a stop. If a process has failed, the node adds how. The other nodes read
+that and stop their processes at once, as these may hang in a collective. A node whose processes have succeeded meets
+again with the others: the common result was not finished.
 
 **Nodes that wait to join** may have to wait for a checkpoint (`OnChange`), at most for the grace. A loss ends the round
 at once.

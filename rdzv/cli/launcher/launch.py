@@ -13,9 +13,8 @@ The ends of a round, and their consequences:
     the signal of --drain-on                                 announce it first; a second one is as SIGTERM
 
 SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on, and end the round only if a process ends by them: then the node
-leaves
-as after SIGTERM. It also does so if SIGHUP or SIGQUIT comes while no process runs. A `guard` kills the group of each
-process if this process dies.
+leaves as after SIGTERM. It also does so if SIGHUP or SIGQUIT comes while no process runs. A `guard` kills the group of
+each process if this process dies.
 """
 
 from __future__ import annotations

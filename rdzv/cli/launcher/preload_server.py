@@ -3,19 +3,15 @@
     python [OPTIONS OF THE COMMAND] preload_server.py REQUESTS FOLDER MODULES STANDBY SIGNALS
 
 REQUESTS is a socket from the launcher; its end ends this process. FOLDER is the first in `sys.path` while MODULES,
-separated
-by commas, are imported. A request is four bytes of length, in the machine's order, and JSON of that length; the files
-control, report, stdin, stdout and stderr come with the first byte:
+separated by commas, are imported. A request is four bytes of length, in the machine's order, and JSON of that length;
+the files control, report, stdin, stdout and stderr come with the first byte:
 
     {"command": [...], "argv": [...], "module": bool, "cwd": "...", "env": {...}, "files": n}
 
 This process forks the guard of a second child (`guard.fork_guarded`), which runs the script or module as the
-interpreter
-would: as `__main__`, with its arguments, environment, folder, streams and default signals. `sys.stdout` and the like
-are
-those of this process, which must therefore be started as unbuffered as the workers. A worker ends as any Python
-process,
-at the end of this file.
+interpreter would: as `__main__`, with its arguments, environment, folder, streams and default signals. `sys.stdout` and
+the like are those of this process, which must therefore be started as unbuffered as the workers. A worker ends as any
+Python process, at the end of this file.
 
 Workers share the state of the imported modules: the hash seed and random states (NumPy is seeded anew in each worker,
 the standard library seeds itself). Threads do not survive a fork, and CUDA contexts cannot be shared: if a module has

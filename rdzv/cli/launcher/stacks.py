@@ -5,8 +5,7 @@
     print(await stacks.dump())
 
 A process writes its stacks in a signal handler. Their end is not announced, so a file counts as complete once it has
-not
-grown for a moment. A process that writes nothing is stopped, or stuck in the kernel; its state from /proc replaces
+not grown for a moment. A process that writes nothing is stopped, or stuck in the kernel; its state from /proc replaces
 them.
 """
 

@@ -1,11 +1,9 @@
 """Shell: the startup code of the command's Python processes, which writes their stacks for the launcher.
 
 `rdzv run` puts a copy of this file, as `sitecustomize.py`, first in PYTHONPATH. Each Python interpreter imports it as
-it
-starts. It opens a file in the folder of `RDZV_STACKS_DIR` and registers SIGNAL, whose handler, in C, writes the stacks
-of
-all threads there, even if Python is blocked. Then it locks the file. The lock tells the launcher to which processes, by
-pids in the launcher's own namespace, it may send the signal; it ends with the process or with `exec`.
+it starts. It opens a file in the folder of `RDZV_STACKS_DIR` and registers SIGNAL, whose handler, in C, writes the
+stacks of all threads there, even if Python is blocked. Then it locks the file. The lock tells the launcher to which
+processes, by pids in the launcher's own namespace, it may send the signal; it ends with the process or with `exec`.
 
 A `sitecustomize` of the user's is imported after it. The processes may run any version of Python, so this file keeps to
 old syntax and the standard library, and never fails.
