@@ -1,1 +1,1 @@
-"""Pure: what the store is: its keys, leases, watches, waits and sessions; told the time, handed the requests."""
+"""Pure: the state of the store: keys, leases, watches, waits and sessions, changed by requests and by time."""

@@ -1,4 +1,4 @@
-"""Pure: what a step of the engine leads to, as nouns: a response, and what others must now be told."""
+"""Pure: the results of one step of the engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Answer", "Applied", "Delivery", "Overtaken", "Work"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """Events of one revision, or a piece of a snapshot, for each of these watches."""
+    """Events of one revision, or a part of a snapshot, for these watches."""
 
     watchers: tuple[Watcher, ...]
     events: tuple[Event, ...]
@@ -23,7 +23,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer to a request that had been parked."""
+    """The answer to a parked request."""
 
     peer: int
     request_id: int
@@ -32,7 +32,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overtaken:
-    """A watch that was being opened has ended: what follows `revision` is no longer kept. Its client resumes there."""
+    """The end of a watch during its opening: the history after `revision` is gone. Its client resumes there."""
 
     watcher: Watcher
     revision: int
@@ -40,14 +40,12 @@ class Overtaken:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Work:
-    """A request that takes more than one turn, and how far it has come.
+    """A request that takes several turns, with its progress.
 
     Attributes:
-        watcher: Whose request it is, and its id.
-        snapshot: What is being read; None if that is over, or was not asked for.
-        keys_only: Whether values are left out.
-        prefix: What is watched; None if nothing is.
-        next_revision: From which revision on a watch must still be told what has happened.
+        snapshot: The snapshot being read; None if done or not requested.
+        prefix: The watched prefix; None if nothing is watched.
+        next_revision: The first revision of which the watch has not been notified.
     """
 
     watcher: Watcher
@@ -58,12 +56,10 @@ class Work:
 
 
 class Applied(NamedTuple):
-    """What a request led to; a tuple, since every request makes one, and no other noun is made as quickly.
+    """The result of a request; a tuple, since no other noun is made as quickly.
 
     Attributes:
-        response: What to answer; None while it is parked. While there is `work`, it is a part of the answer.
-        deliveries: What others must now be told.
-        work: What is left to do, in turns to come.
+        response: None while the request is parked. While there is `work`, a part of the answer.
     """
 
     response: Response | None

@@ -1,8 +1,8 @@
-"""Pure: the change being made: keys written and deleted, leases made and ended, all at the next revision.
+"""Pure: the change in progress: keys written and deleted, leases granted and ended, all at the next revision.
 
-What is asked has been checked by then (`admission`), so that nothing here can fail half way. `close` ends the revision
-and gives what has changed, which the engine announces: of a key that was written, the entry that is there now, of which
-an event is made only if anybody is told (`events_of`).
+`admission` has checked each request, so no change fails half way. `close` ends the revision and returns the changes:
+for
+a written key its entry, which `events_of` turns into an event only if a watch is notified.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["Changes"]
 
 
 class Changes:
-    """What changes keys and leases.
+    """The revision in progress.
 
     Attributes:
-        facts: What a journal must be told; None if nobody keeps it.
-        made: What has changed since the last revision, in order.
+        facts: The changes for a journal; None without one.
+        made: The changes since the last revision, in order.
     """
 
     def __init__(self, state: State, *, facts: Facts | None) -> None:
@@ -39,23 +39,23 @@ class Changes:
 
     @property
     def revision(self) -> int:
-        """The revision that the store will be at when this change is closed."""
+        """The revision that `close` will make."""
         return self._keys.revision + bool(self.made)
 
     def close(self) -> tuple[Change, ...]:
-        """End the revision being made, in which something has changed; its changes."""
+        """End the revision in progress, which has changes; return them."""
         made = tuple(self.made)
         self.made.clear()
         self._keys.revision += 1
         return made
 
     def operate(self, operation: Operation, value: bytes | None) -> int | bool | Entry | None:
-        """Do one admitted operation of a transaction, which is to leave this value, if any; its result."""
+        """Carry out an admitted operation of a transaction, with the new value if it writes; return its result."""
         if isinstance(operation, Get):
             return self._keys.get(operation.key)
         if isinstance(operation, Delete):
             return self.erase(operation.key)
-        if value is None:  # a `Create` of what is there
+        if value is None:  # a `Create` of an existing key
             return self._keys.get(operation.key)
         entry = self.write(operation, value)
         if isinstance(operation, Add):
@@ -63,14 +63,14 @@ class Changes:
         return len(value) if isinstance(operation, Append) else entry.mod_revision
 
     def write(self, asked: Write, value: bytes) -> Entry:
-        """Carry out an admitted write, which is to leave this value."""
+        """Carry out an admitted write of this value."""
         key, lease, revision = asked.key, asked.lease, self._keys.revision + 1
         before = self._keys.get(key)
         if isinstance(asked, Put) or isinstance(asked, CompareAndSet):  # noqa: SIM101 - a union takes twice as long
             if asked.ttl is not None:
                 lease = self.grant(Grant(ttl=asked.ttl), anonymous=True).id
         elif before is not None:
-            lease = before.lease  # an `Add` or an `Append` leaves it where it is
+            lease = before.lease  # `Add` and `Append` keep it
         if self._snapshots.unread or self._postponed.heaps:
             self._changing(key, before, index_changes=before is None)
         if before is None:
@@ -82,14 +82,14 @@ class Changes:
         entry = Entry(key=key, value=value, create_revision=created, mod_revision=revision, lease=lease)
         self._keys.put(entry, before)
         if lease is not None:
-            record = self._leases.with_keys(lease)  # an `Add` may meet a key of a lease that is ending
+            record = self._leases.with_keys(lease)  # an `Add` may meet a key of an ending lease
             assert record is not None, "a put on a lease that is gone was refused"
             record.keys[key] = None
         self.made.append(entry)
         return entry
 
     def erase(self, key: str, *, cause: Cause = "") -> bool:
-        """Delete a key, if it is there; `cause` is how its lease ended, if that is why."""
+        """Delete a key, if it exists; `cause` says how its lease ended, if that is the reason."""
         entry = self._keys.get(key)
         if entry is None:
             return False
@@ -102,7 +102,6 @@ class Changes:
         return True
 
     def _changing(self, key: str, before: Entry | None, *, index_changes: bool) -> None:
-        """Keep what a key holds for readers of earlier revisions."""
         unread = self._snapshots.unread
         is_read = unread and self._snapshots.changing(key, before, index_changes=index_changes)
         if is_read or self._postponed.heaps:
@@ -118,7 +117,7 @@ class Changes:
     # -------------------------------------------------------------------------------------- leases
 
     def grant(self, asked: Grant, *, peer: int | None = None, anonymous: bool = False) -> LeaseRecord:
-        """Make a lease, of the id that is asked for, if one is."""
+        """Grant a lease, with the requested id if there is one."""
         terms = SavedLease(
             id=self._leases.next_id() if asked.id is None else asked.id,
             ttl=asked.ttl,
@@ -133,10 +132,7 @@ class Changes:
         return self._leases.grant(terms, peer=peer)
 
     def end_lease(self, lease: LeaseRecord, *, most: int, cause: Cause = "") -> int:
-        """End a lease, and delete `most` of its keys; how many went. The lease is due until the last has gone.
-
-        `cause` is how it ended, unless it was revoked.
-        """
+        """End a lease, and delete up to `most` of its keys; return how many. Until all are deleted it is due."""
         going = sorted(islice(lease.keys, most))
         for key in going:
             self.erase(key, cause=cause)
@@ -144,7 +140,7 @@ class Changes:
             self._leases.begin_to_end(lease)
             if self.facts is not None:
                 self.facts.leases[lease.id] = SavedLease(id=lease.id, ttl=0.0)
-        elif not lease.keys and self._leases.with_keys(lease.id) is not None:  # else it was an anonymous one
+        elif not lease.keys and self._leases.with_keys(lease.id) is not None:  # else it was anonymous
             self._forget_lease(lease)
         return len(going)
 

@@ -1,8 +1,8 @@
-"""Pure: what must survive a restart, as nouns (promise S3).
+"""Pure: the state that survives a restart (promise S3).
 
-`Facts` is what one step of the engine adds; a journal makes it durable before anything of that step is said to anybody.
-`Saved` is all of it put together, from which an engine goes on. Durations only: what a lease has left is not saved,
-since after a restart each gets its full TTL again (S5).
+A journal makes the `Facts` of a step durable before the step is acknowledged. `Saved` is the sum of all facts, from
+which
+an engine restarts. Remaining lease times are not saved: after a restart each lease gets its full TTL (S5).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from store.engine.watches import event_bytes
 if TYPE_CHECKING:
     from store.messages import Entry, Event, Response
 
-FACTS_OVERHEAD = 500  # bytes of bookkeeping for one step, rounded up
+FACTS_OVERHEAD = 500  # bytes of bookkeeping per step, rounded up
 
 __all__ = ["Facts", "KeptReply", "Saved", "SavedLease", "SavedSession"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedLease:
-    """A lease, with what it was granted for; which keys are on it, the entries say. Without a ttl it is ending."""
+    """A lease and its terms; its keys are in the entries. A lease without a ttl is ending."""
 
     id: int
     ttl: float
@@ -33,7 +33,7 @@ class SavedLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptReply:
-    """The reply to a mutation, kept until acknowledged; those up to `acknowledged` need not be kept any more."""
+    """The reply to a mutation. Replies up to `acknowledged` can be freed."""
 
     session_id: bytes
     acknowledged: int
@@ -43,18 +43,17 @@ class KeptReply:
 
 @dataclass(slots=True, kw_only=True)
 class Facts:
-    """What one step has added. Empty if nothing need be made durable.
+    """The changes of one step; empty if nothing must be made durable.
 
     Attributes:
-        revisions: The changes, one tuple of events per revision.
-        compacted: Up to which revision history is not kept any more.
-        leases: Leases that are new, or begin to end, and those that are gone, with None. The last word on each: an id
-            that its client has chosen may come again as soon as it is gone.
-        last_lease: The highest id that the store has given to any of them; 0 if it has given none.
-        replies: Replies that are new, of sessions that are known or among these.
-        sessions: Sessions that are new, with their numbers, and those that are gone, with None. The last word on each:
-            while a disk is full, sessions come, go and come again in what is one step to the journal.
-        last_session: The number of the newest session there has been; 0 if none is new.
+        revisions: One tuple of events per revision.
+        compacted: The last revision whose history is freed.
+        leases: New, ending, and (None) ended leases; the last state counts, since clients may reuse their ids.
+        last_lease: The highest id that the store itself assigned; 0 if none.
+        replies: New replies, of earlier sessions or of those below.
+        sessions: New sessions with their numbers, and (None) ended ones; the last state counts. On a full disk one
+            journal step may hold many sessions.
+        last_session: The newest session's number; 0 if none is new.
     """
 
     revisions: list[tuple[Event, ...]] = field(default_factory=list)
@@ -64,34 +63,34 @@ class Facts:
     replies: list[KeptReply] = field(default_factory=list)
     sessions: dict[bytes, int | None] = field(default_factory=dict)
     last_session: int = 0
-    _new: set[bytes] = field(default_factory=set, repr=False, compare=False)  # sessions of which nobody knew before
+    _new: set[bytes] = field(default_factory=set, repr=False, compare=False)  # sessions new in this step
 
     def __bool__(self) -> bool:
         return bool(self.revisions or self.leases or self.replies or self.sessions or self.last_session)
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes to keep them until they are durable; replies are counted by their sessions."""
+        """About how many bytes the facts take until they are durable; sessions count their replies."""
         return FACTS_OVERHEAD + sum(event_bytes(event) for events in self.revisions for event in events)
 
     @property
     def only_takes_away(self) -> bool:
-        """Whether keys and leases only go with it."""
+        """True if the facts only delete keys and end leases."""
         return not any(self.leases.values()) and all(
             event.kind == "delete" for events in self.revisions for event in events
         )
 
     def opened(self, session_id: bytes, number: int) -> None:
-        """Note a session that is new; one of the same id is gone, and its replies with it."""
+        """Note a new session; an older one of this id ends, with its replies."""
         if session_id not in self.sessions:
             self._new.add(session_id)
         self.sessions[session_id] = self.last_session = number
 
     def forgotten(self, session_id: bytes) -> None:
-        """Note a session that is gone, and its replies with it.
+        """Note the end of a session and its replies.
 
-        One that has only come in this step leaves nothing but its number: while a disk is full there is no next step,
-        and clients come and go.
+        Of a session that is new in this step only its number stays: on a full disk, clients connect and leave in one
+        step.
         """
         if session_id in self._new:
             self._new.remove(session_id)
@@ -102,7 +101,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedSession:
-    """A session, and the replies kept for it: pairs of request id and response, upwards."""
+    """A session and its kept replies: pairs of request id and response, in ascending order."""
 
     id: bytes
     number: int
@@ -111,17 +110,13 @@ class SavedSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A whole store, as it was made durable.
+    """A durable store.
 
     Attributes:
-        store_id: Its identity.
-        revision: Of its last change.
-        compacted: Up to which revision history is not kept.
-        last_lease: The highest lease id that the store has ever given.
-        last_session: The highest session number ever given.
-        entries: Its keys.
-        leases: Its leases.
-        sessions: Its clients' sessions.
+        revision: The revision of the last change.
+        compacted: The last revision whose history is gone.
+        last_lease: The highest lease id that the store ever assigned.
+        last_session: The highest session number ever assigned.
         history: The latest changes, one tuple of events per revision, without gaps after `compacted`.
     """
 

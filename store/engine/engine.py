@@ -1,18 +1,16 @@
 """Pure: the whole store as one state machine.
 
-It is told the time and a request, and answers with what should now be said to whom; sockets, clocks and disks are the
-server's. Every request takes effect at once and whole, which is all there is to its linearizability (promise S1).
+It gets the time and a request, and returns the messages to send; the server has the sockets, clocks and disks. Each
+request takes effect at once and as a whole, so the store is linearizable (promise S1). One `apply`:
 
-The order of one `apply`:
+    1. A mutation that this session has already made gets its kept reply, and changes nothing (S2).
+    2. The request is checked against every limit before anything changes (S6).
+    3. Its changes are made, all at the next revision.
+    4. Events for watches and answers to parked waits are collected.
 
-    1. a mutation that this session has already made is answered with the reply kept for it, and nothing is done (S2);
-    2. the request is checked against every limit, and refused before anything has changed (S6);
-    3. its changes, if any, are made at the next revision, all at the same one;
-    4. what they cause is collected: events for watches, answers to parked waits.
-
-Leases lapse only in `tick`, which the server calls when `next_tick_in` says so, and after it has read what waited in
-its sockets, and which is told of whom it has not carried everything out yet: a keep-alive that has arrived is never
-overtaken by its own lease (S5).
+Leases lapse only in `tick`, which the server calls when `next_tick_in` says so. Before, it reads its sockets; it names
+the
+peers whose requests are delayed. So a lease never lapses before a keep-alive that has arrived (S5).
 """
 
 from __future__ import annotations
@@ -55,15 +53,15 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Applied", "Delivery", "Engine", "Overtaken", "Work"]
 
 NOBODY: Final = MappingProxyType[int, float]({})
-WRITES_ON_A_FULL_DISK = 512  # keys of one change: each may take a page of 4 KiB, of the 4 MiB that there are
-LAPSES_AT_ONCE = 256  # leases that one tick ends; the next one comes a millisecond later
-WAITS_AT_ONCE = 512  # that one change may end in its own step: about four milliseconds ...
+WRITES_ON_A_FULL_DISK = 512  # keys of one change: each may take a page of 4 KiB, of 4 MiB
+LAPSES_AT_ONCE = 256  # leases that one tick ends; the next tick follows a millisecond later
+WAITS_AT_ONCE = 512  # that one change may end in its own step: about 4 ms ...
 WAITED_KEYS_AT_ONCE = 16_384  # ... or as many keys as one wait may have
 
 
 ENDED = object()
 
-_make_applied = tuple.__new__  # a named tuple's own constructor takes twice as long, and every request makes one
+_make_applied = tuple.__new__  # twice as fast as the named tuple's constructor; every request makes one
 
 _KINDS = {error: kind for kind, error in ERRORS.items()}
 
@@ -73,14 +71,13 @@ class Engine:
 
     Args:
         store_id: The random identity of this store (promise S10).
-        limits: What clients may ask of it.
-        durable: Whether somebody takes the facts and keeps them (promise S3).
+        limits: Limits on requests.
+        durable: True if a journal takes the facts (promise S3).
 
     Attributes:
-        read_only: Why nothing can be written now; None if it can.
-        writable_bytes: What such a small write may have; 0 if there may be none.
-        postponed: The waits that changes have ended and that are still to be answered, by `do_chore`.
-        has_chores: Whether something is left to be done by `do_chore`.
+        read_only: The reason why nothing can be written now; None if writes are possible.
+        writable_bytes: The size limit of a small write on a full disk; 0 if none is accepted.
+        postponed: Waits that have ended and that `do_chore` will answer.
     """
 
     def __init__(self, *, store_id: str, limits: Limits | None = None, durable: bool = False) -> None:
@@ -98,21 +95,21 @@ class Engine:
         self._session_of: dict[int, Session] = {}
         self._changes = Changes(state, facts=Facts() if durable else None)
         self._asked = Requests(state, self._changes, figures=self.figures)
-        self._ends: deque[Iterator[None]] = deque()  # what is left to be done for peers that have gone
+        self._ends: deque[Iterator[None]] = deque()  # unfinished cleanups of closed peers
         self.has_chores: bool = False
-        self._works: dict[int, Work] = {}  # by peer, each of which has one at most
+        self._works: dict[int, Work] = {}  # by peer: at most one each
         self._requests = 0
-        self._now = -math.inf  # the reading of the clock at the last request
+        self._now = -math.inf  # the clock at the last request
         self._lapsed = 0
 
     @property
     def groups(self) -> Groups:
-        """What each group of keys takes."""
+        """The memory of each group of keys."""
         return self._keys.groups
 
     @property
     def only_deletes(self) -> str | None:
-        """Why nothing but deletes, and small writes, can be written now; None if more can."""
+        """The reason why only deletes and small writes are accepted now; None if all are."""
         return self._only_deletes
 
     @only_deletes.setter
@@ -122,31 +119,31 @@ class Engine:
 
     @property
     def memory_bytes(self) -> int:
-        """What the store takes in memory, without what its server holds for its connections and its disk."""
+        """The bytes of the store's own memory, without the server's connections and disk."""
         return self._state.memory_bytes
 
     @property
     def unread_bytes(self) -> int:
-        """What is kept of earlier revisions for those who read it in parts."""
+        """The bytes of earlier revisions that are kept for unread listings."""
         return self._snapshots.held_bytes
 
     @property
     def slowest_reader(self) -> int | None:
-        """The peer for which most of that is kept, if anything is."""
+        """The peer that holds most of `unread_bytes`, or None."""
         return self._snapshots.oldest_reader
 
     def count_elsewhere(self, held: Callable[[], int]) -> None:
-        """The server tells by `held` what it holds for its connections and its disk, whatever is asked of the store."""
+        """Count the bytes that `held` returns, for the server's connections and disk, as memory of the store."""
         self._state.held_elsewhere = held
 
     @property
     def revision(self) -> int:
-        """How many changes there have been."""
+        """The number of changes so far."""
         return self._keys.revision
 
     @classmethod
     def restore(cls, saved: Saved, *, limits: Limits | None = None, now: float) -> Engine:
-        """A durable store as it was saved; it goes on from there."""
+        """Return an engine that continues a saved store."""
         engine = cls(store_id=saved.store_id, limits=limits, durable=True)
         engine._keys.revision = saved.revision
         engine._keys.groups.now = now
@@ -161,7 +158,7 @@ class Engine:
         return engine
 
     def take_facts(self) -> Facts | None:
-        """What must be made durable before anything of it is said; None if there is nothing."""
+        """Return the facts that must be durable before replies are sent; None if there are none."""
         facts = self._changes.facts
         if not facts:
             return None
@@ -173,11 +170,10 @@ class Engine:
     def connect(
         self, peer: int, *, session_id: bytes, now: float, process: bytes = b""
     ) -> tuple[int, int | None] | None:
-        """A client has said hello; `process` is the one it is in, as far as it says.
+        """Open the session of a client that said hello from `process`, if it named one.
 
         Returns:
-            The number of its session, and the peer that had it until now and should be closed; None if there are too
-            many sessions.
+            The session's number, and its previous peer, which should be closed; None if there are too many sessions.
         """
         self._note_forgotten(self._sessions.expire(now) + self._sessions.make_way(session_id, now))
         made = self._sessions.made
@@ -192,11 +188,11 @@ class Engine:
         return session.number, previous
 
     def place_in(self, now: float) -> float:
-        """Seconds until there may be a session for a newcomer that got none; infinity if nobody knows."""
+        """Return the seconds until a rejected newcomer may get a session; infinity if unknown."""
         return self._sessions.place_in(now)
 
     def disconnect(self, peer: int, *, now: float, how: Closing) -> None:
-        """The connection of `peer` has closed."""
+        """Handle the end of a peer's connection."""
         self._leases.advance(now)
         work = self._works.pop(peer, None)
         snapshot = None if work is None else work.snapshot
@@ -205,7 +201,7 @@ class Engine:
         leases = self._leases.peer_closed(peer, how)
         unread = () if snapshot is None else snapshot.let_go()
         end = chain(leases, self._watches.peer_closed(peer), self._waits.peer_closed(peer), unread)
-        if self._ends or next(end, ENDED) is not ENDED:  # thousands of connections may end together, too
+        if self._ends or next(end, ENDED) is not ENDED:  # thousands of connections may end together
             self._ends.append(end)
         self.has_chores = bool(self.has_chores or self._ends or self._state.past)
         session = self._session_of.pop(peer, None)
@@ -222,27 +218,27 @@ class Engine:
                 self._changes.facts.forgotten(session_id)
 
     def end_watch(self, peer: int, watch_id: int) -> bool:
-        """The server drops a watch whose reader is too slow; False if it was closed already."""
+        """Drop a watch whose reader is too slow; return False if it was closed already."""
         return self._watches.remove(peer, watch_id)
 
     # ------------------------------------------------------------------------------------------ requests
 
     def apply(self, request: Request[Any], peer: int, request_id: int, acknowledged: int, now: float) -> Applied:
-        """Carry out one request at once.
+        """Carry out one request.
 
         Args:
-            request: What is asked.
-            peer: The connection it came on, which has said hello.
-            request_id: The number its client gave it, counting upwards; watches and waits are known by it.
-            acknowledged: Up to which of its requests the client has all replies to mutations.
-            now: Seconds on the server's monotonic clock; never less than in an earlier call.
+            request: The request.
+            peer: Its connection, which has said hello.
+            request_id: Its number, ascending per client; it identifies watches and waits.
+            acknowledged: The client has the replies to all its mutations up to this number.
+            now: Seconds on the server's monotonic clock; never decreasing.
         """
         self._requests += 1
-        if now != self._now:  # what the sockets have brought together is done at one reading of the clock
+        if now != self._now:  # requests that arrived together share one reading of the clock
             self._now = self._keys.groups.now = now
             self._leases.advance(now)
         session = self._session_of[peer]
-        if session.held_bytes:  # else it keeps no reply
+        if session.held_bytes:  # else no reply is kept
             session.acknowledge(acknowledged)
         changes = mutates(request)
         if changes:
@@ -250,7 +246,7 @@ class Engine:
                 return Applied(response=self._replay(session, request_id, peer))
             try:
                 self._check_mutation(session, request)
-            except LimitExceeded as error:  # not kept: there is no room for it, and it says that nothing was done
+            except LimitExceeded as error:  # not kept, for lack of room; the error says that nothing changed
                 return Applied(response=_failed(error))
         try:
             response = self._asked.carry_out(request, peer, request_id)
@@ -273,7 +269,7 @@ class Engine:
         return _make_applied(Applied, (response, self._take_deliveries() if self._asked.deliveries else (), work))
 
     def go_on(self, work: Work) -> Applied:
-        """Do the next step of a request that takes several. What others have done meanwhile is not seen by it."""
+        """Do the next step of a request that takes several, on the state it began with."""
         response = self._asked.go_on(work)
         more, self._asked.work = self._asked.work, None
         if more is None:
@@ -282,7 +278,6 @@ class Engine:
         return _make_applied(Applied, (response, self._take_deliveries(), more))
 
     def _check_mutation(self, session: Session, request: Request[Any]) -> None:
-        """Refuse a mutation that cannot be made, or whose reply could not be kept."""
         if self.read_only is not None:
             raise LimitExceeded(
                 f"nothing was written, because the store takes no writes now: {self.read_only}; reading goes on"
@@ -308,27 +303,26 @@ class Engine:
         return deliveries
 
     def _replay(self, session: Session, request_id: int, peer: int) -> Response:
-        """What was answered to a mutation that this session has already made."""
         replayed = session.replay(request_id)
         if replayed is None:
             message = f"request {request_id} was applied before the connection broke, but its reply is no longer kept"
             return Failed(kind=FailureKind.FORGOTTEN, message=message)
         if isinstance(replayed, Granted):
-            # Who asks again for a lease it was granted has come back: it keeps that lease, as if it had renewed it.
+            # A client that repeats its grant has come back: renew the lease.
             lease = self._leases.get(replayed.lease)
             if lease is not None:
                 self._leases.keep_alive(lease, peer=peer)
         return replayed
 
     def tick(self, *, now: float, unheard: Mapping[int, float] = NOBODY) -> tuple[Delivery | Answer | Overtaken, ...]:
-        """Let leases lapse whose time is over, each at a revision of its own, and sessions that were abandoned.
+        """Let due leases lapse, each at its own revision, and end abandoned sessions.
 
-        What is due goes in several ticks if it is much, so that others are served in between: it is due again at once.
+        Many due leases take several ticks, so that other requests are served in between: the next tick is due at once.
 
         Args:
             now: Seconds on the server's monotonic clock.
-            unheard: Peers that may have sent keep-alives which were not carried out yet, and for how many seconds at
-                most those may have waited: what came due since then stays for now.
+            unheard: Peers that may have sent keep-alives which were not carried out yet, and the longest that those may
+                have waited, in seconds: leases that became due since then stay for now.
         """
         self._leases.advance(now)
         room = self._state.writes_max
@@ -350,17 +344,17 @@ class Engine:
         return self._take_deliveries()
 
     def next_tick_in(self) -> float | None:
-        """Seconds until the next lease may lapse; None if there is none."""
+        """Return the seconds until the next lease may lapse; None if there is none."""
         return self._leases.next_due_in()
 
     def look(self, *, now: float) -> bool:
-        """Keep served time up to date; True if a lease is due. The server looks at least every 0.1 s."""
+        """Update served time; return True if a lease is due. The server calls this at least every 0.1 s."""
         self._leases.advance(now)
         due = self._leases.next_due_in()
         return due is not None and due <= 0
 
     def figures(self) -> dict[str, Any]:
-        """The counters that `stats()` shows."""
+        """Return the counters of `stats()`."""
         return {
             "store_id": self.store_id,
             "revision": self.revision,
@@ -384,7 +378,6 @@ class Engine:
     # -------------------------------------------------------------------------------------- making a change
 
     def _announce(self) -> None:
-        """Close the revision being made, if anything changed, and collect who must hear of it."""
         if not self._changes.made:
             return
         changes = self._changes.close()
@@ -399,13 +392,13 @@ class Engine:
             self._look_at_waits(stirred)
 
     def _look_at_waits(self, stirred: list[tuple[dict[str, dict[Watcher, None]], str]]) -> None:
-        """Answer the waits that a change has ended, now or, if they are many, in steps to come."""
+        """Answer the waits that a change has ended, now or, if they are many, in later steps."""
         if sum(len(standing[key]) for standing, key in stirred) <= WAITS_AT_ONCE:
             watchers = {watcher: None for standing, key in stirred for watcher in standing[key]}
             if self._waits.weigh(watchers) <= WAITED_KEYS_AT_ONCE:
                 if self.postponed:
-                    # A wait that is to be looked at later anyway is looked at for this change then, after those that
-                    # came before it: looked at now, it would be answered though its condition has failed in between.
+                    # Postponed waits are looked at for this change later, after earlier changes. Now they would be
+                    # answered although their condition failed in between.
                     watchers = {watcher: None for watcher in watchers if self._waits.stands(watcher)}
                 for standing, key in stirred:
                     del standing[key]
@@ -417,7 +410,7 @@ class Engine:
     # -------------------------------------------------------------------------------------- what is left for later
 
     def do_chore(self) -> tuple[Delivery | Answer | Overtaken, ...]:
-        """Do some of what is left to be done: answer waits, the first change's first, and let go of who has gone."""
+        """Do some postponed work: answer waits, oldest change first, or clean up after closed peers."""
         if self.postponed:
             self._asked.look_at_postponed()
         if self._ends and next(self._ends[0], ENDED) is ENDED:

@@ -1,11 +1,13 @@
-"""Pure: the keys of the store, what they hold, their order, and what all of it takes in memory.
+"""Pure: the keys of the store, their entries, their order, and their memory.
 
-It is also counted by groups (promise S6). A group is all keys that begin with the same `GROUP_PARTS` parts:
-`/rdzv/job-7/head/round` belongs to the group `/rdzv/job-7/`. A slash at the very beginning is no part. A key with
-no more parts than that belongs to no group. What the groups mean is for the users of the store to say.
+Memory is also counted by groups (promise S6). A group is all keys that begin with the same `GROUP_PARTS` parts:
+`/rdzv/job-7/head/round` belongs to the group `/rdzv/job-7/`. A slash at the very beginning is no part; a key with no
+more
+parts belongs to no group. The users of the store give groups their meaning.
 
-The order is kept in a list of short sorted lists, so that a prefix is one stretch of it: inserting moves a few hundred
-pointers rather than a million. It is by code point, which is the order of the UTF-8 bytes, and so etcd's.
+Keys are in a list of short sorted lists, so that a prefix is one range and an insert moves a few hundred pointers
+rather
+than a million. They are ordered by code point, which is the order of the UTF-8 bytes, and so etcd's.
 """
 
 from __future__ import annotations
@@ -34,16 +36,16 @@ __all__ = [
 ]
 
 ENTRY_OVERHEAD = 300  # bytes of bookkeeping per key: the entry, two dictionaries, the index
-GROUP_PARTS = 2  # of a key, between slashes, name the group that it belongs to: those of one run
-CHUNK_MAX = 1024  # keys of one short list: where splitting and searching cost about the same
-COMPARED_MOST = 50_000  # groups that `largest` compares: about 3 ms. With more of them, none holds much
+GROUP_PARTS = 2  # of a key, between slashes, name its group: one run
+CHUNK_MAX = 1024  # keys of one short list: splitting and searching cost about the same
+COMPARED_MOST = 50_000  # groups that `largest` compares: about 3 ms. With more groups, none holds much
 
 Change = Entry | Event
-"""What was written, as the entry that is there since, or the event that somebody is told."""
+"""A written key's entry, or an event."""
 
 
 def put_event(entry: Entry) -> Event:
-    """The change that left this entry behind."""
+    """Return the event of the change that wrote this entry."""
     return Event(
         kind="put",
         revision=entry.mod_revision,
@@ -55,17 +57,17 @@ def put_event(entry: Entry) -> Event:
 
 
 def events_of(changes: Iterable[Change]) -> tuple[Event, ...]:
-    """These changes, as they are told."""
+    """Return the events of these changes."""
     return tuple([put_event(change) if isinstance(change, Entry) else change for change in changes])
 
 
 def answer_bytes(entry: Entry | None) -> int:
-    """About how many bytes an entry takes in an answer."""
+    """Return about how many bytes an entry takes in an answer."""
     return 1 if entry is None else key_bytes(entry.key) + len(entry.value) + 40
 
 
 class Group:
-    """What the keys of one group take; `since` is when its first key was made, or this server started."""
+    """The memory of one group's keys; `since` is the time of its first key, or of the server's start."""
 
     __slots__ = ("bytes", "keys", "name", "since")
 
@@ -77,10 +79,10 @@ class Group:
 
 
 class Groups:
-    """All groups of a store that hold anything.
+    """The groups that hold keys.
 
     Attributes:
-        now: The reading of the server's clock at the last request.
+        now: The server's clock at the last request.
     """
 
     __slots__ = ("_groups", "_index", "now")
@@ -94,7 +96,7 @@ class Groups:
         return len(self._groups)
 
     def name_of(self, key: str) -> str | None:
-        """The group of a key; None if it belongs to none."""
+        """Return the group of a key, or None."""
         at = 1
         for _ in range(GROUP_PARTS):
             at = key.find("/", at) + 1
@@ -103,11 +105,11 @@ class Groups:
         return key[:at]
 
     def get(self, name: str) -> Group | None:
-        """What a group holds; None if that is nothing."""
+        """Return the memory of a group; None if it has no keys."""
         return self._groups.get(name)
 
     def count(self, key: str, keys: int, size: int) -> None:
-        """The group of `key` holds so many more keys and bytes; negative if it holds less."""
+        """Add this many keys and bytes, which may be negative, to the group of `key`."""
         name = self.name_of(key)
         if name is None:
             return
@@ -122,25 +124,22 @@ class Groups:
             self._index.remove(name)
 
     def page(self, *, after: str, most: int) -> list[Group]:
-        """The first groups, at `most` so many, that come after the name `after`, by name."""
+        """Return the first groups after the name `after`, at most `most`, by name."""
         return [self._groups[name] for name in self._index.stretch("", after=after, most=most)]
 
     def largest(self, *, by_keys: bool = False) -> Group | None:
-        """The group that holds most."""
+        """Return the group with the most bytes, or keys."""
         groups = islice(self._groups.values(), COMPARED_MOST)
         return max(groups, key=lambda group: group.keys if by_keys else group.bytes, default=None)
 
 
 class Keyspace:
-    """The keys of a store as they are at `revision`.
+    """The keys of a store at `revision`, the number of changes so far.
 
     Attributes:
-        revision: The number of changes there have been.
-        entries: What each key holds.
-        groups: What each group of keys takes.
         index: The keys in order.
-        bytes: What all of them take, each counted with its bookkeeping.
-        answer_bytes_max: What any of them takes in an answer, or ever took, at most.
+        bytes: Their memory, bookkeeping included.
+        answer_bytes_max: The most that any entry ever took in an answer.
     """
 
     __slots__ = ("answer_bytes_max", "bytes", "entries", "get", "groups", "index", "revision")
@@ -148,7 +147,7 @@ class Keyspace:
     def __init__(self) -> None:
         self.revision: int = 0
         self.entries: dict[str, Entry] = {}
-        self.get: Callable[[str], Entry | None] = self.entries.get  # bound once: every request asks
+        self.get: Callable[[str], Entry | None] = self.entries.get  # bound once: every request calls it
         self.groups: Groups = Groups()
         self.index: SortedKeys = SortedKeys()
         self.bytes: int = 0
@@ -158,7 +157,7 @@ class Keyspace:
         return len(self.entries)
 
     def put(self, entry: Entry, before: Entry | None) -> None:
-        """Let a key hold this; `before` is what it holds now."""
+        """Replace the entry of a key; `before` is the current one."""
         if before is not None and len(entry.value) == len(before.value):
             self.entries[entry.key] = entry
             return
@@ -175,7 +174,7 @@ class Keyspace:
         self.entries[entry.key] = entry
 
     def pop(self, key: str) -> Entry | None:
-        """Take a key away; what it held."""
+        """Remove a key; return its entry."""
         entry = self.entries.pop(key, None)
         if entry is not None:
             self.index.remove(key)
@@ -189,7 +188,7 @@ class Chunk(list[str]):
     """A short sorted list of keys.
 
     Attributes:
-        born: The revision from which on it is as it is; snapshots of that revision and of later ones may share it.
+        born: The revision since which it is unchanged; snapshots of that revision and later ones may share it.
     """
 
     __slots__ = ("born",)
@@ -200,7 +199,7 @@ class Chunk(list[str]):
 
 
 class SortedKeys:
-    """A sorted set of strings in which a prefix is one stretch."""
+    """A sorted set of strings in which the strings with a prefix are one range."""
 
     __slots__ = ("_chunks", "_firsts", "_length")
 
@@ -213,7 +212,7 @@ class SortedKeys:
         return self._length
 
     def add(self, key: str) -> None:
-        """Add a key that is not there yet."""
+        """Add a new key."""
         self._length += 1
         if not self._chunks:
             self._chunks.append(Chunk([key]))
@@ -230,7 +229,7 @@ class SortedKeys:
             self._firsts.insert(at + 1, half[0])
 
     def remove(self, key: str) -> None:
-        """Remove a key that is there."""
+        """Remove an existing key."""
         at = self._chunk_of(key)
         chunk = self._chunks[at]
         place = bisect_left(chunk, key)
@@ -243,12 +242,12 @@ class SortedKeys:
             del self._chunks[at], self._firsts[at]
 
     def stretch(self, prefix: str, *, after: str | None, most: int) -> list[str]:
-        """The first keys, at `most` so many, that start with `prefix` and come after `after`, in order."""
+        """Return the first keys, at most `most`, that start with `prefix` and come after `after`, in order."""
         found: list[str] = []
         if not self._chunks:
             return found
         if after is not None and after < prefix:
-            after = None  # the keys between the two are no business of who asks
+            after = None  # do not list the keys between the two
         at = self._chunk_of(prefix if after is None else after)
         place = bisect_left(self._chunks[at], prefix) if after is None else bisect_right(self._chunks[at], after)
         while at < len(self._chunks) and len(found) < most:
@@ -262,13 +261,13 @@ class SortedKeys:
         return found
 
     def count(self, prefix: str) -> int:
-        """How many keys start with `prefix`."""
+        """Return how many keys start with `prefix`."""
         return self.under(prefix)[2] if prefix else self._length
 
     def under(self, prefix: str) -> tuple[list[Chunk], int, int]:
-        """The chunks with the keys that start with `prefix`, the place of the first of these, and how many there are.
+        """Return the chunks with the keys that start with `prefix`, the index of the first such key, and their number.
 
-        The sizes of the chunks between tell, not a look at each key.
+        The sizes of the chunks give the number, without a look at each key.
         """
         if not prefix or not self._chunks:
             return self._chunks.copy(), 0, self._length
@@ -285,9 +284,9 @@ class SortedKeys:
         return chunks, place, sum(map(len, chunks[:-1])) + upto - place
 
     def renew_chunk_of(self, key: str, *, shared_until: int, revision: int) -> Chunk | None:
-        """Have a copy in the place of the chunk that holds `key`, or would, if snapshots up to a revision may share it.
+        """Replace the chunk that holds `key`, or would, by a copy if snapshots up to a revision may share it.
 
-        What was there before, for the snapshots; None if it was not shared.
+        Return the old chunk, for the snapshots; None if it was not shared.
         """
         at = self._chunk_of(key)
         if not self._chunks or (shared := self._chunks[at]).born > shared_until:
@@ -296,7 +295,6 @@ class SortedKeys:
         return shared
 
     def _chunk_of(self, key: str) -> int:
-        """Which chunk holds `key`, or would."""
         at = bisect_left(self._firsts, key)
         if at < len(self._firsts) and self._firsts[at] == key:
             return at

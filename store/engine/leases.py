@@ -1,15 +1,17 @@
-"""Pure: which leases exist, when each lapses, and which keys go with it (promises S5, R20).
+"""Pure: the leases, their deadlines, and their keys (promises S5, R20).
 
-Deadlines are kept in *served time*: a clock that follows the server's monotonic clock, but counts no more than
-`STALL_AFTER` for any stretch between two looks at it. A server that was stopped, swapped out, or busy for a minute
-therefore takes nothing from its clients' leases: they could not have renewed them.
+Deadlines are in *served time*. This clock follows the server's monotonic clock, but counts at most `STALL_AFTER`
+between
+two looks at it. A server that was stopped, swapped out, or busy for a minute does not shorten leases, since their
+clients
+could not renew them.
 
-A lease is kept by whichever connection last granted or renewed it. When that connection closes, a lease with a
-`disconnect_ttl` has at most so long left, unless another connection renews it first. If by then the whole process has
-died, as far as its connections tell (`processes`), a lease with a `gone_ttl`, too, has at most so long left, unless the
-process comes back; then it has again what it had before.
+The connection that last granted or renewed a lease keeps it. When that connection closes, `disconnect_ttl` limits the
+remaining time, unless another connection renews the lease first. If the whole process seems dead (`processes`),
+`gone_ttl`
+limits it, too; if the process comes back, the earlier deadline applies again.
 
-Which leases are to be looked at when is kept by slots of about a millisecond, in one of which each of them stands.
+Each lease is in one slot of about a millisecond, in which it is looked at.
 """
 
 from __future__ import annotations
@@ -31,19 +33,19 @@ if TYPE_CHECKING:
 
 __all__ = ["LEASE_OVERHEAD", "STALL_AFTER", "LeaseRecord", "Leases"]
 
-STALL_AFTER = 0.3  # seconds; the server looks at least every 0.1 s, so that more than this between two is a stall
-SOONEST = 1e-6  # seconds; less may be lost when added to a clock's reading, and who waited would wait for ever
-LOOK_AGAIN_AFTER = 0.1  # seconds; how late a lease lapses whose keeper was not heard out when it was due
+STALL_AFTER = 0.3  # seconds; the server looks at least every 0.1 s, so a longer gap is a stall
+SOONEST = 1e-6  # seconds; a shorter time may round to none when added to a clock, and would be waited for without end
+LOOK_AGAIN_AFTER = 0.1  # seconds by which a lease lapses late if its keeper has unread requests
 LOOKED_AT_ONCE = 4096  # leases: a few milliseconds
-SHORTENED_AT_ONCE = 512  # when their connection or process has gone: half a millisecond
-SLOTS_A_SECOND = 1024  # a power of two, so that nothing is lost in rounding
-LEASE_OVERHEAD = 1024  # bytes of bookkeeping per lease: its record, its slot, and who keeps it
-UNTIDY = 64  # slots that are empty by now and not worth a tidying
+SHORTENED_AT_ONCE = 512  # when their connection or process ends: half a millisecond
+SLOTS_A_SECOND = 1024  # a power of two, so that rounding is exact
+LEASE_OVERHEAD = 1024  # bytes of bookkeeping per lease: its record, slot and keeper
+UNTIDY = 64  # empty slots that are not worth a cleanup
 
 
 @dataclass(slots=True, kw_only=True)
 class LeaseRecord:
-    """One lease; its times are served time, and the earliest counts."""
+    """One lease; its deadlines are in served time, and the earliest counts."""
 
     id: int
     ttl: float
@@ -51,30 +53,30 @@ class LeaseRecord:
     gone_ttl: float | None
     anonymous: bool  # made by a put with `ttl=`: it ends with its one key
     lapses_at: float
-    slot: int = -1  # in which it stands; -1: in none
-    process: Process | None = None  # which keeps it, if it ends early with that
+    slot: int = -1  # -1: in none
+    process: Process | None = None  # that keeps it, if it has a `gone_ttl`
     keeper: int | None = None  # the peer whose closing shortens it
     disconnected: bool = False  # `lapses_at` is that of `disconnect_ttl`
-    ending: bool = False  # its time is over; keys of it are left, which go in the ticks to come
-    keys: dict[str, None] = field(default_factory=dict)  # in the order in which they came
-    note: bytes = b""  # what came with the last keep-alive; in memory only
-    noted_at: float = 0.0  # on the server's clock, as `advance` was told it
+    ending: bool = False  # expired; ticks delete its remaining keys
+    keys: dict[str, None] = field(default_factory=dict)  # in order of attachment
+    note: bytes = b""  # of the last keep-alive; in memory only
+    noted_at: float = 0.0  # on the server's clock, as of `advance`
 
     @property
     def gone_at(self) -> float:
-        """When it ends for the death of the process that keeps it."""
+        """The deadline if the keeping process is dead."""
         if self.process is None or self.process.died_at is None or self.gone_ttl is None:
             return math.inf
         return self.process.died_at + self.gone_ttl
 
     @property
     def ends_at(self) -> float:
-        """When its time is over."""
+        """The deadline."""
         return min(self.lapses_at, self.gone_at)
 
     @property
     def cause(self) -> Cause:
-        """Why its time is over, once it is; nothing if it was ending already."""
+        """The reason for its expiry; "" if it was ending already."""
         if self.ending:
             return ""
         if self.gone_at <= self.lapses_at:
@@ -94,48 +96,44 @@ class Leases:
         self._leases: dict[int, LeaseRecord] = {}
         self._processes = Processes()
         self._kept_by: dict[int, set[int]] = {}
-        self._slots: dict[int, set[int]] = {}  # the leases that stand in each
-        self._order: list[int] = []  # a heap of their numbers; some may be empty by now
+        self._slots: dict[int, set[int]] = {}  # the leases in each
+        self._order: list[int] = []  # a heap of slot numbers; some slots may be empty
         self._last_id = 0
         self._served = 0.0
-        self._looked_at = math.inf  # nothing has passed at the first look
+        self._looked_at = math.inf  # no time has passed at the first look
 
     def __len__(self) -> int:
         return len(self._leases)
 
     def restore(self, saved: Iterable[SavedLease], *, last: int) -> None:
-        """Take up the leases of an earlier life of this store, each with its full TTL.
-
-        Nobody keeps them yet, so that `disconnect_ttl` and `gone_ttl` mean nothing until the first keep-alive (promises
-        S5, R20).
-        """
+        """Restore saved leases with their full TTL, and without keepers until a keep-alive (promises S5, R20)."""
         self._last_id = last
         for one in saved:
             self.grant(one, peer=None).ending = not one.ttl
 
     def advance(self, now: float) -> None:
-        """Let served time follow the server's clock, whose reading is `now`, but not through a stall."""
+        """Advance served time to the server's clock `now`, but not through a stall."""
         passed = now - self._looked_at
         if passed > 0:
             self._served += passed if passed < STALL_AFTER else STALL_AFTER
         self._looked_at = now
 
     def get(self, lease: int) -> LeaseRecord | None:
-        """The lease of this id, or None if it has lapsed, was revoked, or never was."""
+        """Return the lease of this id, or None if it lapsed, was revoked, or never existed."""
         found = self._leases.get(lease)
         return None if found is None or found.ending else found
 
     def with_keys(self, lease: int) -> LeaseRecord | None:
-        """The lease of this id, also if it is ending and only its keys are left."""
+        """Return the lease of this id, also if it is ending and has keys left."""
         return self._leases.get(lease)
 
     def next_id(self) -> int:
-        """An id for a lease that has none of its client's choice."""
+        """Return an unused id."""
         self._last_id += 1
         return self._last_id
 
     def grant(self, terms: SavedLease, *, peer: int | None) -> LeaseRecord:
-        """Make a lease that lapses unless it is renewed, and that `peer` keeps, if anybody does."""
+        """Grant a lease that `peer`, if any, keeps."""
         lease = LeaseRecord(
             id=terms.id,
             ttl=terms.ttl,
@@ -151,21 +149,21 @@ class Leases:
         return lease
 
     def keep_alive(self, lease: LeaseRecord, *, peer: int) -> None:
-        """Give the lease its full TTL again; `peer` keeps it from now on."""
+        """Renew a lease; `peer` keeps it from now on."""
         lease.lapses_at = self._served + lease.ttl
         lease.disconnected = False
         self._keep(lease, peer)
         self._stand(lease, _slot_of(lease.ends_at))
 
     def begin_to_end(self, lease: LeaseRecord) -> None:
-        """A lease has lapsed or was revoked, and has more keys than go at once: it is due until the last has gone."""
+        """Mark a lease as ending: it has more keys than one step deletes, and is due until none is left."""
         lease.ending = True
         lease.lapses_at = self._served
         self.due_again(lease)
         self._let_go(lease)
 
     def end(self, lease: LeaseRecord) -> None:
-        """Forget a lease that lapsed or was revoked. Its keys are the caller's to delete."""
+        """Remove a lease that lapsed or was revoked. The caller deletes its keys."""
         del self._leases[lease.id]
         self.bytes -= LEASE_OVERHEAD + len(lease.note)
         self._step_away(lease)
@@ -177,18 +175,18 @@ class Leases:
         lease.process = None
 
     def peer_connected(self, peer: int, process: bytes, *, previous: int | None) -> None:
-        """The connection of `peer` was made by this process, which is alive; it takes the place of `previous`."""
+        """Note a connection of a live process, in the place of `previous`."""
         self._processes.connected(peer, process, previous=previous)
 
     def peer_closed(self, peer: int, how: Closing) -> Iterator[None]:
-        """The connection of `peer` has closed: what it kept has at most its `disconnect_ttl` left, or less.
+        """Limit the leases that a closed peer kept to their `disconnect_ttl`, or less.
 
-        What is to be done for each of these leases is done in steps, as far as the caller takes them.
+        This iterates over the leases, as far as the caller goes.
         """
         return self._shorten(peer, self._processes.closed(peer, how, now=self._served), self._served)
 
     def _shorten(self, peer: int, dead: Process | None, closed_at: float) -> Iterator[None]:
-        kept = self._kept_by.get(peer, set())  # whoever renews one of them meanwhile takes it out
+        kept = self._kept_by.get(peer, set())  # a renewal in the meantime removes a lease
         while kept:
             for _ in range(min(len(kept), SHORTENED_AT_ONCE)):
                 lease = self._leases[kept.pop()]
@@ -210,20 +208,20 @@ class Leases:
                 yield
 
     def take_note(self, lease: LeaseRecord, note: bytes) -> None:
-        """Keep what came with a keep-alive, in place of what came before."""
+        """Replace the note of a lease."""
         self.bytes += len(note) - len(lease.note)
         lease.note, lease.noted_at = note, self._looked_at or 0.0
 
     def note_age(self, lease: LeaseRecord) -> float:
-        """Seconds since its note came."""
+        """Return the seconds since the note was set."""
         return max((self._looked_at or 0.0) - lease.noted_at, 0.0)
 
     def remaining(self, lease: LeaseRecord) -> float:
-        """Seconds until the lease lapses."""
+        """Return the seconds until the lease lapses."""
         return max(lease.ends_at - self._served, 0.0)
 
     def due(self, *, most: int = 2**62) -> list[LeaseRecord]:
-        """The leases whose time is over, `most` of them, the first ones first; they are the caller's to end."""
+        """Return up to `most` expired leases, earliest first; the caller ends them."""
         over: list[LeaseRecord] = []
         for _ in range(LOOKED_AT_ONCE):
             slot = self._first_slot()
@@ -231,26 +229,26 @@ class Leases:
                 break
             lease = self._leases[self._slots[slot].pop()]
             lease.slot = -1
-            if lease.ends_at > self._served:  # its process seemed to have died, and has come back
+            if lease.ends_at > self._served:  # its process has come back
                 self._stand(lease, _slot_of(lease.ends_at))
             else:
                 over.append(lease)
         return sorted(over, key=lambda lease: (lease.ends_at, lease.id))
 
     def was_due_for(self, lease: LeaseRecord) -> float:
-        """How many seconds ago a lease's time was over."""
+        """Return the seconds since a lease expired."""
         return self._served - lease.ends_at
 
     def due_again(self, lease: LeaseRecord) -> None:
-        """A lease that is due has not come to its end yet."""
+        """Keep an expired lease due: it has not been ended yet."""
         self._stand(lease, math.floor(self._served * SLOTS_A_SECOND))
 
     def look_again(self, lease: LeaseRecord) -> None:
-        """A lease of those that were due may have been renewed already, as will be seen in a moment."""
+        """Look at an expired lease again soon: it may have been renewed by an unread request."""
         self._stand(lease, _slot_of(self._served + LOOK_AGAIN_AFTER))
 
     def next_due_in(self) -> float | None:
-        """Seconds of served time until `due` may have something, enough to wait for or 0; None if there is no lease."""
+        """Return the seconds of served time until `due` may return a lease, or 0; None without leases."""
         first = self._first_slot()
         if first is None:
             return None
@@ -258,7 +256,6 @@ class Leases:
         return max(due_in, SOONEST) if due_in > 0 else 0.0
 
     def _first_slot(self) -> int | None:
-        """The first slot in which any lease stands."""
         order, slots = self._order, self._slots
         while order:
             if slots.get(order[0]):
@@ -267,7 +264,6 @@ class Leases:
         return None
 
     def _stand(self, lease: LeaseRecord, slot: int) -> None:
-        """Have a lease looked at then, and not when it was to be looked at before."""
         if slot == lease.slot:
             return
         self._step_away(lease)
@@ -286,7 +282,7 @@ class Leases:
         standing.remove(lease.id)
         if not standing:
             del self._slots[lease.slot]
-            if len(self._order) > 2 * len(self._slots) + UNTIDY:  # else who grants and revokes fills memory
+            if len(self._order) > 2 * len(self._slots) + UNTIDY:  # else grants and revokes fill memory
                 self._order = list(self._slots)
                 heapq.heapify(self._order)
         lease.slot = -1
@@ -307,5 +303,4 @@ class Leases:
 
 
 def _slot_of(at: float) -> int:
-    """The first slot that is not before this time."""
     return math.ceil(at * SLOTS_A_SECOND)

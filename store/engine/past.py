@@ -1,7 +1,6 @@
-"""Pure: what keys held before they were changed, kept while a reader of an earlier revision needs it (S6, S11).
+"""Pure: earlier entries of changed keys, kept while a reader of an earlier revision needs them (S6, S11).
 
-Each note is one entry of one key, so that a write pays for the keys that it changes and for nothing else. Notes are
-forgotten in the order in which they were made, some in each step.
+A note is one entry of one key, so a write pays only for its own keys. Notes are freed oldest first, some in each step.
 """
 
 from __future__ import annotations
@@ -24,34 +23,30 @@ _revision = itemgetter(0)  # of a note
 
 
 class Past:
-    """The notes on earlier revisions.
-
-    Args:
-        entries: The keys as they are.
-    """
+    """The notes on earlier revisions of `entries`."""
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         self.entries = entries
-        self._before: dict[str, list[tuple[int, Entry | None]]] = {}  # what each key held before a revision, in order
+        self._before: dict[str, list[tuple[int, Entry | None]]] = {}  # each key's entries before a revision, in order
         self._order: deque[tuple[int, str]] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._order)
 
     def note(self, key: str, before: Entry | None, revision: int) -> None:
-        """Note that a key is about to be changed at a revision; `before` is its entry until then."""
+        """Note the entry `before` of a key that a revision is about to change."""
         self._before.setdefault(key, []).append((revision, before))
         self._order.append((revision, key))
 
     def as_of(self, key: str, revision: int) -> Entry | None:
-        """Return the entry that a key had at a revision."""
+        """Return the entry of a key at a revision."""
         noted = self._before.get(key)
         if noted is not None and (place := bisect_right(noted, revision, key=_revision)) < len(noted):
             return noted[place][1]
         return self.entries.get(key)
 
     def changed_after(self, names: set[str], revision: int) -> dict[int, list[str]]:
-        """Return which of these keys each later revision changed, in no order."""
+        """Return which of these keys each later revision changed, unordered."""
         later: dict[int, list[str]] = {}
         for name in names & self._before.keys():
             noted = self._before[name]
@@ -60,7 +55,7 @@ class Past:
         return later
 
     def forget(self, until: float) -> bool:
-        """Forget some of the notes on this revision and earlier ones; return whether more of them are left."""
+        """Free some notes up to this revision; return True if more are left."""
         for _ in range(FORGOTTEN_AT_ONCE):
             if not self._order or self._order[0][0] > until:
                 return False
@@ -73,15 +68,15 @@ class Past:
 
 
 class AsOf:
-    """Some keys at a revision, and then at later ones, as a mapping."""
+    """A mapping of keys to their entries at a revision, which can move to later ones."""
 
     def __init__(self, past: Past, names: set[str], revision: int) -> None:
         self._past = past
-        self._entries: dict[str, Entry | None] = {}  # of those that have changed since
+        self._entries: dict[str, Entry | None] = {}  # of keys that changed since
         self.move_to(revision, names)
 
     def move_to(self, revision: int, changed: set[str] | list[str]) -> None:
-        """Go to a revision, up to which only these keys have changed."""
+        """Move to a revision; only these keys have changed up to it."""
         self._entries.update((name, self._past.as_of(name, revision)) for name in changed)
 
     def get(self, key: Any) -> Entry | None:

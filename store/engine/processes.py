@@ -1,18 +1,17 @@
-"""Pure: which connections belong to one process, and whether they end as those of a process that has died (R20).
+"""Pure: the connections of each process, and whether they end like those of a dead process (R20).
 
-A process that dies takes all of its connections with it, within a millisecond: its system closes them, and nobody says
-goodbye. One whose network hiccups loses some of them, or all, and makes new ones at once. So a process is taken for
-dead when the last of its connections was closed from its side without a goodbye, until it says hello again.
+When a process dies, its system closes all its connections within a millisecond, without a goodbye. A process with a
+network fault loses some or all of them and reconnects at once. So a process is assumed dead when its last connection
+was
+closed from its side without a goodbye, until it says hello again. Two exceptions:
 
-Two things that look like a death are not taken for one:
+- The server has closed one of its connections, or the system has given one up (`Closing.CUT`). The process is expected
+  back.
+- Many processes seem to die at once (`_are_many`). They share a failed proxy, switch or network path, and may come
+  back.
 
-- The server has closed one of its connections itself, or the system has given one up: that says nothing of the
-  process, which is expected back. `Closing.CUT`
-- Many processes seem to die at once. They share something that has failed, a proxy, a switch or the way to this
-  server, and are as likely to come back as not. `_are_many` says what counts as many.
-
-Only processes that hold leases are judged here, since only leases end by the verdict. A process without any (a worker
-of a node, which uses the shared store) neither dies nor counts among the many.
+Only processes with leases are judged, since only leases depend on it. A process without leases (a worker that uses the
+shared store) neither dies nor counts among the many.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from enum import Enum
 
 __all__ = ["AT_ONCE", "MANY", "Closing", "Process", "Processes"]
 
-AT_ONCE = 0.05  # seconds; resets by one proxy or switch come within a few milliseconds, on a busy server a few more
-# A machine that fails takes one process with leases along, and rarely more than a few. Eight at once are the work of a
-# network, or of somebody who ends a job: then nobody is in a hurry.
+AT_ONCE = 0.05  # seconds; resets by one proxy or switch arrive within a few milliseconds, on a busy server a few more
+# A failed machine takes one process with leases along, rarely more than a few. Eight at once are a network fault, or
+# the end of a job, where death need not be known soon.
 MANY = 8
 
 
 class Closing(Enum):
-    """How a connection has ended."""
+    """The way in which a connection ended."""
 
     GOODBYE = "its client said that it will not come back"
     DROPPED = "it was closed from the client's side, without a goodbye"
@@ -38,31 +37,31 @@ class Closing(Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Process:
-    """One process of a client, for as long as it has a connection or a lease."""
+    """One client process, while it has a connection or a lease."""
 
     id: bytes
     peers: set[int] = field(default_factory=set)
-    leases: set[int] = field(default_factory=set)  # that its connections kept last
-    cut: bool = False  # one of its connections was cut, and none has been made since
-    died_at: float | None = None  # when it was taken for dead, in served time; None: it is not, or not any more
+    leases: set[int] = field(default_factory=set)  # that its connections keep
+    cut: bool = False  # one of its connections was cut, and none was made since
+    died_at: float | None = None  # in served time; None: not assumed dead
 
 
 class Processes:
-    """All processes that have a connection or a lease, and said in their hello who they are."""
+    """The processes with a connection or a lease that named themselves in their hello."""
 
     def __init__(self) -> None:
         self._by_id: dict[bytes, Process] = {}
         self._of_peer: dict[int, Process] = {}
         self._of_lease: dict[int, Process] = {}
-        self._holders = 0  # processes that hold leases
+        self._holders = 0  # processes with leases
         self._fallen: dict[Process, float] = {}  # those that seemed to die within `AT_ONCE`, and when
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def connected(self, peer: int, id: bytes, *, previous: int | None) -> None:
-        """A connection of a process was made, which is alive; `previous` is the one whose place it takes, if any."""
-        if previous is not None:  # its end, which may not have been seen yet, is no news any more
+        """Note a connection of a live process, in the place of `previous`, if any."""
+        if previous is not None:  # its end may not have been seen yet, and means nothing now
             self._detach(previous)
         if not id:
             return
@@ -73,9 +72,9 @@ class Processes:
         process.died_at = None
 
     def closed(self, peer: int, how: Closing, *, now: float) -> Process | None:
-        """A connection has ended; `now` is served time, as leases know it. Who has just died by that, if anybody has.
+        """Handle the end of a connection at `now` in served time; return the process that it shows to be dead, if any.
 
-        If too many seem to die at once, none of them has.
+        If too many processes seem to die at once, none of them has.
         """
         process = self._detach(peer)
         if process is None:
@@ -95,17 +94,18 @@ class Processes:
         return process
 
     def _are_many(self) -> bool:
-        """Whether so many have fallen at once that it is more likely the network than themselves.
+        """Return True if so many have fallen at once that a network fault is likelier.
 
-        More than half of all, if they are more than one, are likely to share what has failed, too: the way to us. That
-        keeps a small run behind a proxy whole; of a large one, `MANY` are reason enough.
+        More than half of all, if more than one, count as many, too: a small run behind a proxy stays whole. In a large
+        run
+        `MANY` suffice.
         """
         fallen = len(self._fallen)
         all_of_them = self._holders + sum(not process.leases for process in self._fallen)
         return fallen >= MANY or (fallen > 1 and 2 * fallen > all_of_them)
 
     def keeps(self, peer: int, lease: int) -> Process | None:
-        """The process of this connection, if it said which it is, holds this lease from now on, and no other one."""
+        """Make the process of this connection, if known, the only holder of this lease; return it."""
         self.lets_go(lease)
         process = self._of_peer.get(peer)
         if process is not None:
@@ -115,7 +115,7 @@ class Processes:
         return process
 
     def lets_go(self, lease: int) -> None:
-        """Nobody holds this lease any more."""
+        """Note that no process holds this lease."""
         process = self._of_lease.pop(lease, None)
         if process is not None:
             process.leases.remove(lease)

@@ -1,8 +1,9 @@
-"""Pure: what each kind of request does, one method for each, and one table that finds it.
+"""Pure: the handlers of all kinds of requests, one method each, and the table that finds them.
 
-A handler looks, refuses what passes a limit, and only then changes anything. What is asked is known to be new by now,
-and what it changes is announced by the engine when the handler has returned. A handler whose answer takes long gives
-the first part of it and leaves the rest as `work`; None as an answer means that the request is parked.
+A handler looks, rejects a request past a limit, and only then changes the state; the engine announces the changes. The
+request is known to be new. A long answer begins with a first part, and continues as `work`. None as an answer means
+that
+the request is parked.
 """
 
 from __future__ import annotations
@@ -84,11 +85,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Requests"]
 
-REPLAY_REVISIONS = 2048  # of history, looked at in one step: about half a millisecond
+REPLAY_REVISIONS = 2048  # of history per step: about half a millisecond
 GROUPS_AT_ONCE = 512  # of one page: about half a millisecond
 NOTES_AT_ONCE = 512
-LOOKS_A_STEP = 2048  # at keys of waits that are too many for one step: about half a millisecond
-LOOKS_OF_A_WAIT = 32  # what a wait costs beside its keys and conditions
+LOOKS_A_STEP = 2048  # at keys of postponed waits: about half a millisecond
+LOOKS_OF_A_WAIT = 32  # cost of a wait beside its keys and conditions
 PUTS_ON_LEASE = (Put, Create, Add, Append)  # operations that may name a lease
 
 
@@ -96,8 +97,8 @@ class Requests:
     """Carries out requests on the state of a store.
 
     Attributes:
-        deliveries: What others must be told, until the engine takes it.
-        work: What is left to do of the request being carried out.
+        deliveries: Messages to others, until the engine takes them.
+        work: The rest of the current request.
     """
 
     def __init__(self, state: State, changes: Changes, *, figures: Callable[[], dict[str, Any]]) -> None:
@@ -105,8 +106,8 @@ class Requests:
         self._watches, self._waits, self._postponed = state.watches, state.waits, state.postponed
         self._history, self._snapshots, self._past = state.history, state.snapshots, state.past
         self._state, self._changes, self._figures = state, changes, figures
-        self._peer = self._request_id = 0  # whose request is being carried out, and which
-        self._when: tuple[Condition, ...] = ()  # on what condition
+        self._peer = self._request_id = 0  # of the current request
+        self._when: tuple[Condition, ...] = ()  # of the current request
         self.deliveries: list[Delivery | Answer | Overtaken] = []
         self.work: Work | None = None
 
@@ -115,7 +116,7 @@ class Requests:
         return self._peer, self._request_id
 
     def carry_out(self, request: Request[Any], peer: int, request_id: int) -> Response | None:
-        """Carry out one request; None if it is parked."""
+        """Carry out one request; return None if it is parked."""
         self._peer, self._request_id, self._when = peer, request_id, ()
         handle = _HANDLERS.get(type(request))
         if handle is None:
@@ -153,7 +154,8 @@ class Requests:
         return self._list_part(Work(watcher=self._asker, snapshot=snapshot))
 
     def _listing(self, entries: tuple[Entry | None, ...], revision: int) -> Listing:
-        if len(entries) * self._keys.answer_bytes_max > self._limits.frame_bytes_max:  # else there is nothing to add up
+        # else the sum cannot pass the limit
+        if len(entries) * self._keys.answer_bytes_max > self._limits.frame_bytes_max:
             self._state.at_most("frame_bytes_max", sum(map(answer_bytes, entries)))
         return Listing(entries, revision)
 
@@ -172,7 +174,6 @@ class Requests:
         return Listing(tuple(entries), snapshot.revision)
 
     def _reads_on(self, work: Work, snapshot: Snapshot) -> bool:
-        """Whether a snapshot was not read to its end; then what is left of it is kept, and read later."""
         if snapshot.done:
             self._snapshots.end(snapshot)
             return False
@@ -229,7 +230,6 @@ class Requests:
         return Written(self._changes.write(request, self._admit(request)).mod_revision)
 
     def _admit(self, write: Write) -> bytes:
-        """The value that this write, alone, is to leave."""
         value = self._state.admit(write)
         self._state.check_room_for(write.key, len(value))
         return value
@@ -297,7 +297,7 @@ class Requests:
             values = self._state.admit_branch(operations)
         except StoreError:
             for lease in granted:
-                self._changes.end_lease(lease, most=0)  # no key is on it yet
+                self._changes.end_lease(lease, most=0)  # it has no keys yet
             raise
         results = tuple(map(self._changes.operate, operations, values))
         return TransactionResult(succeeded, results, self._changes.revision)
@@ -305,7 +305,7 @@ class Requests:
     # -------------------------------------------------------------------------------------- leases
 
     def _grant_for(self, operations: tuple[Operation, ...], grants: tuple[Grant, ...]) -> list[LeaseRecord]:
-        """Grant those leases that these operations put a key on, and that are not there."""
+        """Grant the missing leases among those that these operations name."""
         self._state.at_most("operations_max", len(grants), "leases")
         used = {
             operation.lease
@@ -377,7 +377,7 @@ class Requests:
         return Watching(revision=self._keys.revision)
 
     def _open_watch(self, work: Work) -> None:
-        """Tell a watch what is there, or what has happened since; once it knows all, it is told of every change."""
+        """Send the snapshot, or the history so far; then open the watch for new changes."""
         watcher = (work.watcher,)
         assert work.prefix is not None
         snapshot = work.snapshot
@@ -416,27 +416,26 @@ class Requests:
         return None
 
     def look_at_waits(self, watchers: Iterable[Watcher]) -> None:
-        """Answer those of these waits that are over now, either way."""
+        """Answer those of these waits that have ended."""
         for watcher in watchers:
             missing = self._look_at_wait(watcher, self._keys.entries, self._keys.revision)
             if missing is not None:
                 self._waits.move(watcher, missing)
 
     def look_at_postponed(self) -> None:
-        """The same for some of many waits, as of the revision that bears on them, and then of all that came after."""
+        """Look at some postponed waits, at the revision that affected each, and at all later ones."""
         left = LOOKS_A_STEP
         while left > 0 and self._postponed:
             watcher, since = self._postponed.next()
             if watcher in self._waits.parked:
                 left -= LOOKS_OF_A_WAIT + self._look_back(watcher, since)
-            else:  # it was cancelled
+            else:  # cancelled
                 left -= 1
 
     def _look_back(self, watcher: Watcher, since: int) -> int:
-        """Answer a wait if it is over as of a revision or a later one; return how many keys were looked at.
+        """Answer a wait if it has ended at a revision or a later one; return the number of keys looked at.
 
-        Of each later revision only the keys are looked at that it changed. After many revisions, the rest of them is
-        left to the next step.
+        At a later revision only its changed keys are looked at. After many revisions, the next step goes on.
         """
         parked = self._waits.parked[watcher]
         keys = {*parked.keys}
@@ -473,10 +472,7 @@ class Requests:
         return looks
 
     def _look_at_wait(self, watcher: Watcher, entries: Mapping[str, Entry] | AsOf, revision: int) -> int | None:
-        """Answer a wait if it is over at this revision, at which there were these entries.
-
-        Return None if it is; else the place of a key that is missing.
-        """
+        """Answer a wait if it has ended at this revision and return None; else return the index of a missing key."""
         peer, request_id = watcher
         parked = self._waits.parked[watcher]
         response: Response
@@ -495,7 +491,7 @@ class Requests:
 
 
 def _all_hold(when: Sequence[Condition], entries: Mapping[str, Entry] | AsOf) -> bool:
-    for condition in when:  # noqa: SIM110 - a generator takes twice as long, and members of a round always ask
+    for condition in when:  # noqa: SIM110 - twice as fast as a generator; members of a round always have conditions
         if not condition.holds(entries.get(condition.key)):
             return False
     return True

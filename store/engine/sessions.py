@@ -1,18 +1,17 @@
-"""Pure: replies kept until acknowledged, so that a request sent twice is applied once (promise S2).
+"""Pure: replies kept until acknowledged, so that a repeated request is applied once (promise S2).
 
-A session belongs to a client and outlives its connections. The client numbers its requests upwards; with each it says
-up to which number it has had the replies to all its mutations. After a reconnect it sends again what it has no reply
-to: what was applied already is answered from here.
+A session belongs to a client and outlives its connections. The client numbers its requests upwards; each request says
+up
+to which number the client has the replies to all its mutations. After a reconnect the client repeats its unanswered
+requests; for those that were applied already the session has the reply. Only replies to mutations are kept.
 
-Only replies to mutations are kept; reading twice does no harm.
+Each session has a number of its own. A client that finds another number knows that the server has forgotten its
+session.
+A flag in the welcome would not do: if the welcome that says "unknown" is lost, the next one says "known", of an empty
+session, and applied requests would be applied again.
 
-A session has a number, which it gets when it is made. A client that meets its session under another number knows that
-the server has forgotten it in between. "I know this session" would not do: where the welcome that said "I do not" was
-lost on the way, the next one would say "I do", of a session that is empty, and what was applied under the old one would
-be applied again.
-
-What a kept reply holds on to is counted (promise S6). Most hold on to nothing but themselves. Those that carry values
-keep these from being let go of, also when their keys have long been overwritten or deleted.
+The memory of kept replies is counted (promise S6): replies with values keep these in memory after their keys have
+changed.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Budget", "Session", "Sessions", "reply_cost", "reply_cost_at_most"]
 
-AWAY_LEAST = 10.0  # seconds that a session keeps its place though a newcomer finds none
+AWAY_LEAST = 10.0  # seconds that an abandoned session is kept although a newcomer finds no place
 FORGOTTEN_AT_ONCE = 512  # sessions: about a millisecond
-REPLY = 100  # bytes of bookkeeping for any reply that is kept, or any result in one
+REPLY = 100  # bytes of bookkeeping for a kept reply, or for a result in one
 ENTRY = 200  # and for an entry in it
 
 
@@ -58,7 +57,7 @@ _request_id = itemgetter(0)  # of a reply that is kept
 
 
 class Budget:
-    """How many bytes several of a kind hold together; each of them counts its own."""
+    """A sum of bytes that several objects hold; each counts its own."""
 
     __slots__ = ("bytes",)
 
@@ -67,11 +66,11 @@ class Budget:
 
 
 class Session:
-    """One client's replies, and the connection it has now, if any; what they hold is counted in `budget`, too.
+    """One client's replies, and its current connection, if any; `budget` counts their bytes, too.
 
     Attributes:
         highest: The last of its mutations that was applied.
-        held_bytes: About how many bytes the replies hold on to.
+        held_bytes: About how many bytes the replies hold.
     """
 
     __slots__ = ("_budget", "_replies", "held_bytes", "highest", "id", "number", "peer")
@@ -80,7 +79,7 @@ class Session:
         self.id: bytes = id
         self.number: int = number
         self.peer: int | None = None
-        # The request, its reply, its cost; oldest first. A list: an empty deque takes 760 bytes.
+        # Request, reply, cost; oldest first. A list: an empty deque takes 760 bytes.
         self._replies: list[tuple[int, Response, int]] = []
         self._budget = budget
         self.held_bytes: int = 0
@@ -88,7 +87,7 @@ class Session:
 
     @property
     def replies(self) -> int:
-        """How many replies are kept."""
+        """The number of kept replies."""
         return len(self._replies)
 
     def keep(self, request_id: int, response: Response) -> None:
@@ -101,14 +100,14 @@ class Session:
         self._budget.bytes += cost
 
     def replay(self, request_id: int) -> Response | None:
-        """What was answered to a mutation that was applied; None if nobody knows any more."""
+        """Return the reply to an applied mutation; None if it is not kept any more."""
         place = bisect_left(self._replies, request_id, key=_request_id)
         if place < len(self._replies) and self._replies[place][0] == request_id:
             return self._replies[place][1]
         return None
 
     def acknowledge(self, up_to: float) -> None:
-        """The client has the replies to all its mutations up to this request."""
+        """Free the replies up to this request: the client has them."""
         count = freed = 0
         for request_id, _, cost in self._replies:
             if request_id > up_to:
@@ -121,10 +120,10 @@ class Session:
 
 
 class Sessions:
-    """All sessions of a store; what their replies hold is counted in `budget`.
+    """All sessions of a store; `budget` counts the bytes of their replies.
 
     Attributes:
-        made: How many there have ever been; the number of the newest.
+        made: The number of the newest session.
     """
 
     def __init__(self, *, ttl: float, sessions_max: int) -> None:
@@ -138,10 +137,10 @@ class Sessions:
         return len(self._sessions)
 
     def open(self, id: bytes, *, peer: int) -> tuple[Session, int | None] | None:
-        """Give a session to a connection; the caller has let those expire that are due.
+        """Give a session to a connection, after the caller has let due sessions expire.
 
         Returns:
-            The session, and the peer that had it until now; None if there are too many.
+            The session and its previous peer, if any; None if there are too many sessions.
         """
         session = self._sessions.get(id)
         if session is None:
@@ -154,13 +153,13 @@ class Sessions:
         return session, previous
 
     def close(self, session: Session, *, peer: int, now: float) -> None:
-        """The connection `peer` of a session has closed; the session waits for its client to come back."""
+        """Note that the connection `peer` closed; the session waits for its client."""
         if session.peer == peer:
             session.peer = None
             self._abandoned[session.id] = now
 
     def end(self, session: Session, *, peer: int) -> bool:
-        """The client said on the connection `peer` that it will not come back; said on an older one, it is no news."""
+        """End a session at its client's goodbye on `peer`; return False if the session has a newer connection."""
         if session.peer != peer:
             return False
         session.peer = None
@@ -168,7 +167,7 @@ class Sessions:
         return True
 
     def expire(self, now: float) -> list[bytes]:
-        """Forget sessions whose clients have been away for too long, not too many at once; which they were."""
+        """Forget some sessions whose clients were away for too long; return their ids."""
         forgotten: list[bytes] = []
         while self._abandoned and len(forgotten) < FORGOTTEN_AT_ONCE:
             id, since = next(iter(self._abandoned.items()))
@@ -178,22 +177,22 @@ class Sessions:
         return forgotten
 
     def make_way(self, id: bytes, now: float) -> list[bytes]:
-        """Forget the session whose client has been away for longest if a newcomer finds no place; which it was.
+        """If there is no room for a newcomer, forget the session that was abandoned for longest; return its id.
 
-        Its client, if it comes back, learns that nobody knows what became of a write that was under way.
+        Its client, if it comes back, cannot learn the outcome of its pending writes.
         """
         if id in self._sessions or len(self._sessions) < self._max or self.place_in(now) > 0:
             return []
         return [self._forget(next(iter(self._abandoned)))]
 
     def place_in(self, now: float) -> float:
-        """Seconds until a session can make way for a newcomer; infinity while all clients are connected."""
+        """Return the seconds until a session can make way for a newcomer; infinity while all clients are connected."""
         return next(iter(self._abandoned.values()), math.inf) + AWAY_LEAST - now
 
     def make_room(self, bytes_max: int) -> list[bytes]:
-        """Forget sessions whose clients are away, the longest first, until there is room for replies; which they were.
+        """Forget abandoned sessions, the longest first, until there is room for replies; return their ids.
 
-        Their clients learn that nobody knows what became of what they had under way, as they would a little later.
+        Their clients cannot learn the outcome of their pending writes, as after expiry.
         """
         forgotten = []
         while self._abandoned and self.budget.bytes >= bytes_max:
@@ -206,9 +205,9 @@ class Sessions:
         return id
 
     def restore(self, saved: Iterable[SavedSession], *, last: int, now: float) -> None:
-        """Take up the sessions of an earlier life of this store; their clients have all the time to come back.
+        """Restore saved sessions; their clients have the full time to come back.
 
-        Those that wrote last, as far as their replies tell, make way last.
+        Sessions with the latest writes, by their replies, make way last.
         """
         self.made = last
         for one in sorted(
@@ -221,14 +220,13 @@ class Sessions:
 
 
 def _revision_in(response: Response) -> int:
-    """The revision that a reply tells of; 0 if it tells of none."""
     told = response.entry if isinstance(response, CompareAndSetResult) else response
     return int(getattr(told, "mod_revision", 0) or getattr(told, "revision", 0))
 
 
 def reply_cost(response: Response) -> int:
-    """About how many bytes a kept reply holds on to."""
-    if type(response) is Written or type(response) is Added:  # most are, and a `match` takes its time
+    """Return about how many bytes a kept reply holds."""
+    if type(response) is Written or type(response) is Added:  # most are; a `match` is slow
         return REPLY
     if type(response) is CompareAndSetResult:
         return REPLY + _entry_cost(response.entry)
@@ -241,12 +239,11 @@ def reply_cost(response: Response) -> int:
 
 
 def _entry_cost(entry: Entry | None) -> int:
-    """What an entry takes that a reply holds on to, though its key may have been deleted."""
     return 0 if entry is None else ENTRY + key_bytes(entry.key) + len(entry.value)
 
 
 def reply_cost_at_most(request: Request[Any], entries: Mapping[str, Entry]) -> int:
-    """What the reply to a mutation would cost at most, on a store that holds these entries."""
+    """Return the most that the reply to a mutation would cost on a store with these entries."""
     if isinstance(request, Guarded):
         request = request.request
     match request:
@@ -260,6 +257,6 @@ def reply_cost_at_most(request: Request[Any], entries: Mapping[str, Entry]) -> i
     for operation in operations:
         if not isinstance(operation, Get | Delete | Add):
             written[operation.key] = written.get(operation.key, 0) + len(operation.value)
-    keys = [operation.key for operation in operations]  # each may give what is there, and what is written here
+    keys = [operation.key for operation in operations]  # each may return the old entry and the new one
     there = sum(_entry_cost(entries.get(key)) + ENTRY + key_bytes(key) + written.get(key, 0) for key in keys)
     return REPLY * (1 + len(keys)) + there

@@ -1,9 +1,9 @@
-"""Pure: reading many keys as they are at one revision, in parts, while others write (promises S6, S11).
+"""Pure: reading many keys at one revision, in parts, while others write (promises S6, S11).
 
-Entries never change: a change puts another one in the place of one. So a snapshot only holds on to the chunks of the
-index that it reads. Before a key comes or goes in a chunk that is still read, the index goes on with a copy of it; what
-a key held before it was changed is noted (`past`). So a write pays once, however many read. What of all that is no
-longer the store's own is counted.
+Entries never change; a change replaces them. So a snapshot holds only the index chunks that it reads. Before a key is
+added to or removed from such a chunk, the index copies the chunk; earlier entries of changed keys are noted (`past`).
+So a
+write pays once, however many read. Memory that only snapshots hold is counted.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ if TYPE_CHECKING:
 
 __all__ = ["PART_BYTES", "STEP_KEYS", "Snapshot", "Snapshots"]
 
-STEP_KEYS = 2048  # given at once: about half a millisecond
-PART_BYTES = 256 * 1024  # of one part, so that its frame stays small
-NAME_OVERHEAD = 80  # bytes of bookkeeping per name that was asked for: the text, and a place in two lists
+STEP_KEYS = 2048  # per step: about half a millisecond
+PART_BYTES = 256 * 1024  # of one part, to keep its frame small
+NAME_OVERHEAD = 80  # bytes of bookkeeping per requested name: the text, and a place in two lists
 
 
 class Snapshot:
-    """Some entries as they are at one revision, in order, and which of them were read.
+    """Entries at one revision, in order, and the progress of reading them.
 
     Attributes:
-        revision: Of which they are.
         reader: The peer that reads them, once they are kept for it.
-        counted_from: How much had been counted when they began to be kept.
-        bytes: What it takes by itself: the names that were asked for, one by one.
+        counted_from: The total count when this snapshot began to be kept.
+        bytes: Its own memory: the requested names.
     """
 
     __slots__ = ("_chunks", "_given", "_left", "_past", "_place", "bytes", "counted_from", "reader", "revision")
@@ -44,8 +43,8 @@ class Snapshot:
     def __init__(self, past: Past, chunks: Iterable[Chunk], *, place: int, count: int, revision: int) -> None:
         self._past = past
         self._chunks = deque(chunks)
-        self._given: list[Entry | None] | None = None  # what the keys of the only chunk hold
-        self._place = place  # in the first of them
+        self._given: list[Entry | None] | None = None  # the entries of the only chunk
+        self._place = place  # in the first chunk
         self._left = count
         self.revision: int = revision
         self.reader: int = 0
@@ -54,13 +53,13 @@ class Snapshot:
 
     @classmethod
     def under(cls, keys: Keyspace, past: Past, prefix: str) -> Snapshot:
-        """What lies under a prefix."""
+        """Return a snapshot of the keys under a prefix."""
         chunks, place, count = keys.index.under(prefix)
         return cls(past, chunks, place=place, count=count, revision=keys.revision)
 
     @classmethod
     def of(cls, keys: Keyspace, past: Past, names: tuple[str, ...], entries: list[Entry | None]) -> Snapshot:
-        """What these keys hold."""
+        """Return a snapshot of these keys."""
         snapshot = cls(past, [Chunk(names)], place=0, count=len(entries), revision=keys.revision)
         snapshot._given = entries
         snapshot.bytes = sum(map(key_bytes, names)) + NAME_OVERHEAD * len(names)
@@ -68,11 +67,11 @@ class Snapshot:
 
     @property
     def done(self) -> bool:
-        """Whether all was read."""
+        """True if all was read."""
         return not self._left
 
     def part(self) -> list[Entry | None]:
-        """The next entries; those under a prefix are there, each of them."""
+        """Return the next entries; under a prefix, none is None."""
         part: list[Entry | None] = []
         size = 0
         while self._left and len(part) < STEP_KEYS:
@@ -97,29 +96,29 @@ class Snapshot:
         return part
 
     def let_go(self) -> Iterator[None]:
-        """Hold on to nothing any more, in steps: what has been overwritten since may be all that there was."""
+        """Release the memory in steps: it may be as large as the whole store."""
         while self._chunks:
             self._chunks.popleft()
             yield
 
 
 class Snapshots:
-    """All that are being read, and what is kept for them alone.
+    """The snapshots in progress, and the memory kept for them alone.
 
     Attributes:
-        unread: Those that are not read to their end, the oldest first.
+        unread: Unfinished snapshots, the oldest first.
     """
 
     def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
         self.unread: dict[Snapshot, None] = {}
-        self._newest = -1  # the revision of the last of them
-        self._counted = 0  # bytes of all that was ever kept for a snapshot alone ...
-        self._own = 0  # ... and of those that are unread, what each takes by itself
+        self._newest = -1  # the revision of the newest
+        self._counted = 0  # bytes ever kept for snapshots alone ...
+        self._own = 0  # ... and the own bytes of the unread ones
 
     @property
     def held_bytes(self) -> int:
-        """What they hold that is not the store's own any more, at most: all that went since the oldest has begun."""
+        """The most that the snapshots hold alone: everything replaced since the oldest began."""
         oldest = next(iter(self.unread), None)
         return 0 if oldest is None else self._own + self._counted - oldest.counted_from
 
@@ -131,12 +130,12 @@ class Snapshots:
 
     @property
     def oldest_reader(self) -> int | None:
-        """Who reads the one that has been there for longest, and so makes for most of it."""
+        """The peer of the oldest snapshot, which holds most."""
         oldest = next(iter(self.unread), None)
         return None if oldest is None else oldest.reader
 
     def begin(self, snapshot: Snapshot, *, reader: int) -> None:
-        """Keep what this one has not read, until its end."""
+        """Keep the unread entries of a snapshot until its end."""
         if snapshot not in self.unread:
             self.unread[snapshot] = None
             self._own += snapshot.bytes
@@ -144,17 +143,14 @@ class Snapshots:
             snapshot.reader, snapshot.counted_from = reader, self._counted
 
     def end(self, snapshot: Snapshot) -> None:
-        """This one has read all, or is read no further."""
+        """End a snapshot: it was read to its end, or dropped."""
         if self.unread.pop(snapshot, self) is None:
             self._own -= snapshot.bytes
-            newest = next(reversed(self.unread), None)  # they begin in the order of their revisions
+            newest = next(reversed(self.unread), None)  # in the order of their revisions
             self._newest = -1 if newest is None else newest.revision
 
     def changing(self, key: str, before: Entry | None, *, index_changes: bool) -> bool:
-        """Keep what is read of a key's chunk before the key is changed; return whether `before` is read, too.
-
-        `before` is what the key holds. `index_changes` says whether the key comes or goes.
-        """
+        """Keep a key's chunk, if it is still read, before the key changes; return True if `before` is read, too."""
         if index_changes:
             keys = self._keys
             shared = keys.index.renew_chunk_of(key, shared_until=self._newest, revision=keys.revision + 1)

@@ -1,8 +1,7 @@
-"""Pure: what a store consists of, what it takes in, and what it says to who asks for too much (promise S6).
+"""Pure: the parts of a store, its limits, and its refusals (promise S6).
 
-All that `State` does by itself is to look and to refuse; it changes nothing. A request is checked as a whole before the
-first of its changes is made, so that one that is refused has done nothing. Each error names what was too much, the
-limit, and what to do: `PAST` has the words for each limit, and `at_most` puts them together.
+`State` only looks and refuses. It checks a request as a whole before its first change, so a refused request has done
+nothing. Each error names the value, the limit and the remedy: `PAST` has the words, `at_most` puts them together.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ __all__ = ["State", "Write"]
 
 RAISE_IT = "start the server with a higher limit"
 READ_THEM = "read replies before sending more, or ask for no large values"
-SMALL_REPLY_BYTES = 64 * 1024  # what one reply may take though all of them together take too much
+SMALL_REPLY_BYTES = 64 * 1024  # the size of a reply that is accepted although all replies together take too much
 
 PAST = {
     "frame_bytes_max": ("the answer would take {} bytes", "ask for fewer keys at once"),
@@ -69,17 +68,17 @@ PAST = {
     "watches_max": ("this connection would have {} watches and waits", "end some"),
     "writes_max": ("the request names {} {of}", "split it"),
 }
-"""By limit: what is past it, and what to do."""
+"""By limit: the excess, and the remedy."""
 
 Write = Put | CompareAndSet | Create | Add | Append
 
 
 class State:
-    """The parts of a store, each of which knows itself alone; its limits, and how far it is from each of them.
+    """The parts of a store, and its limits.
 
     Attributes:
         writes_max: As the limit; less while the disk is nearly full.
-        held_elsewhere: Tells how many bytes the server holds for its connections and its disk, whatever is asked.
+        held_elsewhere: Returns the bytes that the server holds for its connections and its disk.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -94,22 +93,22 @@ class State:
         self.snapshots: Snapshots = Snapshots(self.keys)
         self.history: History = History(limits.history_bytes_max)
         self.sessions: Sessions = Sessions(ttl=limits.session_ttl, sessions_max=limits.sessions_max)
-        self.held_elsewhere: Callable[[], int] = int  # nothing, until a server tells
+        self.held_elsewhere: Callable[[], int] = int  # set by the server
 
     @property
     def memory_bytes(self) -> int:
-        """What the store takes, without what its server holds for its connections and its disk."""
+        """The bytes of the store's own memory, without the server's connections and disk."""
         parked = self.watches.bytes + self.waits.bytes
         kept = self.history.bytes + self.sessions.budget.bytes + self.snapshots.held_bytes
         return self.keys.bytes + self.leases.bytes + parked + kept
 
     def forget_past(self) -> bool:
-        """Forget some of the notes on revisions that are no longer read; return whether more of them are left."""
+        """Free some notes on revisions that are no longer read; return True if more are left."""
         looked_at = min((revision for revision, _ in self.postponed.heaps), default=math.inf)
         return self.past.forget(min(looked_at, self.snapshots.oldest_revision))
 
     def at_most(self, limit: str, amount: float, of: object = "") -> None:
-        """Refuse an amount that is past a limit; `of` is what else its message names."""
+        """Refuse an amount past a limit; the message names `of`, too."""
         most = self.writes_max if limit == "writes_max" else getattr(self.limits, limit)
         if amount > most:
             what, remedy = PAST[limit]
@@ -117,18 +116,18 @@ class State:
             raise LimitExceeded(f"{what.format(amount, of=of)}; {limit} is {shown_most}: {remedy}")
 
     def check_memory(self, more: int) -> None:
-        """Refuse what would take more memory than all of it together may."""
+        """Refuse a request that would pass the memory limit."""
         held = self.memory_bytes + max(self.held_elsewhere(), self.limits.memory_kept_back)
-        # The reader of a listing loses what is kept for it sooner than others lose their writes.
+        # The reader of a listing loses its snapshot before others lose writes.
         given_up = max(self.snapshots.held_bytes - self.limits.outbox_bytes_max, 0)
         self.at_most("memory_bytes_max", held - given_up + more)
 
     # -------------------------------------------------------------------------------------- writes
 
     def admit(self, write: Write, leases: int = 0) -> bytes:
-        """Refuse a write for its key, its value or its lease; the value that it is to leave.
+        """Check the key, value and lease of a write; return the new value.
 
-        Whether there is room for it is `check_room`'s to say. In a transaction, so many `leases` are made before it.
+        `check_room` checks the room. In a transaction, `leases` new leases come before it.
         """
         key = write.key
         if not key or len(key) * 4 > self.limits.key_bytes_max:
@@ -151,7 +150,7 @@ class State:
         return value
 
     def written_bytes(self, request: Request[Any]) -> int:
-        """About how many bytes a mutation would write; an append writes the whole value again."""
+        """Return about how many bytes a mutation would write; an append writes the whole value again."""
         if isinstance(request, Guarded):
             request = request.request
         size = 0
@@ -162,14 +161,14 @@ class State:
         return size
 
     def admit_branch(self, operations: tuple[Operation, ...]) -> list[bytes | None]:
-        """Refuse a branch of a transaction as a whole, before its first write.
+        """Check a branch of a transaction as a whole, before its first write.
 
         Returns:
-            The value that each operation is to leave; None for those that write nothing.
+            The new value of each operation; None for reads and deletes.
         """
         values: list[bytes | None] = []
         written: list[tuple[str, int]] = []
-        sizes: dict[str, int] = {}  # of the values that will be there, by the keys that change
+        sizes: dict[str, int] = {}  # of the new values, by key
         size = answer = leases = 0
         for operation in operations:
             key, value = operation.key, None
@@ -188,7 +187,7 @@ class State:
                 written.append((key, len(value)))
                 sizes[key] = len(value)
                 size += len(value)
-                if size > self.limits.frame_bytes_max:  # looked at before the next value is made
+                if size > self.limits.frame_bytes_max:  # checked before the next value is built
                     raise LimitExceeded(
                         f"the transaction would write values of {size} bytes; frame_bytes_max is "
                         f"{self.limits.frame_bytes_max}: write fewer keys at once (an append writes the whole value "
@@ -202,7 +201,7 @@ class State:
         return values
 
     def check_told(self, keys: Collection[str]) -> None:
-        """Refuse to change more keys at once than those who must hear of it can be found for in time."""
+        """Refuse to change more keys at once than their watches can be found for in time."""
         most = self.watches.affordable(keys)
         if most < len(keys):
             raise LimitExceeded(
@@ -211,26 +210,26 @@ class State:
             )
 
     def check_key(self, key: str) -> None:
-        """Refuse a key that is empty or too long."""
+        """Refuse an empty or too long key."""
         if not key:
             raise StoreUsageError("a key has at least one character")
         self.check_size(key, "key")
 
     def check_size(self, key: str, what: str) -> None:
-        """Refuse a key that is too long; also as a prefix, since a longer one starts no key and only takes memory."""
+        """Refuse a key or prefix that is too long."""
         if len(key) * 4 > self.limits.key_bytes_max:
             self.at_most("key_bytes_max", len(key.encode()), f"the {what} {shown(key)}")
 
     def check_room_for(self, key: str, size: int) -> None:
-        """Refuse a write that the store has no room for; `size` is that of its value."""
+        """Refuse a write of `size` bytes that the store has no room for."""
         before = self.keys.get(key)
         if before is None or len(before.value) != size:
             self.check_room(((key, size),))
 
     def check_room(self, writes: Iterable[tuple[str, int]]) -> None:
-        """Refuse writes that the store has no room for; each is a key and the size its value will have."""
-        keys = size = 0  # more than there are
-        grown: dict[str, list[int]] = {}  # groups, and how many keys and bytes more each would hold
+        """Refuse writes that the store has no room for; each is a key and the size of its new value."""
+        keys = size = 0  # beyond the present ones
+        grown: dict[str, list[int]] = {}  # the additional keys and bytes of each group
         for key, value_size in writes:
             before = self.keys.get(key)
             if before is None:
@@ -248,7 +247,7 @@ class State:
             self.at_most("keys_max", len(self.keys) + keys)
         if size > 0:
             self.at_most("stored_bytes_max", self.keys.bytes + size)
-        for name, (more, added) in grown.items():  # one group is not to take the room of the others
+        for name, (more, added) in grown.items():  # one group must not take the room of others
             group = self.keys.groups.get(name)
             whose = f"the group {shown(name)}"
             if more > 0:
@@ -261,10 +260,10 @@ class State:
     # -------------------------------------------------------------------------------------- leases
 
     def lease(self, id: int) -> LeaseRecord:
-        """The lease of this id.
+        """Return the lease of this id.
 
         Raises:
-            LeaseNotFound: It has lapsed, or was revoked.
+            LeaseNotFound: It lapsed or was revoked.
         """
         lease = self.leases.get(id)
         if lease is None:
@@ -272,26 +271,24 @@ class State:
         return lease
 
     def _check_own_lease(self, ttl: float, write: Write, leases: int) -> None:
-        """Refuse to put a key on a lease of its own, beside so many that are new, too."""
         if write.lease is not None:
             raise StoreUsageError(f"a put of {shown(write.key)} takes ttl or lease, not both")
         self.check_ttl(ttl)
         self.check_lease_room(leases + 1)
 
     def _check_lease(self, lease: int, write: Write) -> None:
-        """Refuse to put a key on a lease that is gone, or is another key's own."""
         if isinstance(write, Add | Append) and self.keys.get(write.key) is not None:
-            return  # it stays on the lease that it is on
+            return  # it keeps its lease
         record = self.lease(lease)
         if write.key in record.keys:
             return
-        if record.anonymous:  # it ends with its one key, which may be about to go in this very transaction
+        if record.anonymous:  # it ends with its one key, which this transaction may delete
             raise StoreUsageError(
                 f"lease {lease} was made by a put with ttl=, for that one key; grant one to put {shown(write.key)} on"
             )
 
     def check_grant(self, grant: Grant) -> None:
-        """Refuse a lease that is too long, or none."""
+        """Check the times of a lease."""
         self.check_ttl(grant.ttl)
         if grant.disconnect_ttl is not None:
             self.check_ttl(grant.disconnect_ttl, "disconnect_ttl")
@@ -299,7 +296,7 @@ class State:
             self.check_ttl(grant.gone_ttl, "gone_ttl")
 
     def check_grants(self, grants: Sequence[Grant]) -> None:
-        """Refuse leases that are to be made for a transaction."""
+        """Check the leases of a transaction."""
         for grant in grants:
             if grant.id is None or not CHOSEN_LEASE_LEAST <= grant.id < 2 * CHOSEN_LEASE_LEAST:
                 raise StoreUsageError(
@@ -311,19 +308,19 @@ class State:
         self.check_lease_room(len(grants))
 
     def check_ttl(self, ttl: float, name: str = "ttl") -> None:
-        """Refuse a time to live that is too long, or none."""
+        """Refuse a time to live that is too long, or not positive."""
         if not ttl > 0:
             raise StoreUsageError(f"{name} is {ttl:g} s; it must be above 0")
         self.at_most("lease_ttl_max", ttl, name)
 
     def check_lease_room(self, leases: int = 1) -> None:
-        """Refuse so many more leases."""
+        """Refuse more leases than there may be."""
         if leases:
             self.at_most("leases_max", len(self.leases) + leases)
             self.check_memory(leases * LEASE_OVERHEAD)
 
     def check_note(self, note: bytes) -> None:
-        """Refuse a note that is too long: each lease keeps one."""
+        """Refuse a note that is too long."""
         if len(note) > NOTE_BYTES_MAX:
             raise LimitExceeded(
                 f"the note of a keep-alive has {len(note)} bytes, and at most {NOTE_BYTES_MAX} are kept: shorten it"
@@ -332,10 +329,11 @@ class State:
     # -------------------------------------------------------------------------------------- what is kept for a client
 
     def check_reply(self, session: Session, request: Request[Any]) -> None:
-        """Refuse a mutation whose reply cannot be kept, though sessions that are away have made room.
+        """Refuse a mutation whose reply cannot be kept, though abandoned sessions have made room.
 
-        Who has acknowledged everything is let through, unless its reply may take much more: what others do not read is
-        not to keep it from working, and many who come for one large reply each are not to take all memory there is.
+        A client that has acknowledged everything passes, unless its reply may be large: slow readers must not stop it,
+        and many
+        clients with one large reply each must not fill the memory.
         """
         self.at_most("session_replies_max", session.replies + 1)
         self.at_most("session_replies_bytes_max", session.held_bytes + 1)

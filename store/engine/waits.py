@@ -1,12 +1,13 @@
-"""Pure: who waits for which keys to exist, and under which conditions.
+"""Pure: the waits for keys to exist, and their conditions.
 
-A wait is known by its peer and the id of its request, as a watch is. It stands at one key that is missing, and moves on
-to another one when that has come: so whoever writes a key that many wait for beside others pays for each of them once,
-and not with every write. It is found by the keys of its conditions, too. Whether it is over is the engine's to say,
-which has the keys.
+A wait is identified by its peer and the id of its request, as a watch is. It is registered at one missing key, and
+moves to
+another one when that key is written. So a write to a key of many waits pays for each of them once, and not each time.
+It is
+registered at the keys of its conditions, too. The engine, which has the keys, decides if a wait has ended.
 
-One change may bear on any number of waits. If they are too many for one step, they are looked at in several, each as if
-at once (`Postponed`, promise S11).
+A change may affect any number of waits. If they are too many for one step, they are looked at in several steps, each as
+of the time of the change (`Postponed`, promise S11).
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ if TYPE_CHECKING:
 
 __all__ = ["WAIT_OVERHEAD", "Parked", "Postponed", "Waits", "wait_bytes"]
 
-_Places = dict[str, dict[tuple[int, int], None]]  # who stands at a key; dicts, for their order
+_Places = dict[str, dict[tuple[int, int], None]]  # the waits at each key; dicts, for their order
 
 FORGOTTEN_AT_ONCE = 256  # waits of one peer: half a millisecond
-WAIT_OVERHEAD = 200  # bytes of bookkeeping per key that is waited for: two sets, and a dictionary of who waits
+WAIT_OVERHEAD = 200  # bytes of bookkeeping per key: two sets, and a dictionary of waits
 
 
 @dataclass(slots=True, kw_only=True)
 class Parked:
-    """A wait for keys that do not all exist yet; it ends early if `when` ceases to hold."""
+    """A wait for missing keys; it ends early if `when` fails."""
 
     keys: tuple[str, ...]
-    missing: int  # the place in `keys` of one that does not exist, at which the wait stands
+    missing: int  # the index of the missing key at which the wait is registered
     when: tuple[Condition, ...]
 
     def next_missing(self, entries: Container[str]) -> int | None:
-        """The place of the next key that does not exist; None if all do."""
+        """Return the index of the next missing key; None if all exist."""
         count = len(self.keys)
         for place in range(self.missing, self.missing + count):
             if self.keys[place % count] not in entries:
@@ -50,7 +51,7 @@ class Parked:
 
 
 def wait_bytes(keys: Iterable[str], when: Iterable[Condition]) -> int:
-    """About how many bytes it takes to wait for these keys, under these conditions."""
+    """Return about how many bytes a wait for these keys, under these conditions, takes."""
     size = sum(WAIT_OVERHEAD + key_bytes(key) for key in keys)
     for condition in when:
         expected = condition.expected
@@ -59,29 +60,24 @@ def wait_bytes(keys: Iterable[str], when: Iterable[Condition]) -> int:
 
 
 class Waits:
-    """The parked waits of all peers.
-
-    Attributes:
-        parked: What each waits for.
-        bytes: What all of them cost to keep.
-    """
+    """The parked waits of all peers, and the bytes that they take."""
 
     def __init__(self) -> None:
         self.parked: dict[Watcher, Parked] = {}
-        self._at: _Places = {}  # by the missing key at which each stands
-        self._under: _Places = {}  # by the keys of its conditions
-        self._by: dict[int, dict[int, int]] = {}  # by peer, then request id: what each costs to keep
+        self._at: _Places = {}  # by the missing key of each
+        self._under: _Places = {}  # by the keys of their conditions
+        self._by: dict[int, dict[int, int]] = {}  # by peer, then request id: the bytes of each
         self.bytes: int = 0
 
     def __len__(self) -> int:
         return len(self.parked)
 
     def of(self, peer: int) -> int:
-        """How many waits a peer has parked."""
+        """Return how many waits a peer has parked."""
         return len(self._by.get(peer, ()))
 
     def bytes_of(self, peer: int) -> int:
-        """What they cost to keep."""
+        """Return the bytes of a peer's waits."""
         return sum(self._by.get(peer, {}).values())
 
     def add(self, watcher: Watcher, parked: Parked, *, cost: int) -> None:
@@ -93,14 +89,14 @@ class Waits:
         self._stand_at_its_keys(watcher, parked)
 
     def move(self, watcher: Watcher, missing: int) -> None:
-        """A wait was looked at, and is not over: it stands at this key, which does not exist."""
+        """Register a wait that has not ended at this missing key."""
         parked = self.parked[watcher]
         self._step_away(self._at, parked.keys[parked.missing], watcher)
         parked.missing = missing
         self._stand_at_its_keys(watcher, parked)
 
     def remove(self, watcher: Watcher) -> None:
-        """A wait is over."""
+        """Remove a wait."""
         parked = self.parked.pop(watcher)
         peer, request_id = watcher
         self.bytes -= self._by[peer].pop(request_id)
@@ -121,18 +117,19 @@ class Waits:
             del places[key]
 
     def peer_closed(self, peer: int) -> Iterator[None]:
-        """Forget all waits of a peer, in steps."""
+        """Remove all waits of a peer, in steps."""
         for count, request_id in enumerate(tuple(self._by.get(peer, ())), 1):
-            if (peer, request_id) in self.parked:  # it was not answered meanwhile
+            if (peer, request_id) in self.parked:  # not answered meanwhile
                 self.remove((peer, request_id))
             if count % FORGOTTEN_AT_ONCE == 0:
                 yield
 
     def stirred(self, changes: Iterable[Change]) -> list[tuple[_Places, str]]:
-        """Find where the waits stand that the changes of one revision bear on.
+        """Return the waits that the changes of one revision affect, by key.
 
-        A wait is affected if its key was put, or the key of a condition was changed. The caller takes it out of there
-        and looks at it, now or later: it ends then, or moves. Until then it does not stand at that key.
+        A wait is affected if its key was put, or the key of a condition changed. The caller takes it out of there and
+        looks at it,
+        now or later; until then it is not registered at that key.
         """
         found = []
         for change in changes:
@@ -143,26 +140,26 @@ class Waits:
         return found
 
     def stands(self, watcher: Watcher) -> bool:
-        """Return whether a wait stands at all its keys; one that is to be looked at later does not."""
+        """Return True if a wait is registered at all its keys; a postponed one is not."""
         parked = self.parked[watcher]
         return watcher in self._at.get(parked.keys[parked.missing], ()) and all(
             watcher in self._under.get(condition.key, ()) for condition in parked.when
         )
 
     def weigh(self, watchers: Iterable[Watcher]) -> int:
-        """About what it takes to look at these waits: their keys and conditions."""
+        """Return about what it costs to look at these waits: their keys and conditions."""
         return sum(len(parked.keys) + len(parked.when) for parked in map(self.parked.__getitem__, watchers))
 
 
 class Postponed:
-    """Waits that are looked at in several steps, each as if no time had passed since the change that bears on it.
+    """Waits that are looked at in several steps, each as of the change that affected it.
 
-    `Past` has what each key held before each later change. So a wait finds what was there at that revision, and then
-    what came after it, one revision after the other. The first change's are looked at first: a wait that two changes
-    bear on is looked at for both then.
+    `Past` has the entries before each later change. So a wait sees its keys at that revision, and then at each later
+    one.
+    Waits of the earliest change come first; a wait that two changes affect is looked at for both then.
 
     Attributes:
-        heaps: Where those stood that each revision bears on, the first revision first.
+        heaps: The affected waits by revision, the earliest first.
     """
 
     def __init__(self) -> None:
@@ -172,11 +169,11 @@ class Postponed:
         return len(self.heaps)
 
     def add(self, places: list[dict[Watcher, None]], revision: int) -> None:
-        """Look at these later, which a revision bears on."""
+        """Postpone these waits, which a revision affects."""
         self.heaps.append((revision, places))
 
     def next(self) -> tuple[Watcher, int]:
-        """The next wait to be looked at, and since which revision."""
+        """Return the next wait to look at, and the revision to begin with."""
         revision, places = self.heaps[0]
         watcher, _ = places[-1].popitem()
         if not places[-1]:
@@ -186,5 +183,5 @@ class Postponed:
         return watcher, revision
 
     def again(self, watcher: Watcher, revision: int) -> None:
-        """Go on with a wait in the next step: it has been looked at up to this revision."""
+        """Continue a wait in the next step: it was looked at up to this revision."""
         self.heaps.appendleft((revision, [{watcher: None}]))

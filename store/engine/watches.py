@@ -1,10 +1,13 @@
-"""Pure: who watches which prefix, and the recent history from which a watch can resume (promise S4).
+"""Pure: the watches by prefix, and the recent history from which a watch can resume (promise S4).
 
-Watchers are kept by prefix, and prefixes by length, so that a change asks one dictionary per distinct length rather
-than one comparison per watch: ten thousand nodes watching one prefix are one entry here, and one encoded frame at the
-server. The lengths are those of the change's own group (a run, as `keyspace` says), and of prefixes that are shorter
-than the group's name: whoever watches prefixes of thousands of lengths slows down its own run only. Where they are so
-many that it would take long for all keys of one request, that changes fewer (`affordable`, promise S11).
+Watches are kept by prefix, and prefixes by length, so that a change costs one lookup per distinct length rather than
+one
+comparison per watch: ten thousand nodes on one prefix are one entry here, and one encoded frame at the server. The
+lengths
+are those of the change's own group (a run, see `keyspace`), and of prefixes shorter than the group's name: watches with
+thousands of lengths slow down only their own run. If the lengths are so many that the lookups for one request would
+take
+long, that request may change fewer keys (`affordable`, promise S11).
 """
 
 from __future__ import annotations
@@ -28,20 +31,20 @@ Watcher = tuple[int, int]  # the peer, and the id of its watch
 
 CLOSED_AT_ONCE = 512  # watches of one peer: half a millisecond
 SWEPT_AT = 1024  # forgotten revisions that are not worth a sweep
-WATCH_OVERHEAD = 600  # bytes of bookkeeping per watch, the first of its prefix and of its peer: three dictionaries
-COMPARISONS_MOST = 131_072  # of changed keys with watched prefixes, of one request: about 20 ms
-LONG_KEY = 1024  # so many characters more make a comparison take twice as long
+WATCH_OVERHEAD = 600  # bytes of bookkeeping per watch, the first of its prefix and peer: three dictionaries
+COMPARISONS_MOST = 131_072  # of changed keys with watched prefixes, per request: about 20 ms
+LONG_KEY = 1024  # characters that double the time of a comparison
 LENGTHS_FEW = 10  # of one group, and as many of none: even 2,048 keys of 2 kB take no longer
-EVENT_OVERHEAD = 200  # bytes of bookkeeping per event, as sys.getsizeof has it, rounded up
+EVENT_OVERHEAD = 200  # bytes of bookkeeping per event, by sys.getsizeof, rounded up
 
 
 def watch_bytes(prefix: str) -> int:
-    """What a watch costs to keep open."""
+    """Return the bytes of an open watch."""
     return WATCH_OVERHEAD + len(prefix)
 
 
 def event_bytes(change: Change) -> int:
-    """What a change costs to keep."""
+    """Return the bytes of a change in the history."""
     return EVENT_OVERHEAD + key_bytes(change.key) + len(change.value)
 
 
@@ -49,24 +52,24 @@ class Watches:
     """The open watches of all peers.
 
     Attributes:
-        by_prefix: Who watches each prefix.
+        by_prefix: The watches of each prefix.
     """
 
     def __init__(self, group_of: Callable[[str], str | None] = lambda _: None) -> None:
         self._group_of = group_of
         self.by_prefix: dict[str, dict[Watcher, None]] = {}  # dicts, for their order
         self._prefixes: dict[int, dict[int, str]] = {}  # by peer, then watch id
-        self._lengths: dict[str, dict[int, int]] = {}  # by group, then how many distinct prefixes have this length
-        self._sorted_lengths: dict[str, list[int]] = {}  # the same, so that nobody looks for those longer than a key
-        self._of_many_lengths: set[str] = set()  # the groups for which they are more than a few
+        self._lengths: dict[str, dict[int, int]] = {}  # by group: the number of distinct prefixes of each length
+        self._sorted_lengths: dict[str, list[int]] = {}  # the same, so that prefixes longer than a key are skipped
+        self._of_many_lengths: set[str] = set()  # the groups with more than a few
         self._count = 0
-        self.bytes: int = 0  # what they cost to keep open
+        self.bytes: int = 0  # of all open watches
 
     def __len__(self) -> int:
         return self._count
 
     def of(self, peer: int) -> int:
-        """How many watches a peer has open."""
+        """Return how many watches a peer has open."""
         return len(self._prefixes.get(peer, ()))
 
     def add(self, peer: int, watch_id: int, prefix: str) -> None:
@@ -86,7 +89,7 @@ class Watches:
         self.bytes += watch_bytes(prefix)
 
     def remove(self, peer: int, watch_id: int) -> bool:
-        """Close a watch; False if there is none of this id."""
+        """Close a watch; return False if there is none of this id."""
         prefixes = self._prefixes.get(peer, {})
         prefix = prefixes.pop(watch_id, None)
         if prefix is None:
@@ -122,11 +125,11 @@ class Watches:
 
     @property
     def quick_to_ask(self) -> bool:
-        """Whether prefixes of so few lengths are watched that any request may change what it likes."""
+        """True if the watched prefixes have so few lengths that a request may change any keys."""
         return not self._of_many_lengths
 
     def affordable(self, keys: Collection[str]) -> int:
-        """How many of these keys may change at once before it takes too long to find who must hear of that; at least 1.
+        """Return how many of these keys may change at once before the lookup of watches takes too long; at least 1.
 
         All of them, unless prefixes of very many lengths are watched and the keys are long.
         """
@@ -144,17 +147,19 @@ class Watches:
         return len(keys)
 
     def interested(self, changes: Sequence[Change]) -> Sequence[tuple[tuple[Watcher, ...], tuple[Change, ...]]]:
-        """Who must hear of the changes of one revision, and of which of them; together, so that each is told once.
+        """Return the changes of one revision for groups of watches, so that each group is notified once.
 
-        In order of their keys, those that begin with one prefix stand side by side: so the same changes are said to all
-        who must hear of just these at once, however many prefixes they watch.
+        Sorted keys with a common prefix are adjacent, so watches with the same changes are one group, however many
+        prefixes they
+        have.
         """
         if len(changes) == 1:
             watchers = [each for prefix in self._watched(changes[0].key, -1) for each in self.by_prefix[prefix]]
             return [(tuple(watchers), tuple(changes))] if watchers else []
         order = sorted(range(len(changes)), key=lambda place: changes[place].key)
         stretches: dict[tuple[int, int], list[Watcher]] = {}
-        begun: list[tuple[str, int]] = []  # watched prefixes of a key, the shortest first, and since which key they are
+        # watched prefixes of a key, the shortest first, and the index of the first key below each
+        begun: list[tuple[str, int]] = []
         for at in range(len(order) + 1):
             key = changes[order[at]].key if at < len(order) else None
             while begun and (key is None or not key.startswith(begun[-1][0])):
@@ -168,10 +173,9 @@ class Watches:
         ]
 
     def _watched(self, key: str, beyond: int) -> list[str]:
-        """The watched prefixes of a key that are longer than so many characters, the shortest first."""
         found = []
         group = self._group_of(key)
-        # A prefix that belongs to no group begins a key of one only if it is no longer than the group's name.
+        # A prefix without a group is no longer than the name of the group of any key below it.
         for lengths, longest in (
             (self._sorted_lengths.get("", ()), len(key if group is None else group)),
             (self._sorted_lengths.get(group, ()) if group else (), len(key)),
@@ -189,26 +193,25 @@ class History:
     """The latest changes, one entry per revision, bounded by bytes.
 
     Attributes:
-        bytes: What they cost to keep.
         compacted: The last revision that is no longer kept.
     """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._revisions: list[tuple[Change, ...]] = []  # those before `_first` are forgotten, and swept out in heaps
+        self._revisions: list[tuple[Change, ...]] = []  # entries before `_first` are freed, and swept in batches
         self._first = 0
-        self._sizes: deque[int] = deque()  # what each of those that are kept costs
+        self._sizes: deque[int] = deque()  # the bytes of each kept revision
         self.bytes: int = 0
         self.compacted: int = 0
 
     def restore(self, saved: Iterable[tuple[Event, ...]], *, compacted: int) -> None:
-        """Take up the history of an earlier life of this store: every revision after `compacted`."""
+        """Restore the saved history: every revision after `compacted`."""
         self.compacted = compacted
         for events in saved:
             self.append(events)
 
     def append(self, changes: tuple[Change, ...]) -> None:
-        """Remember the changes of one revision, forgetting the oldest as room demands."""
+        """Append the changes of one revision; free the oldest if the limit requires it."""
         self._revisions.append(changes)
         size = event_bytes(changes[0]) if len(changes) == 1 else sum(map(event_bytes, changes))
         self._sizes.append(size)
@@ -225,12 +228,11 @@ class History:
     def page(
         self, revision: int, prefix: str, *, most: int, bytes_max: int
     ) -> tuple[list[tuple[Event, ...]], int] | None:
-        """Changes under `prefix` from `revision` on, one tuple per revision, and from which one on to look next.
+        """Return the changes under `prefix` from `revision` on, one tuple per revision, and the next revision.
 
-        None if some of them are gone. No more than `most` revisions are looked at, and of what is found not much more
-        than `bytes_max` is given.
+        None if some are gone. At most `most` revisions are looked at, and not much more than `bytes_max` is returned.
         """
-        revision = max(revision, 1)  # 0 and below: from the beginning on
+        revision = max(revision, 1)  # 0 and below: from the beginning
         if revision <= self.compacted:
             return None
         at = self._first + revision - self.compacted - 1  # revisions have no gaps, so this is an index
