@@ -1,13 +1,13 @@
-"""Shell: what peers ask: requests are carried out in turns, and what they mean to others is told (`telling`).
+"""Shell: carries out the requests of peers in turns, and has `telling` send the results.
 
 The hot path is plain asyncio: bytes arrive in one buffer that all peers share, `connection` cuts them into requests,
-`engine` applies them, and what is to be said is queued with each peer and written once per batch. From the first byte
-of a request to the queueing of everything it causes there is no `await`: nothing slips between a change and its
-announcement.
+`engine` applies them, and answers are queued per peer and written once per batch. From the first byte of a request to
+the
+queueing of all its results there is no `await`, so a change and its announcement are one step.
 
-What one peer asks is carried out for as long as a turn lasts; what is left of it stands in a ring (`turns`), so that
-others wait for milliseconds, whatever it is (S11). While the replies to a peer pile up, its requests are not carried
-out, also those that were read already: a packet full of requests may ask for gigabytes of answers.
+A peer is served for one turn; the rest of its requests waits in a ring (`turns`), so that others wait for milliseconds
+(S11). While answers to a peer pile up, its requests wait, those that were read included: one packet of requests may ask
+for gigabytes.
 """
 
 from __future__ import annotations
@@ -43,25 +43,16 @@ __all__ = ["Conversations"]
 log: logging.Logger = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 256 * 1024  # one buffer for all peers; larger frames are put together from pieces
-SLOW = 0.05  # seconds of one request that the log has a line for
+SLOW = 0.05  # seconds of one request that are logged
 SLOW_LINE = "%s: its request %s took %d ms, which held others up"
 
 
 class Conversations:
-    """All peers of a server, from the first byte of a request to the last of what it causes.
-
-    Args:
-        peers: Everybody who was taken in; and the store, with what is to be written down before it is said.
-        reception: Who takes them in.
-        clock: The server's.
-        stopwatch: What tells how long turns take; the clock of a test may stand still meanwhile.
-        figures: What `stats()` shows.
+    """All peers of a server, and their requests. Pauses are on `clock`, turns on `stopwatch`, which tests do not stop.
 
     Attributes:
-        telling: What peers are told.
-        buffer: Where bytes arrive, whoever sends them.
-        bytes_in: How many have.
-        on_request: Told of each request that was begun: its kind, "ok" or how it failed, and how long that took.
+        buffer: Where the bytes of all peers arrive.
+        on_request: Called after each request: its kind, "ok" or the error, and its seconds.
     """
 
     def __init__(
@@ -83,7 +74,8 @@ class Conversations:
         self._turns: Turns[Peer] = Turns()
         self._pass_comes = False
         self.telling: Telling = Telling(peers, stopwatch=stopwatch, have_pass=self._have_pass)
-        self._slowed: dict[Peer, None] = {}  # peers that are not read until the disk has taken more, or they are told
+        # peers that are not read until the disk or their notifications have caught up
+        self._slowed: dict[Peer, None] = {}
         self._for_disk: OrderedDict[Peer, None] = OrderedDict()  # peers whose next request waits for room in a group
         self.buffer: memoryview[int] = memoryview(bytearray(RECEIVE_BYTES))
         self.bytes_in: int = 0
@@ -92,11 +84,11 @@ class Conversations:
     # ------------------------------------------------------------------------------------------ called by peers
 
     def accepted(self, peer: Peer) -> None:
-        """A connection was made."""
+        """Handle a new connection."""
         self._reception.accepted(peer)
 
     def lost(self, peer: Peer) -> None:
-        """A connection has ended."""
+        """Handle the end of a connection."""
         self.telling.forget(peer)
         self._slowed.pop(peer, None)
         self._for_disk.pop(peer, None)
@@ -106,13 +98,13 @@ class Conversations:
             self._have_pass()
 
     def received(self, peer: Peer, size: int) -> None:
-        """So many bytes have come into the buffer. No await here: a change and its announcements are one step."""
+        """Handle bytes in the buffer, without await: a change and its announcements are one step."""
         self.bytes_in += size
         peer.received_at = now = self._clock()
         if self._durability.leaving:
-            return  # the journal takes its last group: what came after that could not be answered any more
+            return  # the journal writes its last group: later requests could not be answered
         assert peer.unread is None, "a peer is not read while its requests wait"
-        data = bytes(self.buffer[:size])  # what is left of it may wait for its turn; the buffer is everybody's
+        data = bytes(self.buffer[:size])  # it may wait for a turn, and the buffer is shared
         if self._pass_comes and (self._busy or self.telling.owes_much(peer.id)):
             peer.unread = peer.connection.receive(data)
         elif not self._done_at_once(peer, data, now):
@@ -127,7 +119,7 @@ class Conversations:
             self._slow_down(peer)
 
     def read_on(self, peer: Peer) -> None:
-        """Carry out what was read of a peer, and read it again, if the disk does not keep it from that."""
+        """Carry out the pending requests of a peer, and read it again, if the disk allows that."""
         behind = self._durability.behind
         if peer.outbox.held and (peer.outbox.bytes > PIECE_BYTES or behind):
             return
@@ -140,15 +132,15 @@ class Conversations:
             peer.resume_reading(self._clock())
 
     def write_later(self, peer: Peer) -> None:
-        """Write more of what a peer is to be sent once others have been written to."""
+        """Write more to a peer after others."""
         self.telling.write_later(peer)
 
     # ------------------------------------------------------------------------------------------ turns
 
     def _done_at_once(self, peer: Peer, data: bytes, now: float) -> bool:
-        """Carry out the one request that has come, if it is one and no more; whether nothing is left to be done.
+        """Carry out the only request that has arrived; return False if there is more to do.
 
-        That is what one caller at a time sends, and most do.
+        The fast path of most callers, which send one request at a time.
         """
         began = self._stopwatch()
         try:
@@ -161,7 +153,7 @@ class Conversations:
             return True
         finally:
             if self.telling.dirty:
-                self.telling.flush()  # whatever happened: what was announced is told
+                self.telling.flush()  # also after an error: announcements must be sent
             took = self._stopwatch() - began
             self._count_time(took)
         if took > SLOW or self.on_request is not None:
@@ -169,7 +161,6 @@ class Conversations:
         return peer.work is None
 
     def _go_on(self, peer: Peer) -> None:
-        """Carry out what a peer has asked, in its turn, while its outbox has room for the answers. No await here."""
         if self._durability.leaving or peer.unread is None or peer in self._turns or peer in self._for_disk:
             return
         if self.telling.owes_much(peer.id):
@@ -186,11 +177,11 @@ class Conversations:
         except ProtocolError as error:
             self._peers.hang_up(peer, Sorry("protocol", str(error)))
         finally:
-            self.telling.flush()  # whatever happened: what was announced is told
+            self.telling.flush()  # also after an error: announcements must be sent
             self._count_time(self._stopwatch() - began)
 
     def _take_turn(self, peer: Peer, began: float) -> None:
-        """Carry out what a peer has asked until its turn is over, its outbox is full, or nothing is left."""
+        """Carry out requests of a peer until its turn is over, its outbox is full, or none is left."""
         until = began + self._turns.length
         now = self._clock()
         assert peer.unread is not None, "whose turn it is has asked something"
@@ -241,7 +232,7 @@ class Conversations:
 
     @property
     def _busy(self) -> bool:
-        """Whether enough is done in this pass, or is still to be told."""
+        """Return True if this pass has used its time, or notifications are behind."""
         return self._turns.over or self.telling.behind
 
     def _wait_for_turn(self, peer: Peer, *, used: bool) -> None:
@@ -250,23 +241,22 @@ class Conversations:
         self._have_pass()
 
     def _slow_down(self, peer: Peer) -> None:
-        """Read a peer no further until the disk has taken more, or the peer has been told what it watches."""
+        """Stop reading a peer until the disk or its notifications have caught up."""
         peer.pause_reading()
         self._slowed[peer] = None
 
     def _count_time(self, seconds: float) -> None:
         self._turns.spent += seconds
-        if self._turns.spent > TURN:  # less of it is not worth one more pass of the loop
+        if self._turns.spent > TURN:  # a shorter rest is not worth another pass of the loop
             self._have_pass()
 
     def _have_pass(self) -> None:
-        """Have the next pass of the loop begin with those whose turn it is."""
+        """Begin the next pass of the loop with turns."""
         if not self._pass_comes:
             self._pass_comes = True
             asyncio.get_running_loop().call_soon(self._begin_pass)
 
     def _begin_pass(self) -> None:
-        """Let those in the ring have their turns, until it is time to look at the sockets again."""
         self._pass_comes = False
         self._turns.spent = 0.0
         if self.telling.goes_on:
@@ -285,16 +275,15 @@ class Conversations:
             self._have_pass()
 
     async def hear_newcomers(self) -> None:
-        """Wait until all have had a turn who have come to the ring before now."""
+        """Wait until all peers that are in the ring now have had a turn."""
         came = self._turns.came
         while self._turns.waits(came):
-            await anyio.lowlevel.checkpoint()  # each pass of the loop begins with turns, while anybody waits for one
+            await anyio.lowlevel.checkpoint()  # each pass of the loop begins with turns while any peer waits
 
     def unheard(self, now: float) -> dict[int, float]:
-        """Peers that may have sent what is not carried out yet, or not even read, for reasons that are not theirs.
+        """Return the peers whose requests are delayed by the server, with the longest delay in seconds.
 
-        They wait for a turn or for the disk, each for so many seconds at most. Who does not read what it is told is not
-        among them.
+        They wait for a turn or for the disk. Peers that do not read their answers are not included.
         """
         waiting = chain(self._turns, self._slowed, self._for_disk, self.telling.holding())
         return {peer.id: peer.waiting_for(now) for peer in waiting if peer.reading_paused}
@@ -304,7 +293,7 @@ class Conversations:
     def _apply(
         self, peer: Peer, asked: tuple[int, int, Request[Any]], now: float, *, alone: bool = False
     ) -> Response | None:
-        """Carry out one request; what it is answered with, None if that is still to come."""
+        """Carry out one request; return the response, or None if it follows later."""
         engine = self._durability.engine
         request_id, acknowledged, request = asked
         response, deliveries, work = engine.apply(request, peer.id, request_id, acknowledged, now)
@@ -327,7 +316,6 @@ class Conversations:
         return response
 
     def _go_on_with(self, peer: Peer, work: Work) -> None:
-        """Do one more step of a request that takes several."""
         applied = self._durability.engine.go_on(work)
         peer.work = applied.work
         if applied.response is not None:
@@ -335,7 +323,7 @@ class Conversations:
         self.telling.deliver(applied.deliveries, opening=True)
 
     def _note(self, peer: Peer, request: Request[Any], response: Response | None, took: float) -> None:
-        """Tell who wants to know of each request, and the log if it took long to decode and to carry out."""
+        """Report a request to its observer, and log a slow one."""
         if self.on_request is not None:
             asked = request.request if isinstance(request, Guarded) else request
             outcome = response.kind.name.lower() if isinstance(response, Failed) else "ok"
@@ -346,7 +334,7 @@ class Conversations:
     # ------------------------------------------------------------------------------------------ what waits for the disk
 
     def became_durable(self, number: int) -> None:
-        """Let go of the frames that waited for this, and read those again who were not read meanwhile."""
+        """Release the frames that waited for this number, and read paused peers again."""
         self.telling.release(number)
         self._read_slowed()
         if self._for_disk:

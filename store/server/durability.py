@@ -1,15 +1,13 @@
-"""Shell: what a server does waits for its disk here, and goes back to what is on it if the disk takes nothing (S3).
+"""Shell: delays replies until the disk has the changes, and returns to the disk's state if a write fails (S3).
 
-Whatever a step led to is handed to the journal before anything is said, and what is said waits until the journal
-reports that step durable; `unwritten` knows what waits for which. Reports come from the journal's thread, and are
-handed over to the event loop's.
+Each step is handed to the journal before its replies, which wait until the journal's thread reports it durable;
+`unwritten`
+knows which replies wait for which step. A store in memory has no journal, and no reply waits.
 
-If the journal cannot write, nothing of what it could not write has been said: the server goes back to what is on disk,
-drops its connections (their clients come back, and ask again what was not answered), refuses writes, and tries once a
-second to write again. On a full disk it goes on with deletes. If it is not even known what is on disk, since an fsync
-failed, it takes in nobody until it is.
-
-A store in memory has no journal, and nothing waits.
+If the journal cannot write, no reply of the lost steps was sent: the server reloads the disk's state, drops its
+connections
+(clients reconnect and repeat unanswered requests), refuses writes, and retries each second. On a full disk, deletes
+continue. After a failed fsync even the disk's state is unknown: no client is accepted until it is known.
 """
 
 from __future__ import annotations
@@ -35,31 +33,29 @@ __all__ = ["STOP_WITHIN", "Durability"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
-STOP_WITHIN = 3.0  # seconds for the disk to take the last group
-SMALL = (Get, Put, Create, CompareAndSet, Delete, Add, Grant)  # what may be: the rest may change much at once
+STOP_WITHIN = 3.0  # seconds for the last group to reach the disk
+SMALL = (Get, Put, Create, CompareAndSet, Delete, Add, Grant)  # quick to write; the others may change much at once
 SMALL_OPERATIONS, SMALL_BYTES = 16, 16 * 1024
 NO_RESERVE = "its disk has less than the 8 MiB that are kept back for them"
-TRY_AGAIN_AFTER = 1.0  # seconds between looks at a disk that took nothing, or has only room for deletes
+TRY_AGAIN_AFTER = 1.0  # seconds between tries on a disk that failed, or has only room for deletes
 
 
 class Durability:
-    """The store, its journal, and what waits for that.
+    """The store, its journal, and replies that wait for it.
 
     Args:
         engine: The store.
-        journal: What writes it down; None if it is in memory only.
+        journal: None for a store in memory.
         clock: The server's.
-        in_thread: Where the disk is waited for.
-        on_durable: Told that everything up to this number is on disk: what waited for it may be said.
-        on_restored: Told of the store that is served from now on, since it is what is on disk.
-        cut: Cuts every connection, at once.
-        ended: Told of a task that has ended; if with an error, what is on disk cannot be read, or it is a defect.
+        in_thread: Runs a function that waits for the disk.
+        on_durable: Called when everything up to this number is on disk.
+        on_restored: Called with the store that was read back from the disk.
+        cut: Closes every connection at once.
+        ended: Called with each task that ended; its error is unreadable data, or a defect.
 
     Attributes:
-        engine: The store; another one, once it has been read from its disk again.
-        journal: As given.
-        unwritten: What is not on disk yet.
-        leaving: Nothing more is taken on: the journal takes its last group.
+        engine: The current store; replaced when it was read back from the disk.
+        leaving: True once the journal takes its last group.
     """
 
     def __init__(
@@ -84,11 +80,11 @@ class Durability:
         self.unwritten: Unwritten = Unwritten(durable=0, revision=engine.revision)
         self._probing: asyncio.Task[None] | None = None
         self.leaving: bool = False
-        self._goes_back = False  # the store is being read from its disk, and nobody is told anything meanwhile
+        self._goes_back = False  # the store is being read back, and no reply is sent
 
     @property
     def behind(self) -> bool:
-        """Whether so much has been done that is not on disk yet that no more is to be taken on."""
+        """True if so much is not on disk yet that requests must wait."""
         return self.unwritten.bytes > self._limits.journal_bytes_max
 
     @property
@@ -97,15 +93,14 @@ class Durability:
         return self.journal is not None and self.unwritten.bytes >= 2 * self.journal.group_bytes
 
     def must_wait(self, request: Request[Any], *, has_more: bool) -> bool:
-        """Return whether a request must wait until the disk has taken more.
+        """Return whether a request must wait for the disk; `has_more` says that the peer has changes on the way to it.
 
-        All peers fill the groups in turns. A peer that has nothing on its way to the disk yet may add something small
-        at any time. `has_more` says whether the peer has.
+        All peers fill the groups in turns, but a peer without such changes may add something small at any time.
         """
         return self.is_full and mutates(request) and (has_more or not _is_small(request))
 
     def refusal(self) -> str | None:
-        """Why nobody can be told anything now, if so."""
+        """The reason why no peer can be accepted now, or None."""
         if self._goes_back:
             return f"the store is read from its disk again: {self.engine.read_only}"
         if self.journal is not None and self.journal.in_doubt:
@@ -113,20 +108,20 @@ class Durability:
         return None
 
     def record(self) -> None:
-        """Hand what has just been done to the journal, before anything is said of it."""
+        """Hand the last steps to the journal, before their replies."""
         if self.journal is not None and self.engine.read_only is None and not self.leaving:
             facts = self.engine.take_facts()
             if facts is not None:
                 self.unwritten.append(self.journal.append(facts), facts)
 
     def start(self) -> None:
-        """Have the journal write from now on."""
+        """Start the journal's writer."""
         if self.journal is None:
             return
         loop = asyncio.get_running_loop()
 
         def report(what: Callable[[Any], None], how: object) -> None:
-            with contextlib.suppress(RuntimeError):  # a disk that hung, and came back when the loop had gone
+            with contextlib.suppress(RuntimeError):  # a disk that hung, and returned after the loop had ended
                 loop.call_soon_threadsafe(what, how)
 
         self.unwritten.written(self.journal.appended)
@@ -139,28 +134,28 @@ class Durability:
             self._probing.add_done_callback(self._ended)
 
     async def stop(self) -> None:
-        """Make durable what is pending, and let its frames go; nothing more is taken on by now."""
+        """Make pending changes durable and release their frames; no request follows."""
         self.leaving = True
         journal = self.journal
         if journal is not None:
             if self._probing is not None:
                 self._probing.cancel()
                 await asyncio.wait([self._probing])
-            # Its last reports are in the loop before this returns.
+            # The loop handles the last reports before this returns.
             if not await self._in_thread(lambda: journal.stop(within=STOP_WITHIN)):
-                self._cut()  # what is held may not be said, and whatever else comes after it
+                self._cut()  # held frames must not be sent, nor any after them
 
     def _became_durable(self, number: int) -> None:
         self.unwritten.written(number)
         self._on_durable(number)
 
     def _cannot_write(self, reason: str) -> None:
-        """Go back to what is on disk: of what was done since, nobody has been told anything."""
+        """Return to the disk's state: no reply to later changes was sent."""
         assert self.journal is not None
-        # In doubt, what is read back may be gone after a crash, or what is not may be there: nobody is told either.
+        # In doubt, a crash may lose or keep the last group, so no state may be told.
         what = "takes in nobody, since what is on disk is in doubt," if self.journal.in_doubt else "refuses writes"
         log.error("store %s cannot write: %s; it %s until it can", self.engine.store_id, reason, what)
-        self.engine.read_only = f"the disk does not take it ({reason})"  # and so nothing more of it is recorded
+        self.engine.read_only = f"the disk does not take it ({reason})"  # so nothing more of it is recorded
         self._goes_back = True
         self._cut()
         if self.leaving:
@@ -171,9 +166,9 @@ class Durability:
         self._probing.add_done_callback(self._ended)
 
     async def _go_back(self, journal: Journal, why: str) -> None:
-        """Serve what is on disk, and take writes again as soon as the disk does.
+        """Serve the disk's state, and accept writes when the disk does.
 
-        It is read in a thread: that may take seconds, in which newcomers are told to come again.
+        Reading in a thread may take seconds; newcomers are told to try again.
         """
         engine = await self._in_thread(lambda: Engine.restore(journal.load(), limits=self._limits, now=self._clock()))
         engine.read_only = why
@@ -181,21 +176,22 @@ class Durability:
         self._goes_back = False
         self.unwritten = Unwritten(durable=journal.appended, revision=engine.revision)
         self._on_restored(engine)
-        if not journal.answered:  # else who caused it is told so by a reply that is kept: the disk takes all else
+        if not journal.answered:  # else the reply that is kept names the error, and the disk accepts the rest
             if not journal.only_deletes:
                 await anyio.sleep(TRY_AGAIN_AFTER)
-            while not await self._in_thread(journal.try_again):  # noqa: ASYNC110 - a disk tells nobody
+            while not await self._in_thread(journal.try_again):  # noqa: ASYNC110 - a disk sends no notification
                 await anyio.sleep(TRY_AGAIN_AFTER)
         engine.read_only = None
         self.start()
-        self.record()  # sessions that were opened meanwhile
+        self.record()  # sessions opened meanwhile
         await self._wait_for_room(journal, why)
 
     async def _wait_for_room(self, journal: Journal, why: str) -> None:
-        """Refuse all but deletes, then large writes, for as long as the disk has no room for more.
+        """Refuse all but deletes, then large writes, until the disk has room for more.
 
-        All but deletes for a second at least: the client of a write that failed comes back and asks again. Else the
-        same write would fail again, with every connection dropped, and so on until its client gives up.
+        All but deletes for a second at least. Else the client of the failed write repeats it, and every connection is
+        dropped
+        again.
         """
         engine = self.engine
         if journal.only_deletes:
@@ -212,7 +208,6 @@ class Durability:
 
 
 def _is_small(request: Request[Any]) -> bool:
-    """Return whether a mutation is written in much less time than a group may take, whatever it meets in the store."""
     if isinstance(request, Guarded):
         request = request.request
     operations = (*request.then, *request.otherwise) if isinstance(request, Transact) else (request,)

@@ -1,37 +1,36 @@
-"""Shell: what was applied, made durable: SQLite, one writer thread, group commit (promise S3).
+"""Shell: makes steps durable: SQLite, one writer thread, group commit (promise S3).
 
-The server appends the facts of each step and gets a sequence number; whatever it says from then on waits in the
-outboxes until that number is durable. The writer takes everything that has been appended meanwhile, writes it in one
-transaction, and reports the last number of it: while one fsync runs, the next group gathers, so that a hundred callers
-share one.
+The server appends the facts of each step and gets a sequence number; replies wait in the outboxes until that number is
+durable. The writer puts all appended facts into one transaction and reports its last number. While one fsync runs, the
+next
+group gathers, so that a hundred callers share one.
 
-SQLite runs in WAL mode with `synchronous=FULL` (https://sqlite.org/pragma.html#pragma_synchronous): a commit has
-reached the disk when it returns. A lock file keeps a second server out; another version's file is refused, or carried
-over; a damaged one is reported, and never emptied, nor changed in any byte: it is opened for writing only once all of
-it has been read. Three things tell damage: the checksum of each row (`rows`), frames of SQLite's log beyond those that
-it reads (`wal`), and the number of the last durable group, which is kept beside the database (`Mark`), so that a log
-cut short or taken away is noticed, too, and so is an old copy in the store's place.
+SQLite runs in WAL mode with `synchronous=FULL` (https://sqlite.org/pragma.html#pragma_synchronous): a commit is on the
+disk when it returns. A lock file keeps a second server out. Another version's file is refused, or migrated. A damaged
+one is reported and never changed: it is opened for writing only after all of it has been read. Three things show
+damage:
+the checksum of each row (`rows`), frames of SQLite's log beyond those that it reads (`wal`), and the number of the last
+durable group in a file beside the database (`Mark`), which shows a log cut short or removed, and an old copy.
 
-When a write fails, the group is rolled back as a whole; what then happens depends on why:
+When a write fails, the group is rolled back as a whole. Then:
 
-- Somebody else holds SQLite's lock, a backup tool say: the writer waits for as long as that lasts.
-- SQLite would refuse the same rows again, since one is too large for it, say. The group is then written one step at a
-  time; of the step that cannot be written, its sender is told so, by the reply that is kept for it.
-- The disk is full. The log is emptied into the database, which takes what is in it once instead of many times. If that
-  is not enough, a group is written in halves, up to the step that does not fit, and the journal stops.
-- Otherwise, and then, the journal stops: nothing of the group was said to anybody yet, so the server can go back to
-  what is on disk (`load`) and refuse writes until `try_again` succeeds.
+- Another program, say a backup tool, holds SQLite's lock: the writer waits for it.
+- SQLite would refuse the same rows again, say one that is too large: the group is written step by step, and the step
+  that fails is answered with the error, by the reply that is kept for it.
+- The disk is full: SQLite's log is emptied into the database, which takes each page once. If that is not enough, a
+  group
+  is written in halves, up to the step that does not fit, and the journal stops.
+- Otherwise the journal stops. No reply of the group was sent, so the server can return to the disk's state (`load`) and
+  refuse writes until `try_again` succeeds.
 
-When it is the last step that fails, which is to make the group durable (fsync), nobody knows whether it is: the group
-is in the file as a whole, and a server that starts on it would find it there. Then the journal is `in_doubt`, and
-neither a state with that group nor one without it may be told to anybody until a later commit, written over it, is
-durable.
+If the fsync fails, the group may be durable or not: a server that starts on the file would find it there. The journal
+is
+`in_doubt`, and no state may be told until a later commit is durable.
 
-A full disk keeps no delete out. A group counts only if room is kept back (`Reserve`) for what the database must grow by
-to take in its log, with that group, and for the log of some deletes beside it (`_keep_room`). So the log can always be
-emptied, and deletes can be written: for them alone the room is given up.
-
-When there is nothing to write, the writer gives back what the file no longer needs, a slice at a time.
+A full disk still takes deletes. A group counts only if room is kept back (`Reserve`) for the growth of the database by
+its
+log, with that group, and for the log of some deletes (`_keep_room`). So the log can always be emptied. Only deletes may
+use that room. When there is nothing to write, the writer returns unused pages to the disk, a slice at a time.
 """
 
 from __future__ import annotations
@@ -71,73 +70,73 @@ __all__ = ["Journal", "Unwritable"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
-# A write that failed left a group without its end, which nobody reads; after all else, the group may be there whole.
+# A failed write left a group without its end, which is ignored; after other errors it may be whole.
 _WITHOUT_ITS_END = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
-MARGIN_BYTES = 1024 * 1024  # beside the reserve: what must be free again before more than deletes is taken
-# Of one group, or five times as long as a small one takes: a small write waits for the rest of a group and for its own.
+MARGIN_BYTES = 1024 * 1024  # beside the reserve: must be free before more than deletes is accepted
+# Of one group, or five times as long as a small one takes: a small write waits for the rest of one group and its own.
 GROUP_SECONDS = 0.02
 SMALL_GROUP_BYTES = 64 * 1024
-GROUP_BYTES = 1024 * 1024  # of the first groups; the time that they take tells how large the next ones may be
+GROUP_BYTES = 1024 * 1024  # of the first groups; their time gives the size of later ones
 GROUP_BYTES_LEAST, GROUP_BYTES_MOST = 16 * 1024, 64 * 1024 * 1024
-BUSY_SECONDS = 1.0  # between looks at whether the writer is to end while somebody else holds SQLite's lock
-LOG_BYTES = 4 * 1024 * 1024  # of SQLite's log, what is kept once it has been emptied: what it then grows to again
+BUSY_SECONDS = 1.0  # between checks for the end while another program holds SQLite's lock
+LOG_BYTES = 4 * 1024 * 1024  # of SQLite's log that stays after it was emptied
 PAGE_BYTES = 4096  # SQLite's default
-LONG_LOG_BYTES = 4 * LOG_BYTES  # what another program's reading makes of it ...
+LONG_LOG_BYTES = 4 * LOG_BYTES  # a log that another program's reading has lengthened ...
 LONG_LOG = (
     "%s is %d bytes long, and grows with each write, since another program reads the database all the while: end that "
     "program, a backup or a shell of SQLite"
 )
-GROUPS_LONG = 3  # ... if it stays so for so many groups
-IDLE_SECONDS = 1.0  # without anything to write before room is given back
-FREE_PAGES_KEPT = 1024  # 4 MiB, and a quarter of the file: they are about to be used again
-FREE_PAGES_AT_ONCE = 64  # some 50 ms in a file of a gigabyte, in which SQLite looks for each: a group waits for so long
-PAGES_WRITTEN_ANEW = 1024  # 4 MiB, some 100 ms: a file that holds no more than that is quicker written anew as a whole
+GROUPS_LONG = 3  # ... if it stays so for this many groups
+IDLE_SECONDS = 1.0  # without writes before room is given back
+FREE_PAGES_KEPT = 1024  # 4 MiB, and a quarter of the file: for reuse
+FREE_PAGES_AT_ONCE = 64  # some 50 ms in a file of a gigabyte, during which a group waits
+PAGES_WRITTEN_ANEW = 1024  # 4 MiB, some 100 ms: a file up to this size is rewritten as a whole
 
 
 class Unwritable(Exception):
-    """SQLite, or Python before it, refused a row for what is in it, and will again. Nothing of the group is there."""
+    """SQLite or Python refused a row for its content, and will again. Nothing of the group was written."""
 
 
 class Journal:
     """The durable half of a store; opened by one server at a time.
 
     Args:
-        directory: Where it lives; made if it is not there.
-        new_id: The identity of the store, should it be a new one.
+        directory: Its directory; created if missing.
+        new_id: The identity of a new store.
 
     Attributes:
-        appended: The number of the last facts appended.
-        commits: How many groups have been written.
-        commit_seconds: How long that has taken, all of it.
-        group_bytes: How much a group may hold, so that it is written in time.
-        log_bytes: How long SQLite's log is: much longer than `LOG_BYTES` only while another program reads the database.
-        in_doubt: Whether it is unknown if the last group is on disk.
-        only_deletes: Whether the disk is so full that only what takes something away may be appended.
-        answered: Whether the last failure is settled: whoever caused it is told so by a reply that is in the store now.
+        appended: The number of the last appended facts.
+        commits: The number of written groups.
+        commit_seconds: Their time.
+        group_bytes: The limit of a group that is written in time.
+        log_bytes: The size of SQLite's log; above `LOG_BYTES` for long only while another program reads the database.
+        in_doubt: True if the last group may be on disk or not.
+        only_deletes: True if the disk is so full that only deletes may be appended.
+        answered: True if the reply that is kept for the failed step names the error.
 
     Raises:
-        StoreUsageError: Another server has it, another version wrote it, it is damaged, or it cannot be used.
+        StoreUsageError: The directory is in use, of another version, damaged, or unusable.
     """
 
     group_bytes: int = GROUP_BYTES
-    _least_seconds = 0.0  # that a small group takes: what the disk takes for itself
+    _least_seconds = 0.0  # of a small group: the disk's own time
 
     def __init__(self, directory: str | os.PathLike[str], *, new_id: str) -> None:
         self._directory = Path(os.path.abspath(directory))  # the program may `chdir`
         self._path, self._log = self._directory / FILE, self._directory / f"{FILE}-wal"
         self._pid = os.getpid()
-        self._database: sqlite3.Connection | None = None  # for writing; opened when it has been read
+        self._database: sqlite3.Connection | None = None  # for writing; opened after it was read
         self._pending: list[Facts] = []
         self._wake = threading.Condition()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self._probing = threading.Lock()  # held while it is probed whether the disk takes anything
+        self._probing = threading.Lock()  # held during a probe of the disk
         self._closed = False
         self._mark, self._reserve = Mark(self._directory), Reserve(self._directory)
-        self._store_id, self._group = "", 0  # the number of the last group that is durable
-        self._untidy = True  # there may be room to be given back
+        self._store_id, self._group = "", 0  # the number of the last durable group
+        self._untidy = True  # there may be room to give back
         self._long_for = 0  # groups
-        self._grows = self._free_bytes = 0  # what the database must grow by; what it has for that already
+        self._grows = self._free_bytes = 0  # the growth of the database, and its free room
         self.appended: int = 0
         self.commits: int = 0
         self.commit_seconds: float = 0.0
@@ -146,7 +145,7 @@ class Journal:
         self.only_deletes: bool = False
         self.answered: bool = False
         self._lock_file = take_lock(Path(directory))
-        let_go_in_children(self, self._lock_file)  # or a forked child would keep the lock when this process is gone
+        let_go_in_children(self, self._lock_file)  # else a forked child would keep the lock
         try:
             with reporting(self._path):
                 if not self._path.exists():
@@ -158,7 +157,7 @@ class Journal:
                 except sqlite3.OperationalError:
                     if not is_full(self._path):
                         raise
-                    self._reserve.give_up()  # it is room for the index of SQLite's log, too
+                    self._reserve.give_up()  # SQLite's log index needs room, too
                     version = verify(self._directory)
                 if version != rows.FORMAT:
                     carry_over(self._path, version)
@@ -178,17 +177,18 @@ class Journal:
         database.execute("PRAGMA synchronous=FULL")
         database.execute("PRAGMA fullfsync=ON")  # macOS: fsync alone does not reach the platters
         database.execute(f"PRAGMA journal_size_limit={LOG_BYTES}")
-        database.execute("PRAGMA secure_delete=OFF")  # Debian's default writes zeros over what goes: twice the writing
+        # Debian's default overwrites deleted data with zeros: twice the writing
+        database.execute("PRAGMA secure_delete=OFF")
         return database
 
     def load(self) -> Saved:
-        """Everything that is durable. To be called before `start`, and while no writer runs.
+        """Return everything durable; call it before `start`, and without a running writer.
 
         Raises:
             StoreUsageError: It is damaged.
         """
         with self._wake:
-            self._pending.clear()  # it rests upon what was not written, and its server goes back to what was
+            self._pending.clear()  # it depends on lost writes, and the server returns to the disk's state
         with reporting(self._path):
             with contextlib.closing(self._open_to_read()) as database:
                 saved = rows.load(database)
@@ -200,7 +200,7 @@ class Journal:
     # ------------------------------------------------------------------------------------------ writing
 
     def append(self, facts: Facts) -> int:
-        """Have these facts written with the next group; their number. Never waits."""
+        """Add these facts to the next group, without waiting; return their number."""
         with self._wake:
             self.appended += 1
             self._pending.append(facts)
@@ -208,7 +208,7 @@ class Journal:
             return self.appended
 
     def start(self, *, on_durable: Callable[[int], None], on_failure: Callable[[str], None]) -> None:
-        """Start the writer thread, after `load`. Both callbacks come from it.
+        """Start the writer thread, after `load`; it calls both callbacks.
 
         Args:
             on_durable: Everything up to this number is durable.
@@ -222,7 +222,7 @@ class Journal:
         self._thread.start()
 
     def stop(self, *, within: float | None = None) -> bool:
-        """Write what is pending, and end the writer; False if a disk that hangs keeps it for longer than `within`."""
+        """Write pending facts and end the writer; return False if the disk hangs for longer than `within`."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -234,7 +234,7 @@ class Journal:
         return True
 
     def try_again(self) -> bool:
-        """After a failure: whether deletes can be written."""
+        """After a failure, return whether deletes can be written."""
         with self._probing:
             if self._closed:
                 return False
@@ -246,19 +246,19 @@ class Journal:
             return taken
 
     def has_room(self) -> bool:
-        """Whether more than deletes can be written again: others have made room, or what deletes have freed is back."""
+        """Return whether more than deletes can be written, now that others or deletes have made room."""
         least = max(RESERVE_BYTES, self._grows + DELETES_BYTES)
         if self.only_deletes and self._reserve.take(least + MARGIN_BYTES):
             self.only_deletes = not self._reserve.take(least)  # the margin is for others to use
         return not self.only_deletes
 
     def room(self) -> int:
-        """How many bytes a write may have: they come twice, as an entry and in the history, and first in the log."""
+        """The limit of a write in bytes: it is stored twice, as an entry and in the history, and first in the log."""
         free = free_bytes(self._directory)
         return min(free // 2, (free + self._free_bytes) // 4)
 
     def _probe(self) -> bool:
-        """Write something, and take it away again."""
+        """Write something, and remove it again."""
         assert self._database is not None, "it has been written to before"
         try:
             self._database.execute("BEGIN IMMEDIATE")
@@ -274,14 +274,15 @@ class Journal:
         return True
 
     def close(self, *, within: float | None = None) -> None:
-        """Write what is pending, and let go of the directory.
+        """Write pending facts, and release the directory.
 
-        If a disk that hangs keeps the writer for longer than `within`, it keeps the directory, too, for as long as this
-        process lives. In a forked child nothing is done: it has neither the writer nor the lock.
+        A disk that hangs for longer than `within` keeps the directory until the process ends. In a forked child nothing
+        is done:
+        it has neither the writer nor the lock.
         """
         if os.getpid() != self._pid:
             return
-        # A probe may hang like a write; the database is in its hands then.
+        # A probe that hangs uses the database.
         idle = self.stop(within=within) and self._probing.acquire(timeout=-1 if within is None else within)
         if not idle:
             log.error("%s cannot be written: changes that were not acknowledged are given up", self._directory)
@@ -294,17 +295,16 @@ class Journal:
         self._probing.release()
 
     def _write(self, on_durable: Callable[[int], None], on_failure: Callable[[str], None]) -> None:
-        """Write one group after the other, until nothing more is wanted, or one cannot be written."""
         while (taken := self._take_group()) is not None:
             try:
                 self._write_group(*taken, on_durable)
-            except Exception as error:  # noqa: BLE001 - whatever it is: a writer that is silently gone stops everybody
+            except Exception as error:  # noqa: BLE001 - any error: a writer that ends silently stops the server
                 self._judge(error)
                 on_failure(reason(error, self._path) if isinstance(error, sqlite3.Error) else str(error))
                 return
 
     def _take_group(self) -> tuple[list[Facts], int] | None:
-        """Wait for something to write, and tidy up meanwhile: what it is, and its last number; None once it is over."""
+        """Wait for facts, tidying up meanwhile; return them and their last number, or None at the end."""
         while True:
             with self._wake:
                 self._wake.wait_for(self._is_wanted, IDLE_SECONDS if self._untidy or self.only_deletes else None)
@@ -312,13 +312,13 @@ class Journal:
                     break
                 if self._stopping:
                     return None
-            self._untidy |= self.only_deletes  # what failed for want of room may have some now
+            self._untidy |= self.only_deletes  # a full disk may have room now
             while self._untidy and not self._is_wanted():
                 self._tidy_up()
         count = size = 0
-        for facts in self._pending.copy():  # measured while more may be appended
+        for facts in self._pending.copy():  # measured while others append
             size += facts.size
-            if count and size > self.group_bytes * 3 // 2:  # room for what is small and came when it was full
+            if count and size > self.group_bytes * 3 // 2:  # room for a small write that came when it was full
                 break
             count += 1
         with self._wake:
@@ -330,12 +330,12 @@ class Journal:
         return bool(self._pending) or self._stopping
 
     def _write_group(self, group: list[Facts], last: int, on_durable: Callable[[int], None]) -> None:
-        """Write a group; if it is refused for what is in it, or does not fit, in halves, up to the step to blame.
+        """Write a group; if its content is refused, or does not fit, write halves, up to the failing step.
 
-        What comes after that step may rest upon it: it is given up, and asked again by its senders.
+        Later steps may depend on that step: they are dropped, and their clients repeat them.
 
         Raises:
-            Unwritable: Not all of it could be written, and never will be.
+            Unwritable: A part of it can never be written.
             sqlite3.Error: It cannot be written now.
         """
         self.answered = False
@@ -356,7 +356,7 @@ class Journal:
         on_durable(last)
 
     def _commit_or_wait(self, group: list[Facts]) -> None:
-        """Write a group as soon as nobody else holds SQLite's lock, and there is room for it."""
+        """Write a group once SQLite's lock is free and there is room."""
         said = False
         remedies = iter((self._empty_log, partial(self._give_up_reserve, group)))
         while True:
@@ -374,11 +374,10 @@ class Journal:
                 return
 
     def _judge(self, error: Exception) -> None:
-        """Note what a failure leaves behind."""
         self._roll_back()
         self.only_deletes = _is(error, *_WITHOUT_ITS_END)
         if isinstance(error, sqlite3.Error):
-            # Those that Python raises, and not SQLite, have no code, and prove nothing.
+            # Python's own errors have no code, and prove nothing.
             code = getattr(error, "sqlite_errorcode", None)
             if code not in (*_WITHOUT_ITS_END, sqlite3.SQLITE_BUSY):
                 self.in_doubt = True
@@ -389,7 +388,7 @@ class Journal:
         """Write a group in one transaction.
 
         Raises:
-            Unwritable: It is refused for what is in it.
+            Unwritable: Its content is refused.
             sqlite3.Error: It could not be written now.
         """
         assert self._database is not None, "the writer runs on an open file"
@@ -408,13 +407,13 @@ class Journal:
         self.commit_seconds += took
         self._untidy = True
         self._long_for = self._long_for + 1 if self.log_bytes > LONG_LOG_BYTES else 0
-        if self._long_for == GROUPS_LONG:  # that of one large group begins anew with the next one
+        if self._long_for == GROUPS_LONG:  # one large group's log restarts with the next
             log.warning(LONG_LOG, self._log, self.log_bytes)
         self._mark.write(self._store_id, self._group)
         self._learn(sum(facts.size for facts in group), took)
 
     def _learn(self, size: int, took: float) -> None:
-        """Let the groups to come be as large as is written in time, as the last one tells."""
+        """Adapt the size of the next groups to the time of the last one."""
         if size <= SMALL_GROUP_BYTES:
             self._least_seconds += (took - self._least_seconds) / 8
         most = max(GROUP_SECONDS, 5 * self._least_seconds)
@@ -430,7 +429,7 @@ class Journal:
     # ------------------------------------------------------------------------------------------ room
 
     def _keep_room(self, beside: int) -> None:
-        """Refuse the transaction under way if its log could not be taken in, with so much room left beside that.
+        """Refuse the transaction if there is no room to empty its log and for `beside` bytes more.
 
         Raises:
             sqlite3.OperationalError: There is no room for that.
@@ -439,38 +438,38 @@ class Journal:
             raise _full()
 
     def _growth(self) -> int:
-        """How many bytes the database must grow by to take in its log, with the transaction under way."""
+        """Return by how many bytes the log, with the transaction under way, makes the database grow."""
         assert self._database is not None, "the writer runs on an open file"
         (pages,) = self._database.execute("PRAGMA page_count").fetchone()
         (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
         self._free_bytes = free * PAGE_BYTES
-        with contextlib.suppress(FileNotFoundError):  # a directory that was moved meanwhile is written to all the same
+        with contextlib.suppress(FileNotFoundError):  # a directory that was moved is still written to
             self._grows = max(pages * PAGE_BYTES - self._path.stat().st_size, 0)
             self.log_bytes = self._log.stat().st_size
         return self._grows
 
     def _empty_log(self) -> bool:
-        """Move what is in SQLite's log into the database, where each page is once; whether the log is empty now."""
+        """Move SQLite's log into the database, which holds each page once; return whether it is empty."""
         assert self._database is not None, "it has been written to before"
         for _ in range(2):
             with contextlib.suppress(sqlite3.Error):
                 (busy, *_) = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                 return not busy
-            self._reserve.give_up()  # the database has to grow for that: it was kept back for that, too
+            self._reserve.give_up()  # it is kept back for this growth, too
         return False
 
     def _give_up_reserve(self, group: list[Facts]) -> bool:
-        """Have deletes use the room that is kept back for them; False if there is more in the group."""
+        """Give deletes the room that is kept back for them; return False if the group has other changes."""
         may = self._may_use_reserve(group)
         if may:
-            self._reserve.give_up()  # what the database must grow by is taken again at the next try
+            self._reserve.give_up()  # the next try takes the room for growth again
         return may
 
     def _may_use_reserve(self, group: list[Facts]) -> bool:
         return self.only_deletes or all(facts.only_takes_away for facts in group)
 
     def _tidy_up(self) -> None:
-        """Give a slice of what the file does not need back to the disk; `_untidy` says whether there is more."""
+        """Give a slice of unused pages back to the disk; `_untidy` says whether there are more."""
         assert self._database is not None, "the writer runs on an open file"
         try:
             (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
@@ -485,10 +484,10 @@ class Journal:
             self._untidy = spare > FREE_PAGES_AT_ONCE and not anew
             full = self.log_bytes > (LOG_BYTES // 4 if self.only_deletes else LOG_BYTES)
             if (self.only_deletes and full) or (not self._untidy and (spare > 0 or full)):
-                self._database.execute("PRAGMA busy_timeout=0")  # whoever reads now is not to hold up the next group
+                self._database.execute("PRAGMA busy_timeout=0")  # a reader must not delay the next group
                 self._empty_log()
                 self._growth()
-        except (sqlite3.Error, OSError) as error:  # it is tried again after the next write
+        except (sqlite3.Error, OSError) as error:  # retried after the next write
             log.debug("%s could not be made smaller: %s", self._path, error)
             self._untidy = False
         finally:
@@ -502,6 +501,6 @@ def _full() -> sqlite3.OperationalError:
 
 
 def _is(error: Exception, *codes: int) -> bool:
-    """Whether an error is of one of these codes, or of a kind of it."""
+    """Return whether an error has one of these codes, or an extended code of one."""
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and (code in codes or code & 0xFF in codes)

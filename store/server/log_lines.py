@@ -1,10 +1,9 @@
-"""Pure: which lines about clients a log takes: complaints, and limits that are nearly reached.
+"""Pure: limits the log lines about clients: complaints, and limits that are nearly reached.
 
-Whoever can reach a port can make a server write a line as often as it can connect, thousands of times a second, and a
-full disk is what a durable server wants least. So lines about clients come out of a token bucket that fills again
-slowly; what it does not pay for is counted, and told with the next line.
-
-A limit is told of once, when 80 % of it are used up, and again only after it has been below 70 %.
+Any client could cause thousands of lines a second, which fill the disk. So these lines use a token bucket that refills
+slowly; suppressed lines are counted, and the next line names their number. A limit is logged once at 80 % of use, and
+again
+only after use was below 70 %.
 """
 
 from __future__ import annotations
@@ -21,18 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["LimitWarnings", "RationedLog"]
 
-AT_ONCE = 1000  # lines; a job of so many nodes that all have the wrong token is told of in full
+AT_ONCE = 1000  # lines; a job of this many nodes with a wrong token is logged in full
 PER_SECOND = 10.0  # lines after that: about 100 MB a day
-NEARLY = 0.8  # of a limit: from there on it is told of
-BELOW = 0.7  # of a limit: there it is no longer near
+NEARLY = 0.8  # of a limit: warn from here on
+BELOW = 0.7  # of a limit: below, it is no longer near
 
 
 class RationedLog:
-    """Writes lines about clients, as many as a log can bear.
-
-    Args:
-        clock: The server's.
-    """
+    """Writes a limited number of lines about clients."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -41,7 +36,7 @@ class RationedLog:
         self._unsaid = 0
 
     def write(self, log: logging.Logger, level: int, line: str, *args: Any) -> None:
-        """Write a line to this log, if there is one left; with it, how many there was none for before."""
+        """Write a line if the limit allows it, with the number of suppressed lines before it."""
         if not log.isEnabledFor(level):
             return
         now = self._clock()
@@ -58,18 +53,13 @@ class RationedLog:
 
 
 class LimitWarnings:
-    """The limits that have been told of."""
+    """The limits that were logged."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
 
     def look(self, figures: Mapping[str, object], groups: Groups) -> list[str]:
-        """The lines to log now.
-
-        Args:
-            figures: What `stats` shows, the limits included.
-            groups: What each group of keys takes.
-        """
+        """Return the lines to log now, by the `figures` of `stats` and the memory of groups."""
         shares = {limit: _number(figures[used]) / _number(figures[limit]) for limit, used in Limits.used_by().items()}
         near = {limit for limit, share in shares.items() if share > NEARLY}
         lines = [
@@ -88,7 +78,6 @@ def _number(figure: object) -> float:
 
 
 def _who(limit: str, groups: Groups) -> str:
-    """Name the group that holds most, where a limit is one on keys."""
     if limit not in ("keys_max", "stored_bytes_max"):
         return ""
     most = groups.largest(by_keys=limit == "keys_max")

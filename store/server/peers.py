@@ -1,9 +1,10 @@
-"""Shell: all peers of a server, what they hold together, and who pays when it is too much (promise S6).
+"""Shell: all peers of a server, their total memory, and the choice of peers to close at the limit (promise S6).
 
-A peer that reads too slowly fills only its own outbox. When all that the server holds is past `memory_bytes_max`,
-three are hung up on, whose clients come back and resume: who has most waiting for it; who has left a long listing
-unread for longest, for what is kept of earlier revisions; and who has taken up most, for longest, by frames that have
-come in part.
+A slow reader fills only its own outbox. Past `memory_bytes_max` the server closes three kinds of peers, which reconnect
+and
+resume: the one with the largest outbox; the reader of the oldest listing, which holds earlier revisions; and the one
+with the
+largest and oldest unfinished requests.
 """
 
 from __future__ import annotations
@@ -23,19 +24,12 @@ __all__ = ["Peers"]
 
 
 class Peers:
-    """All peers of a server, with what each room that deals with them asks for.
-
-    Args:
-        limits: What they may hold.
-        durability: The store, and what is held for the disk.
-        table: All connections, of which these are some, and where it is counted who is hung up on.
+    """All peers of a server.
 
     Attributes:
-        by_id: Those that have been taken in, by number.
-        durability: As given.
-        table: As given.
-        outboxes: Counted by the peers, as they queue and send.
-        inboxes: And as they receive.
+        by_id: The accepted peers, by number.
+        outboxes: The bytes to send.
+        inboxes: The received bytes that wait.
     """
 
     def __init__(self, limits: Limits, durability: Durability, table: Table) -> None:
@@ -45,30 +39,30 @@ class Peers:
         self.table = table
         self.outboxes: Budget = Budget()
         self.inboxes: Budget = Budget()
-        # What is kept back for them is theirs, whatever else is held: a store that is full must still be read from.
+        # Reserved, whatever else is held: a full store must stay readable.
         self.outboxes_kept_back: int = limits.outbox_bytes_max
 
     def hang_up(self, peer: Peer, sorry: Sorry) -> None:
-        """Cost a peer its connection, and nobody else anything (S7)."""
+        """Close a peer's connection, without effects on others (S7)."""
         if not peer.gone:
             self.table.turned_away("%s is disconnected: %s", peer.name, sorry.message)
             peer.refuse(sorry)
 
     def abort(self) -> None:
-        """Cut every connection, at once."""
+        """Close every connection at once."""
         for peer in list(self.by_id.values()):
             peer.abort()
 
     @property
     def held_bytes(self) -> int:
-        """What is held for connections and for the disk."""
+        """Return the bytes held for connections and for the disk."""
         return self.outboxes.bytes + self.inboxes.bytes + self.table.bytes + self.durability.unwritten.bytes
 
     @property
     def lasting_bytes(self) -> int:
-        """The same, without what is given up as soon as a request needs the room: more than is kept back for them.
+        """Return the same without what is freed when a request needs room: all beyond the reserved bytes.
 
-        Else a few who read nothing would fill the store, and every write of others would be refused for it.
+        Else a few slow readers would fill the store, and every write would be refused.
         """
         outboxes = min(self.outboxes.bytes, self.outboxes_kept_back)
         inboxes = min(self.inboxes.bytes, self._limits.frame_bytes_max)
@@ -76,14 +70,13 @@ class Peers:
 
     @property
     def outboxes_hold_too_much(self) -> bool:
-        """Whether somebody must be hung up on, unless what can be sent makes room."""
+        """Return whether a peer must be closed, unless sending makes room."""
         return self._is_too_much(self.outboxes.bytes, self.outboxes_kept_back)
 
     def make_room_in_outboxes(self) -> None:
-        """Let who is slowest pay for it.
+        """Close the slowest reader, not the peer that is notified now.
 
-        Not whoever is told something just now: that may be anybody, and a few who read nothing would cost all others
-        their watches.
+        That may be any peer, and a few slow readers would end all others' watches.
         """
         while self.outboxes_hold_too_much:
             slowest = max(self._there, key=lambda peer: peer.outbox.bytes, default=None)
@@ -97,9 +90,9 @@ class Peers:
             slowest.abort()
 
     def make_room_in_listings(self) -> None:
-        """Let who has left its listing unread for longest pay for what is kept of earlier revisions.
+        """Close the reader of the oldest listing if earlier revisions take too much.
 
-        It is looked at ten times a second: what is kept grows with others' writes, and not with what is told.
+        Called ten times a second: the kept revisions grow with others' writes.
         """
         engine = self.durability.engine
         if not self._is_too_much(engine.unread_bytes, self.outboxes_kept_back):
@@ -112,7 +105,7 @@ class Peers:
             peer.abort()
 
     def make_room_in_inboxes(self, now: float) -> None:
-        """What has come of unfinished requests takes too much: let who has held most of it for longest begin anew."""
+        """Close the peer that has held most bytes of unfinished requests for longest, if they take too much."""
         while self._is_too_much(self.inboxes.bytes, self._limits.frame_bytes_max):
             costliest = max(self._there, key=lambda peer: peer.inbox_cost(now))
             what = (
@@ -126,7 +119,7 @@ class Peers:
         return [peer for peer in self.by_id.values() if not peer.gone]
 
     def _is_too_much(self, held: int, kept_back: int) -> bool:
-        """Whether what is held of one sort is more than is kept back for it, and all memory together is too much."""
+        """Return whether both these bytes and all memory are past their limits."""
         return (
             held > kept_back and self.durability.engine.memory_bytes + self.held_bytes > self._limits.memory_bytes_max
         )

@@ -1,7 +1,4 @@
-"""Shell: which connections are taken in, which are refused or hung up on, and what becomes of their sessions.
-
-Whoever is hung up on costs nobody else anything, and the log one line, as long as it can bear that (promise S7).
-"""
+"""Shell: accepts or refuses connections, and opens and ends their sessions; a closed peer costs others nothing (S7)."""
 
 from __future__ import annotations
 
@@ -25,23 +22,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Reception"]
 
-HELD_MOST = 5.0  # seconds that a newcomer waits for a session; sooner than that a client does not come again, either
+HELD_MOST = 5.0  # seconds that a newcomer waits for a session; clients do not retry sooner, either
 SOON = 0.001  # seconds that a clock may be behind
 
 
 class Reception:
-    """Who is taken in, and who is not.
-
-    Args:
-        peers: Those who are, and their store.
-        token: What clients must prove to know, if anything.
-        clock: The server's.
+    """Accepts or refuses peers, by `token` if there is one.
 
     Attributes:
-        leaving: Nobody is taken in any more.
-        way_out: How the server ends once nobody needs it any more.
-        empty: Whether nobody is connected.
-        bytes_out: What was sent to those who have gone.
+        leaving: True if no peer is accepted any more.
+        way_out: Ends the server once no client is connected.
+        empty: Set while no peer is connected.
+        bytes_out: The bytes sent to closed peers.
     """
 
     def __init__(self, peers: Peers, *, token: bytes | None, clock: Callable[[], float]) -> None:
@@ -49,7 +41,7 @@ class Reception:
         self._by_id, self._durability, self._table = peers.by_id, peers.durability, peers.table
         self._token = token
         self._clock = clock
-        self._refuses = False  # connections, since the last one that was taken in
+        self._refuses = False  # connections, since the last accepted one
         self.leaving: bool = False
         self.way_out: WayOut = WayOut(self._is_alone)
         self.empty: asyncio.Event = asyncio.Event()
@@ -57,13 +49,13 @@ class Reception:
         self.bytes_out: int = 0
 
     def _is_alone(self) -> bool:
-        """Whether no client is connected but of this process; the first of the others answers it."""
+        """True if no client of another process is connected."""
         return all(peer.is_of_ours for peer in self._by_id.values())
 
     def accepted(self, peer: Peer) -> None:
-        """A connection was made."""
+        """Handle a new connection."""
         engine, table = self._durability.engine, self._table
-        nonce = os.urandom(16)  # as `secrets.token_bytes`, which takes twice as long to ask for them
+        nonce = os.urandom(16)  # as `secrets.token_bytes`, in half the time
         peer.connection = ServerConnection(
             store_id=engine.store_id, nonce=nonce, token=self._token, limits=engine.limits
         )
@@ -90,7 +82,7 @@ class Reception:
         peer.flush()
 
     def take_in(self, peer: Peer, hello: Hello, welcome: Callable[[Peer, bytes], None]) -> None:
-        """Open the session of a peer that has said hello, and proven what is wanted, and say its welcome."""
+        """Open the session of an authenticated peer, and send its welcome."""
         if peer.gone:
             return
         engine = self._durability.engine
@@ -107,8 +99,8 @@ class Reception:
         session, previous = opened
         replaced = None if previous is None else self._by_id.get(previous)
         if replaced is not None:
-            # The client came back before its old connection was seen to end; it renews its leases on the new one. At
-            # once: what waits there is for nobody, and a network that was cut would take it for half a minute more.
+            # The client came back before its old connection ended; it renews its leases on the new one. At once: a cut
+            # network would delay the close by half a minute, and its queue has no reader.
             replaced.abort()
         self._table.proved(peer)
         durable = self._durability.journal is not None
@@ -118,7 +110,7 @@ class Reception:
         )
 
     def lost(self, peer: Peer) -> None:
-        """A connection has ended."""
+        """Handle the end of a connection."""
         if self._by_id.pop(peer.id, None) is None:
             return
         self._table.went(peer)

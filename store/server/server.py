@@ -1,8 +1,10 @@
-"""Shell: a store that is being served: what its parts are, what is done from time to time, and the way down.
+"""Shell: a served store: its parts, its periodic work, and its shutdown.
 
-Who is taken in is for `reception` to say; what peers ask is carried out in `conversations`, and what they are told is
-in `telling`; what waits for the disk is in `durability`; what all of them may hold in `peers`. Leases lapse after the
-sockets have been read once more, and what was read has had its turn: a keep-alive that has arrived always counts (S5).
+`reception` accepts peers, `conversations` carries out their requests, `telling` sends the results, `durability` waits
+for
+the disk, and `peers` limits memory. Leases lapse only after the sockets were read once more and those requests had
+their
+turn: a keep-alive that has arrived always counts (S5).
 """
 
 from __future__ import annotations
@@ -55,22 +57,22 @@ __all__ = ["Server", "serve"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
-WARN_EVERY = 5.0  # seconds; how late it may be noticed that a limit is near
-LOOK_EVERY = 0.1  # seconds; how late a lease may lapse, and a third of what counts as a stall
-LOOK_LEAST = 0.001  # seconds; a lease due in less than a clock can tell apart would be looked at for ever
+WARN_EVERY = 5.0  # seconds between checks of the limits
+LOOK_EVERY = 0.1  # seconds; how late a lease may lapse, and a third of a stall
+LOOK_LEAST = 0.001  # seconds; a shorter time may be below the clock's resolution, and repeat for ever
 SPARE_FILES = 64  # for the rest of the process
 SPEAKS_TLS = Sorry("protocol", "this port speaks TLS, and the client does not: use tcps:// and the server's authority")
 
 
 class Server:
-    """A store that is being served; made by `store.serve`.
+    """A served store; made by `store.serve`.
 
     Attributes:
         host: The address it listens on.
         port: The port it listens on.
         store_id: The store's random identity.
-        table: For what is served beside it: all connections, those included that are no conversations yet.
-        way_out: For who serves it in another thread: how it ends once nobody needs it any more.
+        table: All connections, of other services, too.
+        way_out: Ends a server in another thread once no client is connected.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Server:
         self._on_failure: list[Callable[[], None]] = []
         self._timer: asyncio.Task[None] | None = None
         self.table: Table = Table(engine.limits, clock)
-        # On virtual time there are no threads, and its clock stands still while requests are carried out.
+        # On virtual time there are no threads, and its clock stands still during requests.
         self._durability = Durability(
             engine,
             journal,
@@ -122,27 +124,23 @@ class Server:
 
     @property
     def _engine(self) -> Engine:
-        """The store; another one, once it has been read from its disk again."""
+        """The store; replaced when it was read back from the disk."""
         return self._durability.engine
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
+        """The address for clients."""
         everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared, not bound
         host = everywhere.get(self.host, self.host)
         return str(Address(host=host, port=self.port, secure=self._secure))
 
     @property
     def connections(self) -> int:
-        """How many clients are connected now."""
+        """The number of connected clients."""
         return len(self._peers.by_id)
 
     def protocol(self, *, is_of_ours: bool = False) -> Peer:
-        """A protocol object for a connection that has been accepted.
-
-        Args:
-            is_of_ours: It is of this very process, and keeps no server from ending.
-        """
+        """Return a protocol for an accepted connection; if `is_of_ours`, it does not keep the server running."""
         self._last_peer += 1
         return Peer(
             self._conversations,
@@ -153,11 +151,10 @@ class Server:
         )
 
     def _protocol_over(self, tls: ssl.SSLContext) -> TlsLayer:
-        """The same, for a connection that speaks TLS."""
         return TlsLayer(self.protocol(), tls, self.table, farewell=wire.encode_sorry(SPEAKS_TLS))
 
     def figures(self) -> dict[str, Any]:
-        """The counters that `stats()` shows."""
+        """Return the counters of `stats()`."""
         journal = self._durability.journal
         return {
             **self._engine.figures(),
@@ -180,24 +177,23 @@ class Server:
         }
 
     def _restored(self, engine: Engine) -> None:
-        """This store is served from now on: it is what is on disk."""
         engine.count_elsewhere(lambda: self._peers.lasting_bytes)
 
     def on_request(self, callback: Callable[[str, str, float], None]) -> None:
-        """Call back with each request that was begun: its kind, "ok" or how it failed, and how long that took."""
+        """Call back after each request: its kind, "ok" or the error, and its seconds."""
         self._conversations.on_request = callback
 
     # ------------------------------------------------------------------------------------------ time
 
     def begin(self) -> None:
-        """Have the journal write from now on, and leases lapse, until `leave`."""
+        """Start the journal and the lapse of leases, until `leave`."""
         self.way_out.open(asyncio.get_running_loop())
         self._durability.start()
         self._timer = asyncio.create_task(self._keep_time(), name=f"timer of store {self.store_id}")
         self._timer.add_done_callback(self._timer_ended)
 
     async def _keep_time(self) -> None:
-        """Do what is to be done from time to time, for as long as the server runs: let leases lapse, above all."""
+        """Do the periodic work while the server runs."""
         warn_at = drop_at = self._clock()
         while True:
             due_in = self._engine.next_tick_in() if self._may_lapse() else None
@@ -205,7 +201,7 @@ class Server:
             now = self._clock()
             if self._engine.look(now=now):
                 await self._let_lapse()
-            self._peers.make_room_in_outboxes()  # others' writes may have taken what was free
+            self._peers.make_room_in_outboxes()  # others' writes may have used the free memory
             self._peers.make_room_in_listings()
             if now >= drop_at:
                 drop_at = now + self._limits.frame_timeout / 2
@@ -215,14 +211,13 @@ class Server:
                 self._warn_of_limits()
 
     async def _let_lapse(self) -> None:
-        """Let leases lapse that are due, but for those that may have been renewed by what was not carried out yet."""
-        # They are not read now; who is among them only later will have been.
+        """Let due leases lapse, except those that pending requests may renew."""
+        # Peers that are not read now; later ones will have been read.
         unheard = self._conversations.unheard(self._clock())
-        # Two turns of the loop, the second of which comes after every other socket has been read once more.
+        # Two passes of the loop: the second comes after every other socket was read once more.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
-        # What was read then may wait for its turn. If it renews the leases of another connection, as that of a client
-        # which has just come back does, nobody knows that before.
+        # These requests may wait for a turn, and may renew leases of another connection, as after a reconnect.
         await self._conversations.hear_newcomers()
         if not self._may_lapse():
             return
@@ -233,14 +228,14 @@ class Server:
         self._conversations.telling.flush()
 
     def _may_lapse(self) -> bool:
-        """Whether a lapse could be written down: on a full disk, and when leaving, leases stay until it can.
+        """Return whether a lapse could be written: not on a full disk, nor when leaving.
 
-        On a disk that is far behind, too: keep-alives may have come on connections that are not read for its sake.
+        Nor on a slow disk: keep-alives may be unread because of it.
         """
         return self._engine.read_only is None and not self._reception.leaving and not self._durability.behind
 
     def _drop_the_silent(self, now: float) -> None:
-        """Disconnect peers that stopped in the middle of a frame."""
+        """Close peers that stopped in the middle of a frame."""
         silent_since = now - self._limits.frame_timeout
         why = f"half a frame and {self._limits.frame_timeout:g} s of silence (frame_timeout)"
         for peer in list(self._peers.by_id.values()):
@@ -248,14 +243,13 @@ class Server:
                 self._peers.hang_up(peer, Sorry("limit", why))
 
     def _warn_of_limits(self) -> None:
-        """Log which limits are nearly reached, and by whom."""
         for line in self._limit_warnings.look(self.figures(), self._engine.groups):
             log.warning("store %s: %s", self.store_id, line)
 
     # ------------------------------------------------------------------------------------------ leaving
 
     async def leave(self) -> None:
-        """Tell everyone, let the last frames through, and close every connection, within `LEAVE_WITHIN` seconds."""
+        """Send goodbyes and last frames, and close every connection within `LEAVE_WITHIN` seconds."""
         self._reception.leaving = True
         try:
             with anyio.CancelScope(shield=True):
@@ -264,21 +258,20 @@ class Server:
                 if peer.connection.greeted:
                     self._conversations.telling.say(peer, wire.encode_bye("the server is leaving"))
                     peer.close()
-                else:  # a farewell is no welcome; this it understands, and tries again
+                else:  # the client understands a goodbye in place of a welcome, and retries
                     peer.refuse(Sorry("limit", "the server is leaving"))
             with anyio.move_on_after(LEAVE_WITHIN, shield=True):
                 await self._reception.empty.wait()
-        finally:  # a task that is cancelled natively gets out of any scope
+        finally:  # a natively cancelled task leaves any scope
             self._abort()
             if self._timer is not None:
                 await cancel_and_wait(self._timer)
 
     def _abort(self) -> None:
-        """Cut every connection that is left, at once."""
         self._peers.abort()
 
     def _timer_ended(self, timer: asyncio.Task[None]) -> None:
-        """A timer ends only by a defect of ours. A store whose leases never lapse must not pass for one."""
+        """End the server: a timer ends only by a defect, and leases would never lapse."""
         if not timer.cancelled() and (error := timer.exception()) is not None:
             log.critical("store %s stops serving: %s", self.store_id, error, exc_info=error)
             self._failure = error
@@ -288,7 +281,7 @@ class Server:
                 callback()
 
     def on_failure(self, callback: Callable[[], None]) -> None:
-        """Call back when this server stops serving by itself; leaving its context then raises why."""
+        """Call back when the server fails; leaving its context then raises the error."""
         self._on_failure.append(callback)
 
 
@@ -296,7 +289,7 @@ class Server:
 
 
 def _open_journal(data_dir: str | os.PathLike[str]) -> Journal:
-    """The journal of a directory, with what it needs of Python loaded only now: a store in memory does without."""
+    """Open the journal of a directory; a store in memory does not load its modules."""
     try:
         from store.server import journal
     except ImportError as error:
@@ -319,16 +312,16 @@ async def serve(
     data_dir: str | os.PathLike[str] | None = None,
     sock: socket.socket | Sequence[socket.socket] | None = None,
 ) -> AsyncIterator[Server]:
-    """Serve a store for as long as the context lasts.
+    """Serve a store while the context lasts.
 
     Args:
-        host: The address to listen on; "" is all interfaces. Anything but loopback wants a token or mutual TLS.
+        host: The address to listen on; "" is all interfaces. Anything but loopback requires a token or mutual TLS.
         port: The port; 0 lets the system choose one, see `Server.port`.
-        data_dir: Where the store is kept, so that it survives restarts and power loss; without it, in memory only.
-        token: What clients must prove to know.
+        data_dir: The directory of a store that survives restarts and power loss; without it, in memory only.
+        token: The secret of the clients.
         tls: A server-side context; with `CERT_REQUIRED` clients need a certificate.
         insecure: Listen beyond loopback without token or mutual TLS.
-        limits: What clients may ask.
+        limits: Limits on requests.
         sock: A bound socket to listen on, or several with one port, instead of `host` and `port`.
 
     Raises:
@@ -350,13 +343,12 @@ async def serve(
             engine = Engine(store_id=secrets.token_hex(8), limits=limits)
         else:
             journal = _open_journal(data_dir)
-            stack.callback(journal.close, within=STOP_WITHIN / 3)  # it has been stopped by then, or the disk hangs
+            stack.callback(journal.close, within=STOP_WITHIN / 3)  # it has stopped by then, or the disk hangs
             engine = Engine.restore(journal.load(), limits=limits, now=loop.time())
         server = Server(engine, token=secret, clock=loop.time, secure=tls is not None, journal=journal)
         allowed = files - open_files() - SPARE_FILES
         server.table.allow(allowed)
-        # The loop is given sockets, not the host: uvloop would ask threads of libuv's what that stands for, and those
-        # make a forked child crash when it ends.
+        # Sockets, not the host: uvloop would resolve it in libuv's threads, which crash a forked child at its end.
         listening = socks or await anyio.to_thread.run_sync(bound_sockets, host, port)
         async with _running(server, listening, bound_host, tls):
             log.info(
@@ -376,7 +368,7 @@ async def serve(
 async def _running(
     server: Server, listening: Sequence[socket.socket], host: str, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
-    """Take connections in; afterwards no more, tell those there are, and leave nobody behind."""
+    """Accept connections; at the end, close the listeners and all connections."""
     door = Door(server.table, listening, server.protocol if tls is None else partial(server._protocol_over, tls))
     door.open()
     let_go_in_children(server, *listening)

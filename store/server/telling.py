@@ -1,11 +1,12 @@
-"""Shell: what peers are told: answers, events and farewells, queued with each peer and written once per batch.
+"""Shell: sends answers, events and farewells, queued with each peer and written once per batch.
 
-From a change to the queueing of everything it means to others there is no `await`: nothing slips between. What one
-change means to many is announced, in slices (S11), and whoever is to be told anything else meanwhile is told that
-first: for each peer the order stays.
-
-A peer that reads too slowly fills only its own outbox. Past `outbox_bytes_max` its watches end, each with the last
-revision sent, and its client resumes from the next.
+From a change to the queueing of its notifications there is no `await`. A change with many of them is announced in
+slices
+(S11); a peer with notifications pending gets these before anything else, so that its order stays. A slow reader fills
+only
+its own outbox. Past `outbox_bytes_max` its watches end, each with the last revision sent, and its client resumes from
+the
+next.
 """
 
 from __future__ import annotations
@@ -33,26 +34,17 @@ __all__ = ["Telling"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
-SHARED_BYTES = 16 * 1024  # events and answers from here on are encoded once, and not copied for each reader
-AT_ONCE = 64  # watches and waits that are told of a change before others have a turn
-CAUGHT_UP_AT_ONCE = 1024  # of one peer: with more of them still to be told, its requests wait
-WRITTEN_AT_ONCE = 16  # peers, before it is asked how long that has taken ...
-BYTES_AT_ONCE = 2 * 1024 * 1024  # ... or so many bytes, which take about a millisecond
-POSTPONED_MOST = 64  # changes that have each ended more waits than are answered at once; no more are made meanwhile
-ANNOUNCEMENTS_MOST = 256  # that have begun; while there are so many, no more changes are made
+SHARED_BYTES = 16 * 1024  # larger events and answers are encoded once, and shared by all readers
+AT_ONCE = 64  # notifications of one change before others have a turn
+CAUGHT_UP_AT_ONCE = 1024  # of one peer: beyond, its requests wait
+WRITTEN_AT_ONCE = 16  # peers between looks at the clock ...
+BYTES_AT_ONCE = 2 * 1024 * 1024  # ... or this many bytes, about a millisecond
+POSTPONED_MOST = 64  # changes with postponed waits; beyond, no more changes are made
+ANNOUNCEMENTS_MOST = 256  # in progress; beyond, no more changes are made
 
 
 class Telling:
-    """What is still to be told, and to be written to sockets.
-
-    Args:
-        peers: Everybody who was taken in; and the store, with what is to be written down before it is said.
-        stopwatch: What tells how long it takes.
-        have_pass: Has a pass of the loop begin with more of what is to be told.
-
-    Attributes:
-        dirty: Peers with something queued in this batch.
-    """
+    """Pending notifications, and peers with something to write. `have_pass` requests a pass of the loop."""
 
     def __init__(
         self,
@@ -66,38 +58,38 @@ class Telling:
         self._outbox_bytes_max = peers.durability.engine.limits.outbox_bytes_max
         self._stopwatch = stopwatch
         self._have_pass = have_pass
-        # In order: who is still to be told, by number, what of a change; and how.
+        # In order: the pending items of a change, by peer number; and their sender.
         self._announcements: deque[tuple[OrderedDict[int, list[Any]], Callable[[Peer, Any], None]]] = deque()
-        self._owed: dict[int, int] = {}  # by peer: how many of its watches and waits are among them
-        self._ended: set[tuple[int, int]] = set()  # watches that have ended while they were among those to be told
+        self._owed: dict[int, int] = {}  # by peer: its pending items
+        self._ended: set[tuple[int, int]] = set()  # watches that ended while notifications were pending
         self.dirty: OrderedDict[Peer, None] = OrderedDict()
-        self._later: OrderedDict[Peer, None] = OrderedDict()  # and those that are written to in the passes to come
+        self._later: OrderedDict[Peer, None] = OrderedDict()  # peers to write to in later passes
         self._queued_in = self.dirty
-        self._holding: dict[Peer, None] = {}  # peers with frames that are held
-        self._shared = WeakValueDictionary[Any, Shared]()  # by content, of one engine: what waits in an outbox
+        self._holding: dict[Peer, None] = {}  # peers with held frames
+        self._shared = WeakValueDictionary[Any, Shared]()  # by content, of one engine: frames in outboxes
 
     @property
     def behind(self) -> bool:
-        """Whether so much is still to be told that no more is to be done meanwhile."""
+        """True if so much is pending that no more requests may be carried out."""
         return (
             len(self._announcements) >= ANNOUNCEMENTS_MOST or len(self._durability.engine.postponed) >= POSTPONED_MOST
         )
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is more to be told, or written, in the next pass."""
+        """True if there is more to send in the next pass."""
         return bool(self.dirty or self._announcements or self._later or self._durability.engine.has_chores)
 
     def holding(self) -> Iterator[Peer]:
-        """The peers that may be told nothing more before the disk has come further."""
+        """Return the peers with frames that wait for the disk."""
         return (peer for peer in self._holding if not peer.outbox.ready)
 
     def owes_much(self, peer_id: int) -> bool:
-        """Return whether a peer is still to be told so much that its requests wait until it has been."""
+        """Return whether a peer has so many notifications pending that its requests wait."""
         return self._owed.get(peer_id, 0) > CAUGHT_UP_AT_ONCE
 
     def forget(self, peer: Peer) -> None:
-        """A connection has ended."""
+        """Forget a closed connection."""
         self._owed.pop(peer.id, None)
         self.dirty.pop(peer, None)
         self._later.pop(peer, None)
@@ -106,11 +98,11 @@ class Telling:
     # ------------------------------------------------------------------------------------------ what has changed
 
     def deliver(self, deliveries: tuple[Delivery | Answer | Overtaken, ...], *, opening: bool = False) -> None:
-        """Queue what a change means to others. A watched event is encoded once, however many watch.
+        """Queue the notifications of a change; each event is encoded once for all its watches.
 
-        What a watch that is `opening` is told comes in steps, each of which waits until the outbox is nearly empty.
+        A watch that is `opening` gets its events in steps, each of which waits until the outbox is nearly empty.
         """
-        number = self._durability.unwritten.appended  # what is done later need not be durable
+        number = self._durability.unwritten.appended  # later steps need not be durable
         self._announce([(one.peer, one) for one in deliveries if type(one) is Answer], partial(self._answer, number))
         for delivery in deliveries:
             match delivery:
@@ -129,12 +121,12 @@ class Telling:
             self._have_pass()
 
     def _announce(self, items: Sequence[tuple[int, Any]], tell: Callable[[Peer, Any], None]) -> None:
-        """Tell all of these what was just done: a few at once, and many in the passes to come."""
+        """Notify all of these: a few at once, many in the next passes."""
         late: Sequence[tuple[int, Any]] = items
         if len(items) <= AT_ONCE:
             late = [item for item in items if self.owes_much(item[0])]
             for peer_id, what in items:
-                # Its watches may be there for a moment longer than the peer.
+                # A watch may exist a moment longer than its peer.
                 if not self.owes_much(peer_id) and (peer := self._peers.by_id.get(peer_id)) is not None:
                     self._catch_up(peer)
                     tell(peer, what)
@@ -151,7 +143,7 @@ class Telling:
             self._have_pass()
 
     def _catch_up(self, peer: Peer) -> None:
-        """Tell a peer what is still to come of earlier changes, before it is told anything else."""
+        """Send a peer its pending notifications before anything else."""
         if self._owed.pop(peer.id, 0):
             for left, tell in self._announcements:
                 for what in left.pop(peer.id, ()):
@@ -160,10 +152,7 @@ class Telling:
     # ------------------------------------------------------------------------------------------ in the next passes
 
     def go_on(self, turn: float) -> None:
-        """Tell more of what is still to be told, for a turn of each kind.
-
-        It is written later, together with what the same peers are told next; at once if nothing comes next.
-        """
+        """Send pending notifications for a turn of each kind; the bytes are written later, with what follows."""
         self._queued_in = self._later
         try:
             self._for_a_turn(self._do_chore, turn)
@@ -173,19 +162,16 @@ class Telling:
         self._for_a_turn(self._flush_later, turn)
 
     def _for_a_turn(self, step: Callable[[], bool], turn: float) -> None:
-        """Take one step after the other, until there is none left, or the time is over."""
         until = self._stopwatch() + turn
         while step() and self._stopwatch() < until:
             pass
 
     def _do_chore(self) -> bool:
-        """Do more of what the engine has left for later: answer waits that one change has ended, say."""
         if self._durability.engine.has_chores:
             self.deliver(self._durability.engine.do_chore())
         return self._durability.engine.has_chores
 
     def _announce_on(self) -> bool:
-        """Tell some of the watches and waits that are still to be told of the first change."""
         if self._announcements:
             left, tell = self._announcements[0]
             room = AT_ONCE
@@ -198,7 +184,7 @@ class Telling:
                     left.move_to_end(peer_id, last=False)
                 if (owed := self._owed.pop(peer_id, 0)) > len(some):
                     self._owed[peer_id] = owed - len(some)
-                if (peer := self._peers.by_id.get(peer_id)) is not None:  # it may have gone meanwhile
+                if (peer := self._peers.by_id.get(peer_id)) is not None:  # it may have closed
                     for what in some:
                         tell(peer, what)
             if not left:
@@ -208,7 +194,6 @@ class Telling:
         return bool(self._announcements)
 
     def _flush_later(self) -> bool:
-        """Write what some of those have queued who are told of one change with many others."""
         room = BYTES_AT_ONCE
         for _ in range(min(len(self._later), WRITTEN_AT_ONCE)):
             peer, _ = self._later.popitem(last=False)
@@ -219,14 +204,14 @@ class Telling:
         return bool(self._later)
 
     def write_later(self, peer: Peer) -> None:
-        """Write more of what a peer is to be sent, in one of the next passes."""
+        """Write more to a peer in one of the next passes."""
         self._later[peer] = None
         self._have_pass()
 
     # ------------------------------------------------------------------------------------------ one peer
 
     def _answer(self, number: int, peer: Peer, answer: Answer) -> None:
-        """Queue the answer to a parked wait: one change may answer thousands, so these too keep to the outbox."""
+        """Queue the answer to a parked wait: thousands may end at once, so these respect the outbox limit, too."""
         frame = self.encode(answer.request_id, answer.response)
         if peer.outbox.bytes + weight(len(frame)) > self._outbox_bytes_max:
             message = (
@@ -253,7 +238,7 @@ class Telling:
         return SharedFrame(wire.content_head(request_id, shared.size), shared)
 
     def _encode_events(self, events: tuple[Event, ...]) -> bytes | Shared:
-        """Encode events; large ones are shared by all watches that are told of them."""
+        """Encode events; large ones are shared by all watches."""
         if sum([len(event.value) for event in events]) < SHARED_BYTES:
             encoded = wire.encode_events(events)
             return encoded if len(encoded) < SHARED_BYTES else Shared((encoded,))
@@ -263,11 +248,11 @@ class Telling:
         return shared
 
     def _tell(self, number: int, encoded: bytes | Shared, events: tuple[Event, ...], peer: Peer, watch_id: int) -> None:
-        """Queue events for one watch, or end it if its reader is too far behind; nothing comes after its end."""
+        """Queue events for one watch, or end it if its reader is too slow; nothing follows its end."""
         if (peer.id, watch_id) in self._ended:
             return
         most = self._outbox_bytes_max
-        # A revision that is larger than any outbox goes to who is up to date; else its watch would never get past it.
+        # A revision larger than any outbox goes to a reader that is up to date; else its watch would never pass it.
         frame = _frame(watch_id, encoded)
         size = weight(len(frame))
         if peer.outbox.bytes + size <= most or (size > most and peer.outbox.bytes < PIECE_BYTES):
@@ -281,12 +266,12 @@ class Telling:
             self._queue(peer, wire.encode_lagged(watch_id, events[0].revision - 1), number)
 
     def say(self, peer: Peer, frame: Frame, *, number: int | None = None) -> None:
-        """Queue a frame, to be sent once all up to `number` is durable; None: all that was done until now."""
+        """Queue a frame, to be sent once `number`, or (None) everything so far, is durable."""
         self._catch_up(peer)
         self._queue(peer, frame, self._durability.unwritten.appended if number is None else number)
 
     def answer_alone(self, peer: Peer, frame: Frame, number: int) -> None:
-        """Do the same for the only answer of a batch, which is written at once if nothing waits before it."""
+        """Queue the only answer of a batch; write it at once if nothing waits before it."""
         if (
             peer.outbox.bytes
             or self._announcements
@@ -313,11 +298,11 @@ class Telling:
         if peers.outboxes.bytes > peers.outboxes_kept_back and peers.outboxes_hold_too_much:
             for reader in (*self.dirty, *self._later):
                 if peers.outboxes_hold_too_much:
-                    reader.flush()  # that may be all it takes
+                    reader.flush()  # that may free enough
             peers.make_room_in_outboxes()
 
     def flush(self) -> None:
-        """Write what this batch has queued, one write per peer; what is too much for one step, in the next passes."""
+        """Write this batch, one write per peer; what exceeds one step in the next passes."""
         room = BYTES_AT_ONCE
         while self.dirty and room > 0:
             room -= _flush(self.dirty.popitem(last=False)[0])
@@ -325,7 +310,7 @@ class Telling:
             self.write_later(self.dirty.popitem(last=False)[0])
 
     def release(self, number: int) -> None:
-        """Let go of the frames that waited for this, and have those read again who may be."""
+        """Release the frames up to this number, and resume reading of their peers."""
         waiting = list(self._holding)
         few = len(waiting) <= AT_ONCE
         for peer in waiting:
@@ -348,7 +333,6 @@ def _flush(peer: Peer) -> int:
 
 
 def _frame(watch_id: int, encoded: bytes | Shared) -> Frame:
-    """A frame of events for one watch."""
     if isinstance(encoded, bytes):
         return wire.frame_events(watch_id, encoded)
     return SharedFrame(wire.events_head(watch_id, encoded.size), encoded)

@@ -1,8 +1,8 @@
-"""Pure: whose turn it is, so that nobody waits for long behind somebody who asks much (promise S11).
+"""Pure: the order of peers' turns, so that a small request does not wait long behind large ones (promise S11).
 
-Whoever asks little is served at once. Whoever has used up its turn stands in a ring, and gets another one when all
-others in it have had theirs. In one pass of the event loop no more is done than `PASS` allows; who comes after that
-stands in front of those who have used up a turn, since it may ask little.
+A peer with little to do is served at once. A peer that has used up its turn waits in a ring for another, after all
+others.
+One pass of the event loop takes at most `PASS`; later peers wait before those that have used up a turn.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 __all__ = ["PASS", "TURN", "Turns"]
 
 TURN = 0.002  # seconds of one peer, before others have theirs
-PASS = 0.008  # seconds of all peers together, before the loop looks at its sockets again
+PASS = 0.008  # seconds of all peers together, before the loop reads its sockets again
 
 P = TypeVar("P")
 
 
 class Turns(Generic[P]):
-    """The ring.
+    """The ring of waiting peers.
 
     Attributes:
-        came: How many have come to stand in it for something new.
-        spent: Seconds that this pass has taken so far.
+        came: The number of peers queued because of a new request.
+        spent: The seconds of this pass so far.
     """
 
     __slots__ = ("_fresh", "_used", "came", "spent")
 
     def __init__(self) -> None:
-        self._fresh: OrderedDict[P, int] = OrderedDict()  # those who have had no turn yet; as which they came
-        self._used: OrderedDict[P, None] = OrderedDict()  # those who have used up one
+        self._fresh: OrderedDict[P, int] = OrderedDict()  # peers without a turn yet, by arrival number
+        self._used: OrderedDict[P, None] = OrderedDict()  # peers that have used up one
         self.came: int = 0
         self.spent: float = 0.0
 
@@ -49,16 +49,16 @@ class Turns(Generic[P]):
 
     @property
     def over(self) -> bool:
-        """Whether this pass has had its time."""
+        """True if this pass has used its time."""
         return self.spent >= PASS
 
     @property
     def length(self) -> float:
-        """Seconds that a turn lasts now: the more there are who have not had any, the shorter."""
+        """The seconds of a turn: the more peers are without one, the shorter."""
         return min(TURN, max(PASS / (1 + len(self._fresh)), TURN / 20))
 
     def wait(self, who: P, *, used: bool) -> None:
-        """Stand in the ring; `used` is whether a turn was used up."""
+        """Queue a peer; `used` says that it used up a turn."""
         if used:
             self._used[who] = None
         else:
@@ -66,15 +66,15 @@ class Turns(Generic[P]):
             self._fresh[who] = self.came
 
     def waits(self, came: int) -> bool:
-        """Whether somebody who came as one of the first so many has not had a turn."""
+        """Return whether one of the first `came` peers has not had a turn."""
         return bool(self._fresh) and next(iter(self._fresh.values())) <= came
 
     def leave(self, who: P) -> None:
-        """Stand in it no longer."""
+        """Remove a peer."""
         self._fresh.pop(who, None)
         self._used.pop(who, None)
 
     def next(self) -> P | None:
-        """Whose turn it is; it stands in the ring no longer."""
+        """Remove and return the next peer."""
         ring: OrderedDict[P, Any] = self._fresh or self._used
         return ring.popitem(last=False)[0] if ring else None

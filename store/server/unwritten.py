@@ -1,7 +1,8 @@
-"""Pure: what has been done and is not on disk yet, and so which replies must wait for the disk (promise S3).
+"""Pure: the changes that are not on disk yet, and the replies that must wait for them (promise S3).
 
-A reply that reflects nothing of it need not wait: a keep-alive, or a read of keys that have not changed since, goes out
-at once also while the disk hangs. A reply never says a later revision than the disk has when it goes out.
+A reply that reflects no such change need not wait: keep-alives, and reads of unchanged keys, go out while the disk
+hangs.
+A reply never names a later revision than the disk has when it is sent.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Unwritten"]
 
-PREFIX_LOOKS_MAX = 1024  # changed keys that are compared with a prefix; with more of them, whoever lists waits
+PREFIX_LOOKS_MAX = 1024  # changed keys that are compared with a prefix; with more, listings wait
 
 
 class Unwritten:
-    """What awaits the disk.
+    """The changes that wait for the disk.
 
     Attributes:
-        durable: Up to which number of the journal all is on disk.
-        appended: The number of the last step handed to the journal.
-        bytes: What the steps between take.
-        revision: The last revision that is on disk.
+        durable: The last journal number on disk.
+        appended: The last number handed to the journal.
+        bytes: The size of the steps between.
+        revision: The last revision on disk.
     """
 
     def __init__(self, *, durable: int, revision: int) -> None:
@@ -37,12 +38,12 @@ class Unwritten:
         self.appended: int = durable
         self.revision: int = revision
         self.bytes: int = 0
-        self._steps: OrderedDict[int, tuple[int, int, Facts]] = OrderedDict()  # bytes, revision after it, what it was
+        self._steps: OrderedDict[int, tuple[int, int, Facts]] = OrderedDict()  # bytes, revision after it, facts
         self._last_revision = revision
-        self._changed: dict[str | int, int] = {}  # the step that last changed a key, or made or ended a lease
+        self._changed: dict[str | int, int] = {}  # the step that last changed a key, or granted or ended a lease
 
     def append(self, number: int, facts: Facts) -> None:
-        """A step was handed to the journal under this number."""
+        """Note a step that was handed to the journal."""
         if facts.revisions:
             self._last_revision = facts.revisions[-1][0].revision
         size = facts.size
@@ -52,30 +53,30 @@ class Unwritten:
         self._changed.update(dict.fromkeys(_what_changed(facts), number))
 
     def written(self, number: int) -> None:
-        """Everything up to this number is on disk."""
+        """Note that everything up to this number is on disk."""
         self.durable = number
         while self._steps and next(iter(self._steps)) <= number:
             _, (size, self.revision, facts) = self._steps.popitem(last=False)
             self.bytes -= size
             for what in _what_changed(facts):
-                if self._changed.get(what, number + 1) <= number:  # what changed again is of a later step
+                if self._changed.get(what, number + 1) <= number:  # later changes belong to a later step
                     del self._changed[what]
 
     def wait_for(self, request: Request[Any], response: Response) -> tuple[int, Response]:
-        """Up to which number all must be on disk before this may be said, and what to say."""
+        """Return the number that must be on disk before this reply, and the reply."""
         if self.appended <= self.durable:
             return self.durable, response
         number = self.appended if isinstance(response, Failed) else self._number_of(request)
         if isinstance(response, Listing | Counted | Pong):
-            # What it says was so at the revision after that step, too: nothing that it says has changed since. The
-            # listing of many keys may be of an earlier revision, which it keeps.
+            # The reply holds at the revision after that step, too: nothing in it has changed since. A listing of many
+            # keys may keep an earlier revision.
             on_disk_by_then = self.revision if number <= self.durable else self._steps[number][1]
             if response.revision > on_disk_by_then:
                 response = response.replace(revision=on_disk_by_then)
         return number, response
 
     def _number_of(self, request: Request[Any]) -> int:
-        """The last step that the reply to this request may reflect."""
+        """Return the last step that the reply may reflect."""
         match request:
             case Guarded(when=when, request=guarded):
                 return max(self._number_of(guarded), self._last_of(condition.key for condition in when))
@@ -96,5 +97,5 @@ class Unwritten:
 
 
 def _what_changed(facts: Facts) -> list[str | int]:
-    """The keys and the leases of a step; those are text, and these are numbers."""
+    """Return the changed keys (text) and leases (numbers)."""
     return [event.key for events in facts.revisions for event in events] + [*facts.leases]

@@ -1,1 +1,1 @@
-"""Shell: who is let in: listening sockets, TLS handshakes, and the room kept for those who prove who they are."""
+"""Shell: accepts connections: listening sockets, TLS handshakes, limits for unauthenticated ones."""

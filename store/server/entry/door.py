@@ -1,9 +1,8 @@
-"""Shell: accepts connections, a few at a time; nobody while there is no room, and with one line when files run out.
+"""Shell: accepts connections, a few at a time, while there is room; and closes the listener for good.
 
-Here is also how a server closes its door for good.
-
-asyncio's own listener accepts as many in one step as its backlog is long, and at the limit of open files it logs each
-of them, thousands of times a second. Here whoever cannot be taken in waits in the system's queue.
+asyncio's listener accepts a whole backlog in one step, and at the limit of open files it logs thousands of lines a
+second.
+Here connections wait in the system's queue while there is no room.
 """
 
 from __future__ import annotations
@@ -28,23 +27,16 @@ __all__ = ["Door", "WayOut"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
-BACKLOG = 4096  # connections waiting to be accepted: a whole job reconnecting at once
-ACCEPT_AT_ONCE = 64  # before everybody else has a turn
-LOOK_AGAIN = 0.05  # seconds until it is seen whether there is room again
+BACKLOG = 4096  # queued connections: a whole job that reconnects at once
+ACCEPT_AT_ONCE = 64  # before others have a turn
+LOOK_AGAIN = 0.05  # seconds between looks for room
 OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 RETRY_AFTER = 0.5  # seconds, when files have run out
-QUIET_FOR = 60.0  # seconds between lines that say so
+QUIET_FOR = 60.0  # seconds between log lines about it
 
 
 class Door:
-    """Listening sockets, and what becomes of who connects there.
-
-    Args:
-        table: Where all connections are counted.
-        socks: Bound sockets; they are closed with the door.
-        protocol: Makes the protocol object of a connection.
-        beside: Whether it leads to something else than the store.
-    """
+    """Listening sockets, which are closed with the listener; `beside` says that they do not lead to the store."""
 
     def __init__(
         self,
@@ -64,7 +56,7 @@ class Door:
         self._quiet_until = 0.0
 
     def open(self) -> None:
-        """Listen, and accept from now on."""
+        """Listen and accept."""
         for sock in self.socks:
             sock.setblocking(False)
             if PASSED_ON:
@@ -73,7 +65,7 @@ class Door:
         self._resume()
 
     def close(self) -> None:
-        """Accept nobody any more."""
+        """Stop accepting."""
         if self._timer is not None:
             self._timer.cancel()
         for sock in self.socks:
@@ -81,7 +73,7 @@ class Door:
             sock.close()
 
     async def wait_closed(self) -> None:
-        """Wait until nobody is half through the door."""
+        """Wait until every accepted connection is handed over."""
         await cancel_and_wait(*self._tasks)
 
     def _resume(self) -> None:
@@ -103,7 +95,7 @@ class Door:
                 sock, _address = listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except ConnectionAbortedError:  # it has gone again
+            except ConnectionAbortedError:  # it has closed again
                 continue
             except OSError as error:
                 self._say_that_files_ran_out(error)
@@ -136,12 +128,9 @@ class Door:
 
 
 class WayOut:
-    """How a server ends once nobody needs it any more: for whoever serves it from another thread.
+    """Ends a server in another thread once no client is connected.
 
-    Nobody slips in between being alone and the end. Whoever comes then is told to try again, and finds the next store.
-
-    Args:
-        alone: Whether no client is connected.
+    The check and the end are one step. Later clients are told to retry, and find the next store.
     """
 
     def __init__(self, alone: Callable[[], bool]) -> None:
@@ -149,25 +138,25 @@ class WayOut:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wanted = False
         self._left = Flag()
-        self.taken: bool = False  # nobody is taken in any more
+        self.taken: bool = False  # no connection is accepted any more
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The server takes connections in, in this loop."""
+        """Note the loop in which the server accepts connections."""
         self._loop = loop
 
     def note(self) -> None:
-        """In that loop: no client is connected any more, or the way out is wanted."""
+        """Check, in that loop, if no client is connected any more."""
         if self._wanted and self._alone():
             self.taken = True
             self._left.set()
 
     def wait_until_alone(self, within: float) -> bool:
-        """From another thread: take nobody in any more once no client is connected; whether that is so in time."""
+        """Reject new clients once none is connected; return whether that happened in time. From another thread."""
         assert self._loop is not None, "only what is served can be left"
         self._wanted = True
         self._loop.call_soon_threadsafe(self.note)
         return self._left.wait(within)
 
     def stop_waiting(self) -> None:
-        """From any thread: whoever waits to be alone need wait no longer."""
+        """End the wait of `wait_until_alone`, from any thread."""
         self._left.set()

@@ -1,4 +1,4 @@
-"""Who could reach a server that listens somewhere, and what it must ask of them then (promise S8)."""
+"""Rules for the authentication that a listening address requires (promise S8)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from store.server.entry.table import is_loopback
 
 __all__ = ["check_exposure", "token_bytes"]
 
-TOKEN_BYTES_LEAST = 16  # of a token that strangers may guess at
+TOKEN_BYTES_LEAST = 16  # of a token that strangers could guess
 
 
 def check_exposure(host: str, *, token: bytes | None, tls: ssl.SSLContext | None, insecure: bool) -> None:
     """Refuse to listen to strangers.
 
     Raises:
-        StoreUsageError: Anybody could come in, or could guess at the token; or nobody could, with such a context.
+        StoreUsageError: Any client could connect, or guess the token; or the context admits no client.
     """
     if tls is not None and tls.protocol is ssl.PROTOCOL_TLS_CLIENT:
         raise StoreUsageError("tls is a client's context, and answers nobody: a server's is PROTOCOL_TLS_SERVER")
@@ -35,7 +35,7 @@ def check_exposure(host: str, *, token: bytes | None, tls: ssl.SSLContext | None
 
 
 def token_bytes(token: str | bytes | None) -> bytes | None:
-    """A token as bytes; an empty one is a mistake, not a token."""
+    """Return a token as bytes; refuse an empty one."""
     if token is None:
         return None
     if not token:

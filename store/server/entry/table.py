@@ -1,17 +1,15 @@
-"""Shell: the one table of connections that were accepted, over TCP, TLS and HTTP (promises S7, S8).
+"""Shell: the table of all accepted connections, over TCP, TLS and HTTP (promises S7, S8).
 
-Before it has said hello, and proven the token if one is wanted, a connection costs memory and belongs to anybody. So
-such connections, the strangers, are bounded apart from the others: what is left of `connections_max` is for those who
-do. When there is no room for another, those who have been silent for a second make way, first of the address that has
-most of them; newcomers wait in the system's queue until then. Where those who do prove themselves take longer than
-that, since their machines or this server are busy, all are given longer: whoever is turned away there comes again,
-which keeps everybody busier still.
+Until its hello, and the token if one is required, a connection is a stranger. Strangers are bounded apart from
+authenticated connections. If there is no room for another, strangers that were silent for a second are closed, first
+those
+of the address with the most; newcomers wait in the system's queue. If honest clients take longer, on busy machines, all
+get
+more time, since closed clients come back and add load.
 
-One address may have only so many connections. Loopback is exempt: whoever is on this machine has other means. Nobody is
-refused for a wrong token that others of its address have given: behind one address there may be a whole office.
-
-What each connection takes is counted here, too, proven or not: thousands that do nothing take memory. One timer serves
-all of them: a timer of its own for each was one of the dearer parts of taking a thousand in at once.
+Each address has a limit on connections, except loopback: local users have other means. Wrong tokens do not block an
+address: a whole office may share it. The memory of every connection is counted. One timer serves all connections: one
+each was among the largest costs of accepting a thousand.
 """
 
 from __future__ import annotations
@@ -35,19 +33,19 @@ __all__ = ["BESIDE_SHARE", "Stranger", "Table", "is_loopback"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
-YIELD_AFTER = 1.0  # seconds in which an honest client on a busy network has said hello
-YIELD_FACTOR = 3.0  # times what the slowest honest client has taken lately, if that is more ...
-YIELD_MOST = 8.0  # ... but at most so many seconds
+YIELD_AFTER = 1.0  # seconds in which an honest client on a busy network says hello
+YIELD_FACTOR = 3.0  # times the slowest recent hello of an honest client, if that is more ...
+YIELD_MOST = 8.0  # ... but at most this many seconds
 LATELY = 30.0  # seconds
-HELLO_FACTOR = 6  # times the handshake_timeout that a hello may take at most, where all take long
-STRANGERS_LEAST = 16  # so many may stand there also where there is room for few
-BESIDE_SHARE = 4  # a flood of those who want a page or metrics takes no more than one part in so many of the room
-SOON = 0.001  # seconds; a timer for less than a clock can tell apart would go off for ever
+HELLO_FACTOR = 6  # times the handshake_timeout for a hello at most, where all clients are slow
+STRANGERS_LEAST = 16  # the least limit on strangers
+BESIDE_SHARE = 4  # connections beside the store (pages, metrics) get at most one part in this many
+SOON = 0.001  # seconds; a shorter timer may be below the clock's resolution, and repeat for ever
 RAW_BYTES = 64 * 1024
 
 
 class Stranger(Protocol):
-    """A connection that can be ended."""
+    """A connection that can be closed."""
 
     def abort(self) -> None:
         """Close it at once."""
@@ -56,40 +54,32 @@ class Stranger(Protocol):
 
 @dataclass(slots=True)
 class _Row:
-    """What is known of one connection."""
-
     address: str
-    since: float  # when it came, or was last of use
+    since: float  # when it connected, or was last served
     cost: int  # bytes
     beside: bool
-    due: float = math.inf  # when it is given up
+    due: float = math.inf  # when it is closed
     patiently: bool = False
     give_up: Callable[[], None] | None = None
 
 
 class Table:
-    """All connections, how long strangers may stand, and how each address behaves.
-
-    Args:
-        limits: `connections_max`, `handshakes_max`, `address_connections_max` and `handshake_timeout` count.
-        clock: The server's.
+    """All connections, the time limits of strangers, and the connections of each address.
 
     Attributes:
-        clock: As given.
-        limits: As given.
-        connections_max: How many there may be, strangers included: the limit, or what the system allows.
-        bytes: What all of them take.
-        refused: How many were refused or hung up on.
-        lines: Writes down why.
-        raw: Where bytes arrive that are still to be decrypted, whoever sends them.
-        plain: Where they are decrypted to, for those who have no buffer for that.
+        connections_max: The limit, or the system's if lower, strangers included.
+        bytes: The memory of all connections.
+        refused: How many were refused or closed by the server.
+        lines: Logs the reasons.
+        raw: The buffer for encrypted bytes of all connections.
+        plain: The buffer for decrypted bytes of connections without their own.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self.limits = limits
         self.clock = clock
         self._rows: dict[Stranger, _Row] = {}
-        self._strangers: OrderedDict[Stranger, _Row] = OrderedDict()  # in order of coming
+        self._strangers: OrderedDict[Stranger, _Row] = OrderedDict()  # in order of arrival
         self.bytes: int = 0
         self.refused: int = 0
         self.lines: RationedLog = RationedLog(clock)
@@ -102,60 +92,60 @@ class Table:
         self.allow(limits.connections_max)
 
     def allow(self, most: int) -> None:
-        """Take no more connections than the system allows; half of them may be strangers, unless there are few."""
+        """Limit connections to the system's maximum; half may be strangers, unless there are few."""
         self.connections_max: int = min(self.limits.connections_max, max(most, 1))
         self._strangers_max = min(self.limits.handshakes_max, max(self.connections_max // 2, STRANGERS_LEAST))
 
     @property
     def connections(self) -> int:
-        """How many there are, strangers included."""
+        """The number of connections, strangers included."""
         return len(self._rows)
 
     @property
     def strangers(self) -> int:
-        """How many have proved nothing."""
+        """The number of strangers."""
         return len(self._strangers)
 
     @property
     def has_room(self) -> bool:
-        """Whether there may be one more."""
+        """True if one more connection fits."""
         return len(self._rows) < self.connections_max
 
     @property
     def all(self) -> tuple[Stranger, ...]:
-        """Everybody."""
+        """All connections."""
         return tuple(self._rows)
 
     # ------------------------------------------------------------------------------------------ coming and going
 
     def came(self, who: Stranger, address: str, *, cost: int = 0, beside: bool = False) -> None:
-        """Somebody has connected; `beside`: to a page or to metrics, and not to the store itself."""
+        """Register a connection; `beside`: to a page or to metrics, not to the store."""
         row = self._rows[who] = self._strangers[who] = _Row(address, self.clock(), cost, beside)
         self._connections[address] += 1
         self.bytes += row.cost
 
     def proved(self, who: Stranger) -> None:
-        """It has said hello, and proven what is wanted."""
+        """Note that a connection has authenticated."""
         row, now = self._strangers.get(who), self.clock()
         if row is not None:
-            row.give_up = None  # nothing is expected of it any more
+            row.give_up = None  # its deadline ends
             if now - row.since >= self._slowest or now - self._slowest_at > LATELY:
                 self._slowest, self._slowest_at = now - row.since, now
         self.is_served(who)
 
     def is_served(self, who: Stranger) -> None:
-        """It has asked something that it may ask, and is no stranger until that is answered."""
+        """Exempt a stranger while its valid request is being answered."""
         self._strangers.pop(who, None)
 
     def stands_again(self, who: Stranger) -> None:
-        """It has been answered."""
+        """Make it a stranger again after the answer."""
         row = self._rows.get(who)
         if row is not None:
             row.since = self.clock()
             self._strangers[who] = row
 
     def went(self, who: Stranger) -> None:
-        """It has gone."""
+        """Unregister a connection."""
         row = self._rows.pop(who, None)
         if row is None:
             return
@@ -169,12 +159,12 @@ class Table:
             self._timer = None
 
     def turned_away(self, why: str, *args: Any) -> None:
-        """Somebody is refused or hung up on, for this reason."""
+        """Count and log a refused or closed connection."""
         self.refused += 1
         self.lines.write(log, logging.WARNING, why, *args)
 
     def refusal(self, address: str) -> str | None:
-        """Why this address may not connect once more, if so."""
+        """Return why this address may not connect once more, or None."""
         if not self.has_room:
             return f"it has {len(self._rows)} connections, the most it takes (connections_max, or the file limit)"
         if self._connections[address] < self.limits.address_connections_max or is_loopback(address):
@@ -187,12 +177,7 @@ class Table:
     # ------------------------------------------------------------------------------------------ making room
 
     def make_room(self, *, coming: int = 0, beside: bool = False) -> bool:
-        """Whether one more may come, if need be in the place of one who has been silent for long.
-
-        Args:
-            coming: How many have been accepted that are not here yet.
-            beside: Whether they come to something beside the store, for which there is only a part of the room.
-        """
+        """Return whether one more fits, after closing a silent stranger if need be; `coming` are not registered yet."""
         while (silent := self._to_make_way(beside=beside)) is not None:
             self.went(silent)
             self.turned_away(
@@ -209,8 +194,7 @@ class Table:
         return beside and sum(row.beside for row in self._strangers.values()) + coming >= share
 
     def _to_make_way(self, *, beside: bool) -> Stranger | None:
-        """Who must go so that another may come; None while nobody has been silent for long."""
-        if not self._is_full(0, beside=beside):  # whoever is still coming has not been silent
+        if not self._is_full(0, beside=beside):  # unregistered connections have not been silent
             return None
         among = beside and len(self._strangers) < self._strangers_max  # they have used up their part
         silent_since = self.clock() - max(YIELD_AFTER, min(self._patience(), YIELD_MOST))
@@ -227,13 +211,13 @@ class Table:
         return next(who for who, address in silent if address == most)
 
     def _patience(self) -> float:
-        """Seconds that an honest client may take, as far as those tell who have come lately."""
+        """Return the seconds that an honest client may take, by recent ones."""
         return YIELD_FACTOR * self._slowest if self.clock() - self._slowest_at <= LATELY else 0.0
 
     # ------------------------------------------------------------------------------------------ time
 
     def expect(self, who: Stranger, seconds: float, give_up: Callable[[], None], *, patiently: bool = False) -> None:
-        """Give it so many seconds to go on, or else up; `patiently`: more, where honest clients take long."""
+        """Call `give_up` unless it goes on within `seconds`; `patiently`: later, if honest clients are slow."""
         row = self._rows.get(who)
         if row is not None:
             row.due, row.give_up, row.patiently = self.clock() + seconds, give_up, patiently
@@ -246,7 +230,6 @@ class Table:
         self._timer = asyncio.get_running_loop().call_later(max(seconds, SOON), self._look)
 
     def _look(self) -> None:
-        """Give up those whose time is over, and wait for the next."""
         self._timer = None
         now = self.clock()
         longest = min(self._patience(), HELLO_FACTOR * self.limits.handshake_timeout)
@@ -263,7 +246,7 @@ class Table:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether this is an address of the machine itself; a name is none."""
+    """Return True for an IP address of the loopback interface."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

@@ -1,14 +1,11 @@
-"""Shell: TLS between a socket and whoever converses on it, from the first byte of the handshake on (promise S8).
+"""Shell: TLS between a socket and the inner protocol, from the first byte of the handshake on (promise S8).
 
-asyncio would do this by itself, and drop without a word whatever fails in it; each connection would take 290 KiB, and
-keep them, after it has gone, until Python's collector comes by. Here one takes what OpenSSL takes, and gives it back
-when it ends.
+asyncio's TLS drops failed handshakes without a word, and takes 290 KiB a connection, which only the garbage collector
+frees. This layer takes only the memory of OpenSSL, and frees it at the end.
 
-A client with TLS speaks first, and its first byte is known. A client without TLS waits for our greeting, and would wait
-until both give up; it is told, in its own protocol, what this port speaks. Everyone who is turned away costs one line
-in the log, which says why, and all of it together may last no longer than `handshake_timeout`.
-
-Who stands here counts as a connection: strangers do not get round `connections_max` by never finishing a handshake.
+A client with TLS speaks first, with a known byte. A client without TLS waits for a greeting; it is told, in its own
+protocol, that this port requires TLS. Each failed handshake is logged with its reason, and must end within
+`handshake_timeout`. It counts as a connection, so that unfinished handshakes cannot exceed `connections_max`.
 """
 
 from __future__ import annotations
@@ -27,11 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["TLS_BYTES", "TlsLayer"]
 
-TLS_BYTES: Final = 24 * 1024  # what a connection takes more than one without TLS, nearly all of it OpenSSL's
+TLS_BYTES: Final = 24 * 1024  # that TLS adds to a connection, nearly all of it OpenSSL's
 HANDSHAKE: Final = 0x16  # the content type of a client's first record: RFC 8446, B.1
 RECORD_BYTES: Final = 16 * 1024  # the most that a record carries before it is encrypted: RFC 8446, 5.1
-HANDSHAKE_BYTES: Final = 64 * 1024  # with so many and no agreement, its certificates included, a client is turned away
-# Seconds in which a client with TLS has begun to speak, if it is in good health; one that is not will come again.
+HANDSHAKE_BYTES: Final = 64 * 1024  # the most of a handshake, certificates included
+# Seconds within which a healthy client with TLS begins to speak; others try again.
 SILENCE: Final = 3.0
 HUNG_UP: Final = "it hung up in mid-handshake; it may not trust this server's certificate"
 
@@ -46,14 +43,14 @@ _REASONS: Final = {
 
 
 class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
-    """One connection: to the socket's transport it is a protocol, and to the protocol inside it is a transport.
+    """One connection: a protocol for the socket's transport, and a transport for the protocol inside it.
 
     Args:
-        inner: Who converses, from the end of the handshake on.
+        inner: The protocol after the handshake.
         context: The server's.
-        table: Where it is counted until then; its `handshake_timeout` counts.
-        farewell: What a client without TLS is told.
-        beside: Whether it leads to something else than the store.
+        table: Counts it until then, with its `handshake_timeout`.
+        farewell: The message for a client without TLS.
+        beside: True if it does not lead to the store.
     """
 
     def __init__(
@@ -75,21 +72,21 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._raw: asyncio.Transport
         self._name = "a client"
         self._came_at = 0.0
-        self._said = 0  # bytes that have come and have led to no agreement
+        self._said = 0  # bytes received without agreement
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls: ssl.SSLObject | None = None
         self._agreed = self._ending = self._paused = False
-        self._error: ssl.SSLError | None = None  # why we end it ourselves
+        self._error: ssl.SSLError | None = None  # why the server ends it
 
-    # the socket's transport calls these
+    # called by the socket's transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection has been accepted."""
+        """Handle an accepted connection."""
         self._raw = cast("asyncio.Transport", transport)
         peername = transport.get_extra_info("peername")
         if peername:
             self._name = host_and_port(*peername[:2])
-        if not self._table.has_room:  # before TLS there is no way to say so that it would understand; it comes again
+        if not self._table.has_room:  # before TLS it would not understand a message; it tries again
             self._table.refused += 1
             self.abort()
             return
@@ -102,11 +99,11 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._table.expect(self, min(SILENCE, self._within / 2), says_nothing)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the buffer is as large as it is
-        """Where the next bytes go: what has come is copied out of it at once."""
+        """Return the shared buffer: its content is copied at once."""
         return self._table.raw
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes have come."""
+        """Handle received bytes."""
         if self._ending:
             return
         if self._tls is None:
@@ -121,39 +118,39 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             self._decrypt()
             return
         agreed = self._shake_hands()
-        # Afterwards: behind the client's last word of the handshake its first request may have come, however large.
+        # Afterwards: the client's last handshake message may precede a first request of any size.
         self._said += nbytes
-        if not agreed and self._said > HANDSHAKE_BYTES:  # OpenSSL would hold all of a hello that has no end
+        if not agreed and self._said > HANDSHAKE_BYTES:  # OpenSSL would hold all of an endless hello
             self._turn_away(f"it has agreed on nothing with {self._said} bytes")
 
     def eof_received(self) -> bool:
-        """The client has stopped sending."""
+        """Handle the client's end of stream."""
         if self._agreed:
             self._incoming.write_eof()
             self._decrypt()
         else:
             self._hung_up()
-        return self._paused and not self.is_closing()  # with what has come before it still to be heard
+        return self._paused and not self.is_closing()  # while earlier bytes are still to be handled
 
     def pause_writing(self) -> None:
-        """The system takes no more for now."""
+        """Pause the inner protocol's writing."""
         if self._agreed:
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """It takes more again."""
+        """Resume the inner protocol's writing."""
         if self._agreed:
             self._inner.resume_writing()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The connection has ended."""
+        """Handle the end of the connection."""
         forget(self)
         self._table.went(self)
         if self._agreed:
             self._inner.connection_lost(error or self._error)
         elif error is not None:
             self._hung_up()
-        # It goes now, with what OpenSSL holds for it, and not when Python's collector finds the circle.
+        # Break the reference cycle, so that OpenSSL's memory is freed now.
         self._inner, self._tls, self._agreed = asyncio.BaseProtocol(), None, False
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ending = True
@@ -161,7 +158,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
     # the handshake
 
     def _shake_hands(self) -> bool:
-        """Go on with the handshake; whether both sides have agreed."""
+        """Continue the handshake; return True at agreement."""
         assert self._tls is not None, "it has said hello"
         try:
             self._tls.do_handshake()
@@ -169,7 +166,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             self._send()
             return False
         except ssl.SSLError as error:
-            self._send()  # why, as an alert
+            self._send()  # the reason, as an alert
             self._turn_away(_describe(error))
             return False
         self._send()
@@ -181,7 +178,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         return True
 
     def _hung_up(self) -> None:
-        if self._tls is not None:  # else it has said nothing wrong: a port is looked at by many
+        if self._tls is not None:  # else it sent nothing wrong: ports are probed often
             self._turn_away(HUNG_UP)
 
     def _turn_away(self, why: str, farewell: bytes = b"") -> None:
@@ -197,7 +194,6 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
     # bytes
 
     def _decrypt(self) -> None:
-        """Give to who is inside what can be read, until it wants no more."""
         inner, ended = self._inner, None
         while ended is None and self._tls is not None and not self._paused and not self.is_closing():
             if isinstance(inner, asyncio.BufferedProtocol):
@@ -214,10 +210,10 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         elif ended is not None and not isinstance(ended, ssl.SSLWantReadError):
             self._fail(ended)
         if self._tls is not None:
-            self._send()  # an answer of TLS's own, if there is any
+            self._send()  # an answer of TLS itself
 
     def _read_into(self, room: memoryview) -> tuple[int, ssl.SSLError | None]:
-        """Decrypt what there is room for: how much that was, and why there is no more, if that is known."""
+        """Decrypt into `room`; return the size, and the reason for no more, if known."""
         assert self._tls is not None, "it is decrypted what was agreed on"
         size = 0
         try:
@@ -231,7 +227,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         return size, None
 
     def _go_on(self) -> None:
-        """Decrypt what has come before; nobody hears a connection that has failed at it again."""
+        """Decrypt earlier bytes; drop a connection that fails."""
         try:
             self._decrypt()
         except BaseException:
@@ -239,7 +235,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             raise
 
     def _fail(self, error: ssl.SSLError) -> None:
-        """End what makes no sense any more; whether the client lives is not said by that."""
+        """Close a connection that fails to decrypt; its client may live."""
         self._error = error
         self.abort()
 
@@ -248,20 +244,20 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         if data and not self._raw.is_closing():
             self._raw.write(data)
 
-    # who is inside calls these
+    # called by the inner protocol
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What is known of the connection; `held_bytes` is what has come and was not decrypted yet."""
+        """Return information on the connection; `held_bytes` is the size received and not decrypted yet."""
         ours = {"sslcontext": self._context, "ssl_object": self._tls, "held_bytes": self._incoming.pending}
         return ours[name] if name in ours else self._raw.get_extra_info(name, default)
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        """Encrypt and send it."""
+        """Encrypt and send."""
         if self._tls is None or self.is_closing():
             return
         rest, encrypted = memoryview(data), []
         try:
-            while rest:  # one record at a time: OpenSSL keeps, for good, room for the most that it has once held
+            while rest:  # one record at a time: OpenSSL keeps its largest buffer
                 rest = rest[self._tls.write(rest[:RECORD_BYTES]) :]
                 encrypted.append(self._outgoing.read())
         except ssl.SSLError as error:
@@ -270,12 +266,12 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._raw.write(b"".join(encrypted))
 
     def close(self) -> None:
-        """Say goodbye, and close once what is written has been sent."""
+        """Say goodbye, and close after the last written byte."""
         if self._ending:
             return
         self._ending = True
         if self._tls is not None:
-            with contextlib.suppress(ssl.SSLError):  # it wants to wait for the client's goodbye
+            with contextlib.suppress(ssl.SSLError):  # it would wait for the client's goodbye
                 self._tls.unwrap()
             self._send()
         self._raw.close()
@@ -286,33 +282,32 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._raw.abort()
 
     def is_closing(self) -> bool:
-        """Whether nothing more is sent."""
+        """Return True if nothing more is sent."""
         return self._ending or self._raw.is_closing()
 
     def pause_reading(self) -> None:
-        """Decrypt nothing more for now."""
+        """Pause decryption."""
         self._paused = True
         self._raw.pause_reading()
 
     def resume_reading(self) -> None:
-        """Go on, beginning with what has come already; not before the caller is done with what it does."""
+        """Resume, beginning with received bytes, after the caller has returned."""
         if self._paused and not self.is_closing():
             self._paused = False
             asyncio.get_running_loop().call_soon(self._go_on)
             self._raw.resume_reading()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """When the inside is told to write no more."""
+        """Set when the inner protocol is told to pause."""
         self._raw.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
-        """How many bytes were not sent yet."""
+        """Return how many bytes were not sent yet."""
         return self._raw.get_write_buffer_size()
 
 
 def _describe(error: ssl.SSLError) -> str:
-    """Why a handshake failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is none that this server trusts: {error.verify_message}"
-    reason = getattr(error, "reason", None) or str(error)  # those that Python raises, and not OpenSSL, have none
+    reason = getattr(error, "reason", None) or str(error)  # Python's own errors have none
     return _REASONS.get(reason, reason)
