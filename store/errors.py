@@ -29,7 +29,7 @@ class StoreError(Exception):
 
 
 class ConnectionLost(StoreError):
-    """The connection broke and the answer did not come."""
+    """The connection broke before the answer."""
 
     def __init__(self, message: str, *, maybe_applied: bool) -> None:
         super().__init__(message)
@@ -37,14 +37,14 @@ class ConnectionLost(StoreError):
 
 
 class StoreReplaced(ConnectionLost):
-    """The server that answers now is another store than the one this client knew (promise S10)."""
+    """Another store answers than the one this client knew (promise S10)."""
 
     def __init__(self, message: str, *, maybe_applied: bool = True) -> None:
         super().__init__(message, maybe_applied=maybe_applied)
 
 
 class StoreTimeoutError(StoreError, TimeoutError):
-    """The answer did not come in time."""
+    """The answer did not arrive in time."""
 
     def __init__(self, message: str, *, maybe_applied: bool = False) -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ class ProtocolError(StoreError):
 
 
 class AuthenticationError(StoreError):
-    """Client and server did not convince each other of who they are."""
+    """Client or server could not prove its identity."""
 
 
 class LimitExceeded(StoreError):
@@ -64,23 +64,23 @@ class LimitExceeded(StoreError):
 
 
 class LeaseNotFound(StoreError):
-    """The lease named has lapsed, was revoked, or never was."""
+    """The lease has lapsed, was revoked, or never existed."""
 
 
 class ConditionFailed(StoreError):
-    """The conditions that a write was given with `when=` did not hold, so nothing was written."""
+    """The conditions of a write (`when=`) did not hold, so nothing was written."""
 
 
 class Unsupported(StoreError):
-    """The server does not know this request, or something in it: it is of an older release."""
+    """The server is of an older release, and does not know this request or a part of it."""
 
 
 class WaitEnded(StoreError):
-    """The caller's own side has ended a wait (`BlockingStore.end_waits`): nothing was asked for in vain but time."""
+    """The caller's own side has ended a wait (`BlockingStore.end_waits`); the request changed nothing."""
 
 
 class WatchCompacted(StoreError):
-    """The history from the revision asked for on is no longer kept."""
+    """The history from the requested revision on is gone."""
 
 
 class UsedAfterFork(StoreError):

@@ -1,7 +1,8 @@
-"""The names of a package that are loaded when somebody first asks for them: PEP 562, said once.
+"""Names of a package that are loaded at first use (PEP 562).
 
-A script that imports a package pays for all that the package's front door imports: a hundred modules and as many
-dataclasses, some 120 ms of CPU. Command lines, process pools and whoever only catches an error need a few of them.
+A package imports a hundred modules and as many dataclasses, some 120 ms of CPU. Command lines, process pools, and
+scripts
+that only catch an error need few of them.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ __all__ = ["lazy_names"]
 def lazy_names(
     package: str, homes: Mapping[str, str], *, explain: Callable[[ImportError], ImportError] | None = None
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package whose names are loaded when they are first asked for.
+    """Return `__getattr__` and `__dir__` of a package whose names are loaded at first use.
 
     Args:
         package: Its name.
-        homes: The names that each module has, separated by spaces; no names: the module itself.
-        explain: Makes the error of an import that fails.
+        homes: The names of each module, separated by spaces; no names: the module itself.
+        explain: Makes the error of a failed import.
     """
     home_of = {name: module for module, names in homes.items() for name in names.split()}
     home_of |= {module.rpartition(".")[2]: module for module, names in homes.items() if not names}
@@ -42,7 +43,7 @@ def lazy_names(
             if explained is error:
                 raise
             raise explained from error
-        vars(sys.modules[package])[name] = loaded  # so that nobody asks again
+        vars(sys.modules[package])[name] = loaded  # for later uses
         return loaded
 
     def names() -> list[str]:

@@ -1,4 +1,4 @@
-"""How much a client may ask of a server: every bound in one table, each with its reason (promise S6)."""
+"""The limits on requests: every bound in one table, each with its reason (promise S6)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 1024 * KIB
 
 
 def _limit(default: float, help: str, *, past: str, used: str | None = None) -> Any:
-    """Return a limit: its default, what it bounds, what happens past it, and the figure of `stats` that it bounds."""
+    """Return a limit: its default, its meaning, the effect past it, and the figure of `stats` that it bounds."""
     return field(default=default, metadata={"help": help, "past": past, "used": used})
 
 
@@ -21,10 +21,11 @@ def _limit(default: float, help: str, *, past: str, used: str | None = None) -> 
 class Limits:
     """The limits of a server, in bytes, counts or seconds.
 
-    Each limit's metadata says what it bounds and what happens past it; docs/limits.md shows both. The bounds after them
-    are the same for every server.
-    `LimitExceeded` names the value, the limit and the remedy; the request has changed nothing, and no other client is
-    disturbed.
+    Each limit's metadata has its meaning and the effect past it; docs/limits.md shows both. The bounds after them are
+    the same
+    for every server. `LimitExceeded` names the value, the limit and the remedy; the request has changed nothing, and
+    other
+    clients are not disturbed.
     """
 
     frame_bytes_max: int = _limit(
@@ -99,23 +100,23 @@ class Limits:
         past="the connection is closed; its client says so, and tries again until its time is up",
     )
 
-    # Of what one client asks:
+    # Per request or client:
     key_bytes_max: ClassVar[int] = 2 * KIB  # a key or watched prefix, in UTF-8
     operations_max: ClassVar[int] = 16_384  # conditions of a transaction, or keys that a request reads or waits for
-    writes_max: ClassVar[int] = 2_048  # operations of a transaction, or keys that go at one revision
+    writes_max: ClassVar[int] = 2_048  # operations of a transaction, or keys deleted at one revision
     watches_max: ClassVar[int] = 4_096  # open watches and parked waits of a connection
     waits_bytes_max: ClassVar[int] = 8 * MIB  # keys and conditions of its parked waits, with their bookkeeping
-    session_replies_max: ClassVar[int] = 4_096  # kept until acknowledged: more may not be in flight ...
+    session_replies_max: ClassVar[int] = 4_096  # kept until acknowledged: the limit of mutations in flight ...
     session_replies_bytes_max: ClassVar[int] = 8 * MIB  # ... and the same in bytes
     frame_timeout: ClassVar[float] = 30.0  # seconds of silence in the middle of a frame
     # Of all clients together:
-    replies_bytes_max: ClassVar[int] = 256 * MIB  # past it the sessions of clients that are away end, oldest first
-    handshakes_max: ClassVar[int] = 1_024  # who has proved nothing yet; past it, who is silent for a second must go
-    journal_bytes_max: ClassVar[int] = 64 * MIB  # what the disk has not taken yet; past it, writers are not read
+    replies_bytes_max: ClassVar[int] = 256 * MIB  # past it the sessions of disconnected clients end, oldest first
+    handshakes_max: ClassVar[int] = 1_024  # unauthenticated connections; past it, those silent for a second are closed
+    journal_bytes_max: ClassVar[int] = 64 * MIB  # not on disk yet; past it, writers are not read
 
     @classmethod
     def used_by(cls) -> dict[str, str]:
-        """Name the figure of `stats` that counts towards each limit that the whole store shares."""
+        """Return, by limit of the whole store, the figure of `stats` that counts towards it."""
         return {each.name: each.metadata["used"] for each in fields(cls) if each.metadata["used"]}
 
     @property
@@ -125,7 +126,7 @@ class Limits:
 
     @property
     def memory_kept_back(self) -> int:
-        """What of `memory_bytes_max` is kept for one slow reader and one large request, whatever else fills it."""
+        """The part of `memory_bytes_max` that is reserved for one slow reader and one large request."""
         return self.outbox_bytes_max + self.frame_bytes_max
 
     def __post_init__(self) -> None:

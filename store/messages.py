@@ -1,12 +1,11 @@
-"""The nouns of the store: one record per request, response and event, which says all that is known of its fields.
+"""The messages of the store: one record per request, response and event, with the meaning of its fields.
 
-A request knows its response by its type: `Put` is a `Request[Written]`, so `call(Put(...))` is known to give a
-`Written`. Nothing here does anything: clients build these, they travel as they stand, in the frames of `wire`, and
-`engine` carries them out. The words are etcd's: a *revision* is the store-wide counter that steps once per change;
-`create_revision` and `mod_revision` are the revisions at which a key was made and last changed; keys on a *lease* go
-when it lapses.
+A request's type names its response: `Put` is a `Request[Written]`, so `call(Put(...))` returns a `Written`. Clients
+make these records, `wire` frames carry them, and `engine` carries them out. The words are etcd's: a *revision* is the
+store-wide counter that steps once per change; `create_revision` and `mod_revision` are the revisions at which a key was
+created and last changed; keys on a *lease* are deleted when it lapses.
 
-Seconds everywhere, and always durations: no deadline ever crosses the wire.
+Times are durations in seconds: no deadline ever crosses the wire.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from store.errors import (
 )
 from store.records import Record, Unfit, shown
 
-CHOSEN_LEASE_LEAST = 2**62  # of the ids of leases that clients choose; those that a server chooses are below
-GONE_TTL = 0.1  # seconds that a lease outlives its process; a living one is back on a new connection in a few ms
+CHOSEN_LEASE_LEAST = 2**62  # lease ids chosen by clients; a server's own are below
+GONE_TTL = 0.1  # seconds that a lease outlives its process; a living one reconnects in a few ms
 
 
 def key_bytes(key: str) -> int:
-    """Return the bytes that a key may take: up to four for each character, in memory and in UTF-8; one if ASCII."""
+    """Return the bytes that a key may take in memory and in UTF-8: four per character, or one if ASCII."""
     return len(key) if key.isascii() else 4 * len(key)
 
 
 class Entry(Record, kw_only=True):
-    """A key as it stands: its value, when it was made and last changed, and the lease it goes with, if any."""
+    """The current state of a key: its value, its revisions, and its lease, if any."""
 
     key: str
     value: bytes
@@ -47,8 +46,9 @@ class Entry(Record, kw_only=True):
 EventKind = Literal["put", "delete", "synced", "reset"]
 
 Cause = Literal["", "silent", "disconnected", "gone"]
-"""Why a key was deleted: by somebody, or as its lease ended: nobody kept it for its TTL; its keeper's connection had
-closed; its keeper's process was gone. Empty also where the store does not say (an etcd cluster)."""
+"""Why a key was deleted: by a request (""), or by the end of its lease: it was not renewed for its TTL; its keeper's
+connection closed; its keeper's process died. Also "" if the store does not say (an etcd cluster).
+"""
 
 
 class Event(Record, kw_only=True):
@@ -56,7 +56,7 @@ class Event(Record, kw_only=True):
 
     `put` and `delete` are changes of `key` at `revision`. `synced` ends a snapshot, which stands for every change up to
     `revision`. `reset` says that history was lost: forget everything seen so far, a new snapshot follows.
-    `cause` says of a `delete` how the key's lease ended, if that is why.
+    `cause` of a `delete` says how the key's lease ended, if that is the reason.
     """
 
     kind: EventKind
@@ -69,7 +69,7 @@ class Event(Record, kw_only=True):
 
     @property
     def entry(self) -> Entry:
-        """What a `put` left behind."""
+        """The entry that a `put` wrote."""
         assert self.kind == "put", "only a put leaves an entry"
         return Entry(
             key=self.key,
@@ -81,7 +81,7 @@ class Event(Record, kw_only=True):
 
 
 class Target(IntEnum):
-    """What of a key a condition looks at. A key that does not exist has both revisions 0 and no value."""
+    """The property of a key that a condition compares. A missing key has both revisions 0 and no value."""
 
     MOD_REVISION = 0
     CREATE_REVISION = 1
@@ -90,7 +90,7 @@ class Target(IntEnum):
     VALUE_IF_ANY = 4
 
 
-# To find a member by its name takes as long as all else that a condition takes.
+# Lookup of a member by name takes as long as the rest of a condition.
 _MOD_REVISION, _CREATE_REVISION, _VALUE, _EXISTS, _VALUE_IF_ANY = Target
 _EXPECTED: tuple[type, ...] = (int, int, bytes, bool, bytes)  # by target
 
@@ -98,7 +98,7 @@ _EXPECTED: tuple[type, ...] = (int, int, bytes, bool, bytes)  # by target
 class Condition(Record, kw_only=True):
     """`target` of `key` equals `expected`: an `int` for revisions, `bytes` for a value, a `bool` for existence.
 
-    `VALUE_IF_ANY` also holds of a key that does not exist.
+    `VALUE_IF_ANY` also holds for a missing key.
     """
 
     key: str
@@ -106,13 +106,13 @@ class Condition(Record, kw_only=True):
     expected: int | bytes | bool
 
     def unfit(self) -> str | None:
-        """Say that `expected` is of another type than its target."""
+        """Return an error if `expected` does not have the type of its target."""
         return None if type(self.expected) is _EXPECTED[self.target] else f"cannot have expected={shown(self.expected)}"
 
     def holds(self, entry: Entry | None) -> bool:
-        """Return whether the condition holds, given what the key holds."""
+        """Return whether the condition holds for a key's entry."""
         target = self.target
-        if target is _MOD_REVISION:  # of which one commit of a large round has thousands
+        if target is _MOD_REVISION:  # a commit of a large round has thousands
             return (entry.mod_revision if entry else 0) == self.expected
         if target is _CREATE_REVISION:
             return (entry.create_revision if entry else 0) == self.expected
@@ -128,43 +128,43 @@ class Condition(Record, kw_only=True):
 
 
 class Response(Record):
-    """Base of what a server answers with."""
+    """Base of the server's responses."""
 
 
 class Written(Response, code=64):
-    """The revision that a write made."""
+    """The revision of a write."""
 
     revision: int
 
 
 class Found(Response, code=65):
-    """What a key holds, or None."""
+    """The entry of a key, or None."""
 
     entry: Entry | None
 
 
 class Listing(Response, code=66):
-    """Entries, in the order asked for (None where a key is missing), as of one revision."""
+    """Entries at one revision, in the requested order, with None for missing keys."""
 
     entries: tuple[Entry | None, ...]
     revision: int
 
 
 class ListingPart(Response, code=78):
-    """The first entries of a listing that is long; more come under the same id, and a `Listing` of the last ones."""
+    """The first entries of a long listing; more follow under the same id, and a `Listing` of the last ones."""
 
     entries: tuple[Entry | None, ...]
 
 
 class Counted(Response, code=67, kw_only=True):
-    """How many keys there were, or were deleted."""
+    """The number of keys found or deleted."""
 
     count: int
     revision: int
 
 
 class CompareAndSetResult(Response, code=68):
-    """Whether the write happened, and what is there now, so that the loser need not read again."""
+    """Whether the write happened, and the current entry, so that the loser need not read again."""
 
     succeeded: bool
     entry: Entry | None
@@ -178,10 +178,11 @@ class Added(Response, code=69, kw_only=True):
 
 
 class TransactionResult(Response, code=70):
-    """Which branch of a transaction ran, and one result per operation of it, in order.
+    """The executed branch of a transaction, and one result per operation, in order.
 
-    A `Put` results in its revision, a `Get` in an `Entry` or None, a `Delete` in whether there was something to
-    delete, an `Add` in the sum, an `Append` in the length, a `Create` in its revision or the `Entry` that was there.
+    `Put`: the revision. `Get`: an `Entry` or None. `Delete`: whether the key existed. `Add`: the sum. `Append`: the
+    length.
+    `Create`: the revision, or the existing `Entry`.
     """
 
     succeeded: bool
@@ -190,14 +191,14 @@ class TransactionResult(Response, code=70):
 
 
 class Granted(Response, code=71, kw_only=True):
-    """A lease, and the TTL it was granted for, which may be longer than was asked for."""
+    """A lease, and its granted TTL, which may be longer than requested."""
 
     lease: int
     ttl: float
 
 
 class LeaseState(Response, code=72, kw_only=True):
-    """A lease as the server sees it: seconds it has left, seconds it was granted for, and its keys, sorted."""
+    """A lease at the server: its remaining seconds, its granted seconds, and its sorted keys."""
 
     remaining: float
     ttl: float
@@ -205,32 +206,32 @@ class LeaseState(Response, code=72, kw_only=True):
 
 
 class Watching(Response, code=73, kw_only=True):
-    """A watch is open; every change after `revision` will come, and those from its start up to it are on their way."""
+    """An open watch: it will get every change after `revision`, and is getting those from its start up to it."""
 
     revision: int
 
 
 class Done(Response, code=74, kw_only=True):
-    """The request was done."""
+    """The request was carried out."""
 
 
 class Pong(Response, code=75, kw_only=True):
-    """The server is there, at this revision."""
+    """The server's revision."""
 
     revision: int
 
 
 class Figures(Response, code=76, kw_only=True):
-    """What `stats()` shows: plain names to plain numbers or strings."""
+    """The figures of `stats()`: plain names, and numbers or strings."""
 
     figures: Annotated[dict[str, Any], dict[str, int | float | str | bool]]
 
 
 class KeyGroup(Record, kw_only=True):
-    """The keys that begin with `name`, how many there are, and the bytes that they take with their bookkeeping.
+    """The keys that begin with `name`: their number, and their bytes with bookkeeping.
 
     Attributes:
-        age: Seconds since the first of them was made, or since the server started if that was later.
+        age: Seconds since the first key was created, or since the server started if that was later.
     """
 
     name: str
@@ -240,18 +241,14 @@ class KeyGroup(Record, kw_only=True):
 
 
 class GroupPage(Response, code=79, kw_only=True):
-    """Some groups of keys by name, and whether there are more after them."""
+    """Some groups of keys by name, and whether more follow."""
 
     groups: tuple[KeyGroup, ...]
     more: bool
 
 
 class Note(Record, kw_only=True):
-    """What came with the last keep-alive of the lease that a key is on.
-
-    Attributes:
-        age: Seconds since it came.
-    """
+    """The note of the last keep-alive of a key's lease, `age` seconds old."""
 
     key: str
     note: bytes
@@ -259,7 +256,7 @@ class Note(Record, kw_only=True):
 
 
 class DeletedOlder(Response, code=81, kw_only=True):
-    """How many keys went, the last change that counted, and the key after which there may be more; "" if not."""
+    """The number of deleted keys, the last change that counted, and the key after which more may follow, or ""."""
 
     count: int
     revision: int
@@ -267,27 +264,27 @@ class DeletedOlder(Response, code=81, kw_only=True):
 
 
 class NotePage(Response, code=80, kw_only=True):
-    """Some notes in the order of their keys, and whether there are more after them."""
+    """Some notes in the order of their keys, and whether more follow."""
 
     notes: tuple[Note, ...]
     more: bool
 
 
 NOTE_BYTES_MAX = 128
-"""How long the note of a keep-alive may be: each lease keeps one."""
+"""The limit of a keep-alive's note: each lease keeps one."""
 
 
 class FailureKind(IntEnum):
-    """Which error of `errors` a refused request raises at the client."""
+    """The error of `errors` that a refused request raises at the client."""
 
     USAGE = 0
     LIMIT = 1
     LEASE = 2
     CONDITION = 3
     COMPACTED = 4
-    FORGOTTEN = 5  # applied once already, but its reply is no longer kept: `ConnectionLost(maybe_applied=True)`
+    FORGOTTEN = 5  # applied already, but the reply is not kept any more: `ConnectionLost(maybe_applied=True)`
     UNSUPPORTED = 6  # the server does not know this request
-    OTHER = 255  # never sent: what stands for a kind that only later releases know
+    OTHER = 255  # never sent: any kind of a later release
 
 
 ERRORS: dict[FailureKind, type[StoreError]] = {
@@ -302,7 +299,7 @@ ERRORS: dict[FailureKind, type[StoreError]] = {
 
 
 class Failed(Response, code=77, kw_only=True):
-    """A request was refused and changed nothing (`FORGOTTEN` excepted); `message` is for people."""
+    """A refused request, which changed nothing (except for `FORGOTTEN`); `message` is for people."""
 
     kind: FailureKind
     message: str
@@ -314,11 +311,11 @@ R_co = TypeVar("R_co", bound=Response, covariant=True)
 
 
 class Request(Record, Generic[R_co]):
-    """Base of what a client asks; the type parameter is the response it gets."""
+    """Base of requests; the type parameter is the response."""
 
 
 class Put(Request[Written], code=1):
-    """Write a key. Without `ttl` or `lease` the key stays, also if it was on a lease before."""
+    """Write a key. Without `ttl` or `lease` the key leaves its lease, and stays."""
 
     key: str
     value: bytes
@@ -339,31 +336,31 @@ class Delete(Request[Counted], code=3):
 
 
 class Add(Request[Added], code=4):
-    """Add to the decimal number a key holds; a missing key counts from 0, and is put on `lease`. Others keep theirs."""
+    """Add to the decimal number of a key; a missing key counts from 0, on `lease`. Others keep their lease."""
 
     key: str
     amount: int
     lease: int | None = None
 
     def total(self, entry: Entry | None) -> int:
-        """Return the sum, given what the key holds.
+        """Return the sum for a key's entry.
 
         Raises:
-            StoreUsageError: It holds no decimal number, or the sum has more than 64 bits.
+            StoreUsageError: It is no decimal number, or the sum has more than 64 bits.
         """
         held = b"0" if entry is None else entry.value
         digits = held.removeprefix(b"-")
-        # Python's int() takes underscores and blanks; the store does not.
+        # Python's int() accepts underscores and blanks.
         if not digits.isdigit() or len(digits) > 20:
             raise StoreUsageError(f"{shown(self.key)} holds {shown(held)}, which is no decimal number to add to")
         total = int(held) + self.amount
-        if abs(total) >= 2**63:  # what torch.distributed.Store counts in
+        if abs(total) >= 2**63:  # the range of torch.distributed.Store
             raise StoreUsageError(f"adding {self.amount} to {shown(self.key)} gives a number of more than 64 bits")
         return total
 
 
 class Append(Request[Added], code=5):
-    """Append bytes to what a key holds; a missing key counts as empty, and is put on `lease`. Others keep theirs."""
+    """Append bytes to a key; a missing key counts as empty, and is put on `lease`. Others keep their lease."""
 
     key: str
     value: bytes
@@ -371,7 +368,7 @@ class Append(Request[Added], code=5):
 
 
 class Create(Request[Written], code=23):
-    """In a transaction: write a key that is not there; one that is there stays as it is."""
+    """In a transaction: write a key that does not exist; leave an existing one unchanged."""
 
     key: str
     value: bytes
@@ -388,7 +385,7 @@ class GetMany(Request[Listing], code=6, kw_only=True):
 
 
 class List(Request[Listing], code=7, kw_only=True):
-    """Read all keys that start with `prefix`, sorted; with `keys_only`, their values come empty."""
+    """Read all keys that start with `prefix`, sorted; with `keys_only`, their values are empty."""
 
     prefix: str
     keys_only: bool = False
@@ -401,16 +398,16 @@ class Count(Request[Counted], code=8, kw_only=True):
 
 
 class DeletePrefix(Request[Counted], code=9, kw_only=True):
-    """Delete all keys that start with `prefix`, at one revision; with `at_most`, the first so many of them."""
+    """Delete all keys that start with `prefix`, at one revision; with `at_most`, the first of them."""
 
     prefix: str
     at_most: int | None = None
 
 
 class DeleteOlder(Request[DeletedOlder], code=25, kw_only=True):
-    """Delete some of the keys that start with `prefix` and come after a key, of those last written up to `revision`.
+    """Delete some of the keys that start with `prefix` and come after a key, if last written up to `revision`.
 
-    Without `revision` that is the store's present one. Keys that were written later stay.
+    The default is the store's present revision. Keys that were written later stay.
     """
 
     prefix: str
@@ -419,7 +416,7 @@ class DeleteOlder(Request[DeletedOlder], code=25, kw_only=True):
 
 
 class CompareAndSet(Request[CompareAndSetResult], code=10, kw_only=True):
-    """Write a key if it is as expected: a mod_revision (0: it must not exist) or a value, exactly one of the two."""
+    """Write a key if it has the expected mod_revision (0: no such key) or value; exactly one of the two is given."""
 
     key: str
     value: bytes
@@ -432,11 +429,13 @@ class CompareAndSet(Request[CompareAndSetResult], code=10, kw_only=True):
 class Grant(Request[Granted], code=14, kw_only=True):
     """Grant a lease of `ttl` seconds.
 
-    With `disconnect_ttl` it lapses that long after the connection that last kept it has closed, if that is sooner and
-    no other connection has kept it alive since. With `gone_ttl` it lapses that long after the last connection of its
-    process has closed, if that looks like a death and the process does not come back.
+    With `disconnect_ttl` it lapses that long after its last keeper's connection has closed, if that is sooner and no
+    other
+    connection has renewed it since. With `gone_ttl` it lapses that long after the last connection of its process has
+    closed,
+    if the process seems dead and does not come back.
 
-    In the `grants` of a transaction, and only there, it has an `id`, of at least `CHOSEN_LEASE_LEAST`.
+    Only in the `grants` of a transaction has it an `id`, of at least `CHOSEN_LEASE_LEAST`.
     """
 
     ttl: float
@@ -446,9 +445,10 @@ class Grant(Request[Granted], code=14, kw_only=True):
 
 
 class Transact(Request[TransactionResult], code=11, kw_only=True):
-    """If all of `when` hold, do `then`, else do `otherwise`; all at one revision. A key is written once a branch.
+    """If all of `when` hold, do `then`, else do `otherwise`; all at one revision. A branch writes a key once.
 
-    `grants` are leases of ids that the client has chosen. Each that a key goes on, and that is not there, is granted.
+    `grants` are leases with ids of the client's choice; those that are missing, and that an operation names, are
+    granted.
     """
 
     when: tuple[Condition, ...]
@@ -458,7 +458,7 @@ class Transact(Request[TransactionResult], code=11, kw_only=True):
 
 
 class Wait(Request[Listing], code=12, kw_only=True):
-    """Answer when all keys exist, with what they hold then."""
+    """Answer with their entries when all keys exist."""
 
     keys: tuple[str, ...]
 
@@ -467,16 +467,16 @@ Guardable = Operation | GetMany | List | Count | DeletePrefix | DeleteOlder | Co
 
 
 class Guarded(Request[R_co], code=13):
-    """Do `request` if all of `when` hold, else fail with `CONDITION`. A guarded `Wait` ends when they cease to hold."""
+    """Do `request` if all of `when` hold, else fail with `CONDITION`. A guarded `Wait` ends when they fail."""
 
     when: tuple[Condition, ...]
     request: Annotated[Request[R_co], Guardable]
 
 
 class KeepAlive(Request[Granted], code=15, kw_only=True):
-    """Give a lease its full TTL again, and take over as the connection that keeps it.
+    """Renew a lease for its full TTL; this connection becomes its keeper.
 
-    With a `note` it is kept with the lease, in memory, in place of the one before; see `ListNotes`.
+    A `note` replaces the lease's earlier one, in memory; see `ListNotes`.
     """
 
     lease: int
@@ -490,16 +490,17 @@ class Revoke(Request[Done], code=16, kw_only=True):
 
 
 class TimeToLive(Request[LeaseState], code=17, kw_only=True):
-    """Ask what a lease has left."""
+    """Read the remaining time of a lease."""
 
     lease: int
 
 
 class Watch(Request[Watching], code=18, kw_only=True):
-    """Watch all keys that start with `prefix`; events come under this request's id until it is cancelled.
+    """Watch all keys that start with `prefix`; events have this request's id until it is cancelled.
 
-    With `start_revision` (inclusive) every change from then on; with `snapshot` first what is there now; with neither,
-    every change after this request.
+    With `start_revision` (inclusive) every change from then on; with `snapshot` first the present keys; with neither,
+    every
+    change after this request.
     """
 
     prefix: str
@@ -514,34 +515,34 @@ class Cancel(Request[Done], code=19, kw_only=True):
 
 
 class Ping(Request[Pong], code=20, kw_only=True):
-    """Ask whether the server is there."""
+    """Check that the server answers."""
 
 
 class Stats(Request[Figures], code=21, kw_only=True):
-    """Ask for the server's counters."""
+    """Read the server's counters."""
 
 
 class ListGroups(Request[GroupPage], code=22, kw_only=True):
-    """Ask which groups of keys there are, from the first name after `after` on."""
+    """List the groups of keys, from the first name after `after` on."""
 
     after: str
 
 
 class ListNotes(Request[NotePage], code=24, kw_only=True):
-    """Ask for the notes of the leases of all keys that start with `prefix`, a page at a time, beginning after a key."""
+    """List the notes of the leases of all keys that start with `prefix`, in pages that begin after a key."""
 
     prefix: str
     after: str = ""
 
 
 class Excessive(Request[Failed]):
-    """Stands for a request that holds more than `elements_max` elements, and was therefore not decoded; never sent."""
+    """Stands for an undecoded request of more than `elements_max` elements; never sent."""
 
     elements_max: int
 
 
 class Unknown(Request[Failed]):
-    """Stands for a request that this release does not know, or in which there is something that it does not know."""
+    """Stands for a request that is unknown to this release, as a whole or in part."""
 
     what: str
 
@@ -550,14 +551,14 @@ REQUESTS: dict[int, type[Request[Any]]] = {
     kind.code: kind for kind in Request.__subclasses__() if kind.code is not None
 }
 RESPONSES: dict[int, type[Response]] = {kind.code: kind for kind in Response.__subclasses__() if kind.code is not None}
-"""All that a client and a server may say, by their codes."""
+"""All responses and requests, by code."""
 
 
 def checked(request: Request[Any]) -> Request[Any]:
-    """Return a request as it is sent: what is of a subclass of a field's type becomes that type.
+    """Return a request as it is sent: values of subclasses become values of the field's type.
 
     Raises:
-        StoreUsageError: It is none, or a field is not of its type.
+        StoreUsageError: It is no request, or a field has the wrong type.
     """
     if getattr(request, "code", None) not in REQUESTS:
         raise StoreUsageError(f"{shown(request)} is no request")
@@ -567,14 +568,13 @@ def checked(request: Request[Any]) -> Request[Any]:
         raise StoreUsageError(str(error)) from None
 
 
-# What changes the store, so that doing it twice would differ from doing it once: the server keeps the replies to these
-# until they are acknowledged. Renewing a lease twice is the same as once; revoking it is not, since the second time
-# there is none.
+# Requests whose repetition would change more: the server keeps their replies until acknowledged. Renewing a lease twice
+# is harmless; revoking it is not, since the second request finds none.
 MUTATIONS = frozenset((Put, Delete, Add, Append, DeletePrefix, DeleteOlder, CompareAndSet, Transact, Grant, Revoke))
 
 
 def mutates(request: Request[Any]) -> bool:
-    """Return whether a request changes the store; a guarded request counts as what it guards."""
+    """Return whether a request changes the store; a guarded request counts as its inner one."""
     return type(request) in MUTATIONS or (type(request) is Guarded and type(request.request) in MUTATIONS)
 
 
@@ -588,5 +588,5 @@ def only_takes_away(request: Request[Any]) -> bool:
 
 
 def waits(request: Request[Any]) -> bool:
-    """Return whether a request is answered only when something happens."""
+    """Return whether a request is answered only after an event."""
     return type(request) is Wait or (type(request) is Guarded and type(request.request) is Wait)

@@ -1,7 +1,8 @@
-"""Pure: what is shown to people: text of others, made fit for a terminal and a log, and durations.
+"""Pure: text of others made safe for a terminal and a log, and durations in words.
 
-Names, reasons and error messages come from whoever can connect. A control character among them could clear a screen,
-change what a line seems to say, or forge a line of its own.
+Names, reasons and error messages come from any client. A control character could clear a screen, change the meaning of
+a
+line, or forge another one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["escaping", "first_of", "in_words", "printable", "without_durations"]
 
-LETTERS_MOST = 1000  # of one text; a reason is a sentence, and a log is no place for more
+LETTERS_MOST = 1000  # of one text, which is a sentence
 
 
 def printable(text: str, *, most: int = LETTERS_MOST) -> str:
@@ -30,7 +31,7 @@ def printable(text: str, *, most: int = LETTERS_MOST) -> str:
 
 
 def escaping(log: logging.Logger) -> logging.Logger:
-    """Have a logger escape the texts among its arguments: in some rooms they are what others say."""
+    """Make a logger escape the texts among its arguments: they may be from clients."""
     log.addFilter(_escape_arguments)
     return log
 
@@ -42,13 +43,13 @@ def _escape_arguments(record: logging.LogRecord) -> bool:
 
 
 def first_of(names: Collection[str], most: int) -> str:
-    """Return the first of some names, and how many there are beyond: "a, b and 3 more"."""
+    """Return the first of some names, and the number of others: "a, b and 3 more"."""
     shown = ", ".join(itertools.islice(names, most))
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 def in_words(seconds: float) -> str:
-    """Return how long something takes: "9 min 50 s", "10 s", "2 h"."""
+    """Return a duration in words: "9 min 50 s", "10 s", "2 h"."""
     whole = round(seconds)
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
     parts = ((hours, "h"), (minutes, "min"), (rest, "s"))
@@ -59,7 +60,7 @@ _DURATION = re.compile(r"\b\d+(\.\d+)? (h|min|s)\b( \d+ (min|s)\b)*")
 
 
 def without_durations(text: str) -> str:
-    """Return a text without its durations: if nothing else in it has changed, it is no news."""
+    """Return a text without its durations, to see if anything else has changed."""
     return _DURATION.sub("...", text)
 
 

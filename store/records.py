@@ -1,28 +1,30 @@
-"""Pure: a noun says its fields and their types once, and thereby how it is made, compared, packed, checked and read.
+"""Pure: records declare their fields and types once, for construction, comparison, packing, checks and reading.
 
     class Put(Record, code=1):
         key: str
         value: bytes
         ttl: float | None = None
 
-A record is a tuple of its fields, in their order: it is made and compared in C, and msgpack packs it as it stands.
-Nobody sees that it is one: its fields have names, and type checkers take it for a frozen dataclass. A `code` stands
-first in the tuple, and tells records of several kinds apart, when they are read and when they are compared. Records
-without a code are equal if their fields are, so those must not meet others of another kind in `==`, sets or keys.
+A record is a tuple of its fields, in order: it is made and compared in C, and msgpack packs it directly. Type checkers
+take
+it for a frozen dataclass. A `code` comes first in the tuple, and distinguishes kinds of records in reading and
+comparison.
+Records without a code are equal if their fields are, so those must not meet others of another kind in `==`, sets or
+keys.
 
-`Put.read` makes a record of a tuple that was received, and `Put.check` looks at one that is to be sent. Both go by the
-same rule, so that what cannot be read back is never sent:
+`Put.read` makes a record of a received tuple, and `Put.check` checks one before it is sent. Both use the same rules, so
+that everything sent can be read:
 
-- A type stands for itself, and for its subclasses, which become it; but for `bool`, which is no `int` here.
-- `float` also takes an `int`, `bytes` what has a buffer, and `tuple[X, ...]` a list.
+- A type accepts its own values, and those of subclasses, which it converts; but `bool` is no `int`.
+- `float` also takes an `int`, `bytes` any buffer, and `tuple[X, ...]` a list.
 - A member of an `IntEnum` is its number; an unknown number becomes `OTHER`, if there is one. A `Literal` is any word.
-- A member of a `StrEnum` is its word; what an unknown word becomes, its `_missing_` says.
+- A member of a `StrEnum` is its word; its `_missing_` converts unknown words.
 - A `Mapping` is a dict, and `tuple[X, Y]` has an element of each.
-- Of a union of records with codes, the code says which it is. `Annotated[X, Y]` is X to type checkers, and takes Y;
+- The code selects the record of a union. `Annotated[X, Y]` is X to type checkers, and takes Y;
   `Annotated[str, TextAs(f)]` takes a text, which becomes f(text).
-- What is missing at the end has its default; what follows the last field is of a later release, and is left out.
+- A field missing at the end has its default; extra fields are of a later release, and are ignored.
 
-Fields are therefore only ever added at the end, with a default.
+So new fields go at the end, with a default.
 """
 
 from __future__ import annotations
@@ -51,30 +53,30 @@ from typing import (
 __all__ = ["CHECKED_AT_ONCE", "AnyOf", "Record", "Steps", "TextAs", "Unfit", "UnknownWord", "shown"]
 
 CHECKED_AT_ONCE = 1024  # elements of an array: about a millisecond
-TYPES_NOTED_MOST = 64  # of the fields of one kind of record; whoever sends others has them looked at anew
+TYPES_NOTED_MOST = 64  # combinations of field types that are cached per kind of record
 
 T = TypeVar("T")
 R = TypeVar("R", bound="Record")
-Steps = Generator[None, None, T]  # what is done in several steps, so that others can be served in between
+Steps = Generator[None, None, T]  # work in several steps, with others served in between
 
 _new: Any = tuple.__new__
-_ROW = namedtuple("_ROW", [f"at_{place}" for place in range(64)])  # type: ignore[misc]  # whose accessors are written in C
+_ROW = namedtuple("_ROW", [f"at_{place}" for place in range(64)])  # type: ignore[misc]  # accessors written in C
 
 
 class Unfit(ValueError):
-    """A value is none of what its field takes; the message names the field."""
+    """A value does not fit its field; the message names the field."""
 
 
 class UnknownWord(Unfit):
-    """It is a number of a request, or of a kind of condition, that only later releases know."""
+    """The number of a request or condition of a later release."""
 
 
 class _NotOf(Unfit):
-    """A value is not of this type; where the name of its field is known, the error names that."""
+    """A value is not of this type; the error names the field where it is known."""
 
 
 def shown(value: object) -> str:
-    """A value as errors show it: they end up in logs, and it may be megabytes long, or deep."""
+    """Return a value as shown in errors and logs: it may be megabytes long, or deep."""
     if isinstance(value, str | bytes):
         return repr(value) if len(value) <= 40 else f"{value[:40]!r}..."
     if value is None or isinstance(value, bool | int | float):
@@ -86,11 +88,11 @@ def shown(value: object) -> str:
 
 
 class _Kind:
-    """What a field of one type takes.
+    """The values that a field of one type accepts.
 
     Args:
-        read: Returns a value as it is to be; `_NotOf` if it is nothing of the kind.
-        plain: Types of which every value is taken as it is.
+        read: Returns a converted value, or raises `_NotOf`.
+        plain: Types whose values need no conversion.
     """
 
     def __init__(self, read: Callable[[Any], Any], plain: tuple[type, ...] = ()) -> None:
@@ -98,17 +100,17 @@ class _Kind:
         self.plain = plain
 
     def reader_of(self, type_: type) -> Callable[[Any], Any]:  # noqa: ARG002 - most look themselves
-        """Return what reads values of just this type."""
+        """Return the reader of values of exactly this type."""
         return self.read
 
     def read_in_steps(self, value: Any) -> Steps[Any]:
-        """Do what `read` does; what may be too long for one step pauses in between."""
+        """Do the same as `read`, with pauses in long work."""
         yield from ()
         return self.read(value)
 
 
 class TextAs(_Kind):
-    """A text that becomes another one, when it is sent and when it is read: `Annotated[str, TextAs(shorten)]`."""
+    """A text that is converted when sent and when read: `Annotated[str, TextAs(shorten)]`."""
 
     def __init__(self, change: Callable[[str], str]) -> None:
         super().__init__(self._read)
@@ -164,7 +166,7 @@ def _exactly(type_: type) -> _Kind:
 
 def _member(type_: type[IntEnum]) -> _Kind:
     members = {member.value: member for member in type_}
-    other = type_.__members__.get("OTHER")  # what stands for all those that only later releases know
+    other = type_.__members__.get("OTHER")  # stands for all members of later releases
 
     def read(value: Any) -> Any:
         if type(value) is bool or not isinstance(value, int):
@@ -222,7 +224,7 @@ class _Many(_Kind):
         return tuple(map(self._read_one, value))
 
     def read_in_steps(self, value: Any) -> Steps[Any]:
-        """Do what `read` does, and pause after each thousand elements."""
+        """Do the same as `read`, with a pause after each thousand elements."""
         if type(value) not in _ARRAYS or len(value) <= CHECKED_AT_ONCE:
             return self._read(value)
         checked: list[Any] = []
@@ -233,7 +235,7 @@ class _Many(_Kind):
 
 
 class AnyOf(_Kind):
-    """A union, also of one: of any other types, and of either one record without a code or of several with codes."""
+    """A union of other types, and of either one record without a code or several with codes."""
 
     def __init__(self, kinds: Iterable[Any]) -> None:
         of = [get_origin(each) or each if _is_record(each) else each for each in kinds]
@@ -244,7 +246,7 @@ class AnyOf(_Kind):
         super().__init__(self._read if self._others else self.reader_of(tuple), plain)
 
     def reader_of(self, type_: type) -> Callable[[Any], Any]:
-        """Return what reads values of just this type."""
+        """Return the reader of values of exactly this type."""
         if not self._by_code or not issubclass(type_, _ARRAYS):
             return self.read
         if type_ in self._by_code.values():
@@ -255,7 +257,6 @@ class AnyOf(_Kind):
         return self._record(value).read(value)
 
     def _record(self, value: Any) -> Any:
-        """Return the kind of record that an array is, by its code."""
         code = value[0] if isinstance(value, _ARRAYS) and value else None
         if type(code) is not int:
             raise _NotOf(f"{shown(value)} does not begin with a code")
@@ -277,7 +278,7 @@ class AnyOf(_Kind):
         raise _NotOf(f"{shown(value)} is none of what it may be")
 
     def read_in_steps(self, value: Any) -> Steps[Any]:
-        """Do what `read` does, and pause where a record of the union does."""
+        """Do the same as `read`, with the pauses of the records in the union."""
         if self._by_code and isinstance(value, _ARRAYS):
             record = self._by_code.get(None) or self._record(value)
             return (yield from record.read_in_steps(value))
@@ -285,13 +286,13 @@ class AnyOf(_Kind):
 
 
 class _Shape:
-    """What a kind of record takes, made of what its class says when it is first needed."""
+    """The fields of a kind of record, built from its class at first use."""
 
     def __init__(self, record: Any) -> None:
         self._record = record
         self._length = len(record.fields) + (record.code is not None)
         self._make: Callable[[Any], Any] = self._fit if hasattr(record, "unfit") else functools.partial(_new, record)
-        # To compare the types of all fields at once is what the hot path can afford.
+        # One comparison of the types of all fields: the hot path affords no more.
         self._makers: dict[tuple[type, ...], Callable[[Any], Any]] = {}
 
     @functools.cached_property
@@ -301,7 +302,7 @@ class _Shape:
         return [(name, _kind_of(types_.get(name, int))) for name in names]
 
     def read(self, values: Any) -> Any:
-        """Make a record of an array, or look at one that there is."""
+        """Make a record of an array, or check a record."""
         if not isinstance(values, _ARRAYS):
             raise _NotOf(f"{shown(values)} stands where {self._record.__name__} belongs")
         types_ = tuple(map(type, values))
@@ -309,7 +310,6 @@ class _Shape:
         return make(values)
 
     def _maker(self, types_: tuple[type, ...]) -> Callable[[Any], Any]:
-        """Return what makes a record of values of these types, and note it."""
         fields = enumerate(zip(self._fields, types_, strict=False))
         in_need = [(at, kind.reader_of(type_)) for at, ((_, kind), type_) in fields if type_ not in kind.plain]
         is_plain = not in_need and len(types_) == self._length
@@ -319,7 +319,6 @@ class _Shape:
         return make
 
     def _read_those(self, in_need: list[tuple[int, Callable[[Any], Any]]], values: Any) -> Any:
-        """Make a record of values some of which cannot be taken as they are."""
         checked = list(values)
         for at, read in in_need:
             try:
@@ -329,7 +328,7 @@ class _Shape:
         return self._make(checked) if len(checked) == self._length else self._filled(checked)
 
     def read_in_steps(self, values: Any) -> Steps[Any]:
-        """Do what `read` does, and pause in between."""
+        """Do the same as `read`, with pauses."""
         checked = []
         for (name, kind), value in zip(self._fields, values, strict=False):
             try:
@@ -339,7 +338,6 @@ class _Shape:
         return self._filled(checked)
 
     def _filled(self, values: list[Any]) -> Any:
-        """The record of these values, without those that later releases have added, and with the defaults of others."""
         if len(values) < self._length:
             missing = [name for name, _ in self._fields[len(values) :]]
             if any(name not in self._record.defaults for name in missing):
@@ -348,7 +346,6 @@ class _Shape:
         return self._make(values[: self._length])
 
     def _fit(self, values: Any) -> Any:
-        """The record of these values, if they fit together."""
         made = _new(self._record, values)
         if (why := made.unfit()) is not None:
             raise Unfit(f"{self._record.__name__} {why}")
@@ -364,7 +361,7 @@ class _Shape:
 
 @dataclass_transform(frozen_default=True)
 class RecordType(type):
-    """Makes a tuple with named fields of what a class says."""
+    """Makes a tuple with named fields from a class."""
 
     def __new__(
         cls, name: str, bases: tuple[type, ...], body: dict[str, Any], *, code: int | None = None, **_: bool
@@ -379,7 +376,7 @@ class RecordType(type):
             setattr(made, each, getattr(_ROW, f"at_{place}"))
         taken = "".join(f", {each}=defaults[{each!r}]" if each in body else f", {each}" for each in fields)
         values = "".join(f"{each}, " for each in (fields if code is None else (code, *fields)))
-        # As `namedtuple` does it: names of our own sources, and a function that is as quick as one written by hand.
+        # Like `namedtuple`: the names are from our own sources, and the function is as fast as a written one.
         made.__new__ = eval(f"lambda cls{taken}: new(cls, ({values}))", {"new": _new, "defaults": made.defaults})  # noqa: S307
         shape = _Shape(made)
         made.read, made.read_in_steps = shape.read, shape.read_in_steps
@@ -393,12 +390,12 @@ else:
 
 
 class Record(_Base, metaclass=RecordType):
-    """Base of nouns that are said as above.
+    """Base of records.
 
     Attributes:
-        fields: The names of the fields, in their order.
-        defaults: What the last of them have if they are not given.
-        code: What tells this kind of record from others, if anything does.
+        fields: The names of the fields, in order.
+        defaults: The defaults of the last fields.
+        code: The number of this kind of record, or None.
     """
 
     if TYPE_CHECKING:
@@ -408,33 +405,33 @@ class Record(_Base, metaclass=RecordType):
 
         @classmethod
         def read(cls: type[R], values: object) -> R:
-            """Make a record of what was received: a tuple, the first of which is the code, if there is one.
+            """Make a record of a received tuple, whose first element is the code, if there is one.
 
             Raises:
-                Unfit: It is none; the message says why.
+                Unfit: It does not fit; the message says why.
             """
 
         @classmethod
         def read_in_steps(cls: type[R], values: object) -> Steps[R]:
-            """Do what `read` does, and pause after each thousand elements of an array."""
+            """Do the same as `read`, with a pause after each thousand elements of an array."""
 
         def unfit(self) -> str | None:
-            """Say what is wrong with the fields together: a noun may have this."""
+            """Return an error of the fields together; subclasses may define this."""
 
     else:
 
         @property
         def count(self) -> None:
-            """Hide tuple's own: who asks whether a record has a count means a field of it."""
+            """Hide tuple's own, which is no field."""
             raise AttributeError("count")
 
         @property
         def index(self) -> None:
-            """Hide tuple's own, likewise."""
+            """Hide tuple's own, which is no field."""
             raise AttributeError("index")
 
     def check(self: R) -> R:
-        """Return this record as it is sent: what is of a subclass of its type becomes that type.
+        """Return this record as it is sent: values of subclasses become values of the field's type.
 
         Raises:
             Unfit: A field has a value that could not be read back.
@@ -442,12 +439,12 @@ class Record(_Base, metaclass=RecordType):
         return type(self).read(self)
 
     def replace(self: R, **changes: object) -> R:
-        """Return a record like this one, with other values in some fields."""
+        """Return a copy with other values in some fields."""
         made: R = type(self)(**{name: getattr(self, name) for name in self.fields} | changes)
         return made
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        """What it is made of anew: copied, or in another process."""
+        """Return the arguments for a copy or a pickle."""
         return tuple(getattr(self, name) for name in self.fields)
 
     def __repr__(self) -> str:

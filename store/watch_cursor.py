@@ -1,4 +1,4 @@
-"""Pure: how far a watch has come, for every client that opens watches, over our protocol or etcd's."""
+"""Pure: the progress of a watch, for clients of either protocol."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ __all__ = ["WatchCursor"]
 
 
 class WatchCursor:
-    """How far a watch has come, and how it is to be opened again after an interruption (promise S4).
+    """The progress of a watch, and the request that opens it again after an interruption (promise S4).
 
     Args:
-        prefix: What is watched.
-        start_revision: From where on, if that was asked for.
-        snapshot: Whether it begins with what is there.
+        prefix: The watched prefix.
+        start_revision: The first revision, if given.
+        snapshot: True if it begins with the present keys.
     """
 
     def __init__(self, prefix: str, *, start_revision: int | None, snapshot: bool) -> None:
         if snapshot and start_revision is not None:
             raise StoreUsageError("a watch starts with a snapshot or at start_revision, not both")
         self._prefix, self._snapshot = prefix, snapshot
-        self._next = start_revision  # where to resume; None until the watch, or its snapshot, has been opened whole
+        self._next = start_revision  # where to resume; None until the watch, or its snapshot, is complete
         self._seen_any = False
 
     @property
     def resumable(self) -> bool:
-        """Whether nothing is lost by closing it now and opening it again later."""
+        """True if nothing is lost by closing it now and opening it again later."""
         return self._next is not None
 
     def opening(self) -> tuple[Watch, Event | None]:
-        """Return the request that opens it now, and what its reader must be told first, if anything."""
+        """Return the request that opens it now, and a first event for its reader, if any."""
         if self._next is not None:
             return Watch(prefix=self._prefix, start_revision=self._next), None
         reset = Event(kind="reset", revision=0) if self._seen_any else None
@@ -43,18 +43,18 @@ class WatchCursor:
             self._next = revision + 1
 
     def delivered(self, events: tuple[Event, ...]) -> None:
-        """Note that these events have come."""
+        """Note that these events have arrived."""
         last = events[-1]
         self._seen_any = last.kind != "reset"
         if last.kind == "synced" or self._next is not None:
-            self._next = last.revision + 1  # within a snapshot there is no revision to resume from
+            self._next = last.revision + 1  # no resumption within a snapshot
 
     def nothing_before(self, revision: int) -> None:
-        """Note that everything up to this revision has come: the server has answered from it since."""
+        """Note that everything up to this revision has arrived: a later answer of the server shows that."""
         if self._next is not None:
             self._next = max(self._next, revision + 1)
 
     def compacted(self) -> bool:
-        """Note that history is gone. Return whether the watch goes on, with a reset and a new snapshot."""
+        """Note that history is gone; return whether the watch goes on, with a reset and a new snapshot."""
         self._next = None
         return self._snapshot

@@ -1,4 +1,4 @@
-"""Conditions that read like what they mean: `when.mod_revision(key) == 7`, `when.exists(key)`.
+"""Conditions as Python expressions: `when.mod_revision(key) == 7`, `when.exists(key)`.
 
 `==` on these terms makes a `Condition` instead of comparing. `!=` is refused: Python would turn it into False, and the
 transaction would lack its condition.
@@ -13,8 +13,8 @@ from store.messages import Condition, Target
 __all__ = ["create_revision", "exists", "missing", "mod_revision", "value", "value_if_any"]
 
 
-class _Term:  # noqa: PLW1641  what does not compare is no dictionary key
-    """A revision of a key, or its value, waiting to be compared."""
+class _Term:  # noqa: PLW1641  it does not compare, so it is no dictionary key
+    """A revision or value of a key, to be compared."""
 
     __slots__ = ("_key", "_kind", "_target")
 
@@ -39,17 +39,17 @@ def mod_revision(key: str) -> _Term:
 
 
 def create_revision(key: str) -> _Term:
-    """Return a term for the revision at which `key` was made; 0 if it does not exist."""
+    """Return a term for the revision at which `key` was created; 0 if it does not exist."""
     return _Term(key, Target.CREATE_REVISION, int)
 
 
 def value(key: str) -> _Term:
-    """Return a term for the value of `key`; a key that does not exist equals no value."""
+    """Return a term for the value of `key`; a missing key equals no value."""
     return _Term(key, Target.VALUE, bytes)
 
 
 def value_if_any(key: str) -> _Term:
-    """Return a term for the value of `key`; a key that does not exist equals any value."""
+    """Return a term for the value of `key`; a missing key equals any value."""
     return _Term(key, Target.VALUE_IF_ANY, bytes)
 
 

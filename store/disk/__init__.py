@@ -1,1 +1,1 @@
-"""What is in a data directory, and how it is kept whole: files, rows, formats, copies."""
+"""The data directory: its files, rows, formats, checks and copies."""

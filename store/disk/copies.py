@@ -1,8 +1,10 @@
-"""Shell: look at a durable store, copy it, and put a copy in its place: `rdzv check`, `backup` and `restore`.
+"""Shell: checks, copies and restores durable stores: `rdzv check`, `backup` and `restore`.
 
-Looking and copying change nothing, and work beside the server that has the directory. A copy is one file, whole and
-read through before it gets its name. What is restored from one gets a new identity: clients that knew the store would
-otherwise go on as if what was written since the copy were still there, and two of them might hold one lock.
+Checks and copies change nothing, and work beside a running server. A copy is one file, verified before it gets its
+name. A
+restored store gets a new identity: else clients would assume that writes after the copy still exist, and two of them
+might
+hold one lock.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ __all__ = ["Report", "back_up", "check", "found", "restore"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A whole store, all of which was read; what its files take on the disk, and the process that serves it now."""
+    """A store that was read as a whole, the size of its files, and the process that serves it now."""
 
     saved: Saved
     file_bytes: int
@@ -37,11 +39,11 @@ class Report:
 
 
 def found(path: Path, store_id: str) -> None:
-    """Make an empty store under another name, and let it appear whole."""
+    """Create an empty store under another name, and put it in place when it is whole."""
     partial = _unfinished(path)
     make_file(partial)
     with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as database:
-        database.execute("PRAGMA auto_vacuum=INCREMENTAL")  # before the first table, or it does nothing
+        database.execute("PRAGMA auto_vacuum=INCREMENTAL")  # no effect after the first table
         database.executescript(f"PRAGMA fullfsync=ON; BEGIN; {rows.SCHEMA} PRAGMA user_version={rows.FORMAT};")
         database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.seal("store_id", store_id))
         database.execute("COMMIT")
@@ -50,17 +52,16 @@ def found(path: Path, store_id: str) -> None:
 
 
 def _unfinished(path: Path) -> Path:
-    """Where a store is made before it appears; what a crash has left there is gone."""
     for left_over in path.parent.glob(f"{UNFINISHED}*"):
         left_over.unlink()
     return path.with_name(UNFINISHED)
 
 
 def check(directory: Path) -> Report:
-    """Read all of a store, and say what is in it.
+    """Read all of a store, and report its content.
 
     Raises:
-        StoreUsageError: There is none, it is damaged, or it has lost changes; the message says what to do.
+        StoreUsageError: It is missing, damaged, or has lost changes; the message has the remedy.
     """
     path = directory / FILE
     with reporting(path), holder(directory) as process:
@@ -74,7 +75,7 @@ def check(directory: Path) -> Report:
 
 
 def back_up(directory: Path, target: Path) -> Report:
-    """Copy a store into one file, as it is at one moment.
+    """Copy a store, as of one moment, into one file.
 
     Raises:
         StoreUsageError: The store is damaged, or the copy cannot be made.
@@ -94,12 +95,12 @@ def back_up(directory: Path, target: Path) -> Report:
 
 
 def restore(source: Path, directory: Path, *, new_id: str) -> Report:
-    """Make a store of a copy, in a directory without one, and under a new identity.
+    """Create a store from a copy, with a new identity, in a directory without one.
 
-    Sessions are left behind: their clients knew the store by its old identity. Leases get their full TTL again.
+    Sessions are dropped: their clients knew the old identity. Leases get their full TTL.
 
     Raises:
-        StoreUsageError: The copy is damaged, or there is a store in the directory.
+        StoreUsageError: The copy is damaged, or the directory has a store.
     """
     with reporting(source):
         if not source.is_file():
@@ -118,7 +119,7 @@ def restore(source: Path, directory: Path, *, new_id: str) -> Report:
             if version != rows.FORMAT:
                 carry_over(partial, version)
             with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as database:
-                _load(database)  # before its seals are made anew
+                _load(database)  # before new seals are made
                 database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", rows.seal("store_id", new_id))
                 database.execute("DELETE FROM sessions")
                 database.execute("DELETE FROM replies")
@@ -131,7 +132,7 @@ def restore(source: Path, directory: Path, *, new_id: str) -> Report:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a store as it is at one moment, also while a server writes to it; the copy appears whole, and durable."""
+    """Copy a store as of one moment, also beside a server; the copy appears whole, and durable."""
     partial = target.with_name(f"{target.name}.new")
     partial.unlink(missing_ok=True)
     try:
@@ -140,8 +141,8 @@ def _copy(source: Path, target: Path) -> None:
             contextlib.closing(open_to_read(source)) as whole,
             contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as taken,
         ):
-            whole.backup(taken)  # in one piece: its lock keeps nobody from writing
-            taken.execute("PRAGMA journal_mode=DELETE")  # all of it is in the one file
+            whole.backup(taken)  # in one piece: its lock does not delay writers
+            taken.execute("PRAGMA journal_mode=DELETE")  # everything in one file
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         put_in_place(partial, target)
@@ -161,8 +162,8 @@ def _find(path: Path) -> None:
 
 
 def _load(database: sqlite3.Connection) -> Saved:
-    """All of a store, with SQLite's own structure looked through, too, in a transaction that stays open."""
-    database.execute("BEGIN")  # at one moment, beside a server that writes
+    """Return all of a store, after SQLite's own check, in a transaction that stays open."""
+    database.execute("BEGIN")  # one moment, beside a server that writes
     (health,) = database.execute("PRAGMA integrity_check(1)").fetchone()
     if health != "ok":
         raise sqlite3.DatabaseError(health)

@@ -1,8 +1,9 @@
-"""Shell: why a file of a store cannot be read or written: it is damaged, or the system refuses, and what to do.
+"""Shell: the reasons why a file of a store cannot be read or written, with their remedies.
 
-SQLite's codes do not tell: a full tmpfs is an I/O error of its shared memory, a limit on the size of files is an I/O
-error, and too few descriptors and a read-only mount are files that cannot be opened. So only an error about contents
-means damage. For all others the system is asked, by a write beside the file that was written, then beside the other.
+SQLite's codes do not suffice: a full tmpfs and a limit on file sizes are I/O errors; too few descriptors and a
+read-only
+mount are files that cannot be opened. So only an error about contents means damage. For others, test writes beside the
+written file, then beside the other, ask the system.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["free_bytes", "is_full", "reason", "reporting"]
 
-DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)  # the last: a table is not there
-FILES = 10  # descriptors that SQLite needs for two databases, of which one is copied into the other
+DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)  # the last: a missing table
+FILES = 10  # descriptors that SQLite needs to copy one database into another
 PROBE_BYTES = 64 * 1024
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -49,31 +50,26 @@ def refusal(path: Path, size: int = PROBE_BYTES) -> OSError | None:
 
 
 def free_bytes(directory: Path) -> int:
-    """Return how many bytes the disk of a directory has left, as far as the system knows."""
+    """Return the free bytes of a directory's disk, as far as the system knows."""
     system = os.statvfs(directory)
     return system.f_bavail * system.f_frsize
 
 
 def is_full(path: Path) -> bool:
-    """Return whether the disk of a file takes no more."""
+    """Return whether the disk of a file is full."""
     error = refusal(path)
     return error is not None and error.errno in FULL
 
 
 def reason(error: Exception, path: Path) -> str:
-    """Return an error's words, and those of the system if it refuses a write beside the file, too."""
+    """Return an error's text, and the system's if it refuses a write beside the file, too."""
     refused = refusal(path)
     return f"{error}: {in_words(refused)}" if refused is not None else str(error)
 
 
 @contextlib.contextmanager
 def reporting(path: Path, *, written: Path | None = None) -> Iterator[None]:
-    """Turn each error of a store's file into one that names the file, the reason and the remedy.
-
-    Args:
-        path: The store.
-        written: The file that a copy is written to.
-    """
+    """Replace each error of a store's file, or of the copy `written`, by one that names file, reason and remedy."""
     try:
         yield
     except StoreUsageError:
@@ -88,7 +84,7 @@ def reporting(path: Path, *, written: Path | None = None) -> Iterator[None]:
 
 
 def _is_damage(error: Exception) -> bool:
-    if isinstance(error, sqlite3.Error):  # those without a code are raised by Python, or by us, about contents
+    if isinstance(error, sqlite3.Error):  # errors without a code are about contents, from Python or this module
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         return code & 0xFF in DAMAGE
     return not isinstance(error, OSError | MemoryError)

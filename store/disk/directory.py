@@ -1,13 +1,13 @@
-"""Shell: the files of a data directory: who may have them, what keeps a second server out, what proves them whole.
+"""Shell: the files of a data directory, their owner, the lock against a second server, and the mark of the last group.
 
     store.sqlite3            everything that is durable, with SQLite's own -wal and -shm beside it
     lock                     held by the one server that has the directory
-    durable                  which group of changes was on the disk last; see `Mark`
+    durable                  the number of the last durable group; see `Mark`
     reserve                  room kept back for deletes; see `Reserve`
-    store.sqlite3-wal.left-1 the log of a file that somebody has moved away, when a new one came in its place
+    store.sqlite3-wal.left-1 the log of a database that was moved away, when a new one took its place
 
-What is in a store is its members' own affair, so the directory is made for its owner alone (0700), and so are the files
-(0600). One that exists and is open to others is left as it is, with one line in the log.
+The content of a store is private, so the directory (0700) and its files (0600) are created for their owner alone. An
+existing one that is open to others is only logged.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ __all__ = [
 log: logging.Logger = logging.getLogger(__name__)
 
 FILE = "store.sqlite3"
-UNFINISHED = "store.sqlite3.new"  # while it is being made: an empty file of the right name is a damaged one
+UNFINISHED = "store.sqlite3.new"  # during creation: an empty file of the right name counts as damaged
 LOCK = "lock"
 MARK = "durable"
 RESERVE = "reserve"
-RESERVE_BYTES = 8 * 1024 * 1024  # what the database grows by when it takes in a log of 4 MiB, and DELETES_BYTES
-DELETES_BYTES = 4 * 1024 * 1024  # the log of some deletes, up to where it begins anew
+RESERVE_BYTES = 8 * 1024 * 1024  # by which the database grows for a log of 4 MiB, and DELETES_BYTES
+DELETES_BYTES = 4 * 1024 * 1024  # the log of some deletes, up to its restart
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 REMEDIES = {
     errno.ENOSPC: "make room there",
@@ -74,7 +74,7 @@ REMEDIES = {
 
 
 def in_words(error: OSError) -> str:
-    """Return what the system refuses, and what to do."""
+    """Return the system's refusal, and the remedy."""
     remedy = REMEDIES.get(error.errno or 0)
     return f"{error.strerror or error}" + (f" ({remedy})" if remedy else "")
 
@@ -83,10 +83,10 @@ def in_words(error: OSError) -> str:
 
 
 def take_lock(directory: Path) -> IO[str]:
-    """Keep other servers out of a directory, made if it is not there, for as long as the file is open.
+    """Lock a directory, created if missing, while the file is open.
 
     Raises:
-        StoreUsageError: One is there already, or the directory cannot be used.
+        StoreUsageError: Another server has it, or the directory cannot be used.
     """
     try:
         _make(directory, mode=0o700)
@@ -95,9 +95,9 @@ def take_lock(directory: Path) -> IO[str]:
         raise StoreUsageError(f"data_dir {directory} cannot be used: {in_words(error)}") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with contextlib.suppress(OSError):  # on a full disk it is locked all the same
+        with contextlib.suppress(OSError):  # a full disk must not prevent the lock
             file.truncate(0)
-            # Not through a buffer, which closing it would try to write again.
+            # Unbuffered: closing a buffer would try to write again.
             os.write(file.fileno(), b"%d\n" % os.getpid())
     except BlockingIOError:
         file.seek(0)
@@ -107,14 +107,14 @@ def take_lock(directory: Path) -> IO[str]:
             f"data_dir {directory} is in use by another server (process {process}): stop that one, or use another "
             f"directory"
         ) from None
-    except OSError as error:  # a network's file system without locks, say: not to be taken for another server
+    except OSError as error:  # no other server, but a network file system without locks, say
         file.close()
         raise StoreUsageError(f"data_dir {directory} cannot be locked: {in_words(error)}") from error
     return file
 
 
 def release_lock(file: IO[str]) -> None:
-    """Let the next server have it, though a child that was forked a moment ago may still have the file open."""
+    """Release the lock, though a child that was just forked may still have the file open."""
     if not file.closed:
         fcntl.flock(file, fcntl.LOCK_UN)
     file.close()
@@ -122,7 +122,7 @@ def release_lock(file: IO[str]) -> None:
 
 @contextlib.contextmanager
 def holder(directory: Path) -> Iterator[str | None]:
-    """Which server has a directory: its process, or None, and then no server gets it before the context ends."""
+    """Yield the process of the server that has a directory, or None; then no server can take it meanwhile."""
     try:
         file = open(directory / LOCK, encoding="utf-8")  # noqa: SIM115 - held open
     except OSError:
@@ -142,7 +142,7 @@ def _for_the_owner(path: str, flags: int) -> int:
 
 
 def _make(directory: Path, *, mode: int = 0o777) -> None:
-    """Make a directory and those above it, so that they, too, survive a power loss."""
+    """Create a directory and its parents, so that they survive a power loss."""
     if not directory.exists():
         _make(directory.parent)
         directory.mkdir(mode=mode, exist_ok=True)
@@ -150,12 +150,12 @@ def _make(directory: Path, *, mode: int = 0o777) -> None:
 
 
 def make_file(path: Path) -> None:
-    """Make an empty file that only its owner may read; SQLite gives the files beside it the same mode."""
+    """Create an empty file for its owner alone; SQLite copies its mode to the files beside it."""
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable, which the files' own fsync does not."""
+    """Make the names in a directory durable; fsync of the files does not."""
     number = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -164,10 +164,11 @@ def sync_directory(directory: Path) -> None:
 
 
 def put_in_place(partial: Path, path: Path) -> None:
-    """Let a finished file appear under its name, durably, and not with the log of another one.
+    """Give a finished file its name, durably, and without the log of another one.
 
-    Who moves a database away, and leaves SQLite's log of it behind, would have that log laid over the new one. It may
-    hold changes that were acknowledged, so it is kept, under another name.
+    The log of a database that was moved away would be applied to the new one. It may hold acknowledged changes, so it
+    is kept
+    under another name.
     """
     left = path.with_name(f"{path.name}-wal")
     if left.exists():
@@ -188,7 +189,7 @@ def _aside(left: Path, number: int) -> Path:
 
 
 def warn_if_open_to_others(directory: Path) -> None:
-    """Say it if other users of this machine may look into a data directory, or into its files."""
+    """Log a warning if other users of this machine may read a data directory or its files."""
     wider = [
         f"{path} has mode {mode:04o}"
         for path in (directory, directory / FILE)
@@ -205,11 +206,13 @@ def warn_if_open_to_others(directory: Path) -> None:
 
 
 class Mark:
-    """Beside the database, which group of changes was on the disk last.
+    """The file that names the last durable group.
 
-    SQLite takes a log whose end is damaged, or gone, for one that was never written, and goes on without it. The mark
-    is written after a group is durable and before anybody hears of it. It is not synced, since that would cost as much
-    as the group itself: after a power loss it may be an older one, which proves less and never too much.
+    SQLite takes a log with a damaged or missing end for one that was never written. The mark is written after a group
+    is
+    durable and before it is acknowledged. It is not synced, which would cost as much as the group: after a power loss
+    it may be
+    older, and proves less, never too much.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -217,7 +220,7 @@ class Mark:
         self._file: int | None = None
 
     def read(self) -> tuple[str, int] | None:
-        """The store and its last group; None if there is no mark, or none that can be read."""
+        """Return the store and its last group; None if there is no mark, or an unreadable one."""
         try:
             text, _, seal = self._path.read_text(encoding="utf-8").strip().rpartition(" ")
             store_id, number = text.split()
@@ -225,13 +228,13 @@ class Mark:
                 return store_id, int(number)
         except FileNotFoundError:
             return None
-        except (IsADirectoryError, ValueError) as error:  # one that cannot be read now may prove something
+        except (IsADirectoryError, ValueError) as error:  # an unreadable one may prove something
             log.debug("%s cannot be read: %s", self._path, error)
         log.warning("%s is damaged: it is ignored, and written again", self._path)
         return None
 
     def refuse_to_found(self, path: Path) -> None:
-        """Refuse a new store in the place of one that was deleted, of which only the mark is left.
+        """Refuse to create a store in place of a deleted one, of which only the mark is left.
 
         Raises:
             StoreUsageError: There is a mark.
@@ -244,18 +247,18 @@ class Mark:
             )
 
     def write(self, store_id: str, number: int) -> None:
-        """This group is durable. What hinders it is no harm to the store: the mark only proves less then."""
+        """Note that a group is durable. A failure does no harm: the mark only proves less."""
         text = f"{store_id} {number}"
         line = f"{text} {zlib.crc32(text.encode()):08x}\n".encode().rjust(64)
         with contextlib.suppress(OSError):
             if self._file is None:
                 self._file = os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o600)
                 if os.fstat(self._file).st_size > len(line):
-                    os.ftruncate(self._file, 0)  # it is none of ours
+                    os.ftruncate(self._file, 0)  # it is another program's
             os.pwrite(self._file, line, 0)
 
     def close(self) -> None:
-        """Make it durable: on a clean stop there is time."""
+        """Make it durable: a clean stop has time for that."""
         number, self._file = self._file, None
         if number is not None:
             with contextlib.suppress(OSError):
@@ -267,11 +270,7 @@ class Mark:
 
 
 class Reserve:
-    """A file that takes up room, to be given up when a disk is full, so that deletes can still be written.
-
-    Attributes:
-        bytes: How much room is kept back now.
-    """
+    """A file that keeps `bytes` back on the disk; a full disk gives them to deletes."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / RESERVE
@@ -279,10 +278,7 @@ class Reserve:
         self.bytes: int = 0
 
     def take(self, least: int) -> bool:
-        """Keep at least this room back, and more than `RESERVE_BYTES` only if asked; False if there is less.
-
-        Then what was kept back before is still kept back.
-        """
+        """Keep at least this many bytes back, above `RESERVE_BYTES` only if asked; return False if there are fewer."""
         with self._at_work:
             size = max(least, min(self.bytes, RESERVE_BYTES))
             if size == self.bytes:
@@ -296,13 +292,13 @@ class Reserve:
                 finally:
                     os.close(number)
             except OSError:
-                self._cut(self.bytes)  # some of it may have been taken
+                self._cut(self.bytes)  # some may have been taken
                 return False
             self.bytes = size
             return True
 
     def give_up(self) -> None:
-        """Let the room be used."""
+        """Release the room."""
         self._cut(0)
 
     def _cut(self, size: int) -> None:
@@ -312,7 +308,7 @@ class Reserve:
 
 
 def allocate(number: int, size: int) -> None:
-    """Make a file this long, with room on the disk for all of it."""
+    """Extend a file to this size, with room on the disk."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(number, 0, size)
     else:  # macOS

@@ -1,12 +1,13 @@
-"""What a store is as rows of SQLite: the tables, the rows of a group of changes, and a whole store read back (S3).
+"""A store as rows of SQLite: the tables, the rows of a group of changes, and a whole store read back (S3).
 
-SQLite itself has no checksums outside its write-ahead log, so each row carries one of its own: the last column is the
-CRC-32 of the others, which tells damage, and is no proof against malice.
+SQLite has no checksums outside its write-ahead log, so the last column of each row is the CRC-32 of the others: proof
+of
+damage, not against malice.
 
-`FORMAT` stands for all that is written here: the tables, and the bytes in them, of events and of answers, which are
-those of the wire. A test holds a digest of every layout beside the number, so that neither changes without the other.
-A release that changes a layout raises the number, and adds a function to `MIGRATIONS`; those of all formats that were
-ever released stay. Nothing has been released yet, so there is none.
+`FORMAT` stands for all layouts: the tables, and the bytes of events and answers in them, which are those of the wire. A
+test holds a digest of every layout beside the number, so that neither changes alone. A release that changes a layout
+raises the number, and adds a function to `MIGRATIONS`, which keeps those of all released formats. Nothing has been
+released yet.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT", "MIGRATIONS", "SCHEMA", "last_group", "load", "refusal_of", "seal", "write"]
 
-FORMAT = 4  # of the tables below, and of what is in their rows; PRAGMA user_version
+FORMAT = 4  # of the tables below, and of their rows; PRAGMA user_version
 
 SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value, seal INTEGER) WITHOUT ROWID;
@@ -43,17 +44,17 @@ CREATE TABLE replies (
 ) WITHOUT ROWID;
 """
 
-# A revision's events are in rows of about this size, since SQLite takes no row above 1 GB, and a revision may be
-# larger. A row's place is the revision, then the part.
+# A revision's events are in rows of about this size, since SQLite takes no row above 1 GB. A row's place is the
+# revision, then the part.
 PART_BYTES = 8 * 1024 * 1024
 PARTS = 1 << 12
 
 MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
-"""By the format that is there, what turns it into the next one; within a transaction, and without ending it."""
+"""By format: migrates a store to the next one, within a transaction that it does not end."""
 
 
 def seal(*fields: Any) -> tuple[Any, ...]:
-    """A row with its checksum."""
+    """Return a row with its checksum."""
     checksum = 0
     for field in fields:
         checksum = zlib.crc32(field if isinstance(field, bytes) else str(field).encode(), checksum)
@@ -64,13 +65,7 @@ def seal(*fields: Any) -> tuple[Any, ...]:
 
 
 def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) -> None:
-    """Write a group in the transaction that is under way. Of several words on one thing, the last is what is kept.
-
-    Args:
-        database: It is written to.
-        group: The facts, in the order in which they came about.
-        number: That of the group, one more than of the last.
-    """
+    """Write a group, in order, as number `number`, in the transaction under way. The last fact about a thing counts."""
     changed: dict[str, Event] = {}
     sessions: dict[bytes, int | None] = {}
     replies: dict[bytes, dict[int, Any]] = {}
@@ -86,7 +81,8 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
         compacted = max(compacted, facts.compacted)
         leases.update(facts.leases)
         last_lease = max(last_lease, facts.last_lease)
-        for session_id, session in facts.sessions.items():  # before the replies: in one step they are of the new one
+        # before the replies, which belong to the new session of an id
+        for session_id, session in facts.sessions.items():
             sessions[session_id] = session
             replies.pop(session_id, None)
             acknowledged.pop(session_id, None)
@@ -144,7 +140,6 @@ def _real(ttl: float | None) -> float | None:
 
 
 def _history_rows(revision: int, events: tuple[Event, ...]) -> Iterator[tuple[Any, ...]]:
-    """The rows of one revision."""
     part, begin, size = 0, 0, 0
     for index, event in enumerate(events):
         size += len(event.key) + len(event.value)
@@ -155,7 +150,7 @@ def _history_rows(revision: int, events: tuple[Event, ...]) -> Iterator[tuple[An
 
 
 def refusal_of(facts: Facts, why: str) -> Facts:
-    """What is kept of facts that cannot be written: to whoever asked for them, that it was refused, and why."""
+    """Return the facts to keep of those that cannot be written: the error replies."""
     message = f"the disk cannot take it, and nothing was done: {why}; ask for less"
     answer = Failed(kind=FailureKind.LIMIT, message=message)
     replies = [replace(reply, response=answer) for reply in facts.replies]
@@ -166,16 +161,16 @@ def refusal_of(facts: Facts, why: str) -> Facts:
 
 
 def last_group(database: sqlite3.Connection) -> tuple[str, int]:
-    """The store's identity, and the number of the last group that was written to it."""
+    """Return the store's identity, and the number of its last group."""
     meta = dict(database.execute("SELECT name, value FROM meta WHERE name IN ('store_id', 'group')").fetchall())
     return str(meta["store_id"]), int(meta.get("group", 0))
 
 
 def load(database: sqlite3.Connection) -> Saved:
-    """A whole store, read and found consistent; `ValueError`, or whatever else, if not."""
+    """Return a whole, consistent store; raise `ValueError`, or another error, for any other."""
 
     def rows(table: str, which: str = "") -> Iterator[tuple[Any, ...]]:
-        for row in database.execute(f"SELECT * FROM {table} {which}"):  # noqa: S608 - our own names
+        for row in database.execute(f"SELECT * FROM {table} {which}"):  # noqa: S608 - the names are constants
             if row != seal(*row[:-1]):
                 raise ValueError(f"a row of {table!r} is not as it was written")
             yield row[:-1]
@@ -212,7 +207,6 @@ def load(database: sqlite3.Connection) -> Saved:
 
 
 def _history(rows: Iterator[tuple[int, bytes]]) -> Iterator[tuple[Event, ...]]:
-    """The events of each revision, put together from its parts."""
     for revision, parts in groupby(rows, key=lambda row: row[0] // PARTS):
         events: list[Event] = []
         for number, (place, part) in enumerate(parts):
@@ -223,7 +217,6 @@ def _history(rows: Iterator[tuple[int, bytes]]) -> Iterator[tuple[Event, ...]]:
 
 
 def _response_from(frame: bytes) -> Any:
-    """The response in a frame that was written by `write`."""
     reply = wire.decode_server_frame(frame[4:])
     assert isinstance(reply, wire.Reply), "only responses are kept"
     return reply.response

@@ -1,7 +1,8 @@
-"""Shell: whether a data directory holds a whole store of a format that is ours, and one that has lost nothing.
+"""Shell: verifies that a data directory holds a whole store of a known format, without lost changes.
 
-A store of an older format is carried over (promise S12), in one transaction: after a crash it is as it was. Who wants
-to go back to the older release takes a backup before.
+A store of an older format is migrated (promise S12) in one transaction: a crash leaves it unchanged. Only a backup
+allows a
+return to the older release.
 """
 
 from __future__ import annotations
@@ -25,19 +26,17 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """A connection that changes nothing, not even when it is closed: one that could write would then tidy up."""
-    # On a read-only mount SQLite finds no place for its index of a log; without a log it needs none.
+    """Return a connection that changes nothing, not even when it is closed."""
+    # On a read-only mount SQLite cannot create its index of a log; without a log it needs none.
     read_only = os.statvfs(path).f_flag & os.ST_RDONLY and not path.with_name(f"{path.name}-wal").exists()
     how = "immutable=1" if read_only else "mode=ro"
     return sqlite3.connect(f"{path.resolve().as_uri()}?{how}", uri=True, isolation_level=None, timeout=30)
 
 
 def verify(directory: Path, *, served: bool = False) -> int:
-    """Refuse a database that is no whole store, and one that has lost changes which were durable; its format.
+    """Refuse a database that is not whole, or has lost durable changes; return its format.
 
-    Args:
-        directory: The data directory.
-        served: A server writes to it meanwhile, so that its log is not to be looked at.
+    If it is `served`, a server writes to its log, which is not checked.
     """
     path = directory / FILE
     marked = Mark(directory).read()  # before the database: a server may write to both
@@ -59,7 +58,6 @@ def verify(directory: Path, *, served: bool = False) -> int:
 
 
 def _log_is_damaged(path: Path) -> bool:
-    """Whether SQLite, which has read the log by now, has left out what was durable."""
     written, index = path.with_name(f"{FILE}-wal"), path.with_name(f"{FILE}-shm")
     if not written.exists() or not index.exists():
         return False
@@ -78,10 +76,10 @@ def _lost(path: Path, what: str) -> StoreUsageError:
 
 
 def check_format(found: int, path: Path) -> None:
-    """Refuse a format that this release neither reads nor carries over.
+    """Refuse a format that this release neither reads nor migrates.
 
     Raises:
-        StoreUsageError: It is of a newer release, or of one before the first; the message says which side is older.
+        StoreUsageError: It is newer, or of before the first release; the message says which side is older.
     """
     if found > rows.FORMAT:
         raise StoreUsageError(
@@ -96,12 +94,12 @@ def check_format(found: int, path: Path) -> None:
 
 
 def carry_over(path: Path, found: int) -> None:
-    """Turn a store of an older format into one of ours."""
+    """Migrate a store of an older format."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.executescript("PRAGMA synchronous=FULL; PRAGMA fullfsync=ON; BEGIN EXCLUSIVE;")
         for step in range(found, rows.FORMAT):
             rows.MIGRATIONS[step](database)
-        rows.load(database)  # what came of it must be whole before it counts; else closing it rolls all of it back
+        rows.load(database)  # the result must be whole before it counts; closing rolls back the rest
         database.execute(f"PRAGMA user_version={rows.FORMAT}")
         database.execute("COMMIT")
     log.warning("%s was carried over from format %d to %d", path, found, rows.FORMAT)

@@ -1,14 +1,14 @@
-"""Pure: whether SQLite's write-ahead log has lost changes that were durable.
+"""Pure: detects that SQLite's write-ahead log has lost durable changes.
 
-SQLite reads its log up to the first frame that is not as it was written, and takes whatever follows for the rest of a
-write that a crash cut off. That is right for the last transaction, which may never have been synced. But with
-`synchronous=FULL` no frame of the next transaction is written before the last is on the disk: a frame that follows on a
-commit, beyond what SQLite has read, proves that the commit was durable, and that it was damaged later.
+SQLite reads its log up to the first damaged frame, and takes all that follows for a write that a crash cut off. That is
+right for the last transaction, which may not have been synced. But with `synchronous=FULL`, frames are written only
+after
+the previous transaction is on the disk: a valid frame after a commit, beyond those that SQLite reads, proves that the
+commit was durable, and was damaged later.
 
 The layout (https://sqlite.org/walformat.html): a header of 32 bytes, then frames of 24 bytes and a page each. A frame
 has the log's two salts, a mark if it ends a transaction, and a checksum of all frames up to it. Frames with other salts
-are left over from before the log began anew. Frames that do not follow on the one before them by their checksums are
-left over from a transaction that was rolled back.
+are from before the log's restart; frames whose checksums do not follow are from a rolled-back transaction.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["frames_read", "is_damaged"]
 
 HEADER = struct.Struct(">8I")
 FRAME = struct.Struct(">6I")
-MAGIC = 0x377F0682  # and one more if checksums are of big-endian words
-MX_FRAME_AT = 16  # in the index of the log, the -shm file: how many frames SQLite reads
+MAGIC = 0x377F0682  # one more if checksums are of big-endian words
+MX_FRAME_AT = 16  # in the -shm file: the number of frames that SQLite reads
 
 
 def frames_read(index: bytes) -> int | None:
-    """How many frames SQLite has found good, by the head of its index of the log; None if that says nothing."""
+    """Return the number of frames that SQLite has found good, by its index of the log; None if unknown."""
     if len(index) < MX_FRAME_AT + 4:
         return None
     (frames,) = struct.unpack_from("=I", index, MX_FRAME_AT)
@@ -36,20 +36,14 @@ def frames_read(index: bytes) -> int | None:
 
 
 def is_damaged(file: IO[bytes], *, size: int, frames_read: int) -> bool:
-    """Whether there is proof beyond the frames that SQLite reads of changes that were durable.
-
-    Args:
-        file: The log.
-        size: Its bytes.
-        frames_read: How many of its frames SQLite has found good.
-    """
+    """Return whether the log, of `size` bytes, proves that durable changes lie beyond the frames that SQLite reads."""
     head = file.read(HEADER.size)
     if len(head) < HEADER.size or not any(head):
-        return False  # nothing has been written to it
+        return False  # nothing was written to it
     magic, _, page_size, _, *salts, check1, check2 = HEADER.unpack(head)
     order = ">" if magic & 1 else "<"
     if magic & ~1 != MAGIC or _checksum(head[: HEADER.size - 8], order, (0, 0)) != (check1, check2):
-        return size > HEADER.size  # the head is synced before the first frame is written
+        return size > HEADER.size  # the header is synced before the first frame
     frame_bytes = FRAME.size + page_size
     for index in range(frames_read, (size - HEADER.size) // frame_bytes - 1):
         file.seek(HEADER.size + index * frame_bytes)
@@ -62,7 +56,6 @@ def is_damaged(file: IO[bytes], *, size: int, frames_read: int) -> bool:
 
 
 def _follows(frame: bytes, salts: list[int], order: str, checksum: tuple[int, int]) -> bool:
-    """Whether a frame was written after one of this checksum."""
     _, _, *its_salts, check1, check2 = FRAME.unpack_from(frame)
     checksum = _checksum(frame[:8], order, checksum)
     return its_salts == salts and _checksum(frame[FRAME.size :], order, checksum) == (check1, check2)

@@ -1,1 +1,1 @@
-"""Pure: how requests, answers and pushes become bytes, and back; told the bytes, never reading them."""
+"""Pure: requests, answers and pushes as bytes, and back."""

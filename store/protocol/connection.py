@@ -1,11 +1,12 @@
-"""Sans-I/O: one peer's state, from hello to farewell, on either side of a connection.
+"""Sans-I/O: the state of a peer on either side of a connection, from hello to goodbye.
 
-`ServerConnection` is one connection as the server sees it. `ClientConnection` outlives its connections: it numbers the
-requests, remembers those without a reply, and says after a reconnect what must be sent again (promises S2, S10).
+`ServerConnection` is one connection at the server. `ClientConnection` outlives its connections: it numbers the
+requests,
+remembers those without a reply, and repeats them after a reconnect (promises S2, S10).
 
-Proof of a token (promise S8) goes both ways and is bound to the role, the protocol version, both nonces, the session
-and the store: an HMAC-SHA256 over them under the token. The token itself never crosses the wire, and a recorded
-conversation is worth nothing for another one.
+Both sides prove that they know the token (promise S8), by an HMAC-SHA256 of role, protocol version, both nonces,
+session
+and store. The token itself never crosses the wire, and a recorded proof is worthless on another connection.
 """
 
 from __future__ import annotations
@@ -39,19 +40,18 @@ if TYPE_CHECKING:
 
 __all__ = ["ClientConnection", "InFlight", "ServerConnection", "error_of"]
 
-FRAME_BYTES_AT_FIRST = Limits().frame_bytes_max  # that a client may send, until the first welcome tells
+FRAME_BYTES_AT_FIRST = Limits().frame_bytes_max  # the limit of a client's frames until the first welcome
 
 LIMITS_TOLD = ("operations_max", "writes_max", "session_replies_max", "lease_ttl_max")
-"""What of a server's limits a client keeps to, and is therefore told in the welcome."""
+"""The limits that a client applies itself, from the welcome."""
 
 
 def _proof(token: bytes, role: str, greeting: Greeting, hello: Hello) -> bytes:
-    """What proves that `role` knows the token, in this conversation alone."""
+    """Return the proof that `role` knows the token, for this connection only."""
     parts = (
         role.encode(),
         b"%d" % hello.version,
-        b"%d-%d"
-        % (greeting.version_min, greeting.version_max),  # or somebody on the way could have an older one spoken
+        b"%d-%d" % (greeting.version_min, greeting.version_max),  # else an attacker could force an older version
         greeting.store_id.encode(),
         greeting.nonce,
         hello.nonce,
@@ -62,13 +62,13 @@ def _proof(token: bytes, role: str, greeting: Greeting, hello: Hello) -> bytes:
 
 
 class ServerConnection:
-    """A client's connection, as the server sees it.
+    """A client's connection at the server.
 
     Args:
         store_id: The identity of the store.
         nonce: 16 fresh random bytes.
-        token: What the client must prove to know, if anything.
-        limits: How long a frame may be.
+        token: The secret that the client must prove to know, or None.
+        limits: Limits on frames.
     """
 
     def __init__(self, *, store_id: str, nonce: bytes, token: bytes | None, limits: Limits) -> None:
@@ -82,29 +82,29 @@ class ServerConnection:
 
     @property
     def greeted(self) -> bool:
-        """Whether the client has said hello, and proven the token if one is wanted."""
+        """True if the client has said hello, and proven the token if one is required."""
         return self._hello is not None
 
     @property
     def held_bytes(self) -> int:
-        """How much has come of a frame that is not whole yet."""
+        """The received bytes of an incomplete frame."""
         return self._reader.held_bytes
 
     def let_go(self) -> None:
-        """Nothing more is wanted from this client: what has come of a frame need not be kept."""
+        """Drop the incomplete frame: nothing more is read from this client."""
         self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
 
     def greeting(self) -> bytes:
-        """What to send first."""
+        """Return the first frame."""
         return wire.encode_opening(self._greeting)
 
     def only_request(self, data: bytes) -> tuple[int, int, Request[Any]] | None:
-        """The one request that these bytes are; None if they are anything else, and are to be given to `receive`.
+        """Return the single request that these bytes are; None if they are anything else, for `receive`.
 
-        That is what one caller at a time sends, and what is quick to tell.
+        The fast path of a caller with one request at a time.
 
         Raises:
-            ProtocolError: These bytes are not the protocol, and the connection is of no more use.
+            ProtocolError: These bytes are not the protocol; the connection cannot be used any more.
         """
         if self._hello is None or len(data) > wire.STEP_BYTES:
             return None
@@ -116,12 +116,12 @@ class ServerConnection:
         return item
 
     def receive(self, data: bytes | memoryview) -> Iterator[Hello | Bye | tuple[int, int, Request[Any]] | None]:
-        """What the client says. After a `Hello` the caller answers with `welcome` before it takes the next item.
+        """Yield the client's messages. After a `Hello` the caller answers with `welcome` before the next item.
 
-        None comes out, perhaps several times, while a large request is being decoded: so others can be served.
+        None, perhaps several times, is a pause while a large request is decoded, in which others can be served.
 
         Raises:
-            ProtocolError: These bytes are not the protocol, and the connection is of no more use.
+            ProtocolError: These bytes are not the protocol; the connection cannot be used any more.
             AuthenticationError: The client did not prove that it knows the token.
         """
         for body in self._reader.feed(data):
@@ -142,13 +142,12 @@ class ServerConnection:
             yield item
 
     def _take_number(self, request_id: int) -> None:
-        """Refuse a request that does not come in its place."""
         if request_id <= self._last_id:
             raise ProtocolError(f"request {request_id} comes after request {self._last_id}; ids count upwards")
         self._last_id = request_id
 
     def welcome(self, *, session: int, address: str, revision: int, durable: bool = True) -> bytes:
-        """The answer to a hello; `session` is the number of the client's session."""
+        """Return the answer to a hello; `session` is the number of the client's session."""
         assert self._hello is not None, "a welcome answers a hello"
         proof = b"" if self._token is None else _proof(self._token, "server", self._greeting, self._hello)
         limits = {name: getattr(self._limits, name) for name in LIMITS_TOLD}
@@ -168,25 +167,25 @@ class ServerConnection:
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    """A request without a reply yet. `waiter` and `timer` are whatever the shell wants to find again with it."""
+    """A request without a reply yet, with the `waiter` and `timer` of the shell."""
 
     request_id: int
     request: Request[Any]
     waiter: Any
     mutates: bool
     sent: bool = False
-    abandoned: bool = False  # its caller no longer waits for it
+    abandoned: bool = False  # its caller no longer waits
     timer: Any = None  # ends its caller's wait
-    parts: list[Entry | None] = field(default_factory=list)  # of a long listing, as far as it has come
+    parts: list[Entry | None] = field(default_factory=list)  # the received parts of a long listing
 
 
 class ClientConnection:
     """A client's side of all its connections to one store.
 
     Args:
-        session_id: 16 random bytes, this client's for life.
-        process: 16 random bytes, those of the process it is in; empty to say nothing of it.
-        token: What is proven to the server, and asked of it; or a function that returns it for each connection.
+        session_id: 16 random bytes, constant for this client.
+        process: 16 random bytes, constant for its process; empty: not named.
+        token: The secret that both sides prove; or a function that returns it for each connection.
         name: The server's address, for error messages.
     """
 
@@ -201,30 +200,30 @@ class ClientConnection:
         self._greeting: Greeting | None = None
         self._hello: Hello | None = None
         self._last_id = 0
-        self._session: int | None = None  # its number, as the last welcome said
-        self._unanswered: OrderedDict[int, None] = OrderedDict()  # mutations that were sent, oldest first
-        self.in_flight: dict[int, InFlight] = {}  # by number, in the order in which they were asked
+        self._session: int | None = None  # its number in the last welcome
+        self._unanswered: OrderedDict[int, None] = OrderedDict()  # sent mutations, oldest first
+        self.in_flight: dict[int, InFlight] = {}  # by number, in order
         self.welcomed: Welcome | None = None
-        self.resumed: bool = False  # whether the last welcome was to the session of the one before
+        self.resumed: bool = False  # True if the last welcome was to the same session as the one before
         self.store_id: str | None = None
-        self.seen_revision: int = 0  # the highest that this store has shown; it is durable: it never goes below it
+        self.seen_revision: int = 0  # the highest durable revision of this store; it never goes below
         self._frame_bytes_max = FRAME_BYTES_AT_FIRST
-        self.limits: dict[str, float] = {}  # the server's, by name, as the last welcome told
+        self.limits: dict[str, float] = {}  # the server's, by name, from the last welcome
 
     # ------------------------------------------------------------------------------------------ connecting
 
     def connected(self, *, nonce: bytes) -> None:
-        """A connection has been made; `nonce` is 16 fresh random bytes. The server speaks first."""
+        """Start a connection; `nonce` is 16 fresh random bytes. The server speaks first."""
         self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
         self._nonce = nonce
         self._token = self._secret() if callable(self._secret) else self._secret
         self._greeting = self._hello = self.welcomed = None
 
     def disconnected(self) -> list[InFlight]:
-        """The connection is gone. Gives back what cannot be sent again: its waiter has gone, too."""
+        """End the connection; return the requests that cannot be repeated, since their callers have gone."""
         self.welcomed = None
         for item in self.in_flight.values():
-            item.parts.clear()  # asked again, it is listed anew
+            item.parts.clear()  # the repeated request starts again
         dropped = [item for item in self.in_flight.values() if item.abandoned]
         for item in dropped:
             self._forget(item)
@@ -232,16 +231,16 @@ class ClientConnection:
 
     @property
     def met(self) -> bool:
-        """Whether the server has said anything on this connection."""
+        """True if the server has sent anything on this connection."""
         return self._greeting is not None
 
     def receive(self, data: bytes | memoryview) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
-        """What the server says; bytes among it are to be sent at once.
+        """Yield the server's messages; bytes among them must be sent at once.
 
         Raises:
-            ProtocolError: These bytes are not the protocol, and the connection is of no more use.
-            AuthenticationError: The server refused our proof, or has none of its own.
-            StoreReplaced: Another store answers than the one this client knew, or the same one has gone back in time.
+            ProtocolError: These bytes are not the protocol; the connection cannot be used any more.
+            AuthenticationError: The server rejected this client's proof, or has none of its own.
+            StoreReplaced: Another store answers, or the same one with an earlier state.
             LimitExceeded: The server has no room for this client, or none any more.
         """
         for body in self._reader.feed(data):
@@ -254,7 +253,7 @@ class ClientConnection:
                 self._note_revision(whole.response)
                 yield whole
             elif isinstance(item, Events):
-                if item.events:  # else there is nothing in it that we know
+                if item.events:  # else nothing in it is known
                     self.seen_revision = max(self.seen_revision, item.events[-1].revision)
                     yield item
             elif isinstance(item, Sorry):
@@ -262,7 +261,7 @@ class ClientConnection:
             elif isinstance(item, Greeting):
                 yield self._answer_greeting(item)
                 if item.token_wanted and self._token is None:
-                    # Said after a hello without proof, so that the server's log has a line that says the same.
+                    # After a hello without proof, so that the server logs the same error.
                     raise AuthenticationError(
                         f"{self._name} wants a token, and none was given: pass token= or token_file="
                     )
@@ -277,12 +276,12 @@ class ClientConnection:
         return wire.decode_opening(body, Greeting)
 
     def only_answer(self, data: bytes, item: InFlight) -> Response | None:
-        """The answer to `item`, if these bytes are that alone; None if they are to be given to `receive`.
+        """Return the answer to `item` if these bytes are that alone; None if they are for `receive`.
 
-        That is what one caller at a time gets, and what is quick to tell.
+        The fast path of a caller with one request at a time.
 
         Raises:
-            ProtocolError: These bytes are not the protocol, and the connection is of no more use.
+            ProtocolError: These bytes are not the protocol; the connection cannot be used any more.
         """
         body = None if self.welcomed is None else self._reader.only_frame(data)
         if body is None:
@@ -297,7 +296,7 @@ class ClientConnection:
         return reply.response
 
     def _put_together(self, reply: Reply) -> Reply | None:
-        """A reply as a whole; None while parts of it are still to come."""
+        """Return a reply as a whole; None while parts of it are missing."""
         item = self.in_flight.get(reply.request_id)
         match reply.response:
             case ListingPart(entries=entries):
@@ -309,7 +308,6 @@ class ClientConnection:
         return reply
 
     def _note_revision(self, response: Response) -> None:
-        """Remember the latest revision that any answer came from, in case the store goes back behind it."""
         revision = getattr(response, "revision", 0)
         if not revision and (entry := getattr(response, "entry", None)) is not None:
             revision = entry.mod_revision
@@ -341,7 +339,7 @@ class ClientConnection:
                 f"{self._name} could not prove that it knows the token: it is not the server meant"
             )
         if self.store_id is not None and self._greeting.store_id != self.store_id:
-            # Not before the welcome, which holds the proof, if there is a token: anybody can send a greeting.
+            # After the welcome, which holds the proof, if there is a token: any server can send a greeting.
             raise StoreReplaced(
                 f"the store at {self._name} is not the one this client knew: {self.store_id} has been replaced by "
                 f"{self._greeting.store_id}, so what was in it is gone"
@@ -367,18 +365,18 @@ class ClientConnection:
     # ------------------------------------------------------------------------------------------ requests
 
     def ask(self, request: Request[Any], waiter: Any) -> InFlight:
-        """Number a request and remember it until it is answered."""
+        """Number a request and keep it until it is answered."""
         self._last_id += 1
         item = InFlight(self._last_id, request, waiter, mutates(request))
         self.in_flight[item.request_id] = item
         return item
 
     def encode(self, item: InFlight) -> bytes:
-        """The bytes of a request, to be sent now.
+        """Return the bytes of a request to send now; it is forgotten if that fails.
 
         Raises:
-            LimitExceeded: It is larger than the server takes; it has been forgotten.
-            StoreUsageError: It cannot be sent at all, for what is in it; it has been forgotten.
+            LimitExceeded: It is larger than the server accepts.
+            StoreUsageError: Its content cannot be sent.
         """
         if item.mutates:
             self._unanswered[item.request_id] = None
@@ -392,18 +390,18 @@ class ClientConnection:
         return frame
 
     def lost_for_good(self) -> list[InFlight]:
-        """After a welcome to a session that the server no longer knows: mutations it may or may not have applied."""
+        """After a welcome to a new session, return the mutations that may or may not have been applied."""
         lost = [item for item in self.in_flight.values() if item.mutates and item.sent]
         for item in lost:
             self._forget(item)
         return lost
 
     def answered(self, request_id: int) -> InFlight | None:
-        """The request a reply belongs to, if somebody still waits for it."""
+        """Return the request of a reply, if its caller still waits."""
         return self.in_flight.pop(request_id, None)
 
     def abandon(self, item: InFlight) -> None:
-        """Nobody waits for this reply any more. What was not sent is forgotten; what was sent is not sent again."""
+        """Note that no caller waits for this reply. An unsent request is forgotten; a sent one is not repeated."""
         item.abandoned = True
         if not item.sent:
             self._forget(item)
@@ -414,7 +412,7 @@ class ClientConnection:
 
 
 def error_of(response: Response) -> StoreError | None:
-    """The error that a response stands for, if it does."""
+    """Return the error that a response stands for, or None."""
     if type(response) is not Failed:
         return None
     message = printable(response.message)
@@ -424,6 +422,6 @@ def error_of(response: Response) -> StoreError | None:
 
 
 def _refusal(sorry: Sorry, name: str) -> StoreError:
-    """The error that a server's refusal stands for."""
+    """Return the error of a server's refusal."""
     kinds = {"authentication": AuthenticationError, "limit": LimitExceeded}
     return kinds.get(sorry.kind, ProtocolError)(f"{name} refused the connection: {sorry.message}")

@@ -1,17 +1,17 @@
-"""Pure: how many things a msgpack body claims to hold, counted before any of them is made.
+"""Pure: counts the elements that a msgpack body claims to hold, before any of them is made.
 
-A byte on the wire can cost seventy in memory: an empty array is one byte there, and a list of 56 bytes and a pointer to
-it here. An array that only claims to be long costs too, since msgpack makes room for what is claimed: a thousand of
-them inside each other are five kilobytes on the wire. So `wire` has a body counted that is larger than a few
-kilobytes, and refuses it if it claims more than any message may hold.
+A byte on the wire can cost seventy in memory: an empty array is one byte there, and a list of 56 bytes and a pointer
+here. Claimed lengths cost, too, since msgpack allocates them: a thousand nested arrays are five kilobytes on the wire.
+So
+`wire` counts each body larger than a few kilobytes, and refuses it above the limit of any message.
 
-Empty arrays and maps are counted by themselves: they are what makes the most of a byte, and no message has more than a
-few, where there are no conditions, no operations, or no keys.
+Empty arrays and maps, which cost most per byte, have a count of their own: no message has more than a few, for missing
+conditions, operations or keys.
 
-Counting looks at the first byte of each element and steps over its contents, so a large value costs no more than a
-small one. It pauses every few thousand elements, so that a server can serve others in between (promise S11).
-
-The first byte of an element is that of https://github.com/msgpack/msgpack/blob/master/spec.md#formats
+Counting reads the first byte of each element (https://github.com/msgpack/msgpack/blob/master/spec.md#formats) and skips
+its content, so a large value costs no more than a small one. It pauses every few thousand elements, so that a server
+can
+serve others in between (promise S11).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["count_elements"]
 
 
 def _small() -> tuple[list[int], list[int]]:
-    """By first byte, of elements whose size that byte tells: how many bytes they take, and how many elements follow."""
+    """Return, by first byte, the bytes that an element takes and the elements that follow, where that byte tells."""
     size, inside = [0] * 256, [0] * 256
     for first in range(256):
         if first < 0x80 or first >= 0xE0 or first in (0xC0, 0xC1, 0xC2, 0xC3):  # small numbers, nil, false, true
@@ -47,21 +47,20 @@ def _small() -> tuple[list[int], list[int]]:
 _SIZE, _INSIDE = _small()
 _LENGTH = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}  # bytes, extensions, text
 _COUNT = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # arrays, maps
-_EXTENSIONS = (0xC7, 0xC8, 0xC9)  # they have one byte more, for their type
+_EXTENSIONS = (0xC7, 0xC8, 0xC9)  # one byte more, for their type
 _MAPS = (0xDE, 0xDF)
 _EMPTY = (0x80, 0x90)
 COUNTED_AT_ONCE = 8192  # elements: about a millisecond and a half
-EMPTY_MAX = 8  # a guarded transaction without conditions and operations would have four
+EMPTY_MAX = 8  # a guarded transaction without conditions and operations has four
 
 
 def count_elements(body: memoryview | bytes, most: int) -> Generator[None, None, int]:
-    """Count the elements that a body claims to hold, itself and all that is inside it included, in steps.
-
-    Counting ends as soon as there are more than `most`.
+    """Count the elements of a body, itself and nested ones included, in steps, until there are more than `most`.
 
     Raises:
-        ValueError: It claims more than it has bytes for, or ends in the middle, or is full of empty arrays. It must not
-            be decoded, since room would be made for what was claimed.
+        ValueError: It claims more than it has bytes for, ends early, or is full of empty arrays. It must not be
+            decoded,
+            which would allocate the claim.
     """
     at, size = 0, len(body)
     count, met, empty = 1, 0, 0

@@ -1,4 +1,4 @@
-"""Sans-I/O: a stream of bytes cut into frames: four bytes that say how long it is, big-endian, and a body."""
+"""Sans-I/O: cuts a stream of bytes into frames: four bytes of length, big-endian, and a body."""
 
 from __future__ import annotations
 
@@ -16,37 +16,38 @@ _length = struct.Struct(">I")
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frame bodies, none longer than `bytes_max`."""
+    """Cuts a stream of bytes into frame bodies of at most `bytes_max`."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self._held = bytearray()
-        self._wanted = 0  # how many bytes must be held before there is anything to look at
+        self._wanted = 0  # the bytes to hold before the next look
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes have come of a frame that has begun but not ended."""
+        """The received bytes of an incomplete frame."""
         return len(self._held)
 
     def only_frame(self, data: bytes) -> bytes | None:
-        """The body of the one frame that these bytes are; None if they are less, or more, and are for `feed`."""
+        """Return the body of the single frame that these bytes are; None if they are less, or more, for `feed`."""
         size = len(data) - 4
         if self._held or not 0 <= size <= self.bytes_max or _length.unpack_from(data) != (size,):
             return None
         return data[4:]
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[memoryview]:
-        """Take in bytes; give back the bodies that are complete, one by one. They are valid until the next call.
+        """Take bytes, and yield the complete bodies, which are valid until the next call.
 
-        A body is cut out when it is asked for: a buffer may hold tens of thousands, each of which would take more than
-        it has bytes. All of them are to be asked for before the next call.
+        Bodies are cut one by one: a buffer may hold tens of thousands, which would take more memory than the buffer.
+        The caller
+        takes all of them before its next call.
 
         Raises:
-            ProtocolError: A frame is announced that is longer than allowed, which is also how strangers are recognized.
+            ProtocolError: A frame is longer than allowed; so are most that are not of this protocol.
         """
         if self._held:
             self._held += data
-            if len(self._held) < self._wanted:  # else each piece of a large frame would copy all that came before it
+            if len(self._held) < self._wanted:  # else each piece of a large frame would copy all before it
                 return
             data, self._held = self._held, bytearray()
         view = memoryview(data)
@@ -66,7 +67,7 @@ class FrameReader:
 
 
 def _what_is_this(start: bytes, size: int, bytes_max: int) -> str:
-    """Name what knocks, from the first bytes of what should have been a frame."""
+    """Return the protocol that these first bytes belong to."""
     if start[:2] == b"\x16\x03":
         return "a TLS hello on a port without TLS: use tcp:// for this server, or start it with a certificate"
     if start[:1] in (b"\x15", b"\x14") and start[1:2] == b"\x03":
@@ -77,14 +78,10 @@ def _what_is_this(start: bytes, size: int, bytes_max: int) -> str:
 
 
 def frame(body: bytes, bytes_max: int | None = None) -> bytes:
-    """A body as a frame.
-
-    Args:
-        body: What is in it.
-        bytes_max: How long a frame the peer takes, if that is known.
+    """Return a body as a frame.
 
     Raises:
-        LimitExceeded: The body is longer: the peer would hang up.
+        LimitExceeded: The body is longer than `bytes_max`, and the peer would close the connection.
     """
     size = len(body)
     if bytes_max is not None and size > bytes_max:

@@ -1,4 +1,4 @@
-"""Sans-I/O: messages to bytes and back. Nothing here decides; every byte of the protocol is described here.
+"""Sans-I/O: messages to bytes and back; the description of every byte of the protocol.
 
 A frame is a length and a body::
 
@@ -12,7 +12,7 @@ behind TLS learns at once if it was refused::
     client     ["rdzv", Hello]
     server     ["rdzv", Welcome]
 
-After that, where `acknowledged` says up to which request the client has got its replies::
+After that, where the client has the replies to all its requests up to `acknowledged`::
 
     client     [request_id, acknowledged, request]
     server     [request_id, response]
@@ -20,15 +20,16 @@ After that, where `acknowledged` says up to which request the client has got its
     server     [request_id, [LAGGED, revision]]        that watch has ended after `revision`: too slow a reader
     either     ["bye", reason]                         hanging up on purpose; a client's session ends with it
 
-A client need not wait for the welcome before it asks what changes nothing, in frames of no more than a hello's bytes:
-the answers follow the welcome. At any time the server may say ``["sorry", kind, message]``, and hangs up then.
+Before the welcome a client may send requests that change nothing, in frames no larger than a hello; their answers
+follow
+the welcome. At any time the server may send ``["sorry", kind, message]``, and then closes.
 
-Requests, responses and events are the records of `store.messages`, as they stand. Two releases with the same major
-number understand each other (promise S12): the client takes the highest version that both sides speak, and says it in
-its hello. Fields are only ever added at the end: what a peer does not know there it ignores, and what it does not get
-it takes for the default. A request with an unknown code, operation or condition is answered with `Failed`; events of an
-unknown kind, and frames of the server with an unknown code above that of responses, are passed over. msgpack extension
-types are never accepted, and nothing received is ever evaluated.
+Requests, responses and events are the records of `store.messages`. Two releases with the same major number understand
+each
+other (promise S12): the client takes the highest version of both sides, and names it in its hello. New fields go at the
+end: a peer ignores unknown ones, and missing ones have their default. A request with an unknown code, operation or
+condition is answered with `Failed`; events of an unknown kind, and server frames with an unknown code above that of
+responses, are ignored. msgpack extension types are rejected, and no received data is evaluated.
 """
 
 from __future__ import annotations
@@ -49,45 +50,46 @@ from store.records import AnyOf, Record, Unfit, UnknownWord, shown
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
-VERSION_MIN = 1  # the oldest that this release still speaks ...
+VERSION_MIN = 1  # the oldest that this release speaks ...
 VERSION = 1  # ... and the newest
 MAGIC = "rdzv"
 SORRY = "sorry"
 BYE = "bye"
 EVENTS = 126
 LAGGED = 125
-PUSHES = range(100, 125)  # codes of what later releases may send unasked
+PUSHES = range(100, 125)  # codes reserved for pushes of later releases
 EVENT_KINDS = frozenset(get_args(EventKind))
 _HEAD = struct.Struct(">IBBQ")  # length; array of 2: the id of the request, 64 bits long
 _EVENTS_HEAD = struct.Struct(">IBBQBB")  # length; array of 2: the id of the watch, 64 bits long; array of 2: EVENTS
-HANDSHAKE_BYTES_MAX = 4096  # nobody who has not said hello may make us hold more than this
-NUMBER_MAX = 2**63 - 1  # of a request: what a journal can keep
+HANDSHAKE_BYTES_MAX = 4096  # the most that is held of a connection before its hello
+NUMBER_MAX = 2**63 - 1  # of a request id: the most that a journal can keep
 OPENING_ELEMENTS_MAX = 512  # of any array of a hello or greeting, of later versions, too
 ELEMENTS_PER_OPERATION = 12  # of a transaction: an operation has up to 6, and more in later releases
-# A request so small is decoded in one step, without being counted: whatever it claims to hold, that takes a few
-# milliseconds, and 27 MB while it lasts (arrays in arrays, each of which claims as many elements as there are bytes).
+# A request of this size is decoded in one step without a count: at worst (nested arrays that each claim as many
+# elements as there are bytes) that takes a few milliseconds, and 27 MB meanwhile.
 STEP_BYTES = 4096
-RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client trusts the server it chose, but not garbage
+RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client trusts its server, but not garbage
 
-O = TypeVar("O", bound=Record)  # noqa: E741 - what opens a conversation
+O = TypeVar("O", bound=Record)  # noqa: E741 - an opening message
 
-CHUNK_BYTES = 256 * 1024  # of a value that is sent as it stands in the store
-PACKER_BYTES = 256 * 1024  # that a packer has room for from its beginning
+CHUNK_BYTES = 256 * 1024  # larger values are sent from the store's own bytes
+PACKER_BYTES = 256 * 1024  # a packer's buffer at its creation
 _idle_packers: list[msgpack.Packer] = []
 
 
 def _pack(fields: object) -> bytes:
-    """Make bytes of an array, from any thread.
+    """Return an array as bytes, from any thread.
 
-    A packer is kept for the next: a new one takes longer to make than a message. No two share one: to pack a record, an
-    iterator is made, and Python may look for garbage then, run what that leaves to do, and go on with another thread.
+    Packers are reused: a new one costs more than a message. No two threads share one: packing makes an iterator, which
+    may
+    start garbage collection and switch threads.
     """
     try:
         packer = _idle_packers.pop()
     except IndexError:
         packer = msgpack.Packer()
     packed: bytes = packer.pack(fields)
-    if len(packed) <= PACKER_BYTES:  # else it has taken more, and would keep it
+    if len(packed) <= PACKER_BYTES:  # a grown packer would keep its buffer
         _idle_packers.append(packer)  # not after an error: part of an array may be left in it
     return packed
 
@@ -96,7 +98,7 @@ _asked: AnyOf = AnyOf(REQUESTS.values())
 
 
 class Greeting(Record):
-    """The server's first words."""
+    """The server's first message."""
 
     version_min: int
     version_max: int
@@ -106,12 +108,12 @@ class Greeting(Record):
 
 
 class Hello(Record):
-    """The client's first words.
+    """The client's first message.
 
     Attributes:
-        proof: Empty if it has no token.
-        process: 16 random bytes, the same on all connections of one process. Empty if it does not say which it is;
-            then it is never taken for dead (promise R20).
+        proof: Empty without a token.
+        process: 16 random bytes, the same on all connections of one process. An unnamed process (empty) is never taken
+            for dead (promise R20).
     """
 
     version: int
@@ -121,20 +123,20 @@ class Hello(Record):
     process: bytes = b""
 
     def unfit(self) -> str | None:
-        """Say that an id has not the length that it should have."""
+        """Return an error if an id has the wrong length."""
         if len(self.session_id) != 16 or len(self.nonce) != 16:
             return "carries a session id and a nonce of 16 bytes each"
         return None if len(self.process) in {0, 16} else "names its process by 16 bytes, or not at all"
 
 
 class Welcome(Record):
-    """The server takes the client in.
+    """The server accepts the client.
 
     Attributes:
-        session: The number of the client's session: another one than last time means that the server had forgotten it.
-        address: Where the server sees the client come from.
+        session: The number of the client's session; a new one means that the server had forgotten the old one.
+        address: The client's address, as the server sees it.
         limits: Those of the server, by name.
-        durable: What is in the store outlives the server's process, as far as is known.
+        durable: True if the store outlives the server's process, as far as is known.
     """
 
     session: int
@@ -142,12 +144,12 @@ class Welcome(Record):
     revision: int
     frame_bytes_max: int
     proof: bytes
-    limits: dict[str, Any] = {}  # noqa: RUF012 - a default of a tuple, which nobody changes
+    limits: dict[str, Any] = {}  # noqa: RUF012 - the default of a tuple, never changed
     durable: bool = True
 
 
 class Sorry(NamedTuple):
-    """The server does not take the client in: `kind` names the error that it should raise."""
+    """The server rejects the client; `kind` names the error to raise."""
 
     kind: str
     message: str
@@ -168,14 +170,14 @@ class Events(NamedTuple):
 
 
 class Lagged(NamedTuple):
-    """A watch was ended by the server; everything up to `revision` was sent."""
+    """The server ended a watch; everything up to `revision` was sent."""
 
     request_id: int
     revision: int
 
 
 class Bye(NamedTuple):
-    """The peer hangs up on purpose."""
+    """The peer closes the connection on purpose."""
 
     reason: str
 
@@ -192,7 +194,6 @@ _unpack_opening = functools.partial(_unpack, max_array_len=OPENING_ELEMENTS_MAX,
 
 
 def _decode(body: memoryview | bytes, unpack: Callable[..., Any] = _unpack) -> tuple[Any, ...]:
-    """The array in a frame body. Lengths are bounded by the body's own, which the frame limit bounds."""
     try:
         fields = unpack(body)  # text as str, text or bytes as keys
     except Exception as error:  # msgpack raises several unrelated classes for garbage
@@ -206,17 +207,17 @@ def _decode(body: memoryview | bytes, unpack: Callable[..., Any] = _unpack) -> t
 
 
 def encode_opening(said: Greeting | Hello | Welcome) -> bytes:
-    """A greeting, a hello or a welcome as a frame."""
+    """Return a greeting, a hello or a welcome as a frame."""
     return frame(_pack((MAGIC, said)))
 
 
 def encode_sorry(sorry: Sorry) -> bytes:
-    """A refusal as a frame."""
+    """Return a refusal as a frame."""
     return frame(_pack((SORRY, *sorry)))
 
 
 def decode_opening(body: memoryview | bytes, kind: type[O]) -> O | Sorry:
-    """A greeting, a hello or a welcome; or what a server said instead."""
+    """Return a greeting, a hello or a welcome; or a server's refusal."""
     fields = _decode(body, _unpack_opening)
     if fields[0] == SORRY and kind is not Hello:
         return _sorry(fields)
@@ -231,9 +232,9 @@ def decode_opening(body: memoryview | bytes, kind: type[O]) -> O | Sorry:
 
 
 def _check_version(fields: Any, kind: type[Record]) -> None:
-    """Say of an opening in another shape whether it is that of another version.
+    """Raise an error that names the version of an opening with an unknown layout.
 
-    Whatever a later version changes, a hello begins with its version, and a greeting with its oldest and its newest.
+    In every version a hello begins with its version, and a greeting with its oldest and newest.
     """
     versions = fields[: {Hello: 1, Greeting: 2}.get(kind, 0)] if type(fields) is tuple else ()
     told = bool(versions) and all(type(version) is int for version in versions)
@@ -242,7 +243,7 @@ def _check_version(fields: Any, kind: type[Record]) -> None:
 
 
 def other_version(oldest: int, newest: int, *, server: bool) -> str:
-    """What to say to, or of, a peer that speaks none of our versions; `server` if it is one, and we the client."""
+    """Return the message to a peer without a common version, or about it if it is the `server`."""
     theirs = f"version {oldest}" if oldest == newest else f"versions {oldest} to {newest}"
     ours = f"version {VERSION}" if VERSION_MIN == VERSION else f"versions {VERSION_MIN} to {VERSION}"
     if server:
@@ -263,12 +264,12 @@ def _sorry(fields: tuple[Any, ...]) -> Sorry:
 
 
 def encode_request(request_id: int, acknowledged: int, request: Request[Any], *, bytes_max: int | None = None) -> bytes:
-    """A request as a frame, of no more than `bytes_max`.
+    """Return a request as a frame of at most `bytes_max`.
 
     Raises:
-        LimitExceeded: It is longer than the server takes.
-        StoreUsageError: A field is not of its type, so that the server would take us for a stranger and hang up; or
-            what is in it cannot be sent.
+        LimitExceeded: It is longer than the server accepts.
+        StoreUsageError: A field has the wrong type, for which the server would close the connection; or its content
+            cannot be sent.
     """
     checked_request = checked(request)
     try:
@@ -278,12 +279,12 @@ def encode_request(request_id: int, acknowledged: int, request: Request[Any], *,
 
 
 def elements_max(operations_max: int) -> int:
-    """How many elements a request may hold, which leaves room to go past `operations_max` and be told so."""
+    """Return the limit of elements per request: above `operations_max`, so that this limit is named in its error."""
     return 1000 + ELEMENTS_PER_OPERATION * operations_max
 
 
 def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | Bye:
-    """A client's frame of up to `STEP_BYTES`: a request, its id and what it acknowledges; or a farewell."""
+    """Return the request of a client's frame of up to `STEP_BYTES`, its id and acknowledgement; or a goodbye."""
     fields = _decode(body)
     if fields[0] == BYE:
         return _bye(fields)
@@ -299,9 +300,9 @@ def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | 
 def decode_request_in_steps(
     body: memoryview | bytes, *, elements_max: int
 ) -> Generator[None, None, tuple[int, int, Request[Any]] | Bye]:
-    """Do what `decode_request` does, pausing after every millisecond or so: thousands of conditions take a hundred.
+    """Do the same as `decode_request`, with a pause per millisecond: thousands of conditions take a hundred.
 
-    A request that holds more than `elements_max` elements is not decoded: what stands for it is `Excessive`.
+    A request of more than `elements_max` elements is not decoded, but returned as `Excessive`.
     """
     try:
         count = yield from count_elements(body, elements_max)
@@ -323,7 +324,6 @@ def decode_request_in_steps(
 
 
 def _check_numbers(fields: Sequence[Any]) -> None:
-    """Refuse a request that does not begin with its id, and what it acknowledges, before what it asks."""
     if len(fields) < 3 or type(fields[0]) is not int or type(fields[1]) is not int or fields[0] < 1:
         raise ProtocolError("a request does not begin with its id and what it acknowledges")
     if fields[0] > NUMBER_MAX or fields[1] > NUMBER_MAX:
@@ -331,27 +331,27 @@ def _check_numbers(fields: Sequence[Any]) -> None:
 
 
 def _numbers_of(body: memoryview | bytes) -> tuple[int, int]:
-    """The same of a request that is not looked into further: its array's length, and two numbers of nine bytes."""
+    """Return the numbers of an undecoded request: its array's length, and two numbers of nine bytes."""
     start = msgpack.Unpacker(max_buffer_size=64, max_array_len=0, max_map_len=0, ext_hook=_no_extensions)
     start.feed(body[:64])
     try:
         start.read_array_header()
         numbers = start.unpack(), start.unpack()
-    except Exception as error:  # what msgpack raises for garbage, or because 64 bytes did not hold them
+    except Exception as error:  # msgpack's error for garbage, or for more than 64 bytes
         raise ProtocolError("a request does not begin with its id and what it acknowledges") from error
     _check_numbers((*numbers, None))
     return numbers
 
 
 def encode_response(request_id: int, response: Response) -> bytes:
-    """A response as a frame."""
+    """Return a response as a frame."""
     return frame(_pack((request_id, response)))
 
 
 def encode_in_chunks(said: Response | tuple[Event, ...]) -> tuple[bytes, ...]:
-    """Encode what is the same for every reader: a response, or events; `content_head` or `events_head` goes before it.
+    """Encode a response or events for all readers, without the `content_head` or `events_head`.
 
-    Large values are chunks by themselves, which are not copied.
+    Large values are chunks of their own, which are not copied.
     """
     chunks: list[bytes] = []
     small: list[bytes] = []
@@ -384,12 +384,12 @@ def _holds_large(fields: tuple[Any, ...]) -> bool:
 
 
 def content_head(request_id: int, size: int) -> bytes:
-    """What comes before a response that takes `size` bytes encoded, in the frame that answers one request."""
+    """Return the head of the frame of a response that takes `size` bytes encoded."""
     return _HEAD.pack(size + _HEAD.size - 4, 0x92, 0xCF, request_id)
 
 
 def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | Bye | Sorry:
-    """A server's frame."""
+    """Decode a server's frame."""
     fields = _decode(body)
     request_id, said = fields[0], fields[1]
     if type(request_id) is not int:
@@ -408,7 +408,6 @@ def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | B
 
 
 def _pushed(watch_id: int, said: tuple[Any, ...]) -> Events | Lagged:
-    """What a server has said unasked."""
     match said:
         case (code, tuple(events), *_) if code == EVENTS:
             return Events(watch_id, tuple(_known(events)))
@@ -420,7 +419,6 @@ def _pushed(watch_id: int, said: tuple[Any, ...]) -> Events | Lagged:
 
 
 def _known(events: tuple[Any, ...]) -> Iterator[Event]:
-    """Those events that are of a kind that this release knows."""
     for event in events:
         if type(event) is not tuple or not event or type(event[0]) is not str:
             raise ProtocolError(f"{shown(event)} stands where an event belongs")
@@ -429,32 +427,32 @@ def _known(events: tuple[Any, ...]) -> Iterator[Event]:
 
 
 def encode_events(events: tuple[Event, ...]) -> bytes:
-    """The part of an events frame that is the same for every watch; `frame_events` makes frames of it."""
+    """Return the common part of events frames for all watches, for `frame_events`."""
     return _pack(events)
 
 
 def decode_events(encoded: bytes) -> tuple[Event, ...]:
-    """What `encode_events` made, back again."""
+    """Decode the result of `encode_events`."""
     return tuple(map(Event.read, _unpack(encoded)))
 
 
 def frame_events(watch_id: int, encoded: bytes) -> bytes:
-    """A frame of events for one watch, from what `encode_events` made once for all."""
+    """Return a frame of events for one watch, from the result of `encode_events`."""
     return events_head(watch_id, len(encoded)) + encoded
 
 
 def events_head(watch_id: int, size: int) -> bytes:
-    """What comes before events that take `size` bytes encoded, in a frame for one watch."""
+    """Return the head of a frame of events that take `size` bytes encoded."""
     return _EVENTS_HEAD.pack(size + _EVENTS_HEAD.size - 4, 0x92, 0xCF, watch_id, 0x92, EVENTS)
 
 
 def encode_lagged(watch_id: int, revision: int) -> bytes:
-    """A frame that ends a watch whose reader was too slow."""
+    """Return a frame that ends the watch of a slow reader."""
     return frame(_pack((watch_id, (LAGGED, revision))))
 
 
 def encode_bye(reason: str) -> bytes:
-    """A farewell as a frame."""
+    """Return a goodbye as a frame."""
     return frame(_pack((BYE, reason)))
 
 
