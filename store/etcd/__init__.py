@@ -1,1 +1,1 @@
-"""Shell: the same client methods over an etcd v3 cluster; its codec and transactions are pure."""
+"""Shell: the client's methods on an etcd v3 cluster; codec and transactions are pure."""

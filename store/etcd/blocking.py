@@ -1,9 +1,10 @@
 """Shell: the blocking twin of the etcd client.
 
-It is the async client, in a thread with an event loop of its own; each call here waits for the same call there. The
-first call starts the thread, so that a client which nobody uses costs nothing. A call that is interrupted, by Ctrl-C or
-by a signal handler that raises, gets out at once, and is cancelled there. Whoever forgets to close a client leaves that
-to the end of the process, which ends all such threads.
+It runs the async client in a thread with its own event loop, which the first call starts, and which ends with the
+process
+at the latest. A call that is interrupted, by Ctrl-C or a signal handler that raises, returns at once, and is cancelled
+in
+the thread.
 """
 
 from __future__ import annotations
@@ -38,16 +39,11 @@ __all__ = ["Client", "Watch"]
 R = TypeVar("R", bound=Response)
 T = TypeVar("T")
 
-CLOSE_WITHIN = 3.0  # seconds for the thread to hang up
+CLOSE_WITHIN = 3.0  # seconds for the thread to close the connection
 
 
 class Client(interface.BlockingStore):
-    """The blocking client of an etcd cluster; safe to use from several threads.
-
-    Args:
-        cluster: Where it is.
-        options: As for the async client.
-    """
+    """The blocking client of an etcd cluster; safe to use from several threads. Its options are the async client's."""
 
     operations_max: int = etcd.Client.operations_max
     writes_max: int = etcd.Client.writes_max
@@ -65,12 +61,12 @@ class Client(interface.BlockingStore):
         self._made_in = process_id()
 
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request and give its response; see `BlockingStore.call`."""
+        """Make one request and return its response; see `BlockingStore.call`."""
         call = self._begun(partial(self._client.call, request, timeout=timeout))
         if not waits(request):
             return self._result(call)
         self._waiting.add(call)
-        if self._waits_ended:  # once this is known to wait, so that `end_waits` misses nobody
+        if self._waits_ended:  # after the wait was registered, so that `end_waits` misses none
             call.cancel()
         try:
             return self._result(call)
@@ -90,7 +86,7 @@ class Client(interface.BlockingStore):
         return time.monotonic()
 
     def close(self) -> None:
-        """Hang up for good; calls under way in other threads get `ConnectionLost`."""
+        """Close the connection for good; calls under way in other threads raise `ConnectionLost`."""
         self.interrupt(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
         with self._starting:
             thread, self._thread = self._thread, None
@@ -102,7 +98,7 @@ class Client(interface.BlockingStore):
         return Client(self._cluster, timeout=self.timeout, **self._options)
 
     def interrupt(self, error: StoreError) -> None:
-        """Make this client useless: every call under way, and every later one, raises `error`. From any thread."""
+        """Make every call, under way or later, raise `error`. From any thread."""
         failed = self._failed = self._failed or error
         if self._thread is not None and self._made_in is process_id():
             self._thread.soon(lambda: self._client.fail(failed))
@@ -117,7 +113,6 @@ class Client(interface.BlockingStore):
         return self._result(self._begun(work))
 
     def _begun(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Call[T]:
-        """Begin something in the client's thread, which is started if need be."""
         check_made_here(self._made_in, self.name)
         with self._starting:
             if self._failed is not None:
@@ -143,7 +138,7 @@ class Client(interface.BlockingStore):
         try:
             return call.wait()
         except BaseException:
-            call.cancel()  # whoever gets out of here by force ends it there, too
+            call.cancel()  # an interrupted caller ends the call in the thread, too
             raise
 
 
@@ -165,7 +160,7 @@ class Watch(interface.BlockingWatch):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closed.set()
-        with contextlib.suppress(StoreError):  # a client that is closed has closed it
+        with contextlib.suppress(StoreError):  # a closed client has closed it
             self._client._run(partial(self._watch.__aexit__, None, None, None))
 
     def close(self) -> None:
@@ -180,7 +175,7 @@ class Watch(interface.BlockingWatch):
             yield [event]
         ready = self._watch.ready
         while not self._closed.is_set():
-            # The handler of a signal may raise wherever something is called: a batch leaves only after it was given.
+            # A signal handler may raise at any call: remove a batch only after it was given.
             if ready and ready[0] is self._given:
                 ready.popleft()
             if ready:
@@ -188,7 +183,7 @@ class Watch(interface.BlockingWatch):
                 yield batch
                 continue
             self._reading = self._client._begun(self._watch.wait_for_batch)
-            if self._closed.is_set():  # since a moment ago, in another thread
+            if self._closed.is_set():  # just now, by another thread
                 self._reading.cancel()
             try:
                 self._client._result(self._reading)

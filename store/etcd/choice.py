@@ -1,4 +1,4 @@
-"""Pure: which member of a cluster is asked next, and when, given which of them have failed."""
+"""Pure: chooses the next member of a cluster to ask, and the pause before it, by failures."""
 
 from __future__ import annotations
 
@@ -13,30 +13,26 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "pause_after"]
 
-PAUSE_FIRST = 0.02  # seconds; once all members have failed, the pauses between attempts are up to so long, ...
-PAUSE_GROWTH = 1.6  # ... each up to so many times as long as the last ...
-PAUSE_MOST = 5.0  # ... up to this, if the cluster has no leader, or says nothing
-PAUSE_MOST_UNREACHED = 1.0  # ... or this, if nobody can be reached: who tries again keeps nobody busy
+PAUSE_FIRST = 0.02  # seconds, at most, between attempts once all members have failed, ...
+PAUSE_GROWTH = 1.6  # ... growing by this factor ...
+PAUSE_MOST = 5.0  # ... up to this, if the cluster has no leader, or is silent ...
+PAUSE_MOST_UNREACHED = 1.0  # ... or to this, if no member can be reached: attempts load no member
 
 
 def pause_after(failures: int, most: float | None = None) -> float:
-    """Return the longest pause, in seconds, after so many attempts that failed."""
+    """Return the longest pause, in seconds, after this many failed attempts."""
     return min(PAUSE_FIRST * PAUSE_GROWTH ** min(failures, 16), PAUSE_MOST if most is None else most)
 
 
 class Choice:
     """The members of one cluster, as one client knows them.
 
-    Args:
-        members: How many there are.
-        rng: For the choice, and for the jitter of pauses.
-
     Attributes:
-        place: The member that was chosen last.
-        misses: How many attempts have failed, one after the other.
-        try_at: When the next attempt may be made, on the caller's clock.
-        problem: What is wrong, as far as it is known; empty if nothing is.
-        on_reach: Is told when the last member has failed, and when one answers again.
+        place: The index of the last chosen member.
+        misses: The number of consecutive failed attempts.
+        try_at: The time of the next attempt, on the caller's clock.
+        problem: The known problem, or "".
+        on_reach: Called when the last member has failed, and when one answers again.
     """
 
     def __init__(self, members: int, rng: random.Random) -> None:
@@ -51,16 +47,16 @@ class Choice:
 
     @property
     def alone(self) -> bool:
-        """Whether there is no other member to ask."""
+        """True if there is no other member."""
         return len(self._members) == 1
 
     @property
     def all_fail(self) -> bool:
-        """Whether every member has failed, and none has answered since."""
+        """True if every member has failed, and none has answered since."""
         return len(self._failing) == len(self._members)
 
     def choose(self) -> int:
-        """Choose a member by chance: one that is not known to fail, or else any but the one that was asked last."""
+        """Choose a random member: one without failures, or else any but the last."""
         healthy = [place for place in self._members if place not in self._failing]
         others = [place for place in self._members if place != self.place]
         candidates = healthy or others or [self.place]
@@ -68,17 +64,17 @@ class Choice:
         return self.place
 
     def forgive(self) -> None:
-        """Let all members be chosen alike, unless all of them fail."""
+        """Give all members the same chance again, unless all of them fail."""
         if not self.all_fail:
             self._failing.clear()
 
     def note(self, place: int, failure: Failure) -> None:
-        """Note what is wrong with a member."""
-        if not (failure.silent and place in self._failing):  # a reason that was given says more than a silence
+        """Note a member's problem."""
+        if not (failure.silent and place in self._failing):  # a reason says more than a silence
             self.problem = str(failure)
 
     def missed(self, place: int, failure: Failure, now: float) -> None:
-        """Note that a member has failed: there is hardly a pause while there are members that were not asked yet."""
+        """Note a member's failure; the pause is short while there are untried members."""
         self.note(place, failure)
         was_in_reach = not self.all_fail
         self._failing.add(place)
@@ -104,5 +100,5 @@ class Choice:
         return self._rng.uniform(0.5, 1.5) * seconds
 
     def pause(self, failures: int) -> float:
-        """Return seconds to wait before another attempt at the same request: none before the second."""
+        """Return the seconds before another attempt at the same request: none before the second."""
         return self._rng.uniform(0, pause_after(failures)) if failures > 0 else 0.0

@@ -2,11 +2,9 @@
 
     async with store.connect("etcd://a:2379,b:2379,c:2379") as client: ...
 
-The same calls mean the same things; what differs is listed in `store.interface`. What is said to etcd is worked out in
-`codec` and `transactions`, and sent by `members`; `reads`, `writes` and `leases` decide what to ask, and when to ask
-again.
-
-**Waits** look, and if a key is missing watch it (a hundred at most at one time), and look again once it has come.
+`store.interface` lists the differences from the own server. `codec` and `transactions` build the requests, `members`
+sends them; `reads`, `writes` and `leases` decide which, and when to repeat them. A wait reads its keys, watches missing
+ones (a hundred at most at a time), and reads again.
 """
 
 from __future__ import annotations
@@ -64,17 +62,17 @@ R = TypeVar("R", bound=messages.Response)
 T = TypeVar("T")
 
 RECEIPTS: Final = "rdzv-receipts/"
-"""Where receipts are kept, unless the client is told otherwise."""
+"""The default prefix of receipts."""
 
 WATCHES_MOST: Final = 100
-"""Keys watched for one wait at one time."""
+"""Keys watched for one wait at a time."""
 
 
 _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[Hashable, Members]] = WeakKeyDictionary()
 
 
 def _members_shared_as(name: Hashable | None, make: Callable[[], Members]) -> Members:
-    """Return the members that clients of one loop ask together, if they were made under one name."""
+    """Return the members that clients of one loop share under this name."""
     if name is None:
         return make()
     here = _shared.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
@@ -88,24 +86,24 @@ class Client(interface.Store):
     """A client of an etcd cluster; use it as `async with store.connect(url) as client`.
 
     Args:
-        cluster: Where it is.
-        tls: A client-side context for `etcds`; without it the system's certificates are trusted.
+        cluster: The members' addresses.
+        tls: A client-side context for `etcds`; the default trusts the system's certificates.
         renew: Reads the files of certificates again before each connection, and returns the context.
-        user: Whom to log in as, if anybody.
-        password: The user's; or what reads it, before the first login and again after one that was refused.
-        timeout: Seconds that every call without its own `timeout` may take.
-        connect_timeout: Seconds that the first answer may take; without it, as `timeout`.
-        timeout_name: What those who read of a wait for it know it by.
-        receipts: What the keys of receipts start with; the user must be allowed to write there.
-        rng: For jitter, and the member to begin with.
-        shared_as: All clients made in one event loop with equal ones share a connection, so that many nodes of a
-            process are one client to the cluster. The other arguments must then be equal, too. None: not shared.
+        user: The user to log in as, if any.
+        password: The user's; or a function that reads it, before the first login and after a rejected one.
+        timeout: Seconds for every call without its own `timeout`.
+        connect_timeout: Seconds for the first answer; the default is `timeout`.
+        timeout_name: The timeout's name in messages.
+        receipts: The prefix of receipts; the user must be allowed to write there.
+        rng: For jitter, and the choice of the first member.
+        shared_as: Clients of one event loop with equal values share a connection, so that many nodes of a process are
+            one client to the cluster. Their other arguments must be equal, too. None: not shared.
     """
 
     tells_causes: bool = False
     operations_max: int = OPERATIONS_MAX
     writes_max: int = OPERATIONS_MAX
-    fail_over: float = 2.0  # etcd's members wait 1 to 2 s for a leader that has gone, unless their flags say otherwise
+    fail_over: float = 2.0  # etcd's members wait 1 to 2 s for a lost leader, by default
 
     def __init__(
         self,
@@ -172,12 +170,12 @@ class Client(interface.Store):
         return self
 
     async def open(self) -> None:
-        """Be ready for calls; the first one connects."""
+        """Prepare for calls; the first one connects."""
         self.members.clients.append(self)
         await self.members.start()
 
     async def aclose(self) -> None:
-        """Hang up for good; everything that still waits gets `ConnectionLost`."""
+        """Close for good; pending calls raise `ConnectionLost`."""
         if self._made_in is not process_id():
             return  # it is the parent's
         useful = not isinstance(self._failed, StoreReplaced)
@@ -192,7 +190,7 @@ class Client(interface.Store):
                     await self.members.aclose()
 
     def fail(self, error: StoreError) -> None:
-        """Make this client useless: every call under way raises the error. The first error counts."""
+        """Make every call, under way or later, raise the error. The first error counts."""
         if self._failed is None:
             self._failed = error
             for scope in tuple(self._scopes):
@@ -200,42 +198,42 @@ class Client(interface.Store):
             self.tell(False)
 
     def on_connection(self, callback: Callable[[bool], None]) -> None:
-        """Call back whenever the cluster is out of reach, or in reach again, and when this client is of no more use."""
+        """Call back when the cluster becomes unreachable or reachable, and when this client fails."""
         self._on_connection.append(callback)
 
     def tell(self, connected: bool) -> None:
-        """Tell whoever wants to know whether the cluster is in reach."""
+        """Report whether the cluster can be reached."""
         for callback in self._on_connection:
             callback(connected)
 
     @property
     def connected(self) -> bool:
-        """Whether some member of the cluster is in reach, as far as is known."""
+        """True if some member of the cluster can be reached, as far as is known."""
         return self._failed is None and self.members.connected
 
     @property
     def store_id(self) -> str | None:
-        """The cluster's id, once it has been met."""
+        """The cluster's id, after its first answer."""
         return self.members.identity.cluster_id
 
     @property
     def seen_as(self) -> str | None:
-        """The address from which this client reaches the cluster, which does not tell how it sees us."""
+        """The address from which this client reaches the cluster; etcd does not tell how it sees the client."""
         return self._way.sends_from if self._way is not None else None
 
     @property
     def ends(self) -> tuple[str, str] | None:
-        """The addresses of this machine and of the cluster's member on the way between them."""
+        """The addresses of this machine and of the member on the way between them."""
         return (self._way.sends_from, self._way.leads_to) if self._way is not None else None
 
     @property
     def server(self) -> str:
-        """Which member that is, if it is the one that was met first."""
+        """The member, if it is the one that was met first."""
         return self._way.server if self._way is not None else ""
 
     @property
     def failure(self) -> StoreError | None:
-        """Why this client is of no more use, if so."""
+        """The error that this client failed with, or None."""
         return self._failed
 
     def time(self) -> float:
@@ -243,13 +241,13 @@ class Client(interface.Store):
         return asyncio.get_running_loop().time()
 
     def _check_usable(self) -> None:
-        """Raise what this client failed of, or that it was inherited over `fork()`."""
+        """Raise the error that this client failed with, or that it was inherited over `fork()`."""
         check_made_here(self._made_in, self.name)
         if self._failed is not None:
             raise unsent(self._failed)
 
     async def while_usable(self, work: Callable[[], Awaitable[T]], doubt: RetryState | None = None) -> T:
-        """Await something until this client fails; then raise what it failed of."""
+        """Await something; raise this client's error if it fails meanwhile."""
         self._check_usable()
         with anyio.CancelScope() as scope:
             self._scopes.add(scope)
@@ -265,7 +263,7 @@ class Client(interface.Store):
     # ------------------------------------------------------------------------------------------ requests
 
     async def call(self, request: messages.Request[R], *, timeout: float | None = None) -> R:
-        """Make one request and give its response; see `Store.call`."""
+        """Make one request and return its response; see `Store.call`."""
         if timeout is None and not messages.waits(request):
             timeout = self.timeout
         deadline = math.inf if timeout is None else self.time() + timeout
@@ -278,7 +276,7 @@ class Client(interface.Store):
         doubt = RetryState()
         try:
             response = await self.while_usable(lambda: self._dispatch(asked, guard, deadline, doubt), doubt)
-        except Failure as failure:  # what none of the calls below expects of etcd
+        except Failure as failure:  # not expected by any call below
             raise StoreError(f"{type(asked).__name__} at {self.name}: {failure}") from failure
         except UnicodeEncodeError as error:
             raise StoreUsageError(f"{type(asked).__name__} cannot be sent: {error}") from None
@@ -340,11 +338,11 @@ class Client(interface.Store):
                 await self._until_changed(watched, others, listing.revision + 1)
 
     async def _until_changed(self, missing: set[str], others: set[str], start_revision: int) -> None:
-        """Return once all of the missing keys have come, or one of the others has changed, or it is time to look."""
+        """Wait until all of the missing keys exist, one of the others changes, or it is time to read again."""
         requests = watch_requests([*missing, *others], start_revision=start_revision)
         try:
             stream = await self.members.stream(requests, what="Wait")
-        except Failure:  # compacted: look again
+        except Failure:  # compacted: read again
             return
         try:
             while missing:
@@ -363,6 +361,6 @@ class Client(interface.Store):
     # ------------------------------------------------------------------------------------------ watches
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
-        """Watch all keys that start with `prefix`; see `Store.watch`. Each watch has a connection of its own."""
+        """Watch all keys that start with `prefix`; see `Store.watch`. Each watch has a stream of its own."""
         cursor = WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot)
         return Watch(self._reads, prefix, cursor, timeout=self.timeout, while_usable=self.while_usable)

@@ -1,8 +1,9 @@
-"""Pure: our requests in etcd's words, and etcd's answers in ours; and where an etcd cluster is, as a URL.
+"""Pure: requests and answers in etcd's format and the store's; and the URL of a cluster.
 
-What is asked is built here as plain fields: a mapping from the names in `rpc/etcd.proto` to values, in which a
-message is a mapping again. Whoever sends it makes a message of it. So this room, which also reads URLs, needs no extra.
-What etcd answers are messages; a field that is zero, false or empty is not on the wire and reads as such.
+Requests are built as plain fields: nested mappings from the names in `rpc/etcd.proto` to values. The sender makes
+messages
+of them, so this module, which also reads URLs, needs no extra. Answers are messages; a field that is zero, false or
+empty is not on the wire and reads as such.
 """
 
 from __future__ import annotations
@@ -54,22 +55,22 @@ __all__ = [
 ]
 
 Fields: TypeAlias = "dict[str, Any]"
-"""A message that is to be sent, by the names of its fields."""
+"""A message to send, by field names."""
 
 Span: TypeAlias = tuple[bytes, bytes]
-"""The keys from the first, up to but without the second."""
+"""The keys from the first up to the second, exclusive."""
 
 DEFAULT_PORT: Final = 2379
 
 OPERATIONS_MAX: Final = 126
-"""etcd takes 128 (`--max-txn-ops`), counting what is nested; one is the condition on the receipt, one its writing."""
+"""etcd takes 128 (`--max-txn-ops`), nested ones included; one is the receipt's condition, one its write."""
 
 # ---------------------------------------------------------------------------------------------------- where it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The members of an etcd cluster that a client may ask, and whether TLS is spoken there."""
+    """The members of an etcd cluster that a client may ask, and whether they use TLS."""
 
     hosts: tuple[tuple[str, int], ...]
     secure: bool = False
@@ -80,7 +81,7 @@ class Cluster:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Where each member is, as gRPC takes it."""
+        """The address of each member, for gRPC."""
         return tuple(host_and_port(host, port) for host, port in self.hosts)
 
     @classmethod
@@ -88,13 +89,13 @@ class Cluster:
         """Return the cluster that a URL names.
 
         Raises:
-            StoreUsageError: It is not the URL of an etcd cluster; the message says what is wrong with it.
+            StoreUsageError: It is not the URL of an etcd cluster; the message says why.
         """
         scheme, separator, rest = url.partition("://")
         if scheme not in ("etcd", "etcds") or not separator:
             raise StoreUsageError(f"{url!r} does not start with etcd:// or etcds://")
         authority = rest.removesuffix("/")
-        if "@" in authority:  # not shown: what precedes it may be a password
+        if "@" in authority:  # not shown: a password may precede it
             raise StoreUsageError("the URL's host contains '@'; give user= and password= beside the URL")
         if any(sign in authority for sign in "/?#"):
             raise StoreUsageError(f"{url!r} has more than a cluster's address; write etcd://HOST:PORT,HOST:PORT")
@@ -115,7 +116,7 @@ class Cluster:
 
 
 def _end(prefix: bytes) -> bytes:
-    """The first key after all that start with a prefix. No byte of UTF-8 is 255, so the last one can be raised."""
+    """Return the first key after all that start with a prefix; no byte of UTF-8 is 255, so the last can be raised."""
     return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"\0"  # a zero byte: up to the very last key
 
 
@@ -126,7 +127,7 @@ def span_of(prefix: str) -> Span:
 
 
 def spans(prefix: str, hidden: str) -> tuple[Span, ...]:
-    """The keys that start with a prefix, without those that start with `hidden`, which are this client's receipts."""
+    """Return the keys that start with a prefix, without this client's receipts (`hidden`)."""
     first, last = span_of(prefix)
     if not hidden.startswith(prefix):
         return ((first, last),)
@@ -134,14 +135,14 @@ def spans(prefix: str, hidden: str) -> tuple[Span, ...]:
 
 
 def range_of(span: str | Span, **options: Any) -> Fields:
-    """A read of one key, or of a span."""
+    """Return a read of one key, or of a span."""
     if isinstance(span, str):
         return {"key": span.encode(), **options}
     return {"key": span[0], "range_end": span[1], **options}
 
 
 def entry_of(kv: pb.KeyValue) -> Entry:
-    """A key as it stands."""
+    """Return the entry of an answer."""
     return Entry(
         key=key_of(kv.key),
         value=kv.value,
@@ -152,12 +153,12 @@ def entry_of(kv: pb.KeyValue) -> Entry:
 
 
 def key_of(key: bytes) -> str:
-    """A key's name. Others may use the cluster, too, and call their keys what they like."""
+    """Return a key's name. Other programs' keys need not be UTF-8."""
     return key.decode(errors="surrogateescape")
 
 
 def entry_in(response: pb.RangeResponse) -> Entry | None:
-    """Return what a read of one key found."""
+    """Return the entry of a read of one key, or None."""
     return entry_of(response.kvs[0]) if response.kvs else None
 
 
@@ -165,7 +166,7 @@ def entry_in(response: pb.RangeResponse) -> Entry | None:
 
 
 def watch_requests(keys: Iterable[str | Span], *, start_revision: int) -> list[Fields]:
-    """Watches that are opened together; whoever sends them numbers them."""
+    """Return the requests for watches that are opened together; the sender numbers them."""
     return [range_of(key, start_revision=start_revision, progress_notify=True) for key in keys]
 
 
@@ -184,7 +185,7 @@ def events_of(result: pb.WatchResponse, hidden: str) -> list[list[Event]]:
 
 
 DELETED: Final = 1
-"""`Event.EventType.DELETE`; with the name, this room would need the extra."""
+"""`Event.EventType.DELETE`; the name would need the extra."""
 
 
 def _event(change: pb.Event) -> Event:
@@ -195,7 +196,7 @@ def _event(change: pb.Event) -> Event:
 
 
 def put_event(entry: Entry) -> Event:
-    """The change that left this entry behind."""
+    """Return the event of the change that wrote this entry."""
     return Event(
         kind="put",
         revision=entry.mod_revision,
@@ -210,7 +211,7 @@ def put_event(entry: Entry) -> Event:
 
 
 def holds(condition: Condition, entry: Entry | None) -> bool:
-    """Whether a condition holds of its key as it stands; of a value only if that was read."""
+    """Return whether a condition holds for an entry; of a value only if that was read."""
     match condition.target:
         case Target.EXISTS:
             return (entry is not None) is condition.expected
@@ -225,15 +226,15 @@ def holds(condition: Condition, entry: Entry | None) -> bool:
 
 
 def look_at(condition: Condition) -> Fields:
-    """The read that tells whether a condition holds; with the value only if that matters."""
+    """Return the read that decides a condition; with the value only if needed."""
     return range_of(condition.key, keys_only=condition.target not in (Target.VALUE, Target.VALUE_IF_ANY))
 
 
 def compare(condition: Condition) -> Fields:
-    """A condition in etcd's words, which has none for a value that may be missing."""
+    """Return a condition in etcd's format, which has none for a value that may be missing."""
     expected, fields = condition.expected, {"key": condition.key.encode(), "result": "EQUAL"}
     match condition.target:
-        case Target.EXISTS:  # greater than the zero that a missing key has
+        case Target.EXISTS:  # greater than the zero of a missing key
             return {**fields, "target": "CREATE", "result": "GREATER" if expected else "EQUAL", "create_revision": 0}
         case Target.VALUE:
             return {**fields, "target": "VALUE", "value": expected}
@@ -264,11 +265,11 @@ TOO_MANY: Final = (
 
 
 class FailureKind(Enum):
-    """What a refusal means, where it is not simply an error for the caller."""
+    """Refusals that the client handles itself."""
 
     UNDONE = "it was not done, and may be tried again"
     DOUBT = "it may have been done"
-    TOKEN = "the token is no longer valid"  # noqa: S105  that is no password
+    TOKEN = "the token is no longer valid"  # noqa: S105  not a password
     COMPACTED = "that revision is no longer kept"
     LEASE_EXISTS = "there is such a lease already"
     NO_AUTHENTICATION = "nobody needs to log in"
@@ -276,11 +277,11 @@ class FailureKind(Enum):
 
 
 class Failure(Exception):
-    """An attempt failed; another one may do better.
+    """An attempt failed; another one may succeed.
 
     Attributes:
         trouble: Whether it may have been carried out, or why it could not be.
-        silent: Whether nothing at all came back.
+        silent: True without any answer.
     """
 
     def __init__(self, reason: str, trouble: FailureKind, *, silent: bool = False) -> None:
@@ -307,7 +308,7 @@ _TELLING: Final[tuple[tuple[str, FailureKind | tuple[type[StoreError], str]], ..
     ("invalid auth token", FailureKind.TOKEN),
     ("revision of auth store is old", FailureKind.TOKEN),
     ("revision in header is old", FailureKind.TOKEN),  # the same of a JWT, since users or roles have changed
-    ("user name is empty", FailureKind.TOKEN),  # nobody was asked before
+    ("user name is empty", FailureKind.TOKEN),  # no login before
     ("authentication is not enabled", FailureKind.NO_AUTHENTICATION),
     ("lease already exists", FailureKind.LEASE_EXISTS),
     ("has been compacted", FailureKind.COMPACTED),
@@ -324,17 +325,17 @@ _TELLING: Final[tuple[tuple[str, FailureKind | tuple[type[StoreError], str]], ..
     ("invalid user id or password", (AuthenticationError, "{name} refused the user or the password")),
     ("permission denied", _DENIED),
 )
-"""What etcd's words mean: something that the client deals with, or an error for the caller, with its sentence."""
+"""The meaning of etcd's messages: a kind that the client handles, or an error for the caller, with its sentence."""
 
 INVALID, DENIED, UNAUTHENTICATED = 3, 7, 16
 """Codes of gRPC."""
 
 
 def classify(code: int, message: str, *, name: str) -> FailureKind | StoreError:
-    """Return what a refusal by etcd means: an error for the caller, or something that the client deals with.
+    """Return the meaning of a refusal by etcd: an error for the caller, or a kind that the client handles.
 
     Args:
-        code: That of gRPC.
+        code: gRPC's.
         message: etcd's.
         name: The cluster's.
     """

@@ -1,4 +1,4 @@
-"""Pure: whether the cluster that answers is still the one that was met first (promise S10)."""
+"""Pure: checks that the cluster that answers is still the one that was met first (promise S10)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Identity"]
 
 
 class Identity:
-    """Which cluster one client knows.
+    """The cluster that one client knows.
 
     Attributes:
-        cluster_id: The cluster's id; None: none was met yet.
-        member_id: Which of its members has answered last.
-        revision: The latest one that was heard of.
+        cluster_id: The cluster's id; None before its first answer.
+        member_id: The member that has answered last.
+        revision: The latest known revision.
     """
 
     def __init__(self, name: str) -> None:
@@ -28,14 +28,15 @@ class Identity:
         self.revision: int = 0
 
     def met(self, header: pb.ResponseHeader, *, floor: int = 0) -> None:
-        """Note that a member has answered: it must be one of the cluster that we know.
+        """Note a member's answer, and check that it is of the known cluster.
 
         A cluster whose data was deleted keeps its id, which is made from its addresses. But its revisions begin anew:
-        what is read or written through the consensus is never older than what we had heard of before we asked.
+        an answer
+        through the consensus is never older than the revision known before the request.
 
         Args:
-            header: Of its answer.
-            floor: The latest revision that was known before it was asked, if the answer went through the consensus.
+            header: The answer's.
+            floor: The latest revision known before the request, if the answer went through the consensus.
 
         Raises:
             StoreReplaced: It is another cluster.

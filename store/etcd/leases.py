@@ -1,4 +1,4 @@
-"""Shell: leases at an etcd cluster: granted, kept, looked at and revoked."""
+"""Shell: leases at an etcd cluster: granted, renewed, read and revoked."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ __all__ = ["check", "check_ttls", "grant", "keep_alive", "new_id", "notes", "rev
 TTL_MAX = 9_000_000_000.0  # seconds that etcd grants
 
 NOTES = "notes/"
-"""What the keys of notes begin with, below this client's own."""
+"""The prefix of notes, below this client's own."""
 
 
 async def keep_alive(members: Members, request: KeepAlive, deadline: float, *, hidden: str) -> Granted:
-    """Renew a lease; `hidden` is what the keys of this client's own begin with."""
+    """Renew a lease; `hidden` is the prefix of this client's own keys."""
     lease = request.lease
     reply = await members.ask("Lease/LeaseKeepAlive", {"ID": lease}, deadline=deadline, what="KeepAlive")
     if reply.TTL <= 0:
         raise _no_lease(lease)
-    if request.note:  # which etcd does not take with a keep-alive; written twice it is the same
+    if request.note:  # etcd has no note in a keep-alive; writing it twice is harmless
         put = {"request_put": {"key": f"{hidden}{NOTES}{lease}".encode(), "value": request.note, "lease": lease}}
-        with contextlib.suppress(StoreError):  # the lease is renewed, though etcd be full; the next one says it again
+        with contextlib.suppress(StoreError):  # the lease is renewed, even if etcd is full; the next note replaces it
             await members.ask("KV/Txn", {"success": [put]}, deadline=deadline, what="writing")
     return Granted(lease=lease, ttl=float(reply.TTL))
 
 
 async def time_to_live(members: Members, lease: int, deadline: float) -> LeaseState:
-    """Return what a lease has left, and its keys."""
+    """Return the remaining time of a lease, and its keys."""
     asked = {"ID": lease, "keys": True}
     reply = await members.ask("Lease/LeaseTimeToLive", asked, deadline=deadline, what="TimeToLive")
     if reply.TTL < 0 or not reply.grantedTTL:
@@ -54,13 +54,13 @@ async def revoke(members: Members, lease: int, deadline: float) -> Done:
     try:
         await members.ask("Lease/LeaseRevoke", {"ID": lease}, deadline=deadline, what="Revoke", doubt=doubt)
     except LeaseNotFound:
-        if not doubt.any:  # else it was we who ended it
+        if not doubt.any:  # else an earlier attempt ended it
             raise _no_lease(lease) from None
     return Done()
 
 
 async def notes(members: Members, reads: Reads, request: ListNotes, deadline: float) -> NotePage:
-    """Return the notes of the leases of all keys under a prefix; how old they are, etcd does not tell."""
+    """Return the notes of the leases of all keys under a prefix, without their age, which etcd does not tell."""
     begin = f"{reads.hidden}{NOTES}"
     found = await members.ask("KV/Range", range_of(span_of(begin)), deadline=deadline, what="Range")
     by_lease = {kv.lease: kv.value for kv in found.kvs}
@@ -72,10 +72,10 @@ async def notes(members: Members, reads: Reads, request: ListNotes, deadline: fl
 
 
 async def grant(members: Members, ttl: float, deadline: float, *, id: int | None = None) -> Granted:
-    """A lease, with its TTL as granted: in whole seconds, and at least etcd's own least.
+    """Grant a lease; return it with the granted TTL: in whole seconds, and at least etcd's minimum.
 
-    A new one, under an id of our own making, so that asking again grants no second one; or that of an `id` that was
-    chosen, which may be there already.
+    Without `id`, the id is new and chosen here, so that a repeated request grants no second lease. A given `id` may
+    exist.
     """
     check_ttls(ttl=ttl)
     lease = id or new_id()
@@ -86,26 +86,25 @@ async def grant(members: Members, ttl: float, deadline: float, *, id: int | None
         except Failure as failure:
             if failure.trouble is not FailureKind.LEASE_EXISTS:
                 raise
-            # An attempt of ours has granted it, now or some time ago, or it is one that several share: its TTL is to
-            # begin now.
+            # An earlier attempt granted it, or several clients share it: renew its TTL now.
             reply = await members.ask("Lease/LeaseKeepAlive", {"ID": lease}, deadline=deadline, what="Grant")
         if reply.TTL > 0:
             return Granted(lease=lease, ttl=float(reply.TTL))
 
 
 def new_id() -> int:
-    """An id that nobody else has, and no client has chosen."""
+    """Return an id that no other client has."""
     return secrets.randbelow(CHOSEN_LEASE_LEAST - 1) + 1
 
 
 def check(lease: int | None) -> None:
-    """Refuse an id that no lease of etcd's has; 0 would mean none at all."""
+    """Refuse an id that etcd's leases cannot have; 0 would mean none."""
     if lease is not None and not 0 < lease < 2**63:
         raise _no_lease(lease)
 
 
 def check_ttls(**ttls: float | None) -> None:
-    """Refuse times to live that are none, or that etcd cannot hold; also those that it does not heed."""
+    """Refuse times to live that are not positive, or that etcd cannot hold or does not support."""
     for name, ttl in ttls.items():
         if ttl is not None and not ttl > 0:
             raise StoreUsageError(f"{name} is {ttl:g} s; it must be above 0")

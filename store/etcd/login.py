@@ -1,4 +1,4 @@
-"""Shell: who a client of etcd is: its user, its password, and the token it shows, which etcd may forget at any time."""
+"""Shell: the login of an etcd client: its user, its password, and the token, which etcd may forget at any time."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["Login"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
-TOKENS_MOST = 3  # logins for one request; more of them would not help
+TOKENS_MOST = 3  # logins for one request; more would not help
 
 
 class Login:
-    """Who one client is.
+    """The login of one client.
 
     Args:
         name: The cluster's.
-        user: Whom to log in as, if anybody.
-        password: The user's; or what reads it, before the first login and again after one that was refused.
+        user: The user to log in as, if any.
+        password: The user's; or a function that reads it, before the first login and after a rejected one.
     """
 
     def __init__(self, name: str, user: str | None, password: str | Callable[[], str | None] | None) -> None:
@@ -36,7 +36,7 @@ class Login:
         self._logging_in = asyncio.Lock()
 
     async def token(self, connection: Connection, limit: float) -> str | None:
-        """Return the token to show, fetched if need be; None if nobody needs to log in."""
+        """Return the token, fetched if necessary; None without a login."""
         if self._user is None or self._token is not None:
             return self._token or None
         async with self._logging_in:
@@ -52,7 +52,7 @@ class Login:
                 reply = await connection.ask("Auth/Authenticate", fields, token=None, limit=limit)
             except Failure as failure:
                 if failure.trouble is not FailureKind.NO_AUTHENTICATION:
-                    # What was to be asked has not been sent.
+                    # The request itself has not been sent.
                     raise Failure(str(failure), FailureKind.UNDONE, silent=failure.silent) from failure
                 log.warning("%s has no authentication: user %r is not used", self._name, self._user)
                 return ""
@@ -60,7 +60,7 @@ class Login:
                 raise AuthenticationError(str(error)) from None
             except AuthenticationError:
                 before, password = password, self._read_password()
-                if password == before:  # else it has been changed where it is kept
+                if password == before:  # else the password has changed
                     raise
             else:
                 return str(reply.token)
@@ -69,12 +69,12 @@ class Login:
         return self._password() if callable(self._password) else self._password
 
     def refused(self, failure: Failure, token: str | None, tokens: int) -> None:
-        """Forget a token that a request was refused for: the next request logs in again.
+        """Forget a token that a request was rejected for: the next request logs in again.
 
         Args:
-            failure: Why the request failed; nothing is forgotten if that was something else.
-            token: Which was shown. Many requests may be refused for one token, and another be fetched meanwhile.
-            tokens: How many tokens it was refused for.
+            failure: Why the request failed; other reasons forget nothing.
+            token: The rejected token. Many requests may be rejected for one token, and another be fetched meanwhile.
+            tokens: The number of tokens rejected for this request.
 
         Raises:
             AuthenticationError: Another token would not help.

@@ -1,18 +1,18 @@
-"""Shell: one client's requests to an etcd cluster, over one connection to whichever member answers.
+"""Shell: one client's requests to an etcd cluster, over one connection to any member that answers.
 
-**Members.** Each attempt has a time limit of its own. One that fails moves this client on to another member, chosen by
-chance among those that have not failed; so do all its watches, which resume where they stood. On a slow clock it
-chooses anew among all members, so that those of a cluster whose members were restarted one by one do not end up with
-all clients at one of them. A member is taken once it has answered a read that goes through the consensus.
+**Members.** Each attempt has a time limit. A failed one moves this client to another member, chosen at random among
+those
+without failures; its watches move, too, and resume. Slowly, the client chooses anew among all members, so that restarts
+of members one by one do not leave all clients at one of them. A member is used once it has answered a read through the
+consensus.
 
-**Without a leader** every member refuses. Then one attempt at a time is made for all callers together, with growing
-pauses in between: what a cluster needs in order to elect a leader is that nobody keeps it busy.
+**Without a leader** every member refuses. Then one attempt at a time is made for all callers, with growing pauses: a
+cluster that elects a leader needs a low load.
 
-**Doubt.** A failure says whether the request may have been carried out: a connection that was refused, or a member
-without a leader, has done nothing; an answer that did not come may have been lost on its way back. What to make of that
-is for whoever asked.
+**Doubt.** A failure says whether the request may have been carried out: not by a refused connection, nor by a member
+without a leader; but the answer may be lost. The caller decides.
 
-With a user, the first request logs in, and a token that etcd does not take any more is fetched anew.
+With a user, the first request logs in; a rejected token is fetched anew.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger(__name__)
 
-ATTEMPT_FIRST = 1.0  # seconds for the first attempt, if there is another member to ask; each further one has twice ...
+ATTEMPT_FIRST = 1.0  # seconds for the first attempt, if there is another member; each further one has twice ...
 ATTEMPT_MOST = 8.0  # ... the time, up to this: etcd itself gives up after 7
-ATTEMPT_ALONE = 2.0  # seconds for the first attempt, where there is only one member
-ATTEMPT_LEAST = 0.05  # seconds; less than this is no attempt
-IDLE = 5.0  # seconds of silence after which the member is asked whether it is still there, if anybody watches
-BALANCE_AFTER = 300.0  # seconds after which another member may be chosen; between half and one and a half times this
-AT_ONCE = 64  # requests under way, renewals of leases aside: etcd may allow as few as 100 streams for one connection
-RENEWING_AT_ONCE = 16  # renewals of leases under way, which do not stand in line with the others
+ATTEMPT_ALONE = 2.0  # seconds for the first attempt with a single member
+ATTEMPT_LEAST = 0.05  # seconds; less is no attempt
+IDLE = 5.0  # seconds of silence before a probe of the member, while watches are open
+BALANCE_AFTER = 300.0  # seconds before another choice of a member; times 0.5 to 1.5
+AT_ONCE = 64  # requests under way without renewals: etcd may allow as few as 100 streams for one connection
+RENEWING_AT_ONCE = 16  # renewals of leases under way, which do not queue with the others
 
 
 class RetryState:
-    """Whether some attempt at a request may have been carried out without our hearing of it."""
+    """True if some attempt at a request may have been carried out without an answer."""
 
     def __init__(self) -> None:
         self.any: bool = False
@@ -73,17 +73,17 @@ class Members:
     """The members of a cluster.
 
     Args:
-        cluster: Where they are.
-        probe: A read that is allowed, and goes through the consensus: to ask whether a member is still there.
-        tls: A client-side context for `etcds`; without it the system's certificates are trusted.
+        cluster: Their addresses.
+        probe: A permitted read through the consensus, to check that a member is alive.
+        tls: A client-side context for `etcds`; the default trusts the system's certificates.
         renew: Reads the files of certificates again before each connection, and returns the context.
-        user: Whom to log in as, if anybody.
-        password: The user's; or what reads it, before the first login and again after one that was refused.
+        user: The user to log in as, if any.
+        password: The user's; or a function that reads it, before the first login and after a rejected one.
         rng: For the choice of members, and for the jitter of pauses.
 
     Attributes:
-        clients: Who is told when the cluster is out of reach, or in reach again, and that it is another one.
-        failed: Whether it is another one, so that this is of no more use.
+        clients: Notified when the cluster becomes unreachable, reachable, or another one.
+        failed: True if it is another one, and this is useless.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class Members:
         self.clients: list[Any] = []
         self.failed: bool = False
         self._current: Connection | None = None
-        self._probes_refused = 0  # for their tokens, one after the other
-        self._lasting: StoreError | None = None  # why a member failed for good, while none has ever answered
-        self._connecting = asyncio.Lock()  # one attempt at a time, for all who wait
+        self._probes_refused = 0  # consecutively, for their tokens
+        self._lasting: StoreError | None = None  # why a member failed permanently, while none has ever answered
+        self._connecting = asyncio.Lock()  # one attempt at a time, for all callers
         self._room = asyncio.Semaphore(AT_ONCE)
         self._room_for_renewals = asyncio.Semaphore(RENEWING_AT_ONCE)
         self._open = False
@@ -120,13 +120,13 @@ class Members:
         self._balance_at = math.inf
 
     async def start(self, deadline: float | None = None) -> None:
-        """Be ready to ask; and connected to a member that has answered, if there is a deadline for that."""
+        """Prepare for requests; with a deadline, connect to a member that answers."""
         self._open = True
         if deadline is not None:
             await self._connection(deadline, 1.0, "a question", None)
 
     async def aclose(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._open = False
         minding, self._minding = self._minding, None
         if minding is not None:
@@ -136,13 +136,13 @@ class Members:
 
     @property
     def hosts(self) -> list[tuple[str, int]]:
-        """Where the members are, the one that is asked now, or was last, first."""
+        """Return the members' addresses, the present or last one first."""
         here = self._cluster.hosts[self.choice.place]
         return [here, *(host for host in self._cluster.hosts if host != here)]
 
     @property
     def connected(self) -> bool:
-        """Whether some member has answered since it last failed, or has not been asked."""
+        """True if some member has answered since its last failure, or is untried."""
         return not self.choice.all_fail
 
     def _tell(self, connected: bool) -> None:
@@ -154,7 +154,6 @@ class Members:
             client.tell(connected)
 
     def _met(self, header: pb.ResponseHeader, *, floor: int = 0) -> None:
-        """Note that a member has answered; see `Identity.met`."""
         try:
             self.identity.met(header, floor=floor)
         except StoreReplaced as error:
@@ -178,20 +177,20 @@ class Members:
 
         Args:
             method: Below `etcdserverpb.`.
-            fields: What to ask; a function is called before each attempt.
-            deadline: Until when, on the loop's clock.
-            what: What is asked, for error messages.
-            doubt: Noted here is whether an attempt that failed may have been carried out. None: that does not matter.
+            fields: The request; a function is called before each attempt.
+            deadline: On the loop's clock.
+            what: The request's name in error messages.
+            doubt: Set if a failed attempt may have been carried out. None: that does not matter.
 
         Raises:
-            Failure: With `COMPACTED` or `LEASE_EXISTS`, which only who asked can judge.
+            Failure: With `COMPACTED` or `LEASE_EXISTS`, for the caller to judge.
             ConnectionLost: No member could be reached in time.
             StoreTimeoutError: The answer did not come in time.
             StoreError: The request was refused.
         """
         renews = method == "Lease/LeaseKeepAlive"
         room = self._room_for_renewals if renews else self._room
-        # A lease that one attempt in vain has used up is lost: two at least must fit into what is left.
+        # The remaining time of a lease must allow for two attempts at least.
         share = 0.5 if renews else 1.0
 
         async def attempt(connection: Connection, token: str | None, limit: float) -> Any:
@@ -204,7 +203,7 @@ class Members:
                 raise Failure("the requests before it are not answered", FailureKind.UNDONE, silent=True)
             try:
                 reply = await self._send(connection, method, asked, token, min(limit, deadline - self._time()))
-            except asyncio.CancelledError:  # it may have been sent, and its caller may be told that the client failed
+            except asyncio.CancelledError:  # it may have been sent, and the client may have failed
                 if doubt is not None:
                     doubt.any = True
                 raise
@@ -220,7 +219,7 @@ class Members:
         return await connection.ask(method, asked, token=token, limit=limit)
 
     async def current_revision(self, deadline: float) -> int:
-        """The revision the store is at, as the consensus knows it."""
+        """Return the store's revision, by the consensus."""
         reply = await self.ask("KV/Range", self._probe_fields, deadline=deadline, what="a question")
         revision: int = reply.header.revision
         return revision
@@ -229,7 +228,7 @@ class Members:
         """Open watches that are read together, at a member that answers.
 
         Raises:
-            Failure: With `COMPACTED`: what one of them asks for is no longer kept.
+            Failure: With `COMPACTED`: requested history is gone.
             StoreError: As `ask`.
         """
 
@@ -248,7 +247,7 @@ class Members:
         return await self._attempts(attempt, deadline, what, None)
 
     async def stream_failed(self, subscription: Subscription, failure: Failure) -> None:
-        """It has ended; the next one is opened elsewhere, after a moment, lest one that always ends keeps us busy."""
+        """Pause after the end of a stream, so that streams that always end cause little load; the next is elsewhere."""
         self.login.refused(failure, subscription.stream.token, 1)
         if self._current is not None and self._current.carries(subscription):
             await self.moved_on(self._current, failure)
@@ -264,9 +263,8 @@ class Members:
         *,
         share: float = 1.0,
     ) -> T:
-        """Make attempts, each with a connection, a token, and so many seconds, until one succeeds."""
         failures, tokens, token = 0, 0, None
-        told = ""  # the last reason that was given; it says more than a silence
+        told = ""  # the last reason; it says more than a silence
         while True:
             connection = await self._connection(deadline, share, what, doubt, told)
             left = deadline - self._time()
@@ -285,7 +283,7 @@ class Members:
                 self.login.refused(failure, token, tokens)
                 failures += 1
                 told = told if failure.silent else str(failure)
-                # One that answers others is busy, and not gone: it is left only for another, if it lets us wait again.
+                # A member that answers others is busy, not dead: leave it for another only if it fails again.
                 patient = failures == 1 or self.choice.alone
                 if not (failure.silent and patient and connection.heard_at > asked_at):
                     await self.moved_on(connection, failure)
@@ -300,21 +298,18 @@ class Members:
                 return result
 
     def _attempt_limit(self, failures: int) -> float:
-        """Return seconds for the next attempt, after so many that failed."""
         first = ATTEMPT_ALONE if self.choice.alone else ATTEMPT_FIRST
         return min(first * 2.0 ** min(failures // 2, 8), ATTEMPT_MOST)
 
     async def _pause(self, failures: int, deadline: float) -> None:
-        """Before another attempt at the same request."""
         seconds = min(self.choice.pause(failures), max(deadline - self._time(), 0))
         if seconds:
             await anyio.sleep(seconds)
 
     def late(self, what: str, doubt: RetryState | None, told: str = "") -> StoreError:
-        """The error for a caller whose time is over: which one depends on what came of its own attempts.
+        """Return the error for a caller whose time is over, by the results of its own attempts.
 
-        Where one of them has failed for a reason, it is `ConnectionLost`: whether this client has found a member again
-        since then is chance, and tells the caller nothing.
+        If one of them failed for a reason, it is `ConnectionLost`, no matter if a member has been found since then.
         """
         maybe = doubt is not None and doubt.any
         reason = told or self.choice.problem
@@ -328,7 +323,7 @@ class Members:
     async def _connection(
         self, deadline: float, share: float, what: str, doubt: RetryState | None, told: str = ""
     ) -> Connection:
-        """Return the connection in use; make one if there is none.
+        """Return the connection in use, or a new one.
 
         Raises:
             StoreError: None could be made in time, or ever.
@@ -340,14 +335,13 @@ class Members:
         with anyio.move_on_after(None if left == math.inf else left):
             async with self._connecting:
                 while True:
-                    current = self._current  # another caller may have made it while this one waited for its turn
+                    current = self._current  # another caller may have made it meanwhile
                     if current is not None:
                         return current
                     await self._try_to_connect(max((deadline - self._time()) * share, ATTEMPT_LEAST))
         raise self.late(what, doubt, told)
 
     async def _try_to_connect(self, most: float) -> None:
-        """Make one attempt to connect, once it is time for it."""
         await anyio.sleep(max(self.choice.try_at - self._time(), 0))
         if not self._open:
             raise ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False)
@@ -361,7 +355,7 @@ class Members:
         try:
             await self._probe(connection, min(self._attempt_limit(self.choice.misses), most))
         except BaseException as error:
-            with anyio.CancelScope(shield=True):  # it closes at once, since nothing is under way
+            with anyio.CancelScope(shield=True):  # it closes at once, without requests under way
                 await connection.close(Failure("it was given up", FailureKind.UNDONE))
             if not isinstance(error, Failure):
                 raise
@@ -377,11 +371,11 @@ class Members:
         self._balance_at = math.inf if self.choice.alone else self._time() + self.choice.jitter(BALANCE_AFTER)
 
     async def _probe(self, connection: Connection, limit: float) -> None:
-        """Ask one member whether it is there, has a leader, and is still one of the cluster.
+        """Check that a member is alive, has a leader, and is still of the cluster.
 
         Raises:
-            Failure: It is not there.
-            StoreReplaced: It is none of the cluster.
+            Failure: It is not alive.
+            StoreReplaced: It is of another cluster.
         """
         floor = self.identity.revision
         token = await self.login.token(connection, limit)
@@ -395,10 +389,10 @@ class Members:
         self._met(reply.header, floor=floor)
 
     async def _find_out(self, place: int, failure: Failure) -> None:
-        """Find out why a member could not be reached, while none was ever met.
+        """Find out why a member could not be reached, while none has ever answered.
 
         Raises:
-            StoreError: All members were asked, and what is wrong with one of them no retry mends.
+            StoreError: All members were asked, and one has a permanent problem.
         """
         host, port = self._cluster.hosts[place]
         found = await diagnose(host, port, self._tls, name=self.name)
@@ -420,7 +414,7 @@ class Members:
         self.choice.missed(place, failure, self._time())
 
     async def moved_on(self, connection: Connection, failure: Failure) -> None:
-        """A connection has failed; the next request makes another one, unless somebody has moved on already."""
+        """Handle the failure of a connection; the next request makes another one, unless there is one already."""
         if failure.trouble in (FailureKind.REOPEN, FailureKind.TOKEN):  # its streams are opened again with a new token
             return
         if self._current is connection:
@@ -430,7 +424,7 @@ class Members:
             self.choice.note(connection.place, failure)
 
     async def _leave(self, reason: Failure) -> None:
-        """Hang up once what is under way is answered; the next request makes another connection."""
+        """Close once requests under way are answered; the next request makes another connection."""
         connection, self._current = self._current, None
         self._balance_at = math.inf
         if connection is not None:
@@ -439,7 +433,7 @@ class Members:
     # ------------------------------------------------------------------------------------------ on a slow clock
 
     async def _mind(self) -> None:
-        """Look after the connection: see that its member is there, and choose another one now and then."""
+        """Probe the connection's member, and choose another one now and then."""
         while True:
             connection = self._current
             heard_at = connection.heard_at if connection is not None and connection.watching else self._time()
@@ -455,7 +449,7 @@ class Members:
                     await self._probe(connection, self._attempt_limit(0))
                 except Failure as failure:
                     await self.moved_on(connection, failure)
-                except StoreError as error:  # `StoreReplaced` has been told; the rest is told to the next who asks
+                except StoreError as error:  # `StoreReplaced` has been reported; others are reported to the next caller
                     log.debug("etcd at %s: %s", self.name, error)
                     connection.heard_at = self._time()
 

@@ -1,7 +1,4 @@
-"""Shell: reads at an etcd cluster, each at one revision, however many requests it takes.
-
-A guard is read together with what it guards, at the same moment, and judged here.
-"""
+"""Shell: reads at an etcd cluster, at one revision over several requests; guards are read along and checked."""
 
 from __future__ import annotations
 
@@ -31,12 +28,7 @@ Entries: TypeAlias = "list[Entry]"
 
 
 class Reads:
-    """What one client reads.
-
-    Args:
-        members: Whom to ask.
-        hidden: What the keys start with that are not shown: those of receipts.
-    """
+    """The reads of one client; keys that start with `hidden`, its receipts, are not shown."""
 
     def __init__(self, members: Members, hidden: str) -> None:
         self.members = members
@@ -45,10 +37,10 @@ class Reads:
     async def read(
         self, guard: Sequence[Condition], asked: Asked, deadline: float, *, revision: int = 0
     ) -> tuple[Ranges, int]:
-        """Read several ranges at one revision, the present one if none is given.
+        """Read several ranges at one revision, by default the present one.
 
         Returns:
-            What each has found, and the revision.
+            The content of each, and the revision.
 
         Raises:
             ConditionFailed: The guard does not hold.
@@ -113,7 +105,7 @@ class Reads:
                 after = found.kvs[-1].key + b"\0" if found.more and found.kvs else None
 
     async def stats(self, deadline: float) -> Figures:
-        """Return the few figures that etcd gives."""
+        """Return etcd's few figures."""
         revision = await self.members.current_revision(deadline)
         status = await self.members.ask("Maintenance/Status", {}, deadline=deadline, what="stats")
         return Figures(

@@ -1,9 +1,8 @@
-"""Shell: the receipts of one client, on which its writes rest: see `transactions`.
+"""Shell: the receipts of one client, on which its writes depend: see `transactions`.
 
-They are keys of this client's own, each for one write at a time, on a lease of their own: nothing stays behind of a
-client that has gone. A write that puts a key on a lease which it has granted itself has its receipt on that one: while
-an answer is looked for, the lease can only lapse together with all that the write did, and a copy of the write that
-comes later is refused, since its lease is gone. So a client that writes nothing else needs no further lease.
+They are keys of this client, each for one write at a time, on a lease of their own, so that none outlives the client. A
+write to a lease that it has granted itself has its receipt on that lease. The receipt then lapses only with the whole
+write, and a late copy is refused, since its lease is gone. A client with only such writes needs no further lease.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ if TYPE_CHECKING:
 __all__ = ["HANG_UP_WITHIN", "Receipts"]
 
 RECEIPTS_TTL: Final = 60.0
-"""In seconds. A write that is not answered for so long is one that nobody can know of any more."""
+"""In seconds. The outcome of a write without an answer for so long cannot be known."""
 
 RECEIPTS_LEAST: Final = 40.0
-"""In seconds; with less than this left, a new lease is taken: more than the default timeout of a call."""
+"""In seconds; with less left, a new lease is granted: more than the default timeout of a call."""
 
 HANG_UP_WITHIN: Final = 1.0
-"""In seconds, for taking receipts back; else their lease lapses."""
+"""In seconds, for deleting receipts; else their lease lapses."""
 
 
 class Receipts:
@@ -52,7 +51,7 @@ class Receipts:
         self._taking = asyncio.Lock()
 
     async def take(self, deadline: float, *, on: int | None = None) -> Receipt:
-        """Return a receipt that nobody else uses; `on` is a lease that the write has granted itself."""
+        """Return an unused receipt; `on` is a lease that the write has granted itself."""
         if on is None:
             on = await self._own_lease(deadline)
         elif on != self.writers_lease:
@@ -65,19 +64,19 @@ class Receipts:
         async with self._taking:
             now = anyio.current_time()
             if self.lease is None or now > self._good_until:
-                self._forget(self.lease)  # it lapses by itself, once those who still use it are done
+                self._forget(self.lease)  # it lapses by itself, after its users are done
                 granted = await grant(self._members, RECEIPTS_TTL, deadline)
                 self.lease = granted.lease
                 self._good_until = now + granted.ttl - RECEIPTS_LEAST
         return self.lease
 
     def give_back(self, receipt: Receipt) -> None:
-        """Free a receipt whose revision is known. A receipt that is not given back lapses."""
+        """Free a receipt with a known revision; others lapse."""
         if receipt.lease in (self.lease, self.writers_lease):
             self._free[receipt.lease].append(receipt)
 
     def lapsed(self, receipt: Receipt) -> None:
-        """Its lease is gone, and with it all that were on it."""
+        """Drop a lapsed lease, with all its receipts."""
         self._forget(receipt.lease)
         if receipt.lease == self.lease:
             self.lease = None
@@ -86,7 +85,7 @@ class Receipts:
         self._free.pop(lease or 0, None)
 
     async def give_up(self) -> None:
-        """Take all of them back."""
+        """Delete all receipts."""
         lease, self.lease = self.lease, None
         if lease is not None and self._members.connected:
             await revoke(self._members, lease, anyio.current_time() + HANG_UP_WITHIN)

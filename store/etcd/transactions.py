@@ -1,19 +1,23 @@
-"""Pure: a write as one etcd transaction that can be sent again, and what came of it.
+"""Pure: a write as one etcd transaction that can be repeated, and its result.
 
-etcd keeps no replies, so every write is one transaction that also writes a *receipt*, a key of this client's own, and
-rests on that receipt being as this client last knew it: a second copy finds the receipt changed, and does nothing.
+etcd keeps no replies. So every write is one transaction that also writes a *receipt*, a key of this client, and depends
+on
+its last known revision: a second copy finds the receipt changed, and does nothing.
 
     if the receipt is as I know it, and what the write rests on holds:  write the receipt, and do what was asked
     else:                                                               read the receipt, and what tells why
 
-A transaction of etcd has one list of conditions, and no "or". So a write is first sent for what is expected: that all
-its conditions hold, that a value which may be missing is there, and so is a key that is to be created. If that is not
-so, nothing was done, and the answer holds all that matters, as of one moment. From that it is decided here what is to
-be done (`decided`). If nothing is to be written, that is the answer; else it is sent again, resting on what was read.
+A transaction of etcd has one list of conditions, and no "or". So a write is first sent for the expected case: all its
+conditions hold; values that may be missing, and keys to be created, exist. Otherwise etcd changes nothing, and its
+answer
+has all keys that matter, as of one moment. Then `decided` says what to do: answer if nothing is to be written, else
+send
+again, dependent on these keys.
 
-When an answer was lost, a *fence* is sent in place of the write: it only writes the receipt, so that no copy of the
-write that comes later does anything. If the fence finds the receipt changed, the write was done. The revision of the
-receipt is that of the write, and what was answered is made up from the store as it was just before (`recovery`).
+After a lost answer, a *fence* is sent: it only writes the receipt, so that later copies of the write do nothing. If the
+fence finds the receipt changed, the write was done, at the receipt's revision. Its answer is computed from the store as
+of
+just before (`recovery`).
 """
 
 from __future__ import annotations
@@ -68,25 +72,24 @@ __all__ = [
     "transaction",
 ]
 
-"""What the embedded store, and PyTorch's, counts in."""
+"""The range of the embedded store, and of PyTorch's."""
 
 DONE, FENCED = b"done", b"fenced"
-"""What a receipt says: that its write was done, or that none of its copies can be any more."""
+"""The values of a receipt: its write was done, or cannot be done any more."""
 
 Known: TypeAlias = "Mapping[str, Entry | None]"
-"""What was read of the keys that tell what is to be done."""
+"""The entries that decide what to do."""
 
 Operations: TypeAlias = "tuple[Operation | DeletePrefix, ...]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """A key of this client's, for one write at a time.
+    """A key of this client, for one write at a time.
 
     Attributes:
-        key: Its name.
-        revision: When it was last written, as far as is known; 0: never.
-        lease: What it goes with, should this client go.
+        revision: Its last known write; 0: never.
+        lease: Its lease, which ends with this client.
     """
 
     key: str
@@ -105,11 +108,11 @@ class Write:
 
     @property
     def sendable(self) -> bool:
-        """Whether it can be sent before anything was read."""
+        """True if it can be sent before any read."""
         return _surely_writes(self.then) and not any(isinstance(each, Add | Append) for each in self.then)
 
     def looks(self) -> dict[str, Fields]:
-        """Return the reads that tell what is to be done; and what is answered, where nothing is written."""
+        """Return the reads that decide what to do, and answer if nothing is written."""
         looks: dict[str, Fields] = {}
         for condition in (*self.guard, *self.when):
             look = look_at(condition)
@@ -123,14 +126,14 @@ class Write:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be done, in etcd's own operations.
+    """The operations to do, in etcd's own kinds.
 
     Attributes:
         operations: Puts, gets and deletions.
-        rests_on: What must hold for it.
-        succeeded: Whether it is what was asked for if the conditions hold.
-        sums: What adding and appending came to, by the place of the put that writes it.
-        assumed: Leases that are taken to be there, since they are those of keys that are.
+        rests_on: Its conditions.
+        succeeded: True if it is the branch for conditions that hold.
+        sums: The results of adding and appending, by the place of their put.
+        assumed: Leases that must exist, since existing keys are on them.
     """
 
     operations: Operations
@@ -141,12 +144,12 @@ class Plan:
 
     @property
     def writes(self) -> bool:
-        """Whether it changes anything."""
+        """True if it changes anything."""
         return _surely_writes(self.operations)
 
     @property
     def only_deletes(self) -> bool:
-        """Whether it makes room rather than taking it."""
+        """True if it only frees space."""
         return not any(isinstance(operation, Put) for operation in self.operations)
 
     @property
@@ -156,7 +159,7 @@ class Plan:
 
 
 def normal(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
-    """A write in its normal form.
+    """Return a write in its normal form.
 
     Raises:
         StoreUsageError: It makes no sense.
@@ -190,7 +193,7 @@ def normal(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
 
 
 def _check(operations: Sequence[Operation]) -> None:
-    """Refuse what the embedded store would, and in its words, before anything is sent."""
+    """Check operations like the embedded store, with its messages, before anything is sent."""
     written = set()
     for operation in operations:
         if isinstance(operation, Get):
@@ -207,7 +210,7 @@ def _check(operations: Sequence[Operation]) -> None:
 
 
 def _surely_writes(operations: Operations) -> bool:
-    """Whether it changes something whatever is there: a key that is to be created may be there already."""
+    """Return whether it changes something in any case: a key to be created may exist."""
     return any(not isinstance(operation, Get | Create) for operation in operations)
 
 
@@ -219,15 +222,11 @@ def _revision_is(key: str, revision: int) -> Condition:
 
 
 def decided(write: Write, known: Known | None) -> Plan:
-    """Return what is to be done.
-
-    Args:
-        write: What was asked for.
-        known: What `write.looks()` has found; None: what is expected.
+    """Return the plan of a write, by the result of `write.looks()`; without one, for the expected case.
 
     Raises:
         ConditionFailed: The guard does not hold.
-        StoreUsageError: What is there is no number to add to.
+        StoreUsageError: An addend is no number.
     """
     if known is not None and not all(holds(condition, known[condition.key]) for condition in write.guard):
         raise broken(write.guard)
@@ -242,7 +241,7 @@ def decided(write: Write, known: Known | None) -> Plan:
 
 
 def _settled(condition: Condition, known: Known | None) -> Condition:
-    """A condition that holds, in etcd's own words, for which a value is there or is not."""
+    """Return a condition that holds, in etcd's own kinds, where a value is there or is not."""
     if condition.target is not Target.VALUE_IF_ANY:
         return condition
     if known is not None and known[condition.key] is None:
@@ -273,7 +272,7 @@ def _planned(asked: Operations, rests_on: list[Condition], known: Known | None, 
         else:
             value = (entry.value if entry else b"") + operation.value
             sums[place] = len(value)
-        # A key that is there keeps its lease; a new one goes on the lease that was asked for.
+        # An existing key keeps its lease; a new one gets the requested one.
         operations.append(Put(key, value, lease=entry.lease if entry else operation.lease))
         rests_on.append(_revision_is(key, entry.mod_revision if entry else 0))
     return Plan(
@@ -289,7 +288,7 @@ def _planned(asked: Operations, rests_on: list[Condition], known: Known | None, 
 
 
 def transaction(plan: Plan, receipt: Receipt | None, looks: Iterable[Fields], *, hidden: str) -> Fields:
-    """A plan as a transaction; without a receipt, sending it again may do it again."""
+    """Return a plan as a transaction; without a receipt, a repetition may do it twice."""
     body: Fields = {
         "compare": list(map(compare, plan.rests_on)),
         "success": [request for operation in plan.operations for request in _requests(operation, hidden)],
@@ -299,7 +298,7 @@ def transaction(plan: Plan, receipt: Receipt | None, looks: Iterable[Fields], *,
 
 
 def fence(receipt: Receipt, looks: Iterable[Fields]) -> Fields:
-    """What is sent after an answer was lost: nothing that was sent before does anything after it."""
+    """Return the transaction after a lost answer: no earlier one has an effect after it."""
     return _receipted({"compare": [], "success": _reads(looks), "failure": _reads(looks)}, receipt, FENCED)
 
 
@@ -313,7 +312,7 @@ def _receipted(body: Fields, receipt: Receipt, says: bytes) -> Fields:
 
 
 def _reads(looks: Iterable[Fields]) -> list[Fields]:
-    """Reads within a transaction; none, if they are more than it takes: then they are made apart."""
+    """Return reads within a transaction; none, if they are too many: then they are separate."""
     reads = [{"request_range": look} for look in looks]
     return reads if len(reads) <= OPERATIONS_MAX else []
 
@@ -333,7 +332,7 @@ def _requests(operation: Operation | DeletePrefix, hidden: str) -> list[Fields]:
 
 
 def outcome(plan: Plan, responses: Sequence[pb.ResponseOp], revision: int, *, hidden: str) -> TransactionResult:
-    """Return what came of a plan that was carried out: `responses` are those to its operations."""
+    """Return the result of a plan that was carried out: `responses` are those to its operations."""
     raw = iter(responses)
     results: list[Any] = []
     for place, operation in enumerate(plan.operations):
@@ -343,22 +342,22 @@ def outcome(plan: Plan, responses: Sequence[pb.ResponseOp], revision: int, *, hi
                 results.append(entry_in(each[0].response_range))
             case Put():
                 results.append(plan.sums.get(place, revision))
-            case _:  # what was deleted; or, after a lost answer, what was there to delete
+            case _:  # the deleted keys; or, after a lost answer, those that were there
                 count = sum(it.response_delete_range.deleted + it.response_range.count for it in each)
                 results.append(count > 0 if isinstance(operation, Delete) else count)
     return TransactionResult(plan.succeeded, tuple(results), revision)
 
 
 def recovery(plan: Plan, revision: int, *, hidden: str) -> Fields:
-    """The reads whose answers stand for those to a plan that was carried out at this revision."""
+    """Return the reads whose answers replace those to a plan that was carried out at this revision."""
     reads = []
     written = set()
     for operation in plan.operations:
-        # What it deleted was there just before. What it read was so just before, too, or it wrote it itself.
+        # It deleted keys of just before. It read keys of just before, too, or its own.
         at = revision - 1
         if isinstance(operation, Put):
             written.add(operation.key)
-            at = 0  # it is not needed, and not to be missed: history may be gone
+            at = 0  # it is not needed, and must not fail: history may be gone
         elif isinstance(operation, Get) and operation.key in written:
             at = revision
         for request in _requests(operation, hidden):
@@ -369,7 +368,7 @@ def recovery(plan: Plan, revision: int, *, hidden: str) -> Fields:
 
 
 def answer(request: Request[Any], done: TransactionResult) -> Response:
-    """Return the response to a request, given what came of it as a transaction."""
+    """Return the response to a request, by its result as a transaction."""
     results: tuple[Any, ...] = done.results
     revision = done.revision
     match request:

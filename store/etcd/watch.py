@@ -1,11 +1,12 @@
 """Shell: watches on an etcd cluster.
 
-A watch is a stream, read by whoever reads the watch, so that a slow reader slows its own stream and nothing else. When
-it ends, by whatever cause, it is opened again from the next revision on, and nothing is missed.
+A watch is a stream that its own reader reads, so that a slow reader slows only its own stream. When the stream ends, it
+is
+opened again from the next revision, and nothing is missed.
 
-A watch to which nothing happens for long is overtaken by compaction, though nothing that it would have told is lost.
-So the number of keys that it watches is kept: if none was written since, and there are as many as before, then none was
-deleted, either, and the watch goes on from now.
+Compaction overtakes a watch without events, though no event of it is lost. So the number of its keys is kept: if none
+was
+written since, and there are as many as before, none was deleted, either, and the watch goes on from now.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ class Watch(interface.Watch):
         self._cursor = cursor
         self._stream: Subscription | None = None
         self.ready: deque[list[Event]] = deque()
-        self._reset: Event | None = None  # what the reader must be told once it is open again
+        self._reset: Event | None = None  # the first event after it is open again
         self._closed = False
-        self._population: int | None = None  # keys that are there, as far as was told; None: not known
+        self._population: int | None = None  # the present keys, by the events so far; None: unknown
 
     async def __aenter__(self) -> Self:
         deadline = anyio.current_time() + self._timeout
@@ -105,15 +106,16 @@ class Watch(interface.Watch):
                 if self._population is not None:
                     self._population += sum(map(_growth, batch))
             if not message.events and not message.created:
-                # etcd says so of a watch to which nothing has happened: up to here, everything was told.
+                # etcd's progress message: up to here, every event was sent.
                 self._cursor.nothing_before(message.header.revision)
 
     async def _open(self, deadline: float, *, first: bool = False) -> None:
-        """Open it where it stands, or with a snapshot."""
+        """Open it at its position, or with a snapshot."""
         while self._stream is None:
             request, reset = self._cursor.opening()
             messages.checked(request)
-            self._reset = reset or self._reset  # kept until it is told: this attempt may fail, and the next has none
+            # kept until it is delivered: this attempt may fail, and the next has none
+            self._reset = reset or self._reset
             try:
                 await self._open_at(request, deadline, first=first)
             except Failure as failure:
@@ -140,7 +142,7 @@ class Watch(interface.Watch):
             counted = await self._reads.count(Count(prefix=self._prefix), (), deadline)
             self._population = counted.count
             start = counted.revision + 1
-        # What is hidden is left out when it comes.
+        # Hidden keys are filtered from the events.
         asked = watch_requests([span_of(self._prefix)], start_revision=start)
         self._stream = await self._members.stream(asked, deadline=deadline, what="Watch")
         if request.start_revision is None and not request.snapshot:
@@ -153,7 +155,7 @@ class Watch(interface.Watch):
             self.ready.append(batch)
 
     async def _compacted(self, deadline: float) -> None:
-        """History is gone: go on if nothing was in it; else with a reset and a new snapshot, or end."""
+        """After lost history, go on if it had no events; else with a reset and a new snapshot, or end."""
         if await self._unchanged(deadline):
             return
         if not self._cursor.compacted():
@@ -164,7 +166,7 @@ class Watch(interface.Watch):
             )
 
     async def _unchanged(self, deadline: float) -> bool:
-        """Whether nothing has happened to the keys since the last change that was told; if so, go on from now."""
+        """Return whether the keys are unchanged since the last event; if so, go on from now."""
         if not self._cursor.resumable or self._population is None:
             return False
         request, _ = self._cursor.opening()
@@ -185,7 +187,6 @@ class Watch(interface.Watch):
 
 
 def _growth(event: Event) -> int:
-    """How many keys more there are after a change."""
     if event.kind == "delete":
         return -1
     return 1 if event.create_revision == event.revision else 0

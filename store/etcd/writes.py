@@ -1,11 +1,11 @@
-"""Shell: a write to an etcd cluster: sent again until it is answered, and done once.
+"""Shell: a write to an etcd cluster: repeated until it is answered, and done once.
 
-What is sent, and what its answer means, is worked out in `transactions`. If the receipt's lease has lapsed before an
-answer could be had, nobody can know any more what came of the write, and the caller is told so.
+`transactions` builds the requests and reads the answers. If the receipt's lease lapses before an answer, the outcome
+cannot be known, and the caller gets that error.
 
-**Leases that a transaction grants** are granted just before it; but for those on which it creates a key unless that is
-there. The guess is that it is, as for all but the first who come, and with it the lease: then nothing need be granted.
-If it is not, etcd does nothing, and says that a lease is missing.
+**Leases of a transaction** are granted just before it, except those on which it only creates a key. That key usually
+exists, and with it the lease, for all but the first callers. If not, etcd does nothing, and says that a lease is
+missing.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Writing:
     """One write; `done()` carries it out.
 
     Args:
-        reads: What the client reads by.
-        receipts: The client's, on one of which the write rests.
+        reads: The client's.
+        receipts: The client's, on one of which the write depends.
         request: What to do ...
         guard: ... if all of this holds.
-        deadline: Until when, on the loop's clock.
-        doubt: Noted here is whether it may have been done without our hearing of it.
+        deadline: On the loop's clock.
+        doubt: Set if it may have been done without an answer.
     """
 
     def __init__(
@@ -63,21 +63,21 @@ class Writing:
         self._request, self._deadline, self._doubt = request, deadline, doubt
         chosen = request.grants if isinstance(request, Transact) else ()
         self._to_grant = {grant.id: grant.ttl for grant in chosen if grant.id}
-        self._passing: set[int] = set()  # leases that were granted for nothing but a put with a ttl
+        self._passing: set[int] = set()  # leases granted only for a put with a ttl
         write = normal(request, guard)
         puts = [each.lease for each in (*write.then, *write.otherwise) if isinstance(each, Put) and each.lease]
         own = (lease for lease in puts if lease in self._to_grant or lease == receipts.writers_lease)
         self._own_lease = next(own, None)
         self._write = replace(write, then=self._on_leases(write.then), otherwise=self._on_leases(write.otherwise))
         self._looks = self._write.looks()
-        self._known: Known | None = None  # what they have found ...
+        self._known: Known | None = None  # their result ...
         self._revision = 0  # ... at this revision
         self._must_look = not self._write.sendable
-        self._receipt: Receipt | None = None  # while a request that rests on it may be under way
+        self._receipt: Receipt | None = None  # set while a request that depends on it may be under way
         self._renewed = False
 
     def _on_leases(self, operations: Operations) -> Operations:
-        """Have each put that has a TTL go on a lease of its own, of which nothing but the id is there yet."""
+        """Put each key with a TTL on a lease of its own, of which only the id exists yet."""
         placed: list[Any] = list(operations)
         for place, operation in enumerate(operations):
             if isinstance(operation, Put) and operation.ttl is not None:
@@ -88,7 +88,7 @@ class Writing:
         return tuple(placed)
 
     async def done(self) -> Response:
-        """Carry it out once, and give its response."""
+        """Carry it out once, and return its response."""
         used: frozenset[int] = frozenset()
         try:
             plan, result = await self._decided_and_sent()
@@ -98,7 +98,7 @@ class Writing:
         return answer(self._request, result)
 
     async def _decided_and_sent(self) -> tuple[Plan, TransactionResult]:
-        """Decide what is to be done, and send it; again and again if what it rests on changes meanwhile."""
+        """Decide what to do, and send it; repeat if the keys change meanwhile."""
         while True:
             if self._must_look and self._known is None:
                 ranges, self._revision = await self._reads.read_many((), list(self._looks.values()), self._deadline)
@@ -117,7 +117,7 @@ class Writing:
                 return plan, result
 
     async def _sent(self, plan: Plan) -> TransactionResult | None:
-        """Send a plan until it is answered; None if it was not carried out, and is to be decided anew."""
+        """Send a plan until it is answered; return None if it was not carried out, and must be decided anew."""
         receipt = self._receipt = self._receipt or await self._receipts.take(self._deadline, on=self._own_lease)
         doubt, looks, fenced = self._doubt, self._looks.values(), False
 
@@ -136,12 +136,12 @@ class Writing:
             return await self._deleted_without_receipt(plan)
         except LeaseNotFound:
             if await self._grant(needed):
-                return None  # with the same receipt: an earlier copy may still be on its way
+                return None  # with the same receipt: an earlier copy may be under way
             if doubt.any:
                 raise self._nobody_knows() from None
             if self._renewed or receipt.lease != self._receipts.lease:
                 raise
-            self._renewed = True  # perhaps it was the receipts' lease that has lapsed
+            self._renewed = True  # perhaps the receipts' lease has lapsed
             self._lapsed(receipt)
             return None
         if reply.succeeded:
@@ -153,13 +153,13 @@ class Writing:
             if found is None and receipt.revision:
                 if doubt.any:
                     raise self._nobody_knows()
-                self._lapsed(receipt)  # while we slept, and nothing was done
+                self._lapsed(receipt)  # during a pause, and nothing was done
                 return None
             revision = found.mod_revision if found is not None else 0
             self._free(receipt, revision)
             if found is not None and revision != receipt.revision and found.value != FENCED:
                 return await self._recovered(plan, revision)
-        doubt.any = False  # it is known that nothing was done
+        doubt.any = False  # certainly nothing was done
         self._learn(reply.responses[1:], reply.header.revision)
         return None
 
@@ -167,7 +167,7 @@ class Writing:
         return await self._members.ask(method, fields, deadline=self._deadline, what="writing", doubt=self._doubt)
 
     def _learn(self, responses: Sequence[pb.ResponseOp], revision: int) -> None:
-        """Note what the looks have found that were made beside the write; those that were too many are made apart."""
+        """Note the results of looks in the write's transaction; too many are separate."""
         self._must_look = len(responses) < len(self._looks)
         if self._must_look:
             self._known = None
@@ -184,18 +184,19 @@ class Writing:
         self._receipt = None
 
     async def _recovered(self, plan: Plan, revision: int) -> TransactionResult:
-        """Return what came of a plan that was carried out, and whose answer was lost."""
+        """Return the result of a plan whose answer was lost."""
         try:
             reply = await self._asked("KV/Txn", recovery(plan, revision, hidden=self._hidden))
-        except Failure:  # it was compacted meanwhile: what was done is known, and what it found is not
+        except Failure:  # compacted meanwhile: the write is known, and its result is not
             raise self._nobody_knows() from None
         return outcome(plan, reply.responses, revision, hidden=self._hidden)
 
     async def _deleted_without_receipt(self, plan: Plan) -> TransactionResult | None:
-        """Delete where there is no space for as much as a receipt; sent once, since twice might delete more.
+        """Delete without a receipt in a full cluster; once, since twice might delete more.
 
-        Until 3.4.20 and 3.5.7 a full etcd took no transaction at all, not even one that only deletes, and a plain
-        deletion always (etcd-io/etcd#13429): so what is no more than that is sent as that.
+        Until 3.4.20 and 3.5.7 a full etcd refused all transactions, even deletes, and took a plain deletion
+        (etcd-io/etcd#13429).
+        So a mere deletion is sent as one.
         """
         body = transaction(plan, None, self._looks.values(), hidden=self._hidden)
         plain = body["success"][0].get("request_delete_range") if len(body["success"]) == 1 else None
@@ -217,15 +218,15 @@ class Writing:
         return outcome(plan, responses, reply.header.revision, hidden=self._hidden)
 
     async def _grant(self, needed: Iterable[int]) -> bool:
-        """Grant what is still to be granted of these leases; return whether there was anything."""
+        """Grant the ungranted ones of these leases; return whether there were any."""
         to_grant = [lease for lease in needed if lease in self._to_grant]
         for lease in to_grant:
             await leases.grant(self._members, self._to_grant[lease], self._deadline, id=lease)
-            del self._to_grant[lease]  # from now on others may put keys on it: if it is not needed after all, it lapses
+            del self._to_grant[lease]  # others may put keys on it from now on: if it is not needed after all, it lapses
         return bool(to_grant)
 
     async def _revoke(self, unused: Iterable[int]) -> None:
-        """Revoke what was granted for one put that was not made; what cannot be revoked lapses."""
+        """Revoke leases granted for a put that was not made; the others lapse."""
         with anyio.move_on_after(HANG_UP_WITHIN, shield=True):
             for lease in unused:
                 with contextlib.suppress(StoreError, Failure):

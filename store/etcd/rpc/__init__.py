@@ -1,1 +1,1 @@
-"""Shell: how etcd is reached: gRPC's connections, and the messages of etcd's API, compiled from `etcd.proto`."""
+"""Shell: access to etcd: gRPC's connections, and the messages of etcd's API, compiled from `etcd.proto`."""

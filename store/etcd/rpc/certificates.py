@@ -1,7 +1,8 @@
-"""Shell: an `ssl.SSLContext` as gRPC takes it, which speaks TLS by itself and wants certificates as text.
+"""Shell: an `ssl.SSLContext` for gRPC, which speaks TLS by itself and needs certificates as text.
 
-A context tells which authorities it trusts, and never which certificate it shows. So a context that shows one to etcd
-is a `ClientContext`, which remembers.
+A context tells its authorities, but not its own certificate. So a context with one is a `ClientContext`, which
+remembers
+it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SYSTEM_BUNDLES: Final = (
     "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, Red Hat
     "/etc/ssl/cert.pem",  # macOS
 )
-"""Where systems keep the authorities they trust: a context looks them up in a folder, one by one, and has none yet."""
+"""The systems' files of trusted authorities: a context reads them one by one from a folder, and has none yet."""
 
 
 def channel_credentials(context: ssl.SSLContext) -> grpc.ChannelCredentials:

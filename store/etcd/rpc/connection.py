@@ -1,11 +1,9 @@
 """Shell: one connection to one member of an etcd cluster, over gRPC: requests, and the stream of all watches.
 
-A connection is made, used and closed in one event loop. The stream is opened when it is first needed. When a connection
-is closed, the stream ends at once, and requests that are under way may still be answered: each has a time limit of its
-own. A lease is renewed by a stream of one request and one answer, which gRPC sends like any other request.
-
-Every request asks for a member that has a leader (`hasleader`). So one that is cut off from the others says so, where
-it would otherwise keep a watch open for ever without a word.
+A connection is made, used and closed in one event loop. The stream is opened at its first use. A close ends it at once;
+requests under way may still be answered within their time limits. A lease is renewed by a stream of one request and one
+answer, which gRPC sends like any other request. Every request requires a member with a leader (`hasleader`); a member
+cut off from the others would otherwise keep a silent watch open for ever.
 """
 
 from __future__ import annotations
@@ -33,21 +31,21 @@ if TYPE_CHECKING:
 __all__ = ["Connection"]
 
 MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Of one answer; gRPC's own limit is 4 MiB, which a page of a listing passes, and a snapshot's events."""
+"""Of one answer; gRPC's own limit of 4 MiB is less than a page of a listing, or a snapshot's events."""
 
 OPTIONS: Final = (
-    ("grpc.enable_http_proxy", 0),  # `http_proxy` is for the web, and knows no way to a cluster
+    ("grpc.enable_http_proxy", 0),  # `http_proxy` is for the web
     ("grpc.use_local_subchannel_pool", 1),  # else all clients of a process share one connection, and its streams
-    ("grpc.service_config_disable_resolution", 1),  # no question to the name server about TXT records
+    ("grpc.service_config_disable_resolution", 1),  # no DNS queries for TXT records
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),  # etcd has a limit of its own, and says so
-    ("grpc.enable_retries", 0),  # what is sent again is decided in one place, which is not gRPC
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),  # etcd has a limit of its own, and reports it
+    ("grpc.enable_retries", 0),  # retries are decided here, not by gRPC
 )
 
 _CONNECT_FAILED = re.compile(r"failed to connect to (?:remote host|all addresses)|name resolution|DNS|handshak", re.I)
 
 _used_by: int | None = None
-"""The process that has used gRPC here: a child forked from it has gRPC's state and none of its threads."""
+"""The process that has used gRPC here: a forked child has gRPC's state without its threads."""
 
 
 def _note_use() -> None:
@@ -64,15 +62,15 @@ class Connection:
     """One connection to one member.
 
     Args:
-        place: Which of the cluster's members it is.
-        target: Where the member is, as gRPC takes it.
+        place: The index of the member.
+        target: Its address, for gRPC.
         credentials: For TLS; None: without.
         name: The cluster's.
-        met: Is told the header of everything that the stream brings; may raise `StoreError`.
+        met: Called with the header of each message of the stream; may raise `StoreError`.
 
     Attributes:
-        heard_at: When something came last, on the loop's clock.
-        under_way: How many requests are waited for.
+        heard_at: The time of the last message, on the loop's clock.
+        under_way: The number of pending requests.
     """
 
     def __init__(
@@ -104,7 +102,7 @@ class Connection:
         """Make one request, below `etcdserverpb.`, and return its answer.
 
         Raises:
-            Failure: There was no answer, or one after which another attempt may do better.
+            Failure: There was no answer, or one after which another attempt may succeed.
             StoreError: The request was refused.
         """
         name = method.partition("/")[2]
@@ -119,19 +117,19 @@ class Connection:
             f"/etcdserverpb.{method}", request_serializer=_bytes_of, response_deserializer=answered.FromString
         )
         self.under_way += 1
-        # In a task of its own: when its caller is cancelled, gRPC raises a new `CancelledError` in place of the one
-        # that a cancel scope has sent, and the scope would not know it for its own.
+        # In a task of its own: when its caller is cancelled, gRPC raises a new `CancelledError` in place of the cancel
+        # scope's, which the scope would not recognize.
         answering = asyncio.create_task(_answer(call(message, timeout=limit, metadata=_metadata(token))))
         try:
             await asyncio.wait([answering])
         finally:
             if not answering.done():
                 await cancel_and_wait(answering)
-            # Looked at in any case: an error that nobody asks for is reported as lost.
+            # Always read: else asyncio logs the error as lost.
             refusal = None if answering.cancelled() else answering.exception()
             self.under_way -= 1
             await self._close_if_idle()
-        if answering.cancelled():  # by gRPC, and not by our caller
+        if answering.cancelled():  # by gRPC, and not by the caller
             raise Failure("the connection was closed", FailureKind.DOUBT)
         if isinstance(refusal, grpc.aio.AioRpcError):
             raise self._explained(refusal, limit)
@@ -139,7 +137,6 @@ class Connection:
         return answering.result()
 
     def _explained(self, error: grpc.aio.AioRpcError, limit: float = 0.0) -> Exception:
-        """Return what gRPC's error means."""
         code, words = error.code(), error.details() or "no reason was given"
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return Failure(f"it has not answered within {limit:.1f} s", FailureKind.DOUBT, silent=True)
@@ -154,15 +151,15 @@ class Connection:
 
     @property
     def watching(self) -> bool:
-        """Whether some watch is open."""
+        """True if some watch is open."""
         return self._watches is not None and self._watches.busy
 
     def carries(self, subscription: Subscription) -> bool:
-        """Whether these watches are of its stream."""
+        """Return whether these watches are of this connection's stream."""
         return subscription.stream is self._watches
 
     def watches(self, token: str | None) -> WatchStream:
-        """Return the stream that all watches share; it is opened with the first watch, and again with a new token."""
+        """Return the stream that all watches share; opened with the first watch, and again with a new token."""
         watches = self._watches
         if watches is None or watches.over or watches.token != token:
             if watches is not None:
@@ -177,7 +174,7 @@ class Connection:
         return watches
 
     async def _read(self, watches: WatchStream) -> None:
-        """Read a stream to its end, and tell those who watch why it has ended."""
+        """Read a stream to its end, and pass the reason to its watches."""
         problem: Exception = Failure("it ended the stream", FailureKind.UNDONE)
         opening = self._channel.stream_stream(
             "/etcdserverpb.Watch/Watch",
@@ -194,7 +191,7 @@ class Connection:
             problem = self._explained(error)
         except StoreError as error:
             problem = error
-        except asyncio.CancelledError:  # `close` has told them already; if it was gRPC, they are told here
+        except asyncio.CancelledError:  # `close` has notified them already, but gRPC has not
             pass
         finally:
             call.cancel()
@@ -203,7 +200,7 @@ class Connection:
     # ------------------------------------------------------------------------------------------ the end
 
     async def close(self, reason: Failure) -> None:
-        """End the watches, for this reason; and hang up once nothing is under way."""
+        """End the watches, for this reason; and close after the requests under way."""
         if self._closed is None:
             self._closed = reason
             if self._watches is not None:
@@ -213,7 +210,7 @@ class Connection:
 
     async def _close_if_idle(self) -> None:
         if self._closed is not None and not self.under_way:
-            with anyio.CancelScope(shield=True):  # what follows takes no longer than a few turns of the loop
+            with anyio.CancelScope(shield=True):  # the rest takes a few turns of the loop
                 await self._channel.close()
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-# gRPC writes what it meets to standard error in words of its own; whoever calls us is told by our errors.
+# Else gRPC logs to standard error; callers get this client's errors.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-# Its handlers around fork() wait for its threads, and cannot help: a child is refused in `connection`.
+# Its fork() handlers wait for its threads, and do not help: `connection` refuses a child.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 try:

@@ -1,10 +1,11 @@
 """Shell: all watches of one client at one member, over one stream.
 
-etcd numbers watches; here the client does, so that an answer says whose it is. Answers to the opening of watches come
-in the order of asking; one that is refused at once bears no number, and so it is the first one that was not answered.
+The client numbers watches, so that an answer names its watch. Answers to the opening of watches come in order; one that
+is
+refused at once bears no number, and so it is the first unanswered one.
 
-A reader that is slow must hold nobody else up. What was read for it is held, up to a bound; past that its watches are
-cancelled, and it opens them again from where it stands once it has come so far.
+A slow reader must not delay others. Messages for it are held, up to a bound. Past it, its watches are cancelled, and it
+opens them again when it has read the held ones.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ if TYPE_CHECKING:
 __all__ = ["Subscription", "WatchStream"]
 
 HELD_BYTES_MAX: Final = 32 * 1024 * 1024
-"""What is held for a reader that has fallen behind."""
+"""The bytes held for a slow reader."""
 
 
 class Outgoing:
-    """What is sent over a stream, as gRPC iterates over it.
+    """The messages to send over a stream, as an iterator for gRPC.
 
-    gRPC does not end the task in which it does so when the member ends the stream: it is to be closed then. And it is
-    no generator, which that task might leave unfinished.
+    It must be closed: gRPC does not end its iterating task when the member ends the stream. A generator might be left
+    unfinished by that task.
     """
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[pb.WatchRequest | None] = asyncio.Queue()  # two for each watch, at most
 
     def send(self, **request: pb.WatchCreateRequest | pb.WatchCancelRequest) -> None:
-        """Have this sent."""
+        """Send a request."""
         self._queue.put_nowait(pb.WatchRequest(**request))
 
     def close(self) -> None:
@@ -57,15 +58,7 @@ class Outgoing:
 
 
 class WatchStream:
-    """The watches that share a stream.
-
-    Args:
-        name: The cluster's.
-        token: Which is shown when the stream is opened, if any.
-
-    Attributes:
-        requests: What is to be sent.
-    """
+    """The watches that share a stream, which is opened with `token`, if any."""
 
     def __init__(self, *, name: str, token: str | None) -> None:
         self._name = name
@@ -78,12 +71,12 @@ class WatchStream:
 
     @property
     def busy(self) -> bool:
-        """Whether anybody watches."""
+        """True if it has watches."""
         return bool(self._subscriptions)
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
+        """True if it has ended."""
         return self._ended is not None
 
     def subscribe(self, requests: Sequence[Fields]) -> Subscription:
@@ -107,13 +100,13 @@ class WatchStream:
                 self.requests.send(cancel_request=pb.WatchCancelRequest(watch_id=id))
 
     def told(self, message: pb.WatchResponse) -> None:
-        """Pass a message on to whom it is for."""
+        """Pass a message on to its reader."""
         id = message.watch_id
         if message.created and self._opening:
             id = self._opening.popleft()
         subscription = self._subscriptions.get(id)
         if subscription is None:
-            return  # it has been closed meanwhile
+            return  # closed meanwhile
         if message.canceled:
             del self._subscriptions[id]
             self.unsubscribe(subscription)  # the others that are read with it
@@ -128,13 +121,13 @@ class WatchStream:
         reason = message.cancel_reason or "it ended the watch"
         verdict = classify(0, reason, name=self._name)
         if isinstance(verdict, AuthenticationError) and self.token is not None:
-            verdict = FailureKind.TOKEN  # etcd says the same of a token that is too old
+            verdict = FailureKind.TOKEN  # etcd says the same of an old token
         if isinstance(verdict, FailureKind):
             return Failure(reason, verdict if verdict is FailureKind.TOKEN else FailureKind.UNDONE)
         return verdict
 
     def end(self, problem: Exception) -> None:
-        """The stream is over; the first reason counts."""
+        """End the stream; the first reason counts."""
         if self._ended is not None:
             return
         self._ended = problem
@@ -145,12 +138,7 @@ class WatchStream:
 
 
 class Subscription:
-    """Watches that one reader reads.
-
-    Attributes:
-        stream: Which they are part of.
-        ids: The watches' numbers.
-    """
+    """The watches of one reader, by their numbers in a stream."""
 
     def __init__(self, stream: WatchStream, ids: range) -> None:
         self.stream = stream
@@ -165,7 +153,7 @@ class Subscription:
         """Wait until the member has opened every watch.
 
         Raises:
-            Failure: It has not; with `COMPACTED`, because what was asked for is no longer kept.
+            Failure: It has not; with `COMPACTED`: requested history is gone.
         """
         while self._opened < len(self.ids) or self._problem is not None:
             await self._more()
@@ -174,7 +162,7 @@ class Subscription:
         """Return the next messages.
 
         Raises:
-            Failure: It is over; with `COMPACTED`, because what was asked for is no longer kept.
+            Failure: The watches have ended; with `COMPACTED`: requested history is gone.
         """
         while not self._messages:
             await self._more()
@@ -200,10 +188,10 @@ class Subscription:
         return True
 
     def fail(self, problem: Exception) -> None:
-        """Have the reader raise this, once it has read what is held."""
+        """Raise this in the reader, after the held messages."""
         self._problem = self._problem or problem
         self._news.set()
 
     def close(self) -> None:
-        """End it, at the member, too."""
+        """End the watches, at the member, too."""
         self.stream.unsubscribe(self)
