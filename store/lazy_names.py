@@ -1,8 +1,7 @@
 """Names of a package that are loaded at first use (PEP 562).
 
 A package imports a hundred modules and as many dataclasses, some 120 ms of CPU. Command lines, process pools, and
-scripts
-that only catch an error need few of them.
+scripts that only catch an error need few of them.
 """
 
 from __future__ import annotations

@@ -22,10 +22,8 @@ class Limits:
     """The limits of a server, in bytes, counts or seconds.
 
     Each limit's metadata has its meaning and the effect past it; docs/limits.md shows both. The bounds after them are
-    the same
-    for every server. `LimitExceeded` names the value, the limit and the remedy; the request has changed nothing, and
-    other
-    clients are not disturbed.
+    the same for every server. `LimitExceeded` names the value, the limit and the remedy; the request has changed
+    nothing, and other clients are not disturbed.
     """
 
     frame_bytes_max: int = _limit(

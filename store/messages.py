@@ -55,8 +55,8 @@ class Event(Record, kw_only=True):
     """One change seen by a watch.
 
     `put` and `delete` are changes of `key` at `revision`. `synced` ends a snapshot, which stands for every change up to
-    `revision`. `reset` says that history was lost: forget everything seen so far, a new snapshot follows.
-    `cause` of a `delete` says how the key's lease ended, if that is the reason.
+    `revision`. `reset` says that history was lost: forget everything seen so far, a new snapshot follows. `cause` of a
+    `delete` says how the key's lease ended, if that is the reason.
     """
 
     kind: EventKind
@@ -181,8 +181,7 @@ class TransactionResult(Response, code=70):
     """The executed branch of a transaction, and one result per operation, in order.
 
     `Put`: the revision. `Get`: an `Entry` or None. `Delete`: whether the key existed. `Add`: the sum. `Append`: the
-    length.
-    `Create`: the revision, or the existing `Entry`.
+    length. `Create`: the revision, or the existing `Entry`.
     """
 
     succeeded: bool
@@ -430,10 +429,8 @@ class Grant(Request[Granted], code=14, kw_only=True):
     """Grant a lease of `ttl` seconds.
 
     With `disconnect_ttl` it lapses that long after its last keeper's connection has closed, if that is sooner and no
-    other
-    connection has renewed it since. With `gone_ttl` it lapses that long after the last connection of its process has
-    closed,
-    if the process seems dead and does not come back.
+    other connection has renewed it since. With `gone_ttl` it lapses that long after the last connection of its process
+    has closed, if the process seems dead and does not come back.
 
     Only in the `grants` of a transaction has it an `id`, of at least `CHOSEN_LEASE_LEAST`.
     """
@@ -499,8 +496,7 @@ class Watch(Request[Watching], code=18, kw_only=True):
     """Watch all keys that start with `prefix`; events have this request's id until it is cancelled.
 
     With `start_revision` (inclusive) every change from then on; with `snapshot` first the present keys; with neither,
-    every
-    change after this request.
+    every change after this request.
     """
 
     prefix: str

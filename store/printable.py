@@ -1,8 +1,7 @@
 """Pure: text of others made safe for a terminal and a log, and durations in words.
 
 Names, reasons and error messages come from any client. A control character could clear a screen, change the meaning of
-a
-line, or forge another one.
+a line, or forge another one.
 """
 
 from __future__ import annotations

@@ -6,11 +6,9 @@
         ttl: float | None = None
 
 A record is a tuple of its fields, in order: it is made and compared in C, and msgpack packs it directly. Type checkers
-take
-it for a frozen dataclass. A `code` comes first in the tuple, and distinguishes kinds of records in reading and
-comparison.
-Records without a code are equal if their fields are, so those must not meet others of another kind in `==`, sets or
-keys.
+take it for a frozen dataclass. A `code` comes first in the tuple, and distinguishes kinds of records in reading and
+comparison. Records without a code are equal if their fields are, so those must not meet others of another kind in `==`,
+sets or keys.
 
 `Put.read` makes a record of a received tuple, and `Put.check` checks one before it is sent. Both use the same rules, so
 that everything sent can be read:
@@ -20,8 +18,8 @@ that everything sent can be read:
 - A member of an `IntEnum` is its number; an unknown number becomes `OTHER`, if there is one. A `Literal` is any word.
 - A member of a `StrEnum` is its word; its `_missing_` converts unknown words.
 - A `Mapping` is a dict, and `tuple[X, Y]` has an element of each.
-- The code selects the record of a union. `Annotated[X, Y]` is X to type checkers, and takes Y;
-  `Annotated[str, TextAs(f)]` takes a text, which becomes f(text).
+- The code selects the record of a union. `Annotated[X, Y]` is X to type checkers, and takes Y; `Annotated[str,
+  TextAs(f)]` takes a text, which becomes f(text).
 - A field missing at the end has its default; extra fields are of a later release, and are ignored.
 
 So new fields go at the end, with a default.

@@ -1,10 +1,8 @@
 """Shell: checks, copies and restores durable stores: `rdzv check`, `backup` and `restore`.
 
 Checks and copies change nothing, and work beside a running server. A copy is one file, verified before it gets its
-name. A
-restored store gets a new identity: else clients would assume that writes after the copy still exist, and two of them
-might
-hold one lock.
+name. A restored store gets a new identity: else clients would assume that writes after the copy still exist, and two of
+them might hold one lock.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Shell: the reasons why a file of a store cannot be read or written, with their remedies.
 
 SQLite's codes do not suffice: a full tmpfs and a limit on file sizes are I/O errors; too few descriptors and a
-read-only
-mount are files that cannot be opened. So only an error about contents means damage. For others, test writes beside the
-written file, then beside the other, ask the system.
+read-only mount are files that cannot be opened. So only an error about contents means damage. For others, test writes
+beside the written file, then beside the other, ask the system.
 """
 
 from __future__ import annotations

@@ -167,8 +167,7 @@ def put_in_place(partial: Path, path: Path) -> None:
     """Give a finished file its name, durably, and without the log of another one.
 
     The log of a database that was moved away would be applied to the new one. It may hold acknowledged changes, so it
-    is kept
-    under another name.
+    is kept under another name.
     """
     left = path.with_name(f"{path.name}-wal")
     if left.exists():
@@ -209,10 +208,8 @@ class Mark:
     """The file that names the last durable group.
 
     SQLite takes a log with a damaged or missing end for one that was never written. The mark is written after a group
-    is
-    durable and before it is acknowledged. It is not synced, which would cost as much as the group: after a power loss
-    it may be
-    older, and proves less, never too much.
+    is durable and before it is acknowledged. It is not synced, which would cost as much as the group: after a power
+    loss it may be older, and proves less, never too much.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -1,8 +1,7 @@
 """A store as rows of SQLite: the tables, the rows of a group of changes, and a whole store read back (S3).
 
 SQLite has no checksums outside its write-ahead log, so the last column of each row is the CRC-32 of the others: proof
-of
-damage, not against malice.
+of damage, not against malice.
 
 `FORMAT` stands for all layouts: the tables, and the bytes of events and answers in them, which are those of the wire. A
 test holds a digest of every layout beside the number, so that neither changes alone. A release that changes a layout

@@ -1,8 +1,7 @@
 """Shell: verifies that a data directory holds a whole store of a known format, without lost changes.
 
 A store of an older format is migrated (promise S12) in one transaction: a crash leaves it unchanged. Only a backup
-allows a
-return to the older release.
+allows a return to the older release.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 SQLite reads its log up to the first damaged frame, and takes all that follows for a write that a crash cut off. That is
 right for the last transaction, which may not have been synced. But with `synchronous=FULL`, frames are written only
-after
-the previous transaction is on the disk: a valid frame after a commit, beyond those that SQLite reads, proves that the
-commit was durable, and was damaged later.
+after the previous transaction is on the disk: a valid frame after a commit, beyond those that SQLite reads, proves that
+the commit was durable, and was damaged later.
 
 The layout (https://sqlite.org/walformat.html): a header of 32 bytes, then frames of 24 bytes and a page each. A frame
 has the log's two salts, a mark if it ends a transaction, and a checksum of all frames up to it. Frames with other salts

@@ -1,8 +1,7 @@
 """Pure: the state that survives a restart (promise S3).
 
 A journal makes the `Facts` of a step durable before the step is acknowledged. `Saved` is the sum of all facts, from
-which
-an engine restarts. Remaining lease times are not saved: after a restart each lease gets its full TTL (S5).
+which an engine restarts. Remaining lease times are not saved: after a restart each lease gets its full TTL (S5).
 """
 
 from __future__ import annotations

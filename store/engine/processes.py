@@ -2,8 +2,7 @@
 
 When a process dies, its system closes all its connections within a millisecond, without a goodbye. A process with a
 network fault loses some or all of them and reconnects at once. So a process is assumed dead when its last connection
-was
-closed from its side without a goodbye, until it says hello again. Two exceptions:
+was closed from its side without a goodbye, until it says hello again. Two exceptions:
 
 - The server has closed one of its connections, or the system has given one up (`Closing.CUT`). The process is expected
   back.
@@ -97,8 +96,7 @@ class Processes:
         """Return True if so many have fallen at once that a network fault is likelier.
 
         More than half of all, if more than one, count as many, too: a small run behind a proxy stays whole. In a large
-        run
-        `MANY` suffice.
+        run `MANY` suffice.
         """
         fallen = len(self._fallen)
         all_of_them = self._holders + sum(not process.leases for process in self._fallen)

@@ -2,8 +2,7 @@
 
 A handler looks, rejects a request past a limit, and only then changes the state; the engine announces the changes. The
 request is known to be new. A long answer begins with a first part, and continues as `work`. None as an answer means
-that
-the request is parked.
+that the request is parked.
 """
 
 from __future__ import annotations

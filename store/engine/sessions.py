@@ -1,14 +1,12 @@
 """Pure: replies kept until acknowledged, so that a repeated request is applied once (promise S2).
 
 A session belongs to a client and outlives its connections. The client numbers its requests upwards; each request says
-up
-to which number the client has the replies to all its mutations. After a reconnect the client repeats its unanswered
+up to which number the client has the replies to all its mutations. After a reconnect the client repeats its unanswered
 requests; for those that were applied already the session has the reply. Only replies to mutations are kept.
 
 Each session has a number of its own. A client that finds another number knows that the server has forgotten its
-session.
-A flag in the welcome would not do: if the welcome that says "unknown" is lost, the next one says "known", of an empty
-session, and applied requests would be applied again.
+session. A flag in the welcome would not do: if the welcome that says "unknown" is lost, the next one says "known", of
+an empty session, and applied requests would be applied again.
 
 The memory of kept replies is counted (promise S6): replies with values keep these in memory after their keys have
 changed.

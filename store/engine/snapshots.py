@@ -2,8 +2,7 @@
 
 Entries never change; a change replaces them. So a snapshot holds only the index chunks that it reads. Before a key is
 added to or removed from such a chunk, the index copies the chunk; earlier entries of changed keys are noted (`past`).
-So a
-write pays once, however many read. Memory that only snapshots hold is counted.
+So a write pays once, however many read. Memory that only snapshots hold is counted.
 """
 
 from __future__ import annotations

@@ -332,8 +332,7 @@ class State:
         """Refuse a mutation whose reply cannot be kept, though abandoned sessions have made room.
 
         A client that has acknowledged everything passes, unless its reply may be large: slow readers must not stop it,
-        and many
-        clients with one large reply each must not fill the memory.
+        and many clients with one large reply each must not fill the memory.
         """
         self.at_most("session_replies_max", session.replies + 1)
         self.at_most("session_replies_bytes_max", session.held_bytes + 1)

@@ -1,10 +1,9 @@
 """Pure: the waits for keys to exist, and their conditions.
 
 A wait is identified by its peer and the id of its request, as a watch is. It is registered at one missing key, and
-moves to
-another one when that key is written. So a write to a key of many waits pays for each of them once, and not each time.
-It is
-registered at the keys of its conditions, too. The engine, which has the keys, decides if a wait has ended.
+moves to another one when that key is written. So a write to a key of many waits pays for each of them once, and not
+each time. It is registered at the keys of its conditions, too. The engine, which has the keys, decides if a wait has
+ended.
 
 A change may affect any number of waits. If they are too many for one step, they are looked at in several steps, each as
 of the time of the change (`Postponed`, promise S11).
@@ -128,8 +127,7 @@ class Waits:
         """Return the waits that the changes of one revision affect, by key.
 
         A wait is affected if its key was put, or the key of a condition changed. The caller takes it out of there and
-        looks at it,
-        now or later; until then it is not registered at that key.
+        looks at it, now or later; until then it is not registered at that key.
         """
         found = []
         for change in changes:
@@ -155,8 +153,7 @@ class Postponed:
     """Waits that are looked at in several steps, each as of the change that affected it.
 
     `Past` has the entries before each later change. So a wait sees its keys at that revision, and then at each later
-    one.
-    Waits of the earliest change come first; a wait that two changes affect is looked at for both then.
+    one. Waits of the earliest change come first; a wait that two changes affect is looked at for both then.
 
     Attributes:
         heaps: The affected waits by revision, the earliest first.

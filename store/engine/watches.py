@@ -1,13 +1,10 @@
 """Pure: the watches by prefix, and the recent history from which a watch can resume (promise S4).
 
 Watches are kept by prefix, and prefixes by length, so that a change costs one lookup per distinct length rather than
-one
-comparison per watch: ten thousand nodes on one prefix are one entry here, and one encoded frame at the server. The
-lengths
-are those of the change's own group (a run, see `keyspace`), and of prefixes shorter than the group's name: watches with
-thousands of lengths slow down only their own run. If the lengths are so many that the lookups for one request would
-take
-long, that request may change fewer keys (`affordable`, promise S11).
+one comparison per watch: ten thousand nodes on one prefix are one entry here, and one encoded frame at the server. The
+lengths are those of the change's own group (a run, see `keyspace`), and of prefixes shorter than the group's name:
+watches with thousands of lengths slow down only their own run. If the lengths are so many that the lookups for one
+request would take long, that request may change fewer keys (`affordable`, promise S11).
 """
 
 from __future__ import annotations
@@ -150,8 +147,7 @@ class Watches:
         """Return the changes of one revision for groups of watches, so that each group is notified once.
 
         Sorted keys with a common prefix are adjacent, so watches with the same changes are one group, however many
-        prefixes they
-        have.
+        prefixes they have.
         """
         if len(changes) == 1:
             watchers = [each for prefix in self._watched(changes[0].key, -1) for each in self.by_prefix[prefix]]

@@ -1,10 +1,8 @@
 """Shell: the blocking twin of the etcd client.
 
 It runs the async client in a thread with its own event loop, which the first call starts, and which ends with the
-process
-at the latest. A call that is interrupted, by Ctrl-C or a signal handler that raises, returns at once, and is cancelled
-in
-the thread.
+process at the latest. A call that is interrupted, by Ctrl-C or a signal handler that raises, returns at once, and is
+cancelled in the thread.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Pure: requests and answers in etcd's format and the store's; and the URL of a cluster.
 
 Requests are built as plain fields: nested mappings from the names in `rpc/etcd.proto` to values. The sender makes
-messages
-of them, so this module, which also reads URLs, needs no extra. Answers are messages; a field that is zero, false or
-empty is not on the wire and reads as such.
+messages of them, so this module, which also reads URLs, needs no extra. Answers are messages; a field that is zero,
+false or empty is not on the wire and reads as such.
 """
 
 from __future__ import annotations

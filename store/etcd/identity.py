@@ -31,8 +31,7 @@ class Identity:
         """Note a member's answer, and check that it is of the known cluster.
 
         A cluster whose data was deleted keeps its id, which is made from its addresses. But its revisions begin anew:
-        an answer
-        through the consensus is never older than the revision known before the request.
+        an answer through the consensus is never older than the revision known before the request.
 
         Args:
             header: The answer's.

@@ -1,10 +1,9 @@
 """Shell: one client's requests to an etcd cluster, over one connection to any member that answers.
 
 **Members.** Each attempt has a time limit. A failed one moves this client to another member, chosen at random among
-those
-without failures; its watches move, too, and resume. Slowly, the client chooses anew among all members, so that restarts
-of members one by one do not leave all clients at one of them. A member is used once it has answered a read through the
-consensus.
+those without failures; its watches move, too, and resume. Slowly, the client chooses anew among all members, so that
+restarts of members one by one do not leave all clients at one of them. A member is used once it has answered a read
+through the consensus.
 
 **Without a leader** every member refuses. Then one attempt at a time is made for all callers, with growing pauses: a
 cluster that elects a leader needs a low load.

@@ -1,23 +1,19 @@
 """Pure: a write as one etcd transaction that can be repeated, and its result.
 
 etcd keeps no replies. So every write is one transaction that also writes a *receipt*, a key of this client, and depends
-on
-its last known revision: a second copy finds the receipt changed, and does nothing.
+on its last known revision: a second copy finds the receipt changed, and does nothing.
 
     if the receipt is as I know it, and what the write rests on holds:  write the receipt, and do what was asked
     else:                                                               read the receipt, and what tells why
 
 A transaction of etcd has one list of conditions, and no "or". So a write is first sent for the expected case: all its
 conditions hold; values that may be missing, and keys to be created, exist. Otherwise etcd changes nothing, and its
-answer
-has all keys that matter, as of one moment. Then `decided` says what to do: answer if nothing is to be written, else
-send
-again, dependent on these keys.
+answer has all keys that matter, as of one moment. Then `decided` says what to do: answer if nothing is to be written,
+else send again, dependent on these keys.
 
 After a lost answer, a *fence* is sent: it only writes the receipt, so that later copies of the write do nothing. If the
 fence finds the receipt changed, the write was done, at the receipt's revision. Its answer is computed from the store as
-of
-just before (`recovery`).
+of just before (`recovery`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Shell: watches on an etcd cluster.
 
 A watch is a stream that its own reader reads, so that a slow reader slows only its own stream. When the stream ends, it
-is
-opened again from the next revision, and nothing is missed.
+is opened again from the next revision, and nothing is missed.
 
 Compaction overtakes a watch without events, though no event of it is lost. So the number of its keys is kept: if none
-was
-written since, and there are as many as before, none was deleted, either, and the watch goes on from now.
+was written since, and there are as many as before, none was deleted, either, and the watch goes on from now.
 """
 
 from __future__ import annotations

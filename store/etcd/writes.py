@@ -195,8 +195,7 @@ class Writing:
         """Delete without a receipt in a full cluster; once, since twice might delete more.
 
         Until 3.4.20 and 3.5.7 a full etcd refused all transactions, even deletes, and took a plain deletion
-        (etcd-io/etcd#13429).
-        So a mere deletion is sent as one.
+        (etcd-io/etcd#13429). So a mere deletion is sent as one.
         """
         body = transaction(plan, None, self._looks.values(), hidden=self._hidden)
         plain = body["success"][0].get("request_delete_range") if len(body["success"]) == 1 else None

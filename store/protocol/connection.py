@@ -1,12 +1,10 @@
 """Sans-I/O: the state of a peer on either side of a connection, from hello to goodbye.
 
 `ServerConnection` is one connection at the server. `ClientConnection` outlives its connections: it numbers the
-requests,
-remembers those without a reply, and repeats them after a reconnect (promises S2, S10).
+requests, remembers those without a reply, and repeats them after a reconnect (promises S2, S10).
 
 Both sides prove that they know the token (promise S8), by an HMAC-SHA256 of role, protocol version, both nonces,
-session
-and store. The token itself never crosses the wire, and a recorded proof is worthless on another connection.
+session and store. The token itself never crosses the wire, and a recorded proof is worthless on another connection.
 """
 
 from __future__ import annotations

@@ -2,16 +2,14 @@
 
 A byte on the wire can cost seventy in memory: an empty array is one byte there, and a list of 56 bytes and a pointer
 here. Claimed lengths cost, too, since msgpack allocates them: a thousand nested arrays are five kilobytes on the wire.
-So
-`wire` counts each body larger than a few kilobytes, and refuses it above the limit of any message.
+So `wire` counts each body larger than a few kilobytes, and refuses it above the limit of any message.
 
 Empty arrays and maps, which cost most per byte, have a count of their own: no message has more than a few, for missing
 conditions, operations or keys.
 
 Counting reads the first byte of each element (https://github.com/msgpack/msgpack/blob/master/spec.md#formats) and skips
 its content, so a large value costs no more than a small one. It pauses every few thousand elements, so that a server
-can
-serve others in between (promise S11).
+can serve others in between (promise S11).
 """
 
 from __future__ import annotations
@@ -59,8 +57,7 @@ def count_elements(body: memoryview | bytes, most: int) -> Generator[None, None,
 
     Raises:
         ValueError: It claims more than it has bytes for, ends early, or is full of empty arrays. It must not be
-            decoded,
-            which would allocate the claim.
+            decoded, which would allocate the claim.
     """
     at, size = 0, len(body)
     count, met, empty = 1, 0, 0

@@ -39,8 +39,7 @@ class FrameReader:
         """Take bytes, and yield the complete bodies, which are valid until the next call.
 
         Bodies are cut one by one: a buffer may hold tens of thousands, which would take more memory than the buffer.
-        The caller
-        takes all of them before its next call.
+        The caller takes all of them before its next call.
 
         Raises:
             ProtocolError: A frame is longer than allowed; so are most that are not of this protocol.

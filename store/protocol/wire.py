@@ -5,8 +5,8 @@ A frame is a length and a body::
     4 bytes    length of the body, big-endian
     body       one msgpack array
 
-The conversation opens with three frames, the server first, so that a client
-behind TLS learns at once if it was refused::
+The conversation opens with three frames, the server first, so that a client behind TLS learns at once if it was
+refused::
 
     server     ["rdzv", Greeting]
     client     ["rdzv", Hello]
@@ -21,14 +21,12 @@ After that, where the client has the replies to all its requests up to `acknowle
     either     ["bye", reason]                         hanging up on purpose; a client's session ends with it
 
 Before the welcome a client may send requests that change nothing, in frames no larger than a hello; their answers
-follow
-the welcome. At any time the server may send ``["sorry", kind, message]``, and then closes.
+follow the welcome. At any time the server may send ``["sorry", kind, message]``, and then closes.
 
 Requests, responses and events are the records of `store.messages`. Two releases with the same major number understand
-each
-other (promise S12): the client takes the highest version of both sides, and names it in its hello. New fields go at the
-end: a peer ignores unknown ones, and missing ones have their default. A request with an unknown code, operation or
-condition is answered with `Failed`; events of an unknown kind, and server frames with an unknown code above that of
+each other (promise S12): the client takes the highest version of both sides, and names it in its hello. New fields go
+at the end: a peer ignores unknown ones, and missing ones have their default. A request with an unknown code, operation
+or condition is answered with `Failed`; events of an unknown kind, and server frames with an unknown code above that of
 responses, are ignored. msgpack extension types are rejected, and no received data is evaluated.
 """
 
@@ -81,8 +79,7 @@ def _pack(fields: object) -> bytes:
     """Return an array as bytes, from any thread.
 
     Packers are reused: a new one costs more than a message. No two threads share one: packing makes an iterator, which
-    may
-    start garbage collection and switch threads.
+    may start garbage collection and switch threads.
     """
     try:
         packer = _idle_packers.pop()

@@ -1,13 +1,11 @@
 """Shell: delays replies until the disk has the changes, and returns to the disk's state if a write fails (S3).
 
 Each step is handed to the journal before its replies, which wait until the journal's thread reports it durable;
-`unwritten`
-knows which replies wait for which step. A store in memory has no journal, and no reply waits.
+`unwritten` knows which replies wait for which step. A store in memory has no journal, and no reply waits.
 
 If the journal cannot write, no reply of the lost steps was sent: the server reloads the disk's state, drops its
-connections
-(clients reconnect and repeat unanswered requests), refuses writes, and retries each second. On a full disk, deletes
-continue. After a failed fsync even the disk's state is unknown: no client is accepted until it is known.
+connections (clients reconnect and repeat unanswered requests), refuses writes, and retries each second. On a full disk,
+deletes continue. After a failed fsync even the disk's state is unknown: no client is accepted until it is known.
 """
 
 from __future__ import annotations
@@ -190,8 +188,7 @@ class Durability:
         """Refuse all but deletes, then large writes, until the disk has room for more.
 
         All but deletes for a second at least. Else the client of the failed write repeats it, and every connection is
-        dropped
-        again.
+        dropped again.
         """
         engine = self.engine
         if journal.only_deletes:

@@ -2,15 +2,13 @@
 
 The server appends the facts of each step and gets a sequence number; replies wait in the outboxes until that number is
 durable. The writer puts all appended facts into one transaction and reports its last number. While one fsync runs, the
-next
-group gathers, so that a hundred callers share one.
+next group gathers, so that a hundred callers share one.
 
 SQLite runs in WAL mode with `synchronous=FULL` (https://sqlite.org/pragma.html#pragma_synchronous): a commit is on the
 disk when it returns. A lock file keeps a second server out. Another version's file is refused, or migrated. A damaged
 one is reported and never changed: it is opened for writing only after all of it has been read. Three things show
-damage:
-the checksum of each row (`rows`), frames of SQLite's log beyond those that it reads (`wal`), and the number of the last
-durable group in a file beside the database (`Mark`), which shows a log cut short or removed, and an old copy.
+damage: the checksum of each row (`rows`), frames of SQLite's log beyond those that it reads (`wal`), and the number of
+the last durable group in a file beside the database (`Mark`), which shows a log cut short or removed, and an old copy.
 
 When a write fails, the group is rolled back as a whole. Then:
 
@@ -18,19 +16,16 @@ When a write fails, the group is rolled back as a whole. Then:
 - SQLite would refuse the same rows again, say one that is too large: the group is written step by step, and the step
   that fails is answered with the error, by the reply that is kept for it.
 - The disk is full: SQLite's log is emptied into the database, which takes each page once. If that is not enough, a
-  group
-  is written in halves, up to the step that does not fit, and the journal stops.
+  group is written in halves, up to the step that does not fit, and the journal stops.
 - Otherwise the journal stops. No reply of the group was sent, so the server can return to the disk's state (`load`) and
   refuse writes until `try_again` succeeds.
 
 If the fsync fails, the group may be durable or not: a server that starts on the file would find it there. The journal
-is
-`in_doubt`, and no state may be told until a later commit is durable.
+is `in_doubt`, and no state may be told until a later commit is durable.
 
 A full disk still takes deletes. A group counts only if room is kept back (`Reserve`) for the growth of the database by
-its
-log, with that group, and for the log of some deletes (`_keep_room`). So the log can always be emptied. Only deletes may
-use that room. When there is nothing to write, the writer returns unused pages to the disk, a slice at a time.
+its log, with that group, and for the log of some deletes (`_keep_room`). So the log can always be emptied. Only deletes
+may use that room. When there is nothing to write, the writer returns unused pages to the disk, a slice at a time.
 """
 
 from __future__ import annotations
@@ -277,8 +272,7 @@ class Journal:
         """Write pending facts, and release the directory.
 
         A disk that hangs for longer than `within` keeps the directory until the process ends. In a forked child nothing
-        is done:
-        it has neither the writer nor the lock.
+        is done: it has neither the writer nor the lock.
         """
         if os.getpid() != self._pid:
             return

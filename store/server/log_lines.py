@@ -2,8 +2,7 @@
 
 Any client could cause thousands of lines a second, which fill the disk. So these lines use a token bucket that refills
 slowly; suppressed lines are counted, and the next line names their number. A limit is logged once at 80 % of use, and
-again
-only after use was below 70 %.
+again only after use was below 70 %.
 """
 
 from __future__ import annotations

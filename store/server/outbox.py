@@ -1,9 +1,8 @@
 """Pure: the frames that wait for one peer, in order, and their memory.
 
 Frames that may be sent come first, then those held until the journal has reached their number. The transport gets one
-piece
-at a time, since it copies; its unsent bytes count, too. Frames of several peers that differ only in their heads share
-the rest: each outbox counts it, and the sum of all outboxes counts it once.
+piece at a time, since it copies; its unsent bytes count, too. Frames of several peers that differ only in their heads
+share the rest: each outbox counts it, and the sum of all outboxes counts it once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Shell: a connection in asyncio, which moves bytes between the server and a socket.
 
 Frames wait in its `Outbox`; the transport gets one piece at a time. While the transport is full, or earlier requests
-wait
-for their turn, the peer's requests are not read.
+wait for their turn, the peer's requests are not read.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Shell: a served store: its parts, its periodic work, and its shutdown.
 
 `reception` accepts peers, `conversations` carries out their requests, `telling` sends the results, `durability` waits
-for
-the disk, and `peers` limits memory. Leases lapse only after the sockets were read once more and those requests had
-their
-turn: a keep-alive that has arrived always counts (S5).
+for the disk, and `peers` limits memory. Leases lapse only after the sockets were read once more and those requests had
+their turn: a keep-alive that has arrived always counts (S5).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Pure: the order of peers' turns, so that a small request does not wait long behind large ones (promise S11).
 
 A peer with little to do is served at once. A peer that has used up its turn waits in a ring for another, after all
-others.
-One pass of the event loop takes at most `PASS`; later peers wait before those that have used up a turn.
+others. One pass of the event loop takes at most `PASS`; later peers wait before those that have used up a turn.
 """
 
 from __future__ import annotations

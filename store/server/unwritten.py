@@ -1,8 +1,7 @@
 """Pure: the changes that are not on disk yet, and the replies that must wait for them (promise S3).
 
 A reply that reflects no such change need not wait: keep-alives, and reads of unchanged keys, go out while the disk
-hangs.
-A reply never names a later revision than the disk has when it is sent.
+hangs. A reply never names a later revision than the disk has when it is sent.
 """
 
 from __future__ import annotations

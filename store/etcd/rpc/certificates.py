@@ -1,8 +1,7 @@
 """Shell: an `ssl.SSLContext` for gRPC, which speaks TLS by itself and needs certificates as text.
 
 A context tells its authorities, but not its own certificate. So a context with one is a `ClientContext`, which
-remembers
-it.
+remembers it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Shell: all watches of one client at one member, over one stream.
 
 The client numbers watches, so that an answer names its watch. Answers to the opening of watches come in order; one that
-is
-refused at once bears no number, and so it is the first unanswered one.
+is refused at once bears no number, and so it is the first unanswered one.
 
 A slow reader must not delay others. Messages for it are held, up to a bound. Past it, its watches are cancelled, and it
 opens them again when it has read the held ones.

@@ -1,8 +1,7 @@
 """Shell: accepts connections, a few at a time, while there is room; and closes the listener for good.
 
 asyncio's listener accepts a whole backlog in one step, and at the limit of open files it logs thousands of lines a
-second.
-Here connections wait in the system's queue while there is no room.
+second. Here connections wait in the system's queue while there is no room.
 """
 
 from __future__ import annotations
