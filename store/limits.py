@@ -61,7 +61,7 @@ class Limits:
     outbox_bytes_max: int = _limit(
         64 * MIB,
         "What waits for one slow reader, each message counted with its bookkeeping. What several readers wait for "
-        "counts for each of them here, and once in memory_bytes_max.",
+        "counts for each of them here, and once in `memory_bytes_max`.",
         past="its watches end, and resume later; its parked waits get `LimitExceeded`; its requests wait",
     )
     memory_bytes_max: int = _limit(
