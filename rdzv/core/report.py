@@ -88,6 +88,7 @@ class RunStatus:
         last_members: The members that the last round of a closed run had.
         since: The hour at which each node that is here arrived, by its own clock, in seconds since 1970.
         steps: How far each member has come that has said so, as of now.
+        awaits: Which keys of the round's store each member waits for that waits in it, and for how many seconds.
     """
 
     run_id: str
@@ -116,6 +117,7 @@ class RunStatus:
     waited: float | None = None
     since: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     steps: Mapping[str, StepOf] = field(default_factory=lambda: MappingProxyType({}))
+    awaits: Mapping[str, tuple[str, float]] = field(default_factory=lambda: MappingProxyType({}))
     now: float = 0.0
     phase_for: float | None = None
     last_call_left: float | None = None
@@ -161,9 +163,10 @@ def node_states(status: RunStatus, pace: Pace) -> dict[str, str]:
 
 
 def counts_of(status: RunStatus, states: Mapping[str, str]) -> dict[str, int]:
-    """Return how many nodes are in each state, and how many members and missing nodes there are."""
+    """Return how many nodes are in each state, and how many are here, as members or not, and missing."""
     found = Counter(states.values())
     return {
+        "here": len(status.members) + len(status.waiting),
         "members": len(status.members),
         "missing": status.absent_count,
         **{name: found[name] for name in ("unfit", "banned", "stuck", "accused", "slow", "draining", "busy")},
@@ -214,7 +217,9 @@ def report(status: RunStatus) -> dict[str, Any]:
 
     def member(one: Participant) -> dict[str, Any]:
         return _member(one, status.steps.get(one.node_id), states.get(one.node_id, "left"), hour) | {
-            "since": status.since.get(one.node_id)
+            "since": status.since.get(one.node_id),
+            "waits_for": status.awaits.get(one.node_id, ("", 0.0))[0],
+            "waited": status.awaits.get(one.node_id, ("", None))[1],
         }
 
     def ban(one: Ban) -> dict[str, Any]:

@@ -98,6 +98,7 @@ def member_lines(status: RunStatus, which: slice = ALL) -> list[str]:
     return [
         f"  rank {member.rank:>4}  {member.node_id}  {member.address}{_since(status, member.node_id)}"
         + _step(status, member.node_id)
+        + _awaits(status, member.node_id)
         + "".join(f"  {name}={value}" for name, value in member.attributes.items())
         for member in status.members[which]
     ]
@@ -116,6 +117,13 @@ def _step(status: RunStatus, node_id: str) -> str:
         return f"  no step yet{busy}"
     rate = f", {steps.rate:.3g}/s" if steps.rate else ""
     return f"  step {steps.step:,}, {in_words(steps.age)} ago{rate}{busy}"
+
+
+def _awaits(status: RunStatus, node_id: str) -> str:
+    if node_id not in status.awaits:
+        return ""
+    key, seconds = status.awaits[node_id]
+    return f"  waits {in_words(seconds)} in the round's store{key and f', for {key}'}"
 
 
 def _since(status: RunStatus, node_id: str) -> str:

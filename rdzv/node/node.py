@@ -207,7 +207,7 @@ class Node:
     def _who_waits(self) -> str:
         """Return in words which callers wait now, for the store and what else; empty if none."""
         what = f"a round, for {self.settings.join_timeout:g} s" if self.joining else "the others in its round"
-        waits = self.joining or (self.membership is not None and self.membership.beats.waits)
+        waits = self.joining or (self.membership is not None and self.membership.beats.longest_wait)
         return f"; node {self.node_id} waits for it, and for {what}" if waits else ""
 
     def _is_counted(self) -> bool:

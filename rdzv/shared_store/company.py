@@ -29,13 +29,13 @@ class Company:
     Attributes:
         superseded: Returns why this node is known to be no member any more; None as long as it may be one.
         lost: Returns the members known to have died, if waits end because of that; see `SharedStore.end_waits`.
-        waiting: Entered around each request that waits for others: a waiting member does not delay the others.
+        waiting: Entered around each request that waits for others; its argument returns the awaited keys, in words.
         roster: Names the members that are missing at a barrier, if known.
     """
 
     superseded: Callable[[], str | None] = _not_over
     lost: Callable[[], tuple[str, ...]] | None = None
-    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+    waiting: Callable[[Callable[[], str]], AbstractContextManager[object]] = nullcontext
     roster: Roster | None = None
 
 

@@ -21,7 +21,7 @@ from store.printable import first_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-__all__ = ["QUEUES", "VALUES", "Fencing", "OutOfTime", "named"]
+__all__ = ["QUEUES", "VALUES", "Fencing", "OutOfTime", "keys_awaited", "named"]
 
 R = TypeVar("R", bound=Response)
 
@@ -151,3 +151,11 @@ class Fencing:
 def named(names: Iterable[str]) -> str:
     """Return the first of some names, as errors show them."""
     return first_of(list(map(shown, names)), NAMED_MAX)
+
+
+def keys_awaited(prefix: str, request: Request[Any]) -> str:
+    """Return which keys a request waits for, as the user named them."""
+    wait = request.request if type(request) is Guarded else request
+    assert type(wait) is Wait, "nothing else waits"
+    names = [key.removeprefix(prefix).partition("/")[2] for key in wait.keys]
+    return f"{'key' if len(names) == 1 else 'keys'} {named(names)}"

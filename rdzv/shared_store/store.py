@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import anyio
@@ -30,7 +31,7 @@ import anyio
 from rdzv.config.config_errors import shown
 from rdzv.errors import RendezvousStateError
 from rdzv.shared_store.company import Company
-from rdzv.shared_store.fencing import Fencing
+from rdzv.shared_store.fencing import Fencing, keys_awaited
 from rdzv.shared_store.operations import Operations
 from store.calls import blocking
 from store.errors import ConnectionLost, WaitEnded
@@ -38,7 +39,7 @@ from store.messages import Response, waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from typing import Self
 
     from store.interface import BlockingStore, Store
@@ -127,6 +128,9 @@ class _Twin(ABC, Generic[C]):
             seconds=self._timeout if timeout is None else _seconds(timeout),
             now=self._client.time,
         )
+
+    def _waiting(self, request: Request[Any]) -> AbstractContextManager[object]:
+        return self._company.waiting(partial(keys_awaited, self._prefix, request))
 
     def _unique(self) -> str:
         return secrets.token_hex(16)
@@ -273,7 +277,7 @@ class SharedStore(_Twin[Caller], Operations):
         with anyio.CancelScope() as scope:
             under_way[scope] = is_wait and self._company.lost is not None
             try:
-                with self._company.waiting() if is_wait else nullcontext():
+                with self._waiting(request) if is_wait else nullcontext():
                     response: Response = await self._client.call(request, timeout=left)
                 return response
             finally:
@@ -312,7 +316,7 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
     async def _ask(self, request: Request[R], left: float) -> R:
         if not waits(request):
             return self._client.call(request, timeout=left)
-        with self._company.waiting():
+        with self._waiting(request):
             return self._client.call(request, timeout=left)
 
     def reopened(self) -> BlockingSharedStore:

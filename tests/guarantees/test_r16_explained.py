@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
 import pytest
 
+import rdzv
+import store
 from rdzv import NodesLost
 from tests.support.runs import VirtualRun, listen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import Any
+
+    from rdzv import SharedStore
 
 
 @pytest.mark.virtual_time
@@ -26,3 +40,58 @@ async def test_r16_why_the_coordinator_itself_was_lost_is_said_too() -> None:
         assert [(one.kind, one.node_ids, one.reason) for one in chapter.incidents] == [
             ("lost", (coordinator,), "its process ended")
         ]
+
+
+SAID_WITHIN = 3.0  # seconds
+WAITS: dict[str, tuple[Callable[[SharedStore], Coroutine[Any, Any, object]], str]] = {
+    "get": (lambda shared: shared.get("never"), "key 'never'"),
+    "wait": (lambda shared: shared.wait(["never", "ever"]), "keys 'never', 'ever'"),
+    "multi_get": (lambda shared: shared.multi_get(["never"]), "key 'never'"),
+    "queue_pop": (lambda shared: shared.queue_pop("jobs"), "key 'jobs'"),
+    "barrier": (lambda shared: shared.barrier("all", 2), "key 'all/last_member'"),
+}
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("says_steps", [False, True])
+@pytest.mark.parametrize("how", WAITS)
+async def test_r16_a_wait_in_the_rounds_store_is_in_the_log_and_in_the_status(
+    how: str, says_steps: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For 300 s nothing said that a member waited there, and for what."""
+    caplog.set_level(logging.INFO, "rdzv")
+    wait, key = WAITS[how]
+    async with VirtualRun(min_nodes=2, stall_timeout=1000) as run, run.looked_at() as seen:
+        a, b = run.handler("a"), run.handler("b")
+        info, _ = await run.meet(a, b)
+        if says_steps:
+            assert a.node.membership is not None
+            a.node.membership.beats.beat(7)
+        await asyncio.sleep(20)
+        waiting = run.start(wait(info.store))
+        await asyncio.sleep(SAID_WITHIN)
+        line = f"node a has waited 2 s in the round's store, for {key}"
+        assert [line in record.getMessage() for record in caplog.records].count(True) == 1, caplog.text
+        status = await seen.status()
+        assert list(status.awaits) == ["a"]
+        said, seconds = status.awaits["a"]
+        assert said == key
+        assert seconds == pytest.approx(SAID_WITHIN, abs=0.2)
+        waiting.cancel()
+        await asyncio.sleep(5)
+        assert (await seen.status()).awaits == {}
+
+
+def test_r16_a_blocking_wait_is_said_too(caplog: pytest.LogCaptureFixture) -> None:
+    """With real sockets, and a thread that waits."""
+    caplog.set_level(logging.INFO, "rdzv")
+    with store.sync.serve() as server, rdzv.sync.connect(f"{server.url}/job", min_nodes=1, node_id="a") as handler:
+        shared = handler.next_rendezvous().store
+        waiting = threading.Thread(target=lambda: shared.wait(["never", "set"], 8.0), daemon=True)
+        waiting.start()
+        until = time.monotonic() + 8.0
+        while not handler.status().awaits and time.monotonic() < until:
+            time.sleep(0.05)
+        assert handler.status().awaits["a"][0] == "keys 'never', 'set'"
+        shared.multi_set(["never", "set"], [b"", b""])
+        waiting.join()

@@ -34,17 +34,18 @@ class BeatNote(Stored, kw_only=True):
     age: float  # seconds since then; without a step, since the round began for it
     first: bool = False  # still in its first step: it may compile and load
     busy: float = 0.0  # seconds for which it will be busy; 0 if it is not
-    what: Prose = ""  # the reason, in words
+    what: Prose = ""  # the reason, in words; of a member that waits and is not busy, the key
     rate: float = 0.0  # recent steps per second
     away: bool = False  # it was disconnected from the store until a moment ago
     waits: bool = False  # it waits for others in the round's shared store
+    waited: float = 0.0  # the seconds for which it has waited there
 
 
 class _Waiting:
     """One wait of a member; a class, as each `get` of a shared store is one and a generator is far slower."""
 
-    def __init__(self, waits: dict[object, float], clock: Callable[[], float]) -> None:
-        self._waits, self._clock = waits, clock
+    def __init__(self, waits: dict[_Waiting, float], clock: Callable[[], float], what: Callable[[], str]) -> None:
+        self._waits, self._clock, self.what = waits, clock, what
 
     def __enter__(self) -> None:
         self._waits[self] = self._clock()
@@ -76,7 +77,7 @@ class Beats:
         self._busy_ended = -math.inf
         self._rated: tuple[int, float] | None = None  # at the last note: step, its begin
         self._rate = 0.0
-        self._waits: dict[object, float] = {}  # the begin of each current wait
+        self._waits: dict[_Waiting, float] = {}  # the begin of each current wait
 
     @property
     def step(self) -> int | None:
@@ -121,13 +122,15 @@ class Beats:
         return max(((until, label) for _, until, label in self._busy), default=(-math.inf, ""))
 
     @property
-    def waits(self) -> bool:
-        """True if the member waits in the round's shared store now."""
-        return bool(self._waits)
+    def longest_wait(self) -> tuple[float, str] | None:
+        """The seconds of the member's longest wait in the round's shared store, and the key; None if it has none."""
+        for wait, since in tuple(self._waits.items()):
+            return self.clock() - since, wait.what()
+        return None
 
-    def waiting(self) -> _Waiting:
-        """Mark the member as waiting for others in the round's shared store, while in this context."""
-        return _Waiting(self._waits, self.clock)
+    def waiting(self, what: Callable[[], str]) -> _Waiting:
+        """Mark the member as waiting for a key in the round's shared store, while in this context; `what` names it."""
+        return _Waiting(self._waits, self.clock, what)
 
     def finish(self) -> None:
         """Record that the member has finished and begins no step any more: it is not judged."""
@@ -162,15 +165,18 @@ class Beats:
                 self._rate = (step - self._rated[0]) / (at - self._rated[1])
             if self._rated is None or at > self._rated[1]:
                 self._rated = (step, at)
+        waited, key = self.longest_wait or (0.0, "")
+        waits = waited >= WAITS_AFTER
         age = max(now - max(at, self._busy_ended, min(busy_until, now)), 0.0)
         return BeatNote(
-            round=self._number,
+            round=self._number if self.counts else FINISHED,
             step=step,
             age=age,
             first=count <= 1,
             busy=busy,
-            what=what if busy else "",
+            what=what if busy else check_prose("key", key, most=LABEL_BYTES_MOST) if waits else "",
             rate=self._rate,
             away=away,
-            waits=any(now - since >= WAITS_AFTER for since in tuple(self._waits.values())),
+            waits=waits,
+            waited=waited if waits else 0.0,
         )

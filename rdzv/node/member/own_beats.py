@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from typing import TYPE_CHECKING
 
+from rdzv.core.stuck.beats import WAITS_AFTER
 from rdzv.errors import RendezvousStateError
 from store.keeping import RENEWALS_PER_TTL
+from store.printable import escaping, in_words
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["OwnBeats", "earlier"]
 
 
+log: logging.Logger = escaping(logging.getLogger(__name__))
+
+SAY_WAIT_AFTER = 1.5  # seconds of a wait in the round's store; the node checks once a second
 LOOKS_PER_LIMIT = 4  # while a member is judged by nothing
 NOTES_PER_LIMIT = 3  # at least: a quiet member is judged by the others' progress since
 
@@ -34,12 +40,23 @@ class OwnBeats:
         self._told: tuple[Membership, float] | None = None
         self._renewed_every = settings.ttl / RENEWALS_PER_TTL
         self._noted_at = -math.inf  # of the last note that was sent by itself
+        self._say_wait_after = SAY_WAIT_AFTER
+        self._waits = False  # as of the last note
 
     def note(self, membership: Membership | None, *, away: bool) -> bytes:
         """Return the note for the next keep-alive; `away`: the store was disconnected until a moment ago."""
-        if not self._on or membership is None or membership.over is not None or not membership.beats.counts:
+        if membership is None or membership.over is not None:
             return b""
-        return membership.beats.note(away=away).pack()
+        waited, key = membership.beats.longest_wait or (0.0, "")
+        if waited < SAY_WAIT_AFTER:
+            self._say_wait_after = SAY_WAIT_AFTER
+        elif waited >= self._say_wait_after:
+            self._say_wait_after = 2 * waited
+            where = f"round {membership.round.number}: node {membership.node_id}"
+            log.info("%s has waited %s in the round's store, for %s", where, in_words(waited), key)
+        was_waiting, self._waits = self._waits, waited >= WAITS_AFTER  # a note also says that a wait is over
+        says = self._on and (membership.beats.counts or self._waits or was_waiting)
+        return membership.beats.note(away=away).pack() if says else b""
 
     def send_from(self, loop: NodeLoop) -> None:
         """Send a note now, with news of the member that must be known; from any thread."""

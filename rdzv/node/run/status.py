@@ -79,6 +79,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tupl
     outside = {record.node_id: record.attributes for record in waiting}
     outside |= {one.node_id: roster[one.node_id].attributes for one in absent.missing if one.node_id in roster}
     closing = closing_of(history.chapters[-1]) if head.closed and history.chapters else None
+    steps, awaits = await _steps(store, keys, head, {member.node_id for member in members})
     status = RunStatus(
         run_id=keys.run_id,
         round=head.round.number if head.round else None,
@@ -130,7 +131,8 @@ async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tupl
                 if one is not None and head.round and one.round == head.round.number and one.accused != SOMEBODY
             )
         ),
-        steps=await _steps(store, keys, head, {member.node_id for member in members}),
+        steps=steps,
+        awaits=awaits,
     )
     return status, history
 
@@ -194,11 +196,14 @@ async def _bans(store: Store, keys: Keys) -> dict[str, Ban]:
     return bans
 
 
-async def _steps(store: Store, keys: Keys, head: Head, members: set[str]) -> dict[str, StepOf]:
-    """Return the steps of the last round's members, as far as they are reported."""
+async def _steps(
+    store: Store, keys: Keys, head: Head, members: set[str]
+) -> tuple[dict[str, StepOf], dict[str, tuple[str, float]]]:
+    """Return the steps of the last round's members, and their waits, as far as they are reported."""
     if head.round is None or not members:
-        return {}
-    return {
+        return {}, {}
+    notes = {node_id: heard for node_id, heard in (await read_beats(store, keys)).items() if node_id in members}
+    steps = {
         node_id: StepOf(
             step=heard.note.step,
             age=heard.note.age + heard.ago,
@@ -208,9 +213,15 @@ async def _steps(store: Store, keys: Keys, head: Head, members: set[str]) -> dic
             away=heard.note.away,
             first=heard.note.first,
         )
-        for node_id, heard in (await read_beats(store, keys)).items()
-        if heard.note.round == head.round.number and node_id in members
+        for node_id, heard in notes.items()
+        if heard.note.round == head.round.number
     }
+    awaits = {
+        node_id: ("" if heard.note.busy else heard.note.what, heard.note.waited + heard.ago)
+        for node_id, heard in notes.items()
+        if heard.note.waits
+    }
+    return steps, awaits
 
 
 async def read_nodes(store: Store, keys: Keys) -> dict[str, NodeRecord]:

@@ -15,6 +15,7 @@ from rdzv.core.absent import Missing
 from rdzv.core.report import VERSION, RunStatus, StepOf, report
 from rdzv.core.round import Participant
 from rdzv.core.state import Ban, Phase
+from rdzv.display.status import member_lines
 from tests.support.runs import VirtualRun
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "status.schema.json").read_text(encoding="utf-8"))
@@ -51,10 +52,12 @@ def test_every_fact_is_a_field() -> None:
         addresses={"b": "10.0.0.2", "c": "10.0.0.3"},
         settings={"min_nodes": 2, "rank_order": object},
         steps={"a": StepOf(step=1204, age=2.5, rate=2.0, busy="checkpoint")},
+        awaits={"a": ("key 'a'", 41.0)},
         now=1.8e9 + 100,
         phase_for=40.0,
     )
     plain = report(status)
+    assert "waits 41 s in the round's store, for key 'a'" in member_lines(status)[0]
     check(plain)
     assert plain["members"] == [
         {
@@ -65,6 +68,8 @@ def test_every_fact_is_a_field() -> None:
             "attributes": {"rack": "r1"},
             "state": "busy",
             "since": 1.8e9,
+            "waits_for": "key 'a'",
+            "waited": 41.0,
             "step": 1204,
             "step_age": 2.5,
             "step_at": 1.8e9 + 97.5,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rdzv.core.report import report
 from rdzv.core.state import NodesLost, Phase
 from rdzv.display.history import timeline
 from tests.rdzv.node.test_coordinator import commits_in
@@ -33,6 +34,7 @@ async def test_a_member_that_has_gone_on_waits_and_one_that_died_is_in_neither_l
         assert [member.node_id for member in status.members] == ["c"]
         assert (status.waiting, status.spares) == (("b",), ())
         assert status.reason == "1 node waiting for round 0's 1 live member to leave: c"
+        assert report(status)["counts"]["here"] == 2
         assert status.world_size == 3, "the round's, as it was completed"
 
 

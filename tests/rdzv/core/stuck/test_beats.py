@@ -67,10 +67,12 @@ def test_a_stretch_that_ends_leaves_another_one_standing() -> None:
 def test_who_waits_for_others_says_so_after_a_moment() -> None:
     clock = Clock()
     beats = Beats(0, clock)
-    with beats.waiting():
+    with beats.waiting(lambda: "key 'a'"):
         assert not beats.note(away=False).waits
         clock.now += 1
-        assert beats.note(away=False).waits
+        note = beats.note(away=False)
+        assert (note.waits, note.waited, note.what) == (True, 1.0, "key 'a'")
+        assert note.round == FINISHED, "it says no steps, and is not judged by them"
     assert not beats.note(away=False).waits
 
 
@@ -84,6 +86,7 @@ def test_who_has_come_to_its_end_is_of_no_round() -> None:
 
 def test_the_longest_note_goes_with_a_keep_alive() -> None:
     long = BeatNote(
-        round=2**53, step=2**53, age=1e9 / 3, first=True, busy=1e9 / 7, what="\U0001f600" * 12, rate=1e6 / 7, waits=True
-    )
+        round=2**53, step=2**53, age=1e9 / 3, first=True, busy=1e9 / 7, what="\U0001f600" * 16, rate=1e6 / 7,
+        waits=True, waited=1e9 / 9,
+    )  # fmt: skip
     assert len(long.pack()) <= NOTE_BYTES_MAX
