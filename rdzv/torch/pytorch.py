@@ -45,6 +45,7 @@ __all__ = [
     "SignalException",
     "abort_process_group",
     "agent_above",
+    "copy_all",
     "count_groups_anew",
     "destroy_process_groups",
     "dist",
@@ -182,6 +183,11 @@ PRIVATE: Final = (
         used_for="ending nccl's collectives; without it they end by their timeout",
     ),
     Private(
+        module="torch",
+        name="_foreach_copy_",
+        used_for="copying a model's buffers at each step; without it that takes four times as long",
+    ),
+    Private(
         module="torch.distributed",
         name="_get_reconfigure_handle",
         since=(2, 14),
@@ -227,6 +233,16 @@ The error of a collective refers to its group, and leaves the caller's thread a 
 the thread that lets go last waits for the group's. Before 2.8 it keeps the interpreter's lock meanwhile (PyTorch's pull
 request 154976). A thread that lets go of a tensor needs that lock, and so neither ever ends: with TCPStore, too.
 """
+
+
+def copy_all(into: list[torch.Tensor], of: list[torch.Tensor]) -> None:
+    """Copy each tensor into another one of its shape."""
+    with torch.no_grad():
+        if into and hasattr(torch, "_foreach_copy_"):
+            torch._foreach_copy_(into, of)
+            return
+        for one, other in zip(into, of, strict=True):
+            one.copy_(other)
 
 
 def destroy_process_groups() -> None:

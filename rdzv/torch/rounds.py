@@ -47,6 +47,7 @@ from rdzv.loop import blocking
 from rdzv.loop import rounds as awaited
 from rdzv.loop.member import MemberOfRound, Options
 from rdzv.torch.group import RoundGroup
+from rdzv.torch.interrupted_step import InterruptedStep
 from rdzv.torch.pytorch import dist, same_device
 from rdzv.torch.state import synchronize
 from rdzv.torch.store import TorchStore
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
     from rdzv import Handler
     from rdzv.core.round_life import Ending
-    from rdzv.loop.member import OnWaiting
+    from rdzv.loop.member import OnWaiting, RoundLoop
     from rdzv.shared_store.store import BlockingSharedStore
 
 __all__ = ["AsyncTorchRound", "TorchRound", "TorchRounds", "rounds"]
@@ -109,7 +110,7 @@ class TorchRounds:
     ) -> None:
         self._url = url
         self._overrides = overrides
-        self._group: dict[str, Any] = {"backend": backend, "timeout": timeout}
+        self._group: dict[str, Any] = {"backend": backend, "timeout": timeout, "interrupted": InterruptedStep()}
         self._options = options
         self._blocking: Generator[TorchRound, None, None] | None = None
         self._awaited: AsyncGenerator[AsyncTorchRound, None] | None = None
@@ -157,7 +158,17 @@ class _GroupOfRound(MemberOfRound):
 
     group: RoundGroup
 
-    def _prepare(self, shared: BlockingSharedStore, *, backend: str, timeout: timedelta) -> None:
+    def _prepare(
+        self,
+        shared: BlockingSharedStore,
+        loop: RoundLoop[Any],
+        *,
+        backend: str,
+        timeout: timedelta,
+        interrupted: InterruptedStep,
+    ) -> None:
+        self._interrupted = interrupted
+        self._was_announced = loop.last is not None and not loop.last.life.has_failed
         self._torch_store = TorchStore(shared, timeout)  # PyTorch's half does not keep it alive
         self.group = RoundGroup(
             self._torch_store, rank=self.rank, world_size=self.world_size, backend=backend, timeout=timeout
@@ -185,15 +196,18 @@ class _GroupOfRound(MemberOfRound):
 
     def _synchronized(self, model: Any, optimizer: Any, extra: Any) -> Any:
         source = self.newest[0] if self.newest is not None else 0
-        return synchronize(source, rank=self.rank, lags=self.lags, model=model, optimizer=optimizer, extra=extra)
+        self._interrupted.take_back(model, optimizer, announced=self._was_announced)
+        extra = synchronize(source, rank=self.rank, lags=self.lags, model=model, optimizer=optimizer, extra=extra)
+        self._interrupted.follow(model, optimizer)
+        return extra
 
 
 class TorchRound(_GroupOfRound, blocking.Round):
     """One round of `rounds`, for those who block, with its process group."""
 
-    def __init__(self, *of_round: Any, backend: str, timeout: timedelta, **more: Any) -> None:
-        super().__init__(*of_round, **more)
-        self._prepare(self.store, backend=backend, timeout=timeout)
+    def __init__(self, handler: Any, info: Any, loop: RoundLoop[Any], **of_group: Any) -> None:
+        super().__init__(handler, info, loop)
+        self._prepare(self.store, loop, **of_group)
 
     async def _make(self) -> None:
         self.group.make()
@@ -209,6 +223,11 @@ class TorchRound(_GroupOfRound, blocking.Round):
 
     # ------------------------------------------------------------------------------------------ for the body
 
+    def check(self, step: SupportsIndex) -> None:
+        """Begin a step, or leave the round together with all other members; see `rdzv.sync.rounds`."""
+        self._interrupted.remember()
+        super().check(step)
+
     def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:
         """Make a group of some members: `torch.distributed.new_group`, whose groups are aborted with the round, too."""
         return dist.new_group(ranks, **options)
@@ -218,6 +237,18 @@ class TorchRound(_GroupOfRound, blocking.Round):
 
         A member that lags behind takes the other's state once all of it is there: if the other dies meanwhile, it still
         has its own.
+
+        Nothing of an interrupted step remains in what is given here: the gradients of all members are set to None, and
+        buffers are as at the last `check`, unless the optimizer has made its step since. What it cannot know of is the
+        program's to restore:
+
+        * gradients that a CUDA graph or a flat buffer owns: zero that buffer, since an optimizer skips what is None;
+          and large buffers that a CUDA graph changes: bring them in `extra`
+        * a GradScaler, a scheduler: `extra=(step, scaler.state_dict(), ...)`, and `load_state_dict` with what returns
+        * generators of random numbers: `torch.manual_seed(seed + step)` at each step, or `get_rng_state()` in `extra`
+        * counters of accumulated micro-steps: set them to 0 at the beginning of a round
+        * `DistributedDataParallel` and its hooks: make it anew in each round
+        * a step of several optimizers: what one of them has done is done
 
         Args:
             model: A `torch.nn.Module`; its parameters and buffers are written in place, those too that are not in its
@@ -243,13 +274,13 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         blocking_store: The round's store for what blocks, in `in_thread`.
     """
 
-    def __init__(self, handler: Handler, *of_round: Any, backend: str, timeout: timedelta, **more: Any) -> None:
-        super().__init__(handler, *of_round, **more)
+    def __init__(self, handler: Handler, info: Any, loop: RoundLoop[Any], **of_group: Any) -> None:
+        super().__init__(handler, info, loop)
         self.blocking_store: BlockingSharedStore
         self.blocking_store, self._client = handler.share()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"rdzv round {self.number}")
         self._released = False
-        self._prepare(self.blocking_store, backend=backend, timeout=timeout)
+        self._prepare(self.blocking_store, loop, **of_group)
 
     async def _make(self) -> None:
         await self.in_thread(self.group.make)
@@ -276,6 +307,11 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
             self._client.close()
 
     # ------------------------------------------------------------------------------------------ for the body
+
+    async def check(self, step: SupportsIndex) -> None:
+        """Begin a step, or leave the round together with all other members; see `rdzv.rounds`."""
+        self._interrupted.remember()
+        await super().check(step)
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Have a thread do what blocks, a step of training, say, and see it to its end.

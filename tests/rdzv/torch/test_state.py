@@ -13,6 +13,7 @@ import torch  # noqa: E402
 
 from rdzv.errors import RoundChanged  # noqa: E402
 from rdzv.torch import state  # noqa: E402
+from rdzv.torch.interrupted_step import InterruptedStep  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,3 +92,43 @@ def test_a_model_of_which_each_member_has_a_part_is_refused(play: Callable[[Play
     model.weight.device_mesh = "that of fully_shard"
     with pytest.raises(ValueError, match=r"weight is sharded \(a DTensor\).*checkpoint"):
         state.synchronize(0, rank=0, lags=False, model=model, optimizer=None, extra=None)
+
+
+def test_buffers_are_taken_back_only_from_a_step_that_the_optimizer_has_not_made() -> None:
+    model = torch.nn.BatchNorm1d(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    interrupted = InterruptedStep()
+    interrupted.follow(model, optimizer)
+
+    def batch() -> None:
+        model(torch.randn(4, 2)).pow(2).mean().backward()
+
+    batch()
+    interrupted.take_back(model, optimizer, announced=False)
+    assert int(model.num_batches_tracked) == 0
+    assert torch.equal(model.running_var, torch.ones(2))
+    assert model.weight.grad is None
+    batch()
+    optimizer.step()
+    interrupted.take_back(model, optimizer, announced=False)
+    assert int(model.num_batches_tracked) == 1
+
+
+@pytest.mark.parametrize(("steps_of_the_optimizer", "warnings"), [(True, 0), (False, 1)])
+def test_gradients_of_micro_steps_that_an_announced_change_drops_are_warned_of_once(
+    steps_of_the_optimizer: bool, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    interrupted = InterruptedStep()
+    for _ in range(2):
+        interrupted.follow(model, optimizer)
+        for _ in range(2):
+            interrupted.remember()  # `check`
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            if steps_of_the_optimizer:
+                optimizer.step()
+        interrupted.remember()
+        interrupted.take_back(model, optimizer, announced=True)
+    assert len([one for one in caplog.records if "give `check` the optimizer's steps" in one.message]) == warnings

@@ -1,0 +1,125 @@
+"""Shell: what a step that a loss interrupts leaves in a survivor, and how `sync_state` takes it back.
+
+A survivor keeps its model in memory, and a step changes more of it than the parameters. A gradient that was not used
+would be added to that of the next step: `sync_state` drops the gradients of all members. Buffers (the running numbers
+of BatchNorm) have counted a part of a batch: `check` copies those that have changed, and `sync_state` restores the
+copies, unless the optimizer has made its step since. `TorchRound.sync_state` names all else that a step may leave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from typing import Any, Final, NamedTuple
+
+from rdzv.torch.pytorch import copy_all, torch
+
+__all__ = ["InterruptedStep"]
+
+log: Final = logging.getLogger(__name__)
+
+ALWAYS_COPIED: Final = 65_536
+"""In numbers. PyTorch does not count the changes that batch normalization makes to its running mean and variance, so
+what is as small as these is copied at each `check`; a larger buffer (a mask, a table) only if a change was counted."""
+
+
+class _Copy(NamedTuple):
+    """A buffer at the last `check`: a copy of it, the buffer itself, and how often it had been changed in place."""
+
+    kept: torch.Tensor
+    buffer: torch.Tensor
+    version: int | None
+
+    def may_differ(self, buffer: torch.Tensor) -> bool:
+        """Return False if the buffer is known to be as it was."""
+        if buffer is not self.buffer or buffer.numel() <= ALWAYS_COPIED:
+            return True
+        return self.version is None or _version(buffer) != self.version
+
+    def is_like(self, buffer: torch.Tensor) -> bool:
+        """Return True if the copy can be written into the buffer, and the buffer into the copy."""
+        kept = self.kept
+        same = (buffer.shape, buffer.dtype, buffer.device) == (kept.shape, kept.dtype, kept.device)
+        return same and not buffer.is_inference()
+
+
+class InterruptedStep:
+    """What one process remembers of its models at each `check`, from round to round."""
+
+    def __init__(self) -> None:
+        self._models: weakref.WeakKeyDictionary[Any, dict[str, _Copy]] = weakref.WeakKeyDictionary()
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # which report their steps
+        self._steps = 0  # of the optimizers since the last check
+        self._steps_before = 0  # between the last two checks
+        self._has_warned = False
+
+    def remember(self) -> None:
+        """Copy the buffers of all models that `sync_state` was given: a `check` begins."""
+        self._steps_before, self._steps = self._steps, 0
+        for model, copies in self._models.items():
+            into, of, now = list[torch.Tensor](), list[torch.Tensor](), dict[str, _Copy]()
+            for name, buffer in model.named_buffers():
+                copy = copies.get(name)
+                if copy is None or not copy.is_like(buffer):
+                    copy = _Copy(buffer.detach().clone(), buffer, _version(buffer))
+                elif copy.may_differ(buffer):
+                    into.append(copy.kept)
+                    of.append(buffer)
+                    copy = copy._replace(buffer=buffer, version=_version(buffer))
+                now[name] = copy
+            copy_all(into, of)
+            self._models[model] = now
+
+    def take_back(self, model: Any, optimizer: Any, *, announced: bool) -> None:
+        """Drop all gradients, and restore the buffers if no optimizer has made its step since the last check.
+
+        Args:
+            model: A model that `sync_state` was given; None if it was given none.
+            optimizer: Its optimizer; perhaps None.
+            announced: Whether the round before ended at an agreed step. Then a gradient that no optimizer has used is
+                lost because `check` was given smaller steps than the optimizer's.
+        """
+        if self._steps == 0 and model is not None:
+            self._restore(model)
+        parameters = [] if model is None else list(model.parameters())
+        parameters += [one for group in getattr(optimizer, "param_groups", ()) for one in group["params"]]
+        unused = optimizer in self._optimizers and not (self._steps or self._steps_before)
+        if announced and unused and not self._has_warned and any(one.grad is not None for one in parameters):
+            self._has_warned = True
+            log.warning(
+                "a newcomer, a drain or a resize has ended a round between two steps of the optimizer, and the "
+                "gradients collected until then are dropped; give `check` the optimizer's steps, not micro-steps"
+            )
+        for one in parameters:
+            one.grad = None
+
+    def _restore(self, model: Any) -> None:
+        copies = self._models.get(model, {})
+        for name, buffer in list(model.named_buffers()):
+            copy = copies.get(name)
+            if copy is None or not copy.may_differ(buffer):
+                continue
+            if copy.is_like(buffer):
+                copy_all([buffer], [copy.kept])
+            else:
+                owner, _, attribute = name.rpartition(".")
+                setattr(model.get_submodule(owner), attribute, copy.kept.clone())
+
+    def follow(self, model: Any, optimizer: Any) -> None:
+        """Remember the state that `sync_state` has brought, and watch these from now on."""
+        if model is not None:
+            self._models.setdefault(model, {})
+        if optimizer is not None and optimizer not in self._optimizers:
+            with contextlib.suppress(AttributeError):  # it is no `torch.optim.Optimizer`
+                optimizer.register_step_post_hook(self._count)
+                self._optimizers.add(optimizer)
+        self.remember()
+
+    def _count(self, *_: Any) -> None:
+        self._steps += 1
+
+
+def _version(buffer: torch.Tensor) -> int | None:
+    """Return how often a tensor was changed in place; None if PyTorch does not count that."""
+    return None if buffer.is_inference() else buffer._version
