@@ -72,4 +72,5 @@ class Overrides(TypedDict, total=False):
     rank_order: str | Callable[..., Any] | None
     requested_rank: Count
     torch_store: str
+    agent_store: Flag
     health_check: Callable[..., Any] | None

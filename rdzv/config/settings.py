@@ -192,6 +192,9 @@ class Settings:
     """The requested rank, with `rank_order=requested`."""
     torch_store: str = parameter("rdzv", kinds.TORCH_STORE)
     """PyTorch's store: `rdzv`, or `tcp`, a TCPStore at rank 0 ([pytorch.md](pytorch.md))."""
+    agent_store: bool | None = parameter(None, kinds.FLAG, default_text="true under torchrun, else false")
+    """Rank 0's agent serves PyTorch's TCPStore at the port where members meet
+    ([pytorch.md](pytorch.md#agent_store))."""
     health_check: Callable[..., Any] | None = parameter(None, kinds.FUNCTION, sources=_KEYWORD_ONLY)
     """A function that keeps the node out by raising, or by returning a reason."""
 

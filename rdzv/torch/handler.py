@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import logging
 import os
+import re
 import shutil
+import socket
 import sys
 import time
 import weakref
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from rdzv import errors as ours
 from rdzv import sync
@@ -29,14 +32,16 @@ from rdzv.torch.agent.screen import Screen, configure_logging, end_with, told_to
 from rdzv.torch.agent.unnamed_run import NO_NAME, begin_anew
 from rdzv.torch.agent.worker_ends import WorkerEnds
 from rdzv.torch.pytorch import (
+    KEYS_BY_RESTARTS,
     Agent,
     agent_above,
+    dist,
     end_of_agent,
     runs_under_torchrun,
     torch_api,
 )
 from rdzv.torch.store import TorchStore, unconnected_handler
-from rdzv.torch.tcp_store import open_tcp_store
+from rdzv.torch.tcp_store import WorkersStore, open_tcp_store
 from store.net.threads import in_thread
 from store.printable import escaping
 
@@ -50,6 +55,16 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 _CHECKED: Final = {"bootstrap_check": True}
 _BY_NAME: Final = {"rank_order": "survivors_then_name"}
 """What PyTorch's users expect: its own handler sorts by address, so that rank 0 is on the first host of the list."""
+
+SERVED: Final = "rdzv/torch/agent_store"
+"""The key of the round's store by which rank 0's agent says that it serves the workers' store."""
+
+_ANY_PORT: Final = re.compile(r"(tcps?://)?(\[[^\]]*\]|[^][/?#:]*):0+([/?].*)?")
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
+
+_PORT_TAKEN: Final = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
+PORT_FREE_WITHIN: Final = 3.0
+"""In seconds: another process of this machine may still serve the last round's workers at a single `master_port`."""
 
 READ_TIMEOUT: Final = 60.0
 """In seconds; PyTorch's default for `read_timeout`, which its agents' store has as its timeout."""
@@ -74,6 +89,7 @@ class _Choices:
     Attributes:
         url: Where the run is.
         overrides: Everything else that is ours, as keywords of `rdzv.sync.connect`.
+        reserved: Holds the port of a store of this job's own, which no other job shares, until that listens.
         read_timeout: How long the agent's store waits for a key.
         regroup_on_loss: Whether members meet again when one has gone.
     """
@@ -100,7 +116,22 @@ class _Choices:
         self.regroup_on_loss = _truth(params, "regroup_on_loss", default=True)
         config.pop("regroup_on_loss", None)
 
-        endpoint = params.endpoint.strip() or "localhost"  # as PyTorch takes an empty one
+        endpoint = params.endpoint.strip()
+        if not endpoint and params.run_id == NO_NAME and params.max_nodes == 1:
+            endpoint = "localhost:0"  # it shares nothing with another job by intention
+        self.reserved: socket.socket | None = None
+        if (own := _ANY_PORT.fullmatch(endpoint)) is not None:
+            if params.min_nodes > 1:
+                refuse(
+                    f"--rdzv-endpoint={shown(endpoint)} is a store at any free port, for a job of one node; for "
+                    f"{params.min_nodes} nodes give the port at which they find each other, as in head:29400"
+                )
+            scheme, host, rest = own.groups(default="")
+            host = host if host in _LOOPBACK else _LOOPBACK[0]
+            self.reserved = _reserved(host.strip("[]"))
+            endpoint = f"{scheme}{host}:{self.reserved.getsockname()[1]}{rest}"
+            config.setdefault("is_host", True)
+        endpoint = endpoint or "localhost"  # as PyTorch takes an empty one
         parts = split_url(endpoint if "://" in endpoint else f"tcp://{endpoint}")
         if parts.run_id not in ("", params.run_id):
             refuse(
@@ -116,6 +147,14 @@ class _Choices:
             "address": params.local_addr,
             **config,
         }
+
+
+def _reserved(host: str) -> socket.socket:
+    """Return a socket that holds a free port of this machine, at which another socket can listen."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((host, 0))
+    return sock
 
 
 def _seconds(name: str, value: Any) -> timedelta:
@@ -165,12 +204,22 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def __init__(self, params: torch_api.RendezvousParameters) -> None:
         self._backend = params.backend
         self._run_id = params.run_id
-        self._choices = choices = _Choices(params)
-        # Now, not at the first rendezvous, it is said what is wrong with the settings.
-        self._settings = unconnected_handler(choices.url, choices.overrides).settings
+        try:
+            self._choices = choices = _Choices(params)
+            # Now, not at the first rendezvous, it is said what is wrong with the settings.
+            self._settings = unconnected_handler(choices.url, choices.overrides).settings
+        except ours.RendezvousSettingsError as error:
+            if runs_under_torchrun():
+                configure_logging()
+                end_with(error)
+            raise
         self._graceful_exit: Exception | None = None
         self._screen = Screen(self._run_id)
         self._tcp_store: Any = None  # of this round: rank 0's is served as long as this object lives
+        self._workers_store: WorkersStore | None = None  # of this round, if this is the agent of rank 0
+        self._taken: set[int] = set()  # promised ports that were taken when the round came
+        self._logs_lost = False
+        self._logs_of: int | None = None  # the round whose workers PyTorch has started last
         self._store: TorchStore | None = None  # of this round, where that is the agent's
         self._stack = contextlib.ExitStack()
         self._handler: sync.Handler | None = None
@@ -192,14 +241,13 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """False: workers do not use the agent's store, they make their own.
+        """True unless `agent_store=0`: workers use the TCPStore that rank 0's agent serves at MASTER_ADDR:MASTER_PORT.
 
-        With True a worker dials MASTER_ADDR:MASTER_PORT as a client of PyTorch's native TCPStore, which speaks a
-        protocol of its own. Our store does not, so the agent of rank 0 would have to host a native one beside it: one
-        more server, without authentication, and gone with that agent. With False the worker of rank 0 hosts it, on the
-        address and the port that came with the round's commit; both are new in every round, so nobody dials a dead one.
+        It is there before the workers start, outlives rank 0's worker, and is new in every round. False leaves the port
+        to rank 0's worker. With PyTorch 2.4 it is always False: there, workers put their restart count before all keys,
+        and the agents of one round may have different counts.
         """
-        return False
+        return self._settings.agent_store is not False and not KEYS_BY_RESTARTS
 
     def _begin_life(self, handler: sync.Handler) -> None:
         """Hear of what ends this round, and of how workers fail; take their steps from the files that they write."""
@@ -209,8 +257,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         life.start()
         handler.start(life.hear())
         if agent is not None:
-            self._worker_ends = WorkerEnds(handler.start, life.be_first)
-            self._worker_ends.follow(agent.next_workers())
+            self._worker_ends = WorkerEnds(handler.start, lambda how: life.be_first(self._with_remedy(how)))
+            self._worker_ends.follow(agent.next_workers(), agent.raised_by)
         if self._beats is None:
             self._beats = make_own_folder("rdzv-beats-")
             # Not a TemporaryDirectory: it warns when it goes with its handler, and forked children remove it, too.
@@ -258,6 +306,10 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         try:
             info = self._next_whole_round()
         except ours.RendezvousGracefulExitError as error:
+            if self._run_id == NO_NAME and self._settings.max_nodes == 1 and not self._was_member:
+                # That run is another job's, which has this one's name by accident.
+                self._kept_out = True
+                self._refuse(ours.RendezvousClosedError(f"{error}, and has run nothing"))
             log.info("%s", error)
             self._was_member, self._kept_out = False, True  # the run may go on, and is not ours to close
             if runs_under_torchrun():
@@ -268,9 +320,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._kept_out = True
             if self._handler is not None and self._handler.store_gone is not None:
                 self._was_member = False  # there is nothing left to close or to leave
-            if runs_under_torchrun():
-                end_with(self._explained(error))
-            raise self._explained(error) from None
+            self._refuse(error)
         self._was_member, self._kept_out = True, False
         store = self._tcp_store
         if self._store is not None:
@@ -281,32 +331,105 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         address = torch_api.RendezvousStoreInfo(*info.bootstrap_address)
         return torch_api.RendezvousInfo(store, info.rank, info.world_size, address)
 
+    def _refuse(self, error: ours.RendezvousError) -> NoReturn:
+        explained = self._explained(error)
+        if runs_under_torchrun():
+            end_with(explained)
+        raise explained from None
+
     def _next_whole_round(self) -> sync.RendezvousInfo:
         """The next round of which nobody has gone before all have come: agents wait for one another right after it."""
         began = time.monotonic()
         handler, agent = self._connected(), agent_above()
-        self._end_life(agent.problem if agent is not None else "")
+        self._end_life(self._with_remedy(agent.problem) if agent is not None else "")
         while True:
+            self._close_tcp_stores()
             with self._screen.meeting(handler):
                 info = self._next_round(handler)
-                self._tcp_store = None
-                if self._settings.torch_store == "tcp":  # at any port: rank 0's worker is to listen at the round's
-                    self._tcp_store = open_tcp_store(info, self._choices.read_timeout, port=0)
+                if not self._serves_workers(info):
+                    continue
+                if self._settings.torch_store == "tcp":
+                    self._tcp_store = self._agents_tcp_store(info)
                 all_here = handler.all_here(timeout=self._choices.read_timeout.total_seconds())
             if all_here:
                 self._screen.met(handler, again=self._was_member, seconds=time.monotonic() - began)
                 self._begin_life(handler)
+                self._keep_logs(agent, info.round)
                 return info
             log.info("run %s, round %d: a member went before all had come; meeting again", info.run_id, info.round)
+
+    def _serves_workers(self, info: sync.RendezvousInfo) -> bool:
+        """Serve the workers' TCPStore if this is the agent of rank 0; False if its port is taken, and others are left.
+
+        Raises:
+            RendezvousSettingsError: Its port is taken, and no other may be used.
+        """
+        if not self.use_agent_store or info.rank != 0:
+            return True
+        (host, port), ports = info.bootstrap_address, self._settings.master_port
+        is_single = ports is not None and len(set(ports.split("-"))) == 1
+        try:
+            within = PORT_FREE_WITHIN if is_single else 0.0
+            self._workers_store = WorkersStore(host, port, self._choices.read_timeout, within=within)
+        except OSError as error:
+            if is_single or port in self._taken or error.errno != errno.EADDRINUSE:
+                refuse(
+                    f"run {self._run_id}: the workers' store cannot be served at port {port} of this machine, which "
+                    f"was promised to all (master_port={ports or 'any free one'}): {error.strerror}; give another "
+                    f"master_port, or a range, or agent_store=0 if rank 0's worker is to listen there"
+                )
+            self._taken.add(port)
+            log.warning("run %s, round %d: port %d was taken meanwhile; meeting again", self._run_id, info.round, port)
+            return False
+        return True
+
+    def _agents_tcp_store(self, info: sync.RendezvousInfo) -> Any:
+        """Return the TCPStore of the agents: the workers' under a prefix, or else one at another port."""
+        timeout = self._choices.read_timeout
+        if not self.use_agent_store:  # rank 0's worker is to listen at the round's port
+            return open_tcp_store(info, timeout, port=0)
+        if info.rank == 0:
+            info.store.set(SERVED, "1")
+        waiting = info.store.clone()
+        waiting.set_timeout(timeout)
+        waiting.wait([SERVED])
+        host, port = info.bootstrap_address
+        client = dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+        return dist.PrefixStore("rdzv/agents", client)
+
+    def _close_tcp_stores(self) -> None:
+        self._tcp_store = None
+        if self._workers_store is not None:
+            self._workers_store.close()
+        self._workers_store = None
+
+    def _with_remedy(self, how: str) -> str:
+        """How a worker has failed, and what helps if that is because this node serves at its port."""
+        if self.use_agent_store and _PORT_TAKEN.search(how):
+            return f"{how} (at MASTER_PORT rank 0's agent listens; agent_store=0 leaves that port to the workers)"
+        return how
+
+    def _keep_logs(self, agent: Agent | None, round: int) -> None:
+        """Keep the logs of the workers of the round before, which PyTorch deletes unless it counts a restart."""
+        if agent is not None and self._logs_of is not None:
+            try:
+                agent.keep_logs(self._logs_of)
+            except (AttributeError, OSError) as error:
+                if not self._logs_lost:
+                    log.warning("run %s: PyTorch may delete the logs of earlier rounds: %s", self._run_id, error)
+                self._logs_lost = True
+        self._logs_of = round
 
     def _next_round(self, handler: sync.Handler) -> sync.RendezvousInfo:
         """The next round; of a run without a name, once the former job of that name has ended."""
         began = time.monotonic()
         while True:
+            was_open = not handler.is_closed()
             try:
                 return handler.next_rendezvous()
             except ours.RendezvousClosedError:
-                if self._run_id != NO_NAME or self._was_member:
+                # A node that was there before the closing has waited for that job, and its work is done, or has failed.
+                if self._run_id != NO_NAME or self._was_member or was_open:
                     raise
                 left = self._settings.join_timeout - (time.monotonic() - began)
                 if not begin_anew(self._choices.url, self._choices.overrides, wait=left):
@@ -318,12 +441,14 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if self._handler is None:
             configure_logging()
             self._stack.callback(self._screen.stop)
+            if runs_under_torchrun():
+                self._screen.end_quietly(lambda: self._handler)
             connecting = sync.connect(self._choices.url, **self._choices.overrides)
             self._handler = handler = self._stack.enter_context(connecting)
+            if self._choices.reserved is not None:
+                self._choices.reserved.close()  # the store listens there now
             self._screen.begins(self._settings, handler.node_id, hosts=handler.hosts_store)
             atexit.register(self._leave_at_exit)
-            if runs_under_torchrun():
-                self._screen.end_quietly(lambda: handler.hosts_store, handler.leaves_because)
         return self._handler
 
     def _explained(self, error: ours.RendezvousError) -> Exception:
@@ -383,7 +508,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         finally:
             self._over = True
             self._end_life()
-            self._tcp_store = None
+            self._close_tcp_stores()
             atexit.unregister(self._leave_at_exit)
             self._close()
         if self._graceful_exit is not None and end_of_agent().has_no_result:
@@ -399,7 +524,11 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 self._handler.leave()
         elif self._was_member or not self._kept_out:
             handler = self._connected()
-            if not handler.is_closed():
+            if handler.is_closed():
+                return
+            if end.has_failed and self._was_member:
+                handler.give_up(end.why, status=1)  # no spare is to report a success
+            else:
                 handler.set_closed(end.why if self._was_member else "shut down before it began")
 
     def _close(self) -> None:

@@ -13,12 +13,14 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 try:
     import torch
     import torch.distributed as dist
     from torch.distributed.elastic import multiprocessing
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import api as torch_api
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
@@ -28,11 +30,14 @@ except ImportError as _error:
         f"or without a GPU first: pip install torch --index-url https://download.pytorch.org/whl/cpu"
     ) from _error
 
+from rdzv.loop.error_file import raised_in
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import FrameType
 
 __all__ = [
+    "KEYS_BY_RESTARTS",
     "LISTENING_STORE",
     "OLDEST",
     "PRIVATE",
@@ -144,6 +149,27 @@ PRIVATE: Final = (
     Private(module=_AGENT, name="workers", within="WorkerGroup.__init__", used_for="the same"),
     Private(module=_AGENT, name="id", within="Worker.__init__", used_for="the same"),
     Private(
+        module=f"{_ELASTIC}.agent.server.local_elastic_agent",
+        name="_pcontext",
+        within="LocalElasticAgent.__init__",
+        used_for="telling what a worker has raised when it fails; without it, and what follows, that is told later",
+    ),
+    Private(module=_PROCESSES, name="error_files", within="PContext.__init__", used_for="the same"),
+    Private(
+        module=f"{_ELASTIC}.agent.server.local_elastic_agent",
+        name="_logs_specs",
+        within="LocalElasticAgent.__init__",
+        used_for="keeping the logs of earlier rounds; without it, and what follows, PyTorch empties their folder",
+    ),
+    Private(module=_PROCESSES, name="_run_log_dir", within="DefaultLogsSpecs.__init__", used_for="the same"),
+    Private(module=_AGENT, name="_remaining_restarts", within="SimpleElasticAgent.__init__", used_for="the same"),
+    Private(
+        module="torch.distributed.rendezvous",
+        name="_create_c10d_store",
+        used_for="telling whether workers put their restart count before all keys (2.4), which may differ between "
+        "nodes; without it they are taken not to",
+    ),
+    Private(
         module=_PROCESSES,
         name="PContext.close",
         used_for="telling workers that an agent stops from those that fail: a function of this name in this module",
@@ -200,6 +226,9 @@ LAUNCHER: Final = "torch.distributed.run"
 """The module of `torchrun`, which `accelerate launch` calls, too."""
 
 
+_NO_CODE: Final = compile("", "", "exec")
+
+
 class _Never(BaseException):
     """Nobody raises it: it stands for a class that this release does not have."""
 
@@ -221,6 +250,14 @@ set_group_timeout: Final[Any] = (
 
 reconfigure_handle: Final[Any] = getattr(dist, "_get_reconfigure_handle", None)
 """What other members of a group need to reach this one when it is given other members; None before 2.14."""
+
+KEYS_BY_RESTARTS: Final[bool] = (
+    "TORCHELASTIC_RESTART_COUNT"
+    in getattr(
+        getattr(sys.modules.get("torch.distributed.rendezvous"), "_create_c10d_store", None), "__code__", _NO_CODE
+    ).co_consts
+)
+"""Whether workers that use the agent's store put their restart count before all keys, as in 2.4."""
 
 LISTENING_STORE: Final[dict[str, Any]] = {} if RELEASE >= (2, 5) else {"use_libuv": False}
 """What else a TCPStore is to be given together with a socket that listens: 2.4 takes one in its older server only."""
@@ -304,10 +341,12 @@ class Agent:
     Attributes:
         problem: What has befallen one of them, for which it meets the others again; empty if nothing has.
         group: PyTorch's object for all of them.
+        itself: PyTorch's object for the agent.
     """
 
     problem: str
     group: Any = None
+    itself: Any = None
 
     @property
     def is_done(self) -> bool:
@@ -324,6 +363,26 @@ class Agent:
 
         return pids
 
+    def raised_by(self, local_rank: int) -> str:
+        """What a worker has written to its error file."""
+        with contextlib.suppress(AttributeError, KeyError):
+            return raised_in(self.itself._pcontext.error_files[local_rank])
+        return ""
+
+    def keep_logs(self, round: int) -> None:
+        """Rename the folder of a round's logs if PyTorch is about to empty it, since it counts no restart.
+
+        Raises:
+            OSError: It could not be renamed.
+            AttributeError: This release keeps its logs in another way.
+        """
+        specs = self.itself._logs_specs
+        if isinstance(specs, DefaultLogsSpecs) and specs._run_log_dir is not None:
+            count = self.group.spec.max_restarts - self.itself._remaining_restarts
+            folder = Path(specs._run_log_dir, f"attempt_{count}")
+            if folder.exists():
+                folder.rename(f"{folder}.round_{round}")
+
     def _pids(self) -> dict[int, int | None]:
         with contextlib.suppress(AttributeError):
             return {worker.local_rank: worker.id for worker in self.group.workers}
@@ -339,7 +398,8 @@ def agent_above() -> Agent | None:
             with contextlib.suppress(AttributeError, KeyError, ValueError):  # as before its first workers have ended
                 failures = frame.f_locals["run_result"].failures.values()
                 problem = in_words(min(failures, key=lambda failure: failure.timestamp))
-            return Agent(problem, getattr(frame.f_locals.get("self"), "_worker_group", None))
+            agent = frame.f_locals.get("self")
+            return Agent(problem, getattr(agent, "_worker_group", None), agent)
         frame = frame.f_back
     return None
 
@@ -355,7 +415,12 @@ def stops_workers(thread: int) -> bool:
 
 
 def signal_of(error: BaseException | None) -> str | None:
-    """The name of the signal that has ended an agent, if this is why; SIGTERM, where PyTorch does not say which."""
+    """The name of the signal that has ended an agent, if this is why; SIGTERM, where PyTorch does not say which.
+
+    PyTorch handles signals from its first workers on; before that, Ctrl-C is Python's.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return signal.SIGINT.name
     if not isinstance(error, SignalException):
         return None
     return signal.Signals(getattr(error, "sigval", signal.SIGTERM)).name
@@ -368,11 +433,13 @@ class AgentEnd:
     Attributes:
         signal: The name of the signal that ends it; None if none does.
         why: In words, for the others.
+        has_failed: It ends by an error.
         has_no_result: It has stumbled over a result that is not there, as after the good end of a spare.
     """
 
     signal: str | None
     why: str
+    has_failed: bool
     has_no_result: bool
 
 
@@ -386,19 +453,19 @@ def end_of_agent() -> AgentEnd:
         first = getattr(error, "get_first_failure", None)
         how = str(error).strip().splitlines()[0] if first is None else in_words(first()[1])
         why = f"an agent has failed: {how}"
-    return AgentEnd(signal_of(error), why, isinstance(error, AttributeError))
+    has_failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
+    return AgentEnd(signal_of(error), why, has_failed, isinstance(error, AttributeError))
 
 
 def in_words(failure: Any) -> str:
     """What has befallen a worker, of PyTorch's `ProcessFailure`."""
-    return how_ended(failure.local_rank, failure.exitcode)
+    return how_ended(failure.local_rank, failure.exitcode, raised_in(failure.error_file))
 
 
-def how_ended(local_rank: int, status: int) -> str:
-    """How a worker has ended, by its exit status, which is negative for a signal."""
-    if status < 0:
-        return f"worker {local_rank} was killed by signal {-status}"
-    return f"worker {local_rank} ended with status {status}"
+def how_ended(local_rank: int, status: int, raised: str) -> str:
+    """How a worker has ended, by its exit status, which is negative for a signal, and by what it has raised."""
+    how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+    return f"worker {local_rank} {how}{f': {raised}' * bool(raised)}"
 
 
 def underlying_store(store: Any) -> Any:

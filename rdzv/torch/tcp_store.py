@@ -1,13 +1,13 @@
-"""Shell: a real TCPStore for a round, which its rank 0 hosts: what `torch_store=tcp` stands for.
+"""Shell: real TCPStores of a round, which its rank 0 hosts: for PyTorch alone, and for `torch_store=tcp`.
 
-The members have met over our store, and go on using it to hear of losses and closing. The TCPStore is for PyTorch
-alone: for code that asks for its class or its host, for queues through `PrefixStore`, and for the speed of C++. What is
-lost with it: it asks nobody for a token, encrypts nothing, and lets a node that was dropped from the round write to it
-as before. It ends with the process of rank 0.
+The members have met over our store, and go on using it to hear of losses and closing. A TCPStore is for code that asks
+for its class or its host, for queues through `PrefixStore`, and for the speed of C++. It asks no client for a token,
+encrypts nothing, and lets a node that was dropped from the round write to it as before. It ends with the process that
+hosts it.
 
-It listens at the round's bootstrap address, or at any port of that host. The bootstrap port was held by rank 0's node
-until the round came; should somebody have taken it in the moment since, another one is used. Which one it is, the
-members are told through the round's own store. They connect once it listens, so that nobody's first attempt is refused.
+`WorkersStore` listens at the round's bootstrap port and at no other: workers dial that port, and at another one two
+jobs of one machine would share a store. `open_tcp_store` may listen at any port of that host, which the members are
+told through the round's own store. They connect once it listens, so that no first attempt is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import os
 import socket
+import time
+import weakref
 from typing import TYPE_CHECKING, Final
 
 from rdzv import errors as ours
@@ -26,13 +29,66 @@ if TYPE_CHECKING:
 
     from rdzv.sync import RendezvousInfo
 
-__all__ = ["open_tcp_store"]
+__all__ = ["WorkersStore", "open_tcp_store"]
 
 PORT: Final = "rdzv/torch/tcp_store/port"
 """The key of the round's store under which rank 0 tells its port."""
 
 BACKLOG: Final = 4096
 """How many connections may wait to be accepted: as many as Linux allows by default, since all ranks come at once."""
+
+
+TRY_AGAIN_AFTER: Final = 0.05  # seconds, while the process of the last round's rank 0 lets go of the port
+
+
+class WorkersStore:
+    """The TCPStore that the workers of a round share, in the process of their rank 0's launcher.
+
+    Args:
+        host: The round's bootstrap address.
+        port: The round's bootstrap port.
+        timeout: The store's own.
+        within: In seconds, how long to wait for the port.
+
+    Raises:
+        OSError: The port is taken, or may not be used.
+    """
+
+    def __init__(self, host: str, port: int, timeout: timedelta, *, within: float = 0.0) -> None:
+        deadline, listening = time.monotonic() + within, None
+        while listening is None:
+            try:
+                listening = _listen(host, port)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
+                    raise
+                time.sleep(TRY_AGAIN_AFTER)
+        self._file = listening.fileno()
+        self._store: dist.TCPStore | None = _hosted(host, listening, timeout)
+        _served.add(self)
+
+    def close(self) -> None:
+        """End it: the port is free again."""
+        _served.discard(self)
+        self._store = None
+
+    def close_in_child(self) -> None:
+        """Close the listening socket that a forked worker has inherited, and would keep the port with."""
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, self._file, inheritable=False)
+        os.close(null)
+
+
+_served: Final = weakref.WeakSet[WorkersStore]()
+
+
+def _close_in_child() -> None:
+    for store in list(_served):
+        store.close_in_child()
+    _served.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def open_tcp_store(info: RendezvousInfo, timeout: timedelta, *, port: int) -> dist.TCPStore:
@@ -49,18 +105,8 @@ def open_tcp_store(info: RendezvousInfo, timeout: timedelta, *, port: int) -> di
     """
     host, _ = info.bootstrap_address
     if info.rank == 0:
-        listening = _listener(host, port)
-        port = listening.getsockname()[1]
-        store = dist.TCPStore(
-            host,
-            port,
-            is_master=True,
-            timeout=timeout,
-            wait_for_workers=False,
-            master_listen_fd=listening.detach(),  # which it closes at its end
-            **LISTENING_STORE,
-        )
-        info.store.set(PORT, str(port))
+        store = _hosted(host, _listener(host, port), timeout)
+        info.store.set(PORT, str(store.port))
         return store
     waiting = info.store.clone()
     waiting.set_timeout(timeout)
@@ -72,6 +118,19 @@ def open_tcp_store(info: RendezvousInfo, timeout: timedelta, *, port: int) -> di
             f"{timeout.total_seconds():g} s"
         ) from error
     return dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+
+
+def _hosted(host: str, listening: socket.socket, timeout: timedelta) -> dist.TCPStore:
+    """Return a TCPStore that serves at a listening socket, which it closes at its end."""
+    return dist.TCPStore(
+        host,
+        listening.getsockname()[1],
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+        **LISTENING_STORE,
+    )
 
 
 def _listener(host: str, port: int) -> socket.socket:

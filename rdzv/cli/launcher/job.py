@@ -10,7 +10,6 @@ one.
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -34,7 +33,6 @@ __all__ = [
     "Then",
     "arguments",
     "environment_of",
-    "error_in",
     "place_of",
 ]
 
@@ -43,7 +41,6 @@ NPROC: Final = "nproc"  # the attribute
 # Environment variables with the files that a job writes at each checkpoint, and PyTorch's `@record` at an exception.
 CHECKPOINT_FILE: Final = "RDZV_CHECKPOINT_FILE"
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
-ERROR_CHARACTERS_MAX: Final = 200
 COUNTED: Final = ("auto", "cpu", "gpu")  # values of `--nproc` beside a number, as torchrun's
 SIGNALLED: Final = 128  # plus the signal that ended a process
 DRAINS_ON: Final = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
@@ -229,17 +226,6 @@ def place_of(rank: int, participants: Sequence[Participant], nproc: int) -> Plac
     counts = [_count_of(participant) for participant in participants]
     assert counts[rank] == nproc, "a node reads of itself what it has written"
     return Place(first_rank=sum(counts[:rank]), world_size=sum(counts))
-
-
-def error_in(written: str) -> str:
-    """Return the first line of an exception that PyTorch's `@record` has written, else ""."""
-    try:
-        message = json.loads(written)["message"]
-        text = message["message"] if isinstance(message, dict) else message
-    except (ValueError, KeyError, TypeError):
-        return ""
-    lines = text.strip().splitlines() if isinstance(text, str) else []
-    return lines[0][:ERROR_CHARACTERS_MAX] if lines else ""
 
 
 def _count_of(participant: Participant) -> int:

@@ -13,7 +13,6 @@ at once.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -23,13 +22,14 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.cli.launcher.job import SIGNALLED, OnChange, environment_of, error_in, place_of
+from rdzv.cli.launcher.job import SIGNALLED, OnChange, environment_of, place_of
 from rdzv.cli.launcher.processes import Process
 from rdzv.core.round_life import Ending, EndKind, Outcome
 from rdzv.core.state import Change, Draining, NodesWaiting, to_leave
 from rdzv.core.stopping import Resized
 from rdzv.errors import GiveUp, RoundSupersededError
 from rdzv.loop.beat_folder import BEAT_DIR, forget_beats, look_at_beats, start_to_follow
+from rdzv.loop.error_file import raised_in
 from rdzv.loop.life import Life
 from store.printable import printable
 
@@ -277,10 +277,8 @@ class JobRound:
             process.ask_to_end(signal.SIGTERM)
 
     def _raised_by(self, failed: Process) -> str:
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            raised = error_in(self._error_file(self._processes.index(failed)).read_text(encoding="utf-8"))
-            return f": {raised}" if raised else ""
-        return ""
+        raised = raised_in(self._error_file(self._processes.index(failed)))
+        return f": {raised}" if raised else ""
 
     def _has_achieved(self) -> bool:
         if self._checkpoint() != self._checkpoint_before:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from rdzv.core.round_life import EndKind
 from rdzv.display.standard_error import StandardErrorHandler
 from rdzv.errors import RendezvousError
+from rdzv.torch.agent.unnamed_run import NO_NAME
 from rdzv.torch.pytorch import signal_of
 from store.printable import escaping, without_durations
 
@@ -90,6 +91,7 @@ class Screen:
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._cost: threading.Timer | None = None
+        self._has_warned = False
 
     def begins(self, settings: Settings, node_id: str, *, hosts: bool) -> None:
         """Say where the others are to be met, and as whom."""
@@ -101,23 +103,25 @@ class Screen:
             ", and serves the store" * hosts,
         )
 
-    def end_quietly(self, hosts: Callable[[], bool], leaves_because: Callable[[str], object]) -> None:
+    def end_quietly(self, handler: Callable[[], sync.Handler | None]) -> None:
         """Let an agent that a signal ends say that in one line, instead of PyTorch's traceback.
 
         Args:
-            hosts: Whether the store ends with this process.
-            leaves_because: Is told why it ends, for the others.
+            handler: Gives the agent's handler; None while it is not connected.
         """
         before = sys.excepthook
 
         def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            name = signal_of(error)
+            name, connected = signal_of(error), handler()
             if name is None or log.isEnabledFor(logging.DEBUG):
                 before(kind, error, trace)
                 return
-            what_then = "the store ends with it, and so the run" if hosts() else "the run goes on without it"
-            with contextlib.suppress(RendezvousError):  # PyTorch 2.4 has shut its handler down by now, which said why
-                leaves_because(told_to_end(name))
+            what_then = "the run goes on without it"
+            if connected is not None:
+                with contextlib.suppress(RendezvousError):  # it is closed by now, and has said why
+                    if connected.hosts_store:
+                        what_then = "the store ends with it, and so the run"
+                    connected.leaves_because(told_to_end(name))
             log.warning("run %s: this agent ends, since %s; %s", self._run_id, told_to_end(name), what_then)
 
         sys.excepthook = say
@@ -182,7 +186,15 @@ class Screen:
         said, at = "", 0.0
         while not done.wait(WAITS_SILENTLY):
             try:
-                reason = handler.status().reason
+                status = handler.status()
+                reason = status.reason
+                if self._run_id == NO_NAME and handler.node_id in status.spares and not self._has_warned:
+                    self._has_warned = True
+                    log.warning(
+                        "run %s: this agent is a spare of a job without a name, which may be another one than its own; "
+                        "give each job a name: --rdzv-id=NAME",
+                        self._run_id,
+                    )
             except RendezvousError as error:
                 reason = str(error)
             kind = without_durations(reason)  # seconds that run down are no news

@@ -50,15 +50,16 @@ class WorkerEnds:
         self._on_failure = on_failure
         self._waiting: Call[None] | None = None
 
-    def follow(self, workers: Callable[[], Mapping[int, int]]) -> None:
+    def follow(self, workers: Callable[[], Mapping[int, int]], raised_by: Callable[[int], str]) -> None:
         """Wait for the ends of these, and of no others any more; called by the agent's thread.
 
         Args:
             workers: Gives their process ids, by local rank, once all have been started; before that, none.
+            raised_by: Gives what the worker of a local rank has raised.
         """
         self.forget()
         if hasattr(os, "pidfd_open"):
-            self._waiting = self._start(self._wait(workers, threading.get_ident()))
+            self._waiting = self._start(self._wait(workers, raised_by, threading.get_ident()))
 
     def forget(self) -> None:
         """Wait for none any more: the agent is about to stop them, or they are of a round that is over."""
@@ -66,7 +67,9 @@ class WorkerEnds:
         if waiting is not None:
             waiting.cancel()
 
-    async def _wait(self, workers: Callable[[], Mapping[int, int]], agent: int) -> None:
+    async def _wait(
+        self, workers: Callable[[], Mapping[int, int]], raised_by: Callable[[int], str], agent: int
+    ) -> None:
         while not (pids := workers()):  # noqa: ASYNC110  nothing announces it
             await anyio.sleep(LOOKS_EVERY)
         ended: asyncio.Queue[int] = asyncio.Queue()
@@ -86,7 +89,7 @@ class WorkerEnds:
                 file = await ended.get()
                 status = _status_of(file)
                 if status and not stops_workers(agent):
-                    await self._on_failure(how_ended(files[file], status))
+                    await self._on_failure(how_ended(files[file], status, raised_by(files[file])))
                     return
         finally:
             for file in files:

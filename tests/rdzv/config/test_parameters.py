@@ -58,6 +58,7 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("bootstrap_check", "maybe", "true, false, yes, no, on, off"),
     ("torch_store", "TCP", "one of rdzv, tcp"),
     ("host", "thread", "one of inside, process"),
+    ("agent_store", "maybe", "true, false, yes, no, on, off"),
     ("early_last_call", "maybe", "true, false, yes, no, on, off"),
     ("expected", "a,,b", 'each of 1 to 255 printable characters without "/"'),
     ("expected", ["a/b"], "a list or separated by commas"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import signal
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -26,6 +28,8 @@ from torch.distributed.elastic.multiprocessing import SignalException  # noqa: E
 from torch.distributed.elastic.rendezvous import api  # noqa: E402
 
 from rdzv.torch import TorchRendezvousHandler  # noqa: E402
+from rdzv.torch.pytorch import KEYS_BY_RESTARTS  # noqa: E402
+from rdzv.torch.tcp_store import WorkersStore  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,6 +38,8 @@ if TYPE_CHECKING:
     from rdzv.node.node import Node
 
 SHORT = timedelta(milliseconds=60)
+
+HAS_AGENT_STORE = not KEYS_BY_RESTARTS
 
 
 TORCHRUNS_ORDER = "rank_order=survivors_then_name"
@@ -99,11 +105,80 @@ def test_agents_get_what_they_need_to_start_workers(agents: Agents, run_id: str)
     assert infos[1].store.get("key") == b"value"
     assert infos[0].store.timeout == timedelta(seconds=60)
     for handler in two:
-        assert (handler.get_backend(), handler.get_run_id(), handler.use_agent_store) == ("rdzv", run_id, False)
+        assert (handler.get_backend(), handler.get_run_id()) == ("rdzv", run_id)
         assert not handler.is_closed()
         assert handler.num_nodes_waiting() == 0
-    # rank 0's worker listens there
-    dist.TCPStore(first.master_addr, first.master_port, is_master=True, wait_for_workers=False)
+    assert {handler.use_agent_store for handler in two} == {HAS_AGENT_STORE}
+    workers(first, is_master=not HAS_AGENT_STORE)
+
+
+def workers(address: Any, *, is_master: bool = False) -> dist.TCPStore:
+    """What workers get by env://."""
+    host, port = address.master_addr, address.master_port
+    return dist.TCPStore(host, port, is_master=is_master, timeout=timedelta(seconds=5), wait_for_workers=False)
+
+
+@pytest.mark.skipif(not HAS_AGENT_STORE, reason="workers of this release do not find each other in an agent's store")
+def test_rank_zeros_agent_serves_the_workers_store_of_each_round_at_the_promised_port(agents: Agents) -> None:
+    two = agents.add((2, 2)), agents.add((2, 2))
+    last: Any = None
+    for _ in range(2):
+        address = agents.meet(*two)[0].bootstrap_store_info
+        store = workers(address)
+        store.set("key", "1")
+        assert workers(address).get("key") == b"1"
+        if last is not None:  # the last round's is gone, with its port
+            socket.create_server((last.master_addr, last.master_port)).close()
+        last = address
+
+
+@pytest.mark.skipif(not HAS_AGENT_STORE, reason="workers of this release do not find each other in an agent's store")
+@pytest.mark.parametrize("ports", ["single", "range"])
+def test_a_promised_port_that_is_taken_is_never_exchanged_for_another_one_in_silence(
+    url: str, run_id: str, ports: str
+) -> None:
+    """Two jobs with one `master_port` would share a store: the second is refused, or meets again at the next port."""
+    first = free_port()
+    among = str(first) if ports == "single" else f"{first}-{first + 20}"
+    jobs = [Agents(url, f"{run_id}-{job}") for job in "ab"]
+    try:
+        (one,) = jobs[0].meet(jobs[0].add((1, 1), master_port=among))
+        assert one.bootstrap_store_info.master_port == first
+        workers(one.bootstrap_store_info).set("key", "a")
+        second = jobs[1].add((1, 1), master_port=among, bootstrap_check="0")
+        if ports == "single":
+            with pytest.raises(api.RendezvousError, match=f"at port {first} of this machine.*agent_store=0"):
+                jobs[1].meet(second)
+        else:
+            (other,) = jobs[1].meet(second)
+            assert other.bootstrap_store_info.master_port != first
+            assert not workers(other.bootstrap_store_info).check(["key"])
+    finally:
+        for job in jobs:
+            job.end()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize(("host", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)])
+def test_a_forked_worker_does_not_keep_the_port_of_a_workers_store(host: str, family: socket.AddressFamily) -> None:
+    port = free_port()
+    store = WorkersStore(host, port, SHORT)
+    dist.TCPStore(host, port, is_master=False, wait_for_workers=False).set("key", "1")
+    with pytest.raises(OSError, match="in use"):
+        WorkersStore(host, port, SHORT, within=0.1)
+    begun, begins = os.pipe()
+    forked = os.fork()
+    if not forked:
+        os.write(begins, b"1")
+        time.sleep(60)
+        os._exit(0)
+    os.read(begun, 1)
+    store.close()
+    socket.create_server((host, port), family=family).close()
+    os.kill(forked, signal.SIGKILL)
+    os.waitpid(forked, 0)
+    for end in (begun, begins):
+        os.close(end)
 
 
 def test_every_round_has_an_address_of_its_own(agents: Agents) -> None:
@@ -319,7 +394,7 @@ def test_ranks_come_in_the_natural_order_of_names_survivors_first(agents: Agents
 
 
 def test_with_torch_store_tcp_rank_zero_hosts_a_tcp_store_for_the_round(agents: Agents) -> None:
-    two = [agents.add((2, 2), torch_store="tcp") for _ in range(2)]
+    two = [agents.add((2, 2), torch_store="tcp", agent_store="0") for _ in range(2)]
     for _ in range(2):
         infos = agents.meet(*two)
         stores: list[Any] = [info.store for info in infos]
@@ -331,6 +406,18 @@ def test_with_torch_store_tcp_rank_zero_hosts_a_tcp_store_for_the_round(agents: 
         assert len(for_workers) == 1
         assert address not in for_workers
         dist.TCPStore(*for_workers.pop(), is_master=True, wait_for_workers=False)  # rank 0's worker listens there
+
+
+@pytest.mark.skipif(not HAS_AGENT_STORE, reason="workers of this release do not find each other in an agent's store")
+def test_with_torch_store_tcp_agents_and_workers_share_one_server_and_no_keys(agents: Agents) -> None:
+    two = [agents.add((2, 2), torch_store="tcp") for _ in range(2)]
+    for _ in range(2):
+        infos = agents.meet(*two)
+        infos[0].store.set("key", "1")
+        assert infos[1].store.get("key") == b"1"
+        store = workers(infos[0].bootstrap_store_info)
+        assert not store.check(["key"])
+        assert store.check(["rdzv/agents/key"])
 
 
 def test_too_few_nodes_time_out_and_the_error_says_how_many(agents: Agents) -> None:

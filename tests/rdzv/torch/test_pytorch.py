@@ -156,9 +156,11 @@ def test_how_an_agent_ends_is_known_while_it_shuts_its_handler_down(monkeypatch:
         except BaseException:  # noqa: BLE001  as PyTorch does on its way out
             return it.end_of_agent()
 
-    assert it.end_of_agent() == it.AgentEnd(None, "an agent has ended", has_no_result=False)
+    assert it.end_of_agent() == it.AgentEnd(None, "an agent has ended", has_failed=False, has_no_result=False)
     assert end_by(failure).why == "an agent has failed: worker 3 was killed by signal 9"
     assert end_by(it.SignalException("told", signal.SIGHUP)).signal == "SIGHUP"
+    assert end_by(KeyboardInterrupt()).signal == "SIGINT"
+    assert [end_by(error).has_failed for error in (failure, SystemExit(1), SystemExit(0))] == [True, True, False]
     assert end_by(AttributeError("'NoneType' object has no attribute 'is_failed'")).has_no_result
     monkeypatch.delattr(ChildFailedError, "get_first_failure")
     assert end_by(failure).why.startswith("an agent has failed: ")

@@ -11,7 +11,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -171,7 +171,8 @@ def test_an_agent_that_a_signal_ends_says_so_in_one_line(
     others: list[str] = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, *_: others.append(kind.__name__))
     said: list[str] = []
-    Screen("job").end_quietly(lambda: False, said.append)
+    handler: Any = SimpleNamespace(hosts_store=False, leaves_because=said.append)
+    Screen("job").end_quietly(lambda: handler)
     for error in (SignalException("got signal: 15", sigval=signal.SIGTERM), ValueError("mine")):
         sys.excepthook(type(error), error, None)
     assert (others, said) == (["ValueError"], ["it was told to end by SIGTERM"])
@@ -191,7 +192,7 @@ def test_an_agent_whose_handler_was_shut_down_before_says_so_as_well(
     caplog.set_level(logging.INFO, logger="rdzv.torch")
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     with rdzv.sync.connect(f"{url}/job?min_nodes=1") as handler:
-        Screen("job").end_quietly(lambda: False, handler.leaves_because)
+        Screen("job").end_quietly(lambda: handler)
     sys.excepthook(SignalException, SignalException("got signal: 15", sigval=signal.SIGTERM), None)
     assert "this agent ends, since it was told to end by SIGTERM" in caplog.text
 

@@ -16,7 +16,7 @@ import pytest
 
 import rdzv
 import store
-from rdzv.cli.launcher.job import Job, Place, environment_of, error_in, place_of
+from rdzv.cli.launcher.job import Job, Place, environment_of, place_of
 from rdzv.cli.launcher.job_round import SUCCEEDED
 from rdzv.cli.launcher.launch import _meet
 from rdzv.cli.launcher.processes import LINE_BYTES_MAX, label_lines
@@ -26,6 +26,7 @@ from rdzv.config.parameters import KEEP_ALIVE, Source
 from rdzv.config.settings import PARAMETERS
 from rdzv.core.round import Participant
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
+from rdzv.loop.error_file import raised_in
 from rdzv.node.handler import Handler
 from tests.support.launched import FAIL, SUCCEED, TWO, TWO_OR_THREE, node, places, started, tell
 from tests.support.processes import free_port, start_python
@@ -454,8 +455,11 @@ async def test_what_a_process_has_raised_is_told_with_its_end(server: str) -> No
         ('{"message": 7}', ""),
     ],
 )
-def test_a_report_of_an_error_is_read_or_passed_over(written: str, raised: str) -> None:
-    assert error_in(written) == raised
+def test_a_report_of_an_error_is_read_or_passed_over(tmp_path: Path, written: str, raised: str) -> None:
+    file = tmp_path / "error.json"
+    assert raised_in(file) == ""
+    file.write_text(written, encoding="utf-8")
+    assert raised_in(file) == raised
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
@@ -45,12 +46,13 @@ class Told:
         self.loop = NodeThread()
         self.ends = WorkerEnds(self.loop.start, self._hear)
         self.heard: list[str] = []
+        self.raised: defaultdict[int, str] = defaultdict(str)  # by local rank, what is in its error file
 
     async def _hear(self, how: str) -> None:
         self.heard.append(how)
 
     def follow(self, workers: dict[int, int]) -> Call[None]:
-        self.ends.follow(lambda: workers)
+        self.ends.follow(lambda: workers, self.raised.__getitem__)
         assert self.ends._waiting is not None
         return self.ends._waiting
 
@@ -74,12 +76,13 @@ def test_how_the_first_one_fails_is_told_and_its_status_is_left_to_the_agent(
         assert (sleeper.wait(WITHIN), good.wait(WITHIN)) == (-signal.SIGKILL, 0)
 
 
-def test_an_exit_status_is_told_too(sleeper: subprocess.Popen[bytes], told: Told) -> None:
+def test_an_exit_status_and_an_exception_are_told_too(sleeper: subprocess.Popen[bytes], told: Told) -> None:
+    told.raised[3] = "ValueError: no batch 7"
     waiting = told.follow({3: sleeper.pid})
     assert sleeper.stdin is not None
     sleeper.stdin.close()
     waiting.wait(WITHIN)
-    assert told.heard == ["worker 3 ended with status 7"]
+    assert told.heard == ["worker 3 ended with status 7: ValueError: no batch 7"]
 
 
 def test_what_the_agent_does_to_its_workers_is_not_told(sleeper: subprocess.Popen[bytes], told: Told) -> None:
