@@ -414,7 +414,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if agent is not None and self._logs_of is not None:
             try:
                 agent.keep_logs(self._logs_of)
-            except (AttributeError, OSError) as error:
+            except OSError as error:
                 if not self._logs_lost:
                     log.warning("run %s: PyTorch may delete the logs of earlier rounds: %s", self._run_id, error)
                 self._logs_lost = True

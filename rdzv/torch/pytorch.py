@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import signal
 import sys
 import threading
@@ -365,21 +366,22 @@ class Agent:
 
     def raised_by(self, local_rank: int) -> str:
         """What a worker has written to its error file."""
-        with contextlib.suppress(AttributeError, KeyError):
-            return raised_in(self.itself._pcontext.error_files[local_rank])
-        return ""
+        files = getattr(getattr(self.itself, "_pcontext", None), "error_files", {})
+        return raised_in(files[local_rank]) if local_rank in files else ""
 
     def keep_logs(self, round: int) -> None:
         """Rename the folder of a round's logs if PyTorch is about to empty it, since it counts no restart.
 
         Raises:
-            OSError: It could not be renamed.
-            AttributeError: This release keeps its logs in another way.
+            OSError: It could not be renamed, or this release keeps its logs in another way.
         """
-        specs = self.itself._logs_specs
-        if isinstance(specs, DefaultLogsSpecs) and specs._run_log_dir is not None:
-            count = self.group.spec.max_restarts - self.itself._remaining_restarts
-            folder = Path(specs._run_log_dir, f"attempt_{count}")
+        specs = getattr(self.itself, "_logs_specs", None)
+        remaining = getattr(self.itself, "_remaining_restarts", None)
+        if isinstance(specs, DefaultLogsSpecs) and remaining is not None:
+            if not hasattr(specs, "_run_log_dir"):
+                raise OSError("this release of PyTorch does not say where they are")
+            run = getattr(specs, "_run_log_dir", None)  # none before the first workers, and none in /dev/null
+            folder = Path(run or os.devnull, f"attempt_{self.group.spec.max_restarts - remaining}")
             if folder.exists():
                 folder.rename(f"{folder}.round_{round}")
 

@@ -1,4 +1,4 @@
-"""A program for `test_rounds`: two members train, one of them is killed or drained, and another one comes.
+"""A program for `test_r25_equal_after_a_loss`: two members train, and one is killed or drained, and replaced.
 
 python -m tests.rdzv.torch.interrupted_program URL WAY TWIN
 
@@ -32,6 +32,9 @@ BATCHES = 2
 
 class Count(torch.nn.Module):  # type: ignore[misc]  # PyTorch is read without its types
     """Counts batches in two buffers that are made anew at each, of which one grows."""
+
+    batches: torch.Tensor
+    growing: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import operator
 import os
 import signal
 import time
@@ -89,25 +88,6 @@ async def test_who_is_cancelled_does_not_wait_for_a_key_that_nobody_writes(url: 
             with anyio.move_on_after(0.1):
                 await round.in_thread(round.blocking_store.get, "a key")
             assert time.monotonic() - began < 10
-
-
-async def trained(run: str, way: str, twin: str) -> list[dict[str, Any]]:
-    async with start_python("-m", "tests.rdzv.torch.interrupted_program", run, way, twin) as program:
-        assert await program.wait(timeout=90) == 0
-        told = [json.loads(line) for line in program.stdout if line.startswith("{")]
-    assert len(told) == 2
-    return sorted(told, key=operator.itemgetter("name"))
-
-
-@pytest.mark.parametrize("twin", TWINS)
-@pytest.mark.parametrize("way", ["killed", "drained"])
-async def test_nothing_of_an_interrupted_step_remains(url: str, run_id: str, way: str, twin: str) -> None:
-    """Neither a gradient nor what buffers have counted: as if nobody had gone."""
-    at = f"{url}/{run_id}-%s?min_nodes=2&max_nodes=2&is_host=false&rank_order=name"
-    calm, disturbed = await trained(at % "calm", "calm", twin), await trained(at % way, way, twin)
-    assert [one["counted"] for one in calm] == [one["counted"] for one in disturbed] == [[20, 20]] * 2
-    assert [one["weights"] for one in calm] == [one["weights"] for one in disturbed]
-    assert calm[0]["buffers"] == disturbed[0]["buffers"], "those of rank 0, which DDP gives to all"
 
 
 GIVES_UP = """
