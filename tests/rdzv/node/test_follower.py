@@ -228,19 +228,3 @@ async def test_what_ends_the_following_is_kept_and_wakes_who_listens_or_waits_fo
     await task
     assert follower.synced.is_set()
     assert isinstance(follower.error, ConnectionLost)
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-async def test_what_the_closing_met_is_the_progress_before_it(at_once: bool) -> None:
-    """Members that are done leave, and in the same read there is room for a spare: it ended with an error."""
-    store = ScriptedStore()
-    spares, room = PROGRESS.replace(spares=1), PROGRESS.replace(spares=0)
-    follower, task = await following(store, [put(KEYS.progress, spares.pack(), 9), SYNCED])
-    said = [put(KEYS.closed, CLOSED.pack(), 21), put(KEYS.progress, room.pack(), 22)]
-    if not at_once:  # a closing of one's own, and then the watch
-        follower.take_closing(CLOSED)
-        store.say([said[1]], [said[0]])
-    store.say([RESET, *said, SYNCED] if at_once else said)
-    await asyncio.sleep(0.1)
-    assert (follower.head.progress, follower.head.open_progress) == (room, spares)
-    await ended(task)
