@@ -177,6 +177,9 @@ class BlockingWatch(ABC):
 class BlockingStore(BlockingCalls):
     """The blocking twin of `Store`; safe to use from several threads."""
 
+    operations_max: int = Store.operations_max
+    writes_max: int = Store.writes_max
+
     @abstractmethod
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> BlockingWatch:
         """Watch all keys that start with `prefix`, as `Store.watch` does."""

@@ -62,6 +62,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds, drawn each time: all other nodes wait for the host
 LOOK_AGAIN_AFTER: Final = 2.0  # seconds, while other clients use a store whose own node is done ...
 ENDING_TTL: Final = 10.0  # ... and after each check newcomers are rejected for this long: a check may be late
+SAID_AGAIN_AFTER: Final = 60.0  # seconds, to the operator of a process that stays for others
 CLOSING_WITHIN: Final = 0.3  # seconds for a server to see that a connection on its own machine has closed
 CALL_TIMEOUT: Final = 30.0  # seconds for one request; a wait for nodes is not a request
 MEETS_WITHIN: Final = 2.0  # seconds for a store on this machine to say if it is shutting down
@@ -109,7 +110,7 @@ class HostedStore:
 
     async def _let_others_go(self, open_client: OpenClient) -> None:
         """Wait for nodes of the host's own run for a limited time, and for newcomers as long as they stay."""
-        since, said_of, until = 0, "", None
+        since, said_of, said_at, until = 0, "", 0.0, None
         while True:
             try:
                 async with open_client() as client:
@@ -122,8 +123,8 @@ class HostedStore:
             since, now = since or revision, anyio.current_time()
             if newcomers:
                 until = None
-                if newcomers != said_of:
-                    said_of = newcomers
+                if newcomers != said_of or now - said_at >= SAID_AGAIN_AFTER:
+                    said_of, said_at = newcomers, now
                     log.warning(
                         "the node that hosts the store at %s is done, but %s came to it meanwhile: its process stays "
                         "until they have gone; if it is ended before, they are dropped",

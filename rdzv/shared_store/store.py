@@ -319,6 +319,11 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
         with self._waiting(request):
             return self._client.call(request, timeout=left)
 
+    @property
+    def keys_max(self) -> int:
+        """How many keys one request takes beside the fence."""
+        return min(self._client.operations_max, self._client.writes_max) - len(self._fence)
+
     def reopened(self) -> BlockingSharedStore:
         """Return the same store on a client of its own, for use in a forked child."""
         copied = self.clone()

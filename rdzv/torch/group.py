@@ -20,7 +20,7 @@ import threading
 from datetime import timedelta
 from typing import Any, Final
 
-from rdzv.errors import RendezvousSettingsError
+from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 from rdzv.torch.gloo_sockets import GlooSockets
 from rdzv.torch.pytorch import (
     abort_process_group,
@@ -32,7 +32,7 @@ from rdzv.torch.pytorch import (
 )
 from rdzv.torch.store import TorchStore
 
-__all__ = ["RoundGroup"]
+__all__ = ["RoundGroup", "refuse_existing_group"]
 
 CONNECT_WITHIN: Final = 1.0  # seconds in which a gloo group of a few stands, at the first attempt
 CONNECT_WITHIN_PER_RANK: Final = 0.05
@@ -82,7 +82,9 @@ class RoundGroup:
         Raises:
             RuntimeError: A member is not there, or went meanwhile (PyTorch's own error).
             RendezvousSettingsError: A variable is not set that nccl needs.
+            RendezvousStateError: This process has a default group already.
         """
+        refuse_existing_group()
         for name, value, otherwise in NEEDED_BY_NCCL if self._uses_nccl else ():
             if value not in (os.environ.get(f"TORCH_NCCL_{name}"), os.environ.get(f"NCCL_{name}")):
                 raise RendezvousSettingsError(
@@ -179,6 +181,19 @@ class RoundGroup:
         # line would come with the ranks of all rounds before it, and after a thousand rounds the hook would fail.
         if self._excepthooks is not None and sys.excepthook is self._excepthooks[1]:
             sys.excepthook = self._excepthooks[0]
+
+
+def refuse_existing_group() -> None:
+    """Raise if this process has a default group: a second one would mix its collectives with that one's.
+
+    Raises:
+        RendezvousStateError: It has.
+    """
+    if dist.is_initialized():
+        raise RendezvousStateError(
+            "this process has a process group already, of another loop of rdzv.torch.rounds or of init_process_group, "
+            "and PyTorch has one for each process: leave that loop, or call torch.distributed.destroy_process_group()"
+        )
 
 
 def _abort_all() -> None:

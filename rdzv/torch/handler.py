@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import logging
 import os
 import re
@@ -29,6 +28,7 @@ from rdzv.loop.beat_folder import BEAT_DIR, forget_beats, start_to_follow
 from rdzv.loop.life import Life
 from rdzv.loop.own_folder import make_own_folder
 from rdzv.torch.agent.screen import Screen, configure_logging, end_with, told_to_end
+from rdzv.torch.agent.signals import EndSignals
 from rdzv.torch.agent.unnamed_run import NO_NAME, begin_anew
 from rdzv.torch.agent.worker_ends import WorkerEnds
 from rdzv.torch.pytorch import (
@@ -41,7 +41,7 @@ from rdzv.torch.pytorch import (
     torch_api,
 )
 from rdzv.torch.store import TorchStore, unconnected_handler
-from rdzv.torch.tcp_store import WorkersStore, open_tcp_store
+from rdzv.torch.tcp_store import WorkersStore, open_tcp_store, serve_workers
 from store.net.threads import in_thread
 from store.printable import escaping
 
@@ -63,9 +63,6 @@ _ANY_PORT: Final = re.compile(r"(tcps?://)?(\[[^\]]*\]|[^][/?#:]*):0+([/?].*)?")
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
 _PORT_TAKEN: Final = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
-PORT_FREE_WITHIN: Final = 3.0
-"""In seconds: another process of this machine may still serve the last round's workers at a single `master_port`."""
-
 READ_TIMEOUT: Final = 60.0
 """In seconds; PyTorch's default for `read_timeout`, which its agents' store has as its timeout."""
 
@@ -215,6 +212,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             raise
         self._graceful_exit: Exception | None = None
         self._screen = Screen(self._run_id)
+        self._signals = EndSignals(self._hosts, partial(self._screen.ends, serves_for=None))
         self._tcp_store: Any = None  # of this round: rank 0's is served as long as this object lives
         self._workers_store: WorkersStore | None = None  # of this round, if this is the agent of rank 0
         self._taken: set[int] = set()  # promised ports that were taken when the round came
@@ -359,29 +357,11 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             log.info("run %s, round %d: a member went before all had come; meeting again", info.run_id, info.round)
 
     def _serves_workers(self, info: sync.RendezvousInfo) -> bool:
-        """Serve the workers' TCPStore if this is the agent of rank 0; False if its port is taken, and others are left.
-
-        Raises:
-            RendezvousSettingsError: Its port is taken, and no other may be used.
-        """
+        """Serve the workers' TCPStore at rank 0; False if its port is taken, and another one can be promised."""
         if not self.use_agent_store or info.rank != 0:
             return True
-        (host, port), ports = info.bootstrap_address, self._settings.master_port
-        is_single = ports is not None and len(set(ports.split("-"))) == 1
-        try:
-            within = PORT_FREE_WITHIN if is_single else 0.0
-            self._workers_store = WorkersStore(host, port, self._choices.read_timeout, within=within)
-        except OSError as error:
-            if is_single or port in self._taken or error.errno != errno.EADDRINUSE:
-                refuse(
-                    f"run {self._run_id}: the workers' store cannot be served at port {port} of this machine, which "
-                    f"was promised to all (master_port={ports or 'any free one'}): {error.strerror}; give another "
-                    f"master_port, or a range, or agent_store=0 if rank 0's worker is to listen there"
-                )
-            self._taken.add(port)
-            log.warning("run %s, round %d: port %d was taken meanwhile; meeting again", self._run_id, info.round, port)
-            return False
-        return True
+        self._workers_store = serve_workers(info, self._settings.master_port, self._taken)
+        return self._workers_store is not None
 
     def _agents_tcp_store(self, info: sync.RendezvousInfo) -> Any:
         """Return the TCPStore of the agents: the workers' under a prefix, or else one at another port."""
@@ -442,7 +422,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             configure_logging()
             self._stack.callback(self._screen.stop)
             if runs_under_torchrun():
-                self._screen.end_quietly(lambda: self._handler)
+                self._signals.handle()
+                self._screen.end_quietly(self._end_by_signal)
             connecting = sync.connect(self._choices.url, **self._choices.overrides)
             self._handler = handler = self._stack.enter_context(connecting)
             if self._choices.reserved is not None:
@@ -536,6 +517,20 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._stack.close()
         except ours.RendezvousError as error:
             log.warning("run %s: the node did not leave properly: %s", self._run_id, error)
+
+    def _hosts(self) -> bool:
+        return self._handler is not None and self._handler.hosts_store
+
+    def _end_by_signal(self, name: str) -> None:
+        """Leave, and serve the store until the others have gone; not in an exit handler, which can start no thread."""
+        self._signals.leave(name)
+        self._screen.ends(name, serves_for=self._settings.close_timeout if self._hosts() else None)
+        if self._handler is not None and not self._over:
+            with contextlib.suppress(ours.RendezvousError):  # it is cut off
+                self._handler.leaves_because(told_to_end(name))
+            self._leave_at_exit()
+            atexit.unregister(self._leave_at_exit)
+            self._close()
 
     def _leave_at_exit(self) -> None:
         """Leave, but close nothing, and wait for nobody: the process was told to end."""

@@ -41,12 +41,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 
 import rdzv.sync
+from rdzv.config.config_errors import refuse, shown
 from rdzv.core.round_life import Phase
 from rdzv.errors import RendezvousStateError
 from rdzv.loop import blocking
 from rdzv.loop import rounds as awaited
 from rdzv.loop.member import MemberOfRound, Options
-from rdzv.torch.group import RoundGroup
+from rdzv.torch.group import RoundGroup, refuse_existing_group
 from rdzv.torch.interrupted_step import InterruptedStep
 from rdzv.torch.pytorch import dist, same_device
 from rdzv.torch.state import synchronize
@@ -97,7 +98,18 @@ def rounds(
         GiveUp: The body has raised it.
         RunGivenUpError: A body of another member has, or there was no progress.
         RendezvousError: The next round was not reached, and a retry would not help.
+        RendezvousSettingsError: The backend or the timeout is none.
+        RendezvousStateError: This process has a process group already, of another loop perhaps.
     """
+    given: object = timeout
+    if not isinstance(given, timedelta) or given <= timedelta():
+        refuse(
+            f"timeout={shown(timeout)} must be a timedelta above 0: it limits a collective, as in "
+            f"timeout=timedelta(seconds=30); how long to wait for nodes is join_timeout=30"
+        )
+    unknown = [one for one in backend.split(",") if not dist.is_backend_available(one.rpartition(":")[2])]
+    if unknown:
+        refuse(f"backend={shown(backend)} is none that this PyTorch has; give for example gloo, nccl or cpu:gloo")
     options = Options(on_waiting=on_waiting, progress=progress, no_progress=no_progress)
     return TorchRounds(url, overrides, backend=backend, timeout=timeout, options=options)
 
@@ -122,6 +134,7 @@ class TorchRounds:
         if self._awaited is not None:
             raise RendezvousStateError("these rounds are awaited by `async for`; a second loop needs another call")
         if self._blocking is None:
+            refuse_existing_group()
             self._blocking = self._each()
         return next(self._blocking)
 
@@ -138,6 +151,7 @@ class TorchRounds:
     def __aiter__(self) -> AsyncGenerator[AsyncTorchRound, None]:
         if self._blocking is not None or self._awaited is not None:
             raise RendezvousStateError("these rounds are in a loop already; a second loop needs another call")
+        refuse_existing_group()
         handler = awaited.handler_of(self._url, self._overrides)
         make = functools.partial(AsyncTorchRound, **self._group)
         self._awaited = awaited.rounds_made_by(make, handler, self._options)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import pickle
 import threading
+import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Final, NoReturn, ParamSpec, TypeVar, cast
@@ -22,7 +24,7 @@ from rdzv.torch.pytorch import QueueEmptyError, dist, teach_prefix_store
 from store import StoreError, StoreUsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from rdzv.config.settings import Settings
     from store import BlockingStore
@@ -249,7 +251,6 @@ class TorchStore(dist.Store):
 
     add = _passed_on(BlockingSharedStore.add)
     append = _passed_on(BlockingSharedStore.append)
-    wait = _passed_on(BlockingSharedStore.wait)
     compare_set = _passed_on(BlockingSharedStore.compare_set)
     delete_key = deleteKey = _passed_on(BlockingSharedStore.delete_key)  # noqa: N815  as C++ calls it
     num_keys = getNumKeys = _passed_on(BlockingSharedStore.num_keys)  # noqa: N815  as C++ calls it
@@ -269,17 +270,38 @@ class TorchStore(dist.Store):
         """Wait for a key, and read it."""
         return self._overheard(self._shared_here().get(key))
 
+    def _in_parts(self, keys: Iterable[str], within: float) -> Iterator[tuple[BlockingSharedStore, list[str], float]]:
+        """Yield as many keys as one request takes, with the seconds left of the time for all of them."""
+        shared, keys, deadline = self._shared_here(), list(keys), time.monotonic() + within
+        for first in range(0, max(len(keys), 1), shared.keys_max):
+            if first:
+                within = max(deadline - time.monotonic(), 0.001)
+                shared = shared.clone()
+                shared.set_timeout(timedelta(seconds=within))
+            yield shared, keys[first : first + shared.keys_max], within
+
+    @_with_torch_errors
+    def wait(self, keys: Iterable[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys exist."""
+        for shared, some, left in self._in_parts(keys, (timeout or self.timeout).total_seconds()):
+            shared.wait(some, left)
+
     @_with_torch_errors
     def multi_get(self, keys: Iterable[str]) -> list[bytes]:
-        """Wait for all keys, and read them as they are at one moment."""
-        return [self._overheard(value) for value in self._shared_here().multi_get(keys)]
+        """Wait for all keys, and read them; as they are at one moment, if one request takes so many."""
+        parts = self._in_parts(keys, self.timeout.total_seconds())
+        return [self._overheard(value) for shared, some, _ in parts for value in shared.multi_get(some)]
 
     @_with_torch_errors
     def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> None:
-        """Write several values at once."""
-        values = [self._overheard(value) for value in values]
+        """Write several values; at once, if one request takes so many."""
+        keys, values = list(keys), [self._overheard(value) for value in values]
         try:
-            self._shared_here().multi_set(keys, values)
+            if len(keys) != len(values):
+                self._shared_here().multi_set(keys, values)  # which says so
+            rest = iter(values)
+            for shared, some, _ in self._in_parts(keys, self.timeout.total_seconds()):
+                shared.multi_set(some, list(itertools.islice(rest, len(some))))
         except ValueError as error:
             raise dist.DistStoreError(str(error)) from error  # as TCPStore calls lists of different lengths
 

@@ -15,21 +15,24 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import logging
 import os
 import socket
 import time
 import weakref
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from rdzv import errors as ours
 from rdzv.torch.pytorch import LISTENING_STORE, dist
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
+    from rdzv.membership import RendezvousInfo as AwaitedInfo
     from rdzv.sync import RendezvousInfo
 
-__all__ = ["WorkersStore", "open_tcp_store"]
+__all__ = ["WorkersStore", "open_tcp_store", "serve_workers"]
+
+log: Final = logging.getLogger(__name__)
 
 PORT: Final = "rdzv/torch/tcp_store/port"
 """The key of the round's store under which rank 0 tells its port."""
@@ -38,6 +41,8 @@ BACKLOG: Final = 4096
 """How many connections may wait to be accepted: as many as Linux allows by default, since all ranks come at once."""
 
 
+FREE_WITHIN: Final = 3.0  # seconds: the process of the last round's rank 0 may have a single `master_port` until then
+TIMEOUT: Final = timedelta(seconds=60)  # PyTorch's default for the store of an agent
 TRY_AGAIN_AFTER: Final = 0.05  # seconds, while the process of the last round's rank 0 lets go of the port
 
 
@@ -77,6 +82,36 @@ class WorkersStore:
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, self._file, inheritable=False)
         os.close(null)
+
+
+def serve_workers(info: RendezvousInfo | AwaitedInfo, ports: str | None, taken: set[int]) -> WorkersStore | None:
+    """Serve the workers' store of a round at its bootstrap port; call this at rank 0.
+
+    Args:
+        info: The round.
+        ports: `master_port`.
+        taken: The bootstrap ports of this run that were taken; such a port is noted here.
+
+    Returns:
+        The store; None if the port is taken, and another one can be promised: leave the round, and meet again.
+
+    Raises:
+        RendezvousSettingsError: The port is taken, and no other may be used.
+    """
+    (host, port), where = info.bootstrap_address, f"run {info.run_id}, round {info.round}"
+    is_single = ports is not None and len(set(ports.split("-"))) == 1
+    try:
+        return WorkersStore(host, port, TIMEOUT, within=FREE_WITHIN if is_single else 0.0)
+    except OSError as error:
+        if is_single or port in taken or error.errno != errno.EADDRINUSE:
+            raise ours.RendezvousSettingsError(
+                f"{where}: the workers' store cannot be served at port {port} of this machine, which was promised to "
+                f"all (master_port={ports or 'any free one'}): {error.strerror}; give another master_port, or a range, "
+                f"or agent_store=0 if rank 0's worker is to listen there"
+            ) from None
+        taken.add(port)
+        log.warning("%s: port %d, which was promised to all, was taken meanwhile; meeting again", where, port)
+        return None
 
 
 _served: Final = weakref.WeakSet[WorkersStore]()

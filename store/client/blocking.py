@@ -23,6 +23,7 @@ from store.errors import (
     WatchCompacted,
 )
 from store.interface import DEFAULT_TIMEOUT
+from store.limits import Limits
 from store.messages import Event, Grant, KeepAlive, Pong, Request, Response, Revoke, Transact, waits
 from store.net.racing import Addresses
 from store.net.sockets import raised_by_handler
@@ -59,6 +60,9 @@ class Client(interface.BlockingStore):
         timeout: Seconds for the first connection, and for each call without its own `timeout`.
         rng: For the jitter of reconnecting.
     """
+
+    operations_max: int = Limits.operations_max
+    writes_max: int = Limits.writes_max
 
     def __init__(
         self,

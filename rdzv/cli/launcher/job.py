@@ -132,6 +132,9 @@ class Job:
         (),
     )
     standby: int = _option("--standby N", whole_number(0), "with --preload: processes that are forked ahead", 0)
+    agent_store: bool = _flag(
+        "--agent-store", "rank 0's launcher serves PyTorch's TCPStore at MASTER_PORT, as under torchrun", default=False
+    )
     # The consequences of a process's end.
     max_restarts: int = _option("--max-restarts N", whole_number(0), "of the run, after failures", 0)  # as PyTorch's
     give_up_status: int = _option(
@@ -259,14 +262,14 @@ def environment_of(
         "GROUP_WORLD_SIZE": str(info.world_size),
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
-        # torchrun sets these, too, for scripts and libraries. There is no agent store: under env:// rank 0 makes one.
+        # torchrun sets these, too, for scripts and libraries.
         "ROLE_NAME": "default",
         "ROLE_RANK": str(place.first_rank + local_rank),
         "ROLE_WORLD_SIZE": str(place.world_size),
         "TORCHELASTIC_RUN_ID": info.run_id,
         "TORCHELASTIC_RESTART_COUNT": str(restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_USE_AGENT_STORE": str(job.agent_store),  # without it, env:// has rank 0 make one
         ERROR_FILE: error_file,
         "RDZV_RUN_ID": info.run_id,
         "RDZV_ROUND": str(info.round),

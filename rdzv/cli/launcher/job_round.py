@@ -13,14 +13,16 @@ at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
 import signal
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+import anyio.to_thread
 
 from rdzv.cli.launcher.job import SIGNALLED, OnChange, environment_of, place_of
 from rdzv.cli.launcher.processes import Process
@@ -34,7 +36,7 @@ from rdzv.loop.life import Life
 from store.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from rdzv import Handler
@@ -66,6 +68,7 @@ class Workplace:
     stacks: WorkerStacks | None
     files: int
     preloaded: PreloadServer | None = None
+    serve_workers: Callable[[RendezvousInfo], contextlib.closing[Any] | None] | None = None
 
 
 Wished = NodesWaiting | Draining | Resized  # announced changes, which may wait for a checkpoint
@@ -127,6 +130,17 @@ class JobRound:
             *info.bootstrap_address,
         )
         forget_beats(self._workplace.beats)
+        serve = self._workplace.serve_workers
+        with contextlib.ExitStack() as serving:
+            if serve is not None and info.rank == 0:
+                store = await anyio.to_thread.run_sync(serve, info)
+                if store is None:
+                    self.life.end(Ending(kind=EndKind.DROPPED, reason="the port that was promised is taken"))
+                    return Outcome.MEET_AGAIN
+                serving.enter_context(store)
+            return await self._run_at(place)
+
+    async def _run_at(self, place: Place) -> Outcome | signal.Signals:
         await self._start(place)
         start_to_follow(self._handler, self._workplace.beats)
         async with self._handler.changes() as changes, anyio.create_task_group() as listening:

@@ -27,8 +27,9 @@ import os
 import resource
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -139,6 +140,9 @@ class _Launcher:
                 f"the attribute {NPROC}:{chosen.attributes[NPROC]} contradicts --nproc {mine}, which is told the other "
                 f"nodes by that name; rename the attribute"
             )
+        if self._job.agent_store or chosen.agent_store:
+            self._workplace.job = self._job = replace(self._job, agent_store=True)
+            self._workplace.serve_workers = _server_of_workers(chosen.master_port)
         attributes = {**chosen.attributes, NPROC: mine}
         check = chosen.bootstrap_check is not False
         return handler_of(self._job.url, {"attributes": attributes, "bootstrap_check": check})
@@ -371,3 +375,22 @@ async def _say_what_it_has_cost(handler: Handler) -> None:
         _, history, cost = await handler.account()
         if history.chapters:
             say_error(f"rdzv run: {printable(str(cost))}")
+
+
+def _server_of_workers(ports: str | None) -> Callable[[RendezvousInfo], contextlib.closing[Any] | None]:
+    """Return what serves PyTorch's store to the workers of a round: None if its port is taken.
+
+    Raises:
+        RendezvousSettingsError: There is no PyTorch.
+    """
+    try:
+        from rdzv.torch.tcp_store import serve_workers
+    except ImportError as error:
+        raise RendezvousSettingsError(f"agent_store is set, and {error}") from None
+    taken: set[int] = set()
+
+    def serve(info: RendezvousInfo) -> contextlib.closing[Any] | None:
+        store = serve_workers(info, ports, taken)
+        return None if store is None else contextlib.closing(store)
+
+    return serve

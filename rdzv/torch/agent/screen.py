@@ -103,28 +103,32 @@ class Screen:
             ", and serves the store" * hosts,
         )
 
-    def end_quietly(self, handler: Callable[[], sync.Handler | None]) -> None:
-        """Let an agent that a signal ends say that in one line, instead of PyTorch's traceback.
+    def end_quietly(self, end: Callable[[str], None]) -> None:
+        """Let an agent that a signal ends do that without PyTorch's traceback.
 
         Args:
-            handler: Gives the agent's handler; None while it is not connected.
+            end: Is told the name of the signal.
         """
         before = sys.excepthook
 
         def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            name, connected = signal_of(error), handler()
+            name = signal_of(error)
             if name is None or log.isEnabledFor(logging.DEBUG):
                 before(kind, error, trace)
-                return
-            what_then = "the run goes on without it"
-            if connected is not None:
-                with contextlib.suppress(RendezvousError):  # it is closed by now, and has said why
-                    if connected.hosts_store:
-                        what_then = "the store ends with it, and so the run"
-                    connected.leaves_because(told_to_end(name))
-            log.warning("run %s: this agent ends, since %s; %s", self._run_id, told_to_end(name), what_then)
+            if name is not None:
+                end(name)
 
         sys.excepthook = say
+
+    def ends(self, name: str, *, serves_for: float | None) -> None:
+        """Say that a signal ends this agent, and for how long it serves the store to others of its run, if it does."""
+        what_then = "the run goes on without it"
+        if serves_for is not None:
+            what_then = (
+                f"the store ends with it, once the others have gone; those of this run have {serves_for:g} s for that; "
+                f"again after a second: at once"
+            )
+        log.warning("run %s: this agent ends, since %s; %s", self._run_id, told_to_end(name), what_then)
 
     def stop(self) -> None:
         """Say no more of what the run has cost."""

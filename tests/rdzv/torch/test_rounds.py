@@ -127,3 +127,57 @@ async def test_a_verdict_in_a_group_of_tasks_ends_the_run(url: str, run_id: str,
         with pytest.raises(rdzv.RendezvousClosedError) as closed:
             await late.next_rendezvous()
     assert (closed.value.given_up, closed.value.status) == (True, 93)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"timeout": 30}, r"timeout=30 .*timedelta\(seconds=30\).*join_timeout=30"),
+        ({"timeout": timedelta(0)}, "above 0"),
+        ({"backend": "glue"}, "backend='glue' is none that this PyTorch has"),
+        ({"backend": "cpu:gloo,cuda:glue"}, "none that this PyTorch has"),
+    ],
+)
+def test_what_no_group_can_be_made_of_is_an_error_before_the_node_joins(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(rdzv.RendezvousSettingsError, match=said):
+        rdzv.torch.rounds("tcp://127.0.0.1:1/job?min_nodes=1", **wrong)
+
+
+TWO_LOOPS = """
+import asyncio, sys
+import torch.distributed as dist
+import rdzv, rdzv.torch
+
+at = f"{sys.argv[1]}-%s?min_nodes=1&max_nodes=1&is_host=false"
+
+async def second():
+    async for round in rdzv.torch.rounds(at % "second"):
+        print("mixed")
+
+def refused():
+    for begin in (lambda: next(rdzv.torch.rounds(at % "second")), lambda: asyncio.run(second())):
+        try:
+            begin()
+        except rdzv.RendezvousStateError as error:
+            assert "has a process group already" in str(error)
+        else:
+            raise AssertionError("two loops have a group")
+
+for round in rdzv.torch.rounds(at % "first"):
+    with round:
+        refused()
+        break
+for round in rdzv.torch.rounds(at % "after-break"):
+    with round:
+        pass
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+refused()
+print("all is well", flush=True)
+"""
+
+
+async def test_a_second_loop_is_refused_while_the_first_has_a_group(url: str, run_id: str) -> None:
+    async with start_python("-c", TWO_LOOPS, f"{url}/{run_id}") as child:
+        await child.says("all is well")
+        assert await child.wait() == 0
+        assert "mixed" not in child.output

@@ -11,7 +11,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -166,37 +166,37 @@ def test_an_error_ends_the_process_in_one_line(caplog: pytest.LogCaptureFixture)
     assert (record.getMessage(), record.exc_info) == ("this is wrong; do that", None)
 
 
-def test_an_agent_that_a_signal_ends_says_so_in_one_line(
+def test_an_agent_that_a_signal_ends_shows_no_traceback(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="rdzv.torch")
     others: list[str] = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, *_: others.append(kind.__name__))
-    said: list[str] = []
-    handler: Any = SimpleNamespace(hosts_store=False, leaves_because=said.append)
-    Screen("job").end_quietly(lambda: handler)
-    for error in (SignalException("got signal: 15", sigval=signal.SIGTERM), ValueError("mine")):
+    told: list[str] = []
+    Screen("job").end_quietly(told.append)
+    for error in (SignalException("got signal: 15", sigval=signal.SIGTERM), ValueError("mine"), KeyboardInterrupt()):
         sys.excepthook(type(error), error, None)
-    assert (others, said) == (["ValueError"], ["it was told to end by SIGTERM"])
-    (record,) = caplog.records
-    assert record.getMessage() == (
-        "run job: this agent ends, since it was told to end by SIGTERM; the run goes on without it"
-    )
+    assert (others, told) == (["ValueError"], ["SIGTERM", "SIGINT"])
     caplog.set_level(logging.DEBUG, logger="rdzv.torch")
     sys.excepthook(SignalException, SignalException("got signal: 15", sigval=signal.SIGTERM), None)
     assert others == ["ValueError", "SignalException"]
 
 
-def test_an_agent_whose_handler_was_shut_down_before_says_so_as_well(
-    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("serves_for", "what_then"),
+    [
+        (None, "the run goes on without it"),
+        (30.0, "the store ends with it, once the others have gone; those of this run have 30 s for that; again after"),
+    ],
+)
+def test_an_agent_that_a_signal_ends_says_so_in_one_line(
+    serves_for: float | None, what_then: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As that of PyTorch 2.4 is when a signal comes: the hook failed, and two tracebacks were on the screen."""
     caplog.set_level(logging.INFO, logger="rdzv.torch")
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    with rdzv.sync.connect(f"{url}/job?min_nodes=1") as handler:
-        Screen("job").end_quietly(lambda: handler)
-    sys.excepthook(SignalException, SignalException("got signal: 15", sigval=signal.SIGTERM), None)
-    assert "this agent ends, since it was told to end by SIGTERM" in caplog.text
+    Screen("job").ends("SIGTERM", serves_for=serves_for)
+    (record,) = caplog.records
+    said = f"run job: this agent ends, since it was told to end by SIGTERM; {what_then}"
+    assert record.getMessage().startswith(said)
 
 
 def test_it_is_told_where_the_others_are_to_be_met(url: str, caplog: pytest.LogCaptureFixture) -> None:

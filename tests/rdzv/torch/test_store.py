@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import pickle
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rdzv
+import rdzv.sync
 import store.sync
 from tests.support.processes import free_port, require
 
@@ -300,3 +302,21 @@ def test_of_a_rounds_store_that_is_over_nothing_is_kept_but_the_word(url: str, r
         for use in (lambda: prefixed.set("a", "2"), lambda: ours.get("a"), lambda: ours.wait(["a"])):
             with pytest.raises(dist.DistStoreError, match="round 0 of run job is over"):
                 use()
+
+
+def test_more_keys_than_one_request_takes_are_asked_for_in_parts_with_one_time_limit(url: str, run_id: str) -> None:
+    """torchrun reads and waits for a key of each agent, and the server takes 2,048 writes at once."""
+    keys, values = [f"key{number}" for number in range(5000)], [str(number) for number in range(5000)]
+    with rdzv.sync.connect(f"{url}/{run_id}?min_nodes=1") as handler:
+        for store in (TorchStore(f"{url}/{run_id}"), TorchStore(handler.next_rendezvous().store)):
+            store.multi_set(keys, values)
+            store.wait(keys)
+            assert store.multi_get(keys) == [value.encode() for value in values]
+            store.set_timeout(timedelta(seconds=0.5))
+            began = time.monotonic()
+            for ask in (store.wait, store.multi_get):
+                with pytest.raises(dist.DistStoreError, match="keys: /missing"):
+                    ask([*keys, "missing"])
+            assert time.monotonic() - began < 10
+            store.wait([])
+            assert store.multi_get([]) == []

@@ -1,0 +1,84 @@
+"""Shell: the signals that tell an agent to end: before it has workers, and while it leaves.
+
+PyTorch handles them from its first workers on. Before that, SIGTERM would end the process without a word, and with it
+the store that it may serve to others; and Ctrl-C would have PyTorch close the run for all. So these raise PyTorch's
+`SignalException` here, too: then the node only leaves.
+
+An agent that serves no store has a second and a half for that. One that does waits until the others have gone, as
+`rdzv run` does. A signal that comes a second or more after the first ends it at once; an earlier one is the same wish.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from rdzv.display.standard_error import flush_errors
+from rdzv.torch.pytorch import SignalException
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["EndSignals"]
+
+ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+UNHANDLED: Final = (signal.SIG_DFL, signal.default_int_handler)
+AGAIN_AFTER: Final = 1.0  # seconds from which on a signal is another wish
+LEAVES_WITHIN: Final = 1.5  # seconds, also while no store answers
+
+
+class EndSignals:
+    """What one agent does when it is told to end; in the main thread.
+
+    Args:
+        hosts: Tells whether the process serves a store.
+        give_up: Called before the process ends since it could not leave in time.
+    """
+
+    def __init__(self, hosts: Callable[[], bool], give_up: Callable[[str], None]) -> None:
+        self._hosts = hosts
+        self._give_up = give_up
+        self._since: float | None = None
+
+    def handle(self) -> None:
+        """Handle the signals that end a process without a word, until PyTorch handles them."""
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDING:
+                if signal.getsignal(number) in UNHANDLED:
+                    signal.signal(number, self._heed)
+
+    def leave(self, name: str) -> None:
+        """Handle signals while the agent leaves, which it has a limited time for unless it serves a store.
+
+        Args:
+            name: The signal that it was told to end by.
+        """
+        self._begin(signal.Signals[name])
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDING:
+                signal.signal(number, self._heed)
+
+    def _heed(self, number: int, _: Any) -> None:
+        told = signal.Signals(number)
+        if self._since is None:
+            self._begin(told)
+            raise SignalException(f"Process {os.getpid()} got signal: {number}", sigval=told)
+        if time.monotonic() - self._since >= AGAIN_AFTER:
+            flush_errors()
+            os._exit(128 + number)
+
+    def _begin(self, told: signal.Signals) -> None:
+        if self._since is None:
+            self._since = time.monotonic()
+            limit = threading.Timer(LEAVES_WITHIN, self._end, (told,))
+            limit.daemon = True
+            limit.start()
+
+    def _end(self, told: signal.Signals) -> None:
+        if not self._hosts():
+            self._give_up(told.name)
+            flush_errors()
+            os._exit(128 + told)

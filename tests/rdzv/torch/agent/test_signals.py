@@ -1,0 +1,115 @@
+"""Agents of torchrun that are told to end: while they wait, while no store answers, and while they serve others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.processes import Child, free_port, require, start, start_python
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+require("torch")
+
+from rdzv.torch.agent.signals import AGAIN_AFTER  # noqa: E402
+
+SLEEPER = """
+import os, time
+
+agent = os.getppid()
+print("begun", flush=True)
+while os.getppid() == agent:  # workers lead sessions of their own, and survive an agent that is killed
+    time.sleep(0.05)
+"""
+
+pytestmark = pytest.mark.timeout(240)
+
+
+class Agents:
+    """Agents at one endpoint."""
+
+    def __init__(self, folder: Path, port: int, stack: contextlib.AsyncExitStack) -> None:
+        self._script = folder / "train.py"
+        self._script.write_text(SLEEPER, encoding="utf-8")
+        self._at = f"--rdzv-endpoint=127.0.0.1:{port}"
+        self._stack = stack
+
+    async def start(self, run: str, *options: str) -> Child:
+        named = ("--rdzv-backend=rdzv", self._at, f"--rdzv-id={run}", *options)
+        command = (sys.executable, "-m", "rdzv.torchrun", *named, str(self._script))
+        return await self._stack.enter_async_context(start(*command, env={"OMP_NUM_THREADS": "1"}))
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[contextlib.AsyncExitStack]:
+    async with contextlib.AsyncExitStack() as stack:
+        yield stack
+
+
+async def ended(agent: Child, number: signal.Signals) -> float:
+    """Tell an agent to end; return how long it took."""
+    began = time.monotonic()
+    agent.send_signal(number)
+    assert await agent.wait() != 0
+    assert "Traceback" not in agent.written()
+    assert f"this agent ends, since it was told to end by {number.name}" in agent.written()
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_an_agent_that_waits_leaves_and_closes_nothing(
+    number: signal.Signals, tmp_path: Path, stack: contextlib.AsyncExitStack
+) -> None:
+    agents = Agents(tmp_path, free_port(), stack)
+    host = await agents.start("job", "--nnodes=1")
+    await host.says("begun")
+    spare = await agents.start("job", "--nnodes=1")
+    await spare.says("1 spare")
+    await ended(spare, number)
+    assert "is closed" not in host.written()
+    newcomer = await agents.start("job", "--nnodes=1")
+    await newcomer.says("1 spare")  # the run is open
+
+
+async def test_ctrl_c_ends_an_agent_whose_store_does_not_answer(
+    tmp_path: Path, stack: contextlib.AsyncExitStack
+) -> None:
+    """It did nothing for as long as the store stood still."""
+    port = free_port()
+    agents = Agents(tmp_path, port, stack)
+    server = await stack.enter_async_context(start_python("-m", "rdzv", "serve", "--port", str(port)))
+    await server.says("listens on")
+    waiting = await agents.start("job", "--nnodes=2")
+    await waiting.says("waiting: 1 of at least 2 nodes")
+    server.send_signal(signal.SIGSTOP)
+    await waiting.says("has not answered for")
+    assert await ended(waiting, signal.SIGINT) < 10, "2 s where the machine is not busy"
+    server.send_signal(signal.SIGCONT)
+
+
+async def test_an_agent_serves_the_store_until_other_jobs_have_gone_unless_it_is_told_again(
+    tmp_path: Path, stack: contextlib.AsyncExitStack
+) -> None:
+    """Its SIGTERM ended the other job, too. A second one within a second is the same wish."""
+    agents = Agents(tmp_path, free_port(), stack)
+    host = await agents.start("one", "--nnodes=1")
+    await host.says("begun")
+    other = await agents.start("other", "--nnodes=1")
+    await other.says("begun")
+    host.terminate()
+    host.terminate()
+    await host.says("1 of run other came to it meanwhile: its process stays")
+    assert host.returncode is None
+    assert "nobody listens" not in other.written()
+    await asyncio.sleep(AGAIN_AFTER)
+    host.terminate()
+    assert await host.wait() == 128 + signal.SIGTERM
+    await other.says("nobody listens")
