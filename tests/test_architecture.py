@@ -153,11 +153,11 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "rdzv.testing": EVERYTHING_PUBLIC - {"rdzv"},
     "rdzv": EVERYTHING_PUBLIC - {"rdzv"} | {"rdzv.testing", "rdzv._import_guard", "rdzv._version"},
     "rdzv.cli.command": STORE | {"rdzv.errors", "rdzv.config", "rdzv.display"},
+    "rdzv.torch": EVERYTHING_PUBLIC - NODE | {"rdzv.display"},
     "rdzv.cli.launcher": EVERYTHING_PUBLIC - NODE
     | {"rdzv.cli.command", "rdzv.display", "rdzv.torch"},  # for --agent-store, when it is asked for
     "rdzv.cli": EVERYTHING_PUBLIC
     | {"rdzv._version", "rdzv.display", "rdzv.http", "rdzv.cli.command", "rdzv.cli.launcher"},
-    "rdzv.torch": EVERYTHING_PUBLIC - NODE | {"rdzv.display"},
     "rdzv.torchrun": EVERYTHING_PUBLIC | {"rdzv.torch"},
     "rdzv.__main__": {"rdzv.cli", "store.net"},
 }
