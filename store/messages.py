@@ -227,11 +227,7 @@ class Figures(Response, code=76, kw_only=True):
 
 
 class KeyGroup(Record, kw_only=True):
-    """The keys that begin with `name`: their number, and their bytes with bookkeeping.
-
-    Attributes:
-        age: Seconds since the first key was created, or since the server started if that was later.
-    """
+    """The keys that begin with `name`, their number and bytes; `age` seconds since the first, or the server's start."""
 
     name: str
     keys: int

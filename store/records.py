@@ -86,12 +86,7 @@ def shown(value: object) -> str:
 
 
 class _Kind:
-    """The values that a field of one type accepts.
-
-    Args:
-        read: Returns a converted value, or raises `_NotOf`.
-        plain: Types whose values need no conversion.
-    """
+    """The values that a field of one type accepts: `read` converts them or raises, `plain` types need none."""
 
     def __init__(self, read: Callable[[Any], Any], plain: tuple[type, ...] = ()) -> None:
         self.read = read
@@ -388,13 +383,7 @@ else:
 
 
 class Record(_Base, metaclass=RecordType):
-    """Base of records.
-
-    Attributes:
-        fields: The names of the fields, in order.
-        defaults: The defaults of the last fields.
-        code: The number of this kind of record, or None.
-    """
+    """Base of records: the names of the fields, the defaults of the last, and the kind's code, or None."""
 
     if TYPE_CHECKING:
         fields: ClassVar[tuple[str, ...]]

@@ -9,13 +9,7 @@ __all__ = ["WatchCursor"]
 
 
 class WatchCursor:
-    """The progress of a watch, and the request that opens it again after an interruption (promise S4).
-
-    Args:
-        prefix: The watched prefix.
-        start_revision: The first revision, if given.
-        snapshot: True if it begins with the present keys.
-    """
+    """The progress of a watch, and the request that opens it again after an interruption (promise S4)."""
 
     def __init__(self, prefix: str, *, start_revision: int | None, snapshot: bool) -> None:
         if snapshot and start_revision is not None:

@@ -56,11 +56,7 @@ def _unfinished(path: Path) -> Path:
 
 
 def check(directory: Path) -> Report:
-    """Read all of a store, and report its content.
-
-    Raises:
-        StoreUsageError: It is missing, damaged, or has lost changes; the message has the remedy.
-    """
+    """Read all of a store, and report its content; `StoreUsageError` has the problem and the remedy."""
     path = directory / FILE
     with reporting(path), holder(directory) as process:
         _find(path)
@@ -73,11 +69,7 @@ def check(directory: Path) -> Report:
 
 
 def back_up(directory: Path, target: Path) -> Report:
-    """Copy a store, as of one moment, into one file.
-
-    Raises:
-        StoreUsageError: The store is damaged, or the copy cannot be made.
-    """
+    """Copy a store, as of one moment, into one file; `StoreUsageError`: it is damaged, or cannot be copied."""
     path = directory / FILE
     with reporting(path, written=target), holder(directory) as process:
         _find(path)
@@ -93,12 +85,9 @@ def back_up(directory: Path, target: Path) -> Report:
 
 
 def restore(source: Path, directory: Path, *, new_id: str) -> Report:
-    """Create a store from a copy, with a new identity, in a directory without one.
+    """Create a store from a copy, with a new identity, in a directory without one, or raise `StoreUsageError`.
 
     Sessions are dropped: their clients knew the old identity. Leases get their full TTL.
-
-    Raises:
-        StoreUsageError: The copy is damaged, or the directory has a store.
     """
     with reporting(source):
         if not source.is_file():

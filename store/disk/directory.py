@@ -83,11 +83,7 @@ def in_words(error: OSError) -> str:
 
 
 def take_lock(directory: Path) -> IO[str]:
-    """Lock a directory, created if missing, while the file is open.
-
-    Raises:
-        StoreUsageError: Another server has it, or the directory cannot be used.
-    """
+    """Lock a directory, created if missing, while the file is open, or raise `StoreUsageError`."""
     try:
         _make(directory, mode=0o700)
         file = open(directory / LOCK, "a+", encoding="utf-8", opener=_for_the_owner)  # noqa: SIM115 - held open
@@ -231,11 +227,7 @@ class Mark:
         return None
 
     def refuse_to_found(self, path: Path) -> None:
-        """Refuse to create a store in place of a deleted one, of which only the mark is left.
-
-        Raises:
-            StoreUsageError: There is a mark.
-        """
+        """Refuse (StoreUsageError) a new store in place of a deleted one, of which only the mark is left."""
         if (marked := self.read()) is not None:
             raise StoreUsageError(
                 f"{path} is gone, and {self._path} says that it held write {marked[1]} of store {marked[0]}: put it "

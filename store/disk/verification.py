@@ -33,10 +33,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
 
 
 def verify(directory: Path, *, served: bool = False) -> int:
-    """Refuse a database that is not whole, or has lost durable changes; return its format.
-
-    If it is `served`, a server writes to its log, which is not checked.
-    """
+    """Refuse a store that is not whole, or has lost changes; return its format. A `served` log is not checked."""
     path = directory / FILE
     marked = Mark(directory).read()  # before the database: a server may write to both
     with contextlib.closing(open_to_read(path)) as database:
@@ -75,11 +72,7 @@ def _lost(path: Path, what: str) -> StoreUsageError:
 
 
 def check_format(found: int, path: Path) -> None:
-    """Refuse a format that this release neither reads nor migrates.
-
-    Raises:
-        StoreUsageError: It is newer, or of before the first release; the message says which side is older.
-    """
+    """Refuse (StoreUsageError) a format that this release neither reads nor migrates; say which is older."""
     if found > rows.FORMAT:
         raise StoreUsageError(
             f"{path} has format {found}, and this release, which is older than the one that wrote it, reads formats up "

@@ -40,13 +40,7 @@ class Overtaken:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Work:
-    """A request that takes several turns, with its progress.
-
-    Attributes:
-        snapshot: The snapshot being read; None if done or not requested.
-        prefix: The watched prefix; None if nothing is watched.
-        next_revision: The first revision of which the watch has not been notified.
-    """
+    """A request that takes several turns: the rest of its snapshot and, of a watch, of the history."""
 
     watcher: Watcher
     snapshot: Snapshot | None
@@ -56,11 +50,7 @@ class Work:
 
 
 class Applied(NamedTuple):
-    """The result of a request; a tuple, since no other noun is made as quickly.
-
-    Attributes:
-        response: None while the request is parked. While there is `work`, a part of the answer.
-    """
+    """The result of a request: parked without a response, partial with `work`. A tuple is fastest to make."""
 
     response: Response | None
     deliveries: tuple[Delivery | Answer | Overtaken, ...] = ()

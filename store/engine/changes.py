@@ -23,12 +23,7 @@ __all__ = ["Changes"]
 
 
 class Changes:
-    """The revision in progress.
-
-    Attributes:
-        facts: The changes for a journal; None without one.
-        made: The changes since the last revision, in order.
-    """
+    """The revision in progress: the changes `made` so far, in order, and the facts for a journal, if any."""
 
     def __init__(self, state: State, *, facts: Facts | None) -> None:
         self._keys, self._leases = state.keys, state.leases

@@ -44,15 +44,8 @@ class KeptReply:
 class Facts:
     """The changes of one step; empty if nothing must be made durable.
 
-    Attributes:
-        revisions: One tuple of events per revision.
-        compacted: The last revision whose history is freed.
-        leases: New, ending, and (None) ended leases; the last state counts, since clients may reuse their ids.
-        last_lease: The highest id that the store itself assigned; 0 if none.
-        replies: New replies, of earlier sessions or of those below.
-        sessions: New sessions with their numbers, and (None) ended ones; the last state counts. On a full disk one
-            journal step may hold many sessions.
-        last_session: The newest session's number; 0 if none is new.
+    `leases` and `sessions` have the new ones, and None for ended ones; the last state of an id counts, since ids may be
+    reused within one step. `last_lease` and `last_session` are the highest assigned numbers, or 0.
     """
 
     revisions: list[tuple[Event, ...]] = field(default_factory=list)
@@ -86,11 +79,7 @@ class Facts:
         self.sessions[session_id] = self.last_session = number
 
     def forgotten(self, session_id: bytes) -> None:
-        """Note the end of a session and its replies.
-
-        Of a session that is new in this step only its number stays: on a full disk, clients connect and leave in one
-        step.
-        """
+        """Note the end of a session and its replies. Of one that is new in this step only the number stays."""
         if session_id in self._new:
             self._new.remove(session_id)
             del self.sessions[session_id]
@@ -109,15 +98,7 @@ class SavedSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A durable store.
-
-    Attributes:
-        revision: The revision of the last change.
-        compacted: The last revision whose history is gone.
-        last_lease: The highest lease id that the store ever assigned.
-        last_session: The highest session number ever assigned.
-        history: The latest changes, one tuple of events per revision, without gaps after `compacted`.
-    """
+    """A durable store. Its history is one tuple of events per revision, without gaps after `compacted`."""
 
     store_id: str
     revision: int = 0

@@ -66,12 +66,7 @@ _KINDS = {error: kind for kind, error in ERRORS.items()}
 
 
 class Engine:
-    """The state of a store.
-
-    Args:
-        store_id: The random identity of this store (promise S10).
-        limits: Limits on requests.
-        durable: True if a journal takes the facts (promise S3).
+    """The state of a store; `durable` says that a journal takes its facts (promise S3).
 
     Attributes:
         read_only: The reason why nothing can be written now; None if writes are possible.
@@ -169,11 +164,7 @@ class Engine:
     def connect(
         self, peer: int, *, session_id: bytes, now: float, process: bytes = b""
     ) -> tuple[int, int | None] | None:
-        """Open the session of a client that said hello from `process`, if it named one.
-
-        Returns:
-            The session's number, and its previous peer, which should be closed; None if there are too many sessions.
-        """
+        """Open the session of a client; return its number and its replaced peer, if any. None: too many sessions."""
         self._note_forgotten(self._sessions.expire(now) + self._sessions.make_way(session_id, now))
         made = self._sessions.made
         opened = self._sessions.open(session_id, peer=peer)
@@ -223,14 +214,10 @@ class Engine:
     # ------------------------------------------------------------------------------------------ requests
 
     def apply(self, request: Request[Any], peer: int, request_id: int, acknowledged: int, now: float) -> Applied:
-        """Carry out one request.
+        """Carry out one request of a connection that has said hello, at `now` on the server's monotonic clock.
 
-        Args:
-            request: The request.
-            peer: Its connection, which has said hello.
-            request_id: Its number, ascending per client; it identifies watches and waits.
-            acknowledged: The client has the replies to all its mutations up to this number.
-            now: Seconds on the server's monotonic clock; never decreasing.
+        Request ids ascend per client, and identify watches and waits. The client has the replies to all its mutations
+        up to `acknowledged`.
         """
         self._requests += 1
         if now != self._now:  # requests that arrived together share one reading of the clock
@@ -317,11 +304,8 @@ class Engine:
         """Let due leases lapse, each at its own revision, and end abandoned sessions.
 
         Many due leases take several ticks, so that other requests are served in between: the next tick is due at once.
-
-        Args:
-            now: Seconds on the server's monotonic clock.
-            unheard: Peers that may have sent keep-alives which were not carried out yet, and the longest that those may
-                have waited, in seconds: leases that became due since then stay for now.
+        `unheard` are peers that may have sent keep-alives which were not carried out yet, and the longest that those
+        may have waited, in seconds: leases that became due since then stay for now.
         """
         self._leases.advance(now)
         room = self._state.writes_max

@@ -77,11 +77,7 @@ class Group:
 
 
 class Groups:
-    """The groups that hold keys.
-
-    Attributes:
-        now: The server's clock at the last request.
-    """
+    """The groups that hold keys; `now` is the server's clock at the last request."""
 
     __slots__ = ("_groups", "_index", "now")
 
@@ -134,10 +130,7 @@ class Groups:
 class Keyspace:
     """The keys of a store at `revision`, the number of changes so far.
 
-    Attributes:
-        index: The keys in order.
-        bytes: Their memory, bookkeeping included.
-        answer_bytes_max: The most that any entry ever took in an answer.
+    `bytes` is their memory, bookkeeping included; `answer_bytes_max` the most that any entry ever took in an answer.
     """
 
     __slots__ = ("answer_bytes_max", "bytes", "entries", "get", "groups", "index", "revision")
@@ -183,11 +176,7 @@ class Keyspace:
 
 
 class Chunk(list[str]):
-    """A short sorted list of keys.
-
-    Attributes:
-        born: The revision since which it is unchanged; snapshots of that revision and later ones may share it.
-    """
+    """A short sorted list of keys, unchanged since revision `born`; later snapshots may share it."""
 
     __slots__ = ("born",)
 
@@ -263,10 +252,7 @@ class SortedKeys:
         return self.under(prefix)[2] if prefix else self._length
 
     def under(self, prefix: str) -> tuple[list[Chunk], int, int]:
-        """Return the chunks with the keys that start with `prefix`, the index of the first such key, and their number.
-
-        The sizes of the chunks give the number, without a look at each key.
-        """
+        """Return the chunks with the keys that start with `prefix`, the index of the first key, and their number."""
         if not prefix or not self._chunks:
             return self._chunks.copy(), 0, self._length
         size = len(prefix)
@@ -282,10 +268,7 @@ class SortedKeys:
         return chunks, place, sum(map(len, chunks[:-1])) + upto - place
 
     def renew_chunk_of(self, key: str, *, shared_until: int, revision: int) -> Chunk | None:
-        """Replace the chunk that holds `key`, or would, by a copy if snapshots up to a revision may share it.
-
-        Return the old chunk, for the snapshots; None if it was not shared.
-        """
+        """Replace the chunk for `key` by a copy, and return the old one, if snapshots up to a revision may share it."""
         at = self._chunk_of(key)
         if not self._chunks or (shared := self._chunks[at]).born > shared_until:
             return None

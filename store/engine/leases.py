@@ -82,11 +82,7 @@ class LeaseRecord:
 
 
 class Leases:
-    """All leases of a store, and its served time.
-
-    Attributes:
-        bytes: About how many bytes they take, without their keys.
-    """
+    """All leases of a store, its served time, and about how many bytes they take without their keys."""
 
     def __init__(self) -> None:
         self.bytes: int = 0
@@ -176,10 +172,7 @@ class Leases:
         self._processes.connected(peer, process, previous=previous)
 
     def peer_closed(self, peer: int, how: Closing) -> Iterator[None]:
-        """Limit the leases that a closed peer kept to their `disconnect_ttl`, or less.
-
-        This iterates over the leases, as far as the caller goes.
-        """
+        """Limit the leases that a closed peer kept to their `disconnect_ttl`, or less, in steps."""
         return self._shorten(peer, self._processes.closed(peer, how, now=self._served), self._served)
 
     def _shorten(self, peer: int, dead: Process | None, closed_at: float) -> Iterator[None]:

@@ -95,8 +95,7 @@ class Processes:
     def _are_many(self) -> bool:
         """Return True if so many have fallen at once that a network fault is likelier.
 
-        More than half of all, if more than one, count as many, too: a small run behind a proxy stays whole. In a large
-        run `MANY` suffice.
+        More than half of all count as many, too: a small run behind a proxy stays whole. In a large run `MANY` suffice.
         """
         fallen = len(self._fallen)
         all_of_them = self._holders + sum(not process.leases for process in self._fallen)

@@ -93,12 +93,7 @@ PUTS_ON_LEASE = (Put, Create, Add, Append)  # operations that may name a lease
 
 
 class Requests:
-    """Carries out requests on the state of a store.
-
-    Attributes:
-        deliveries: Messages to others, until the engine takes them.
-        work: The rest of the current request.
-    """
+    """Carries out requests on a store; `deliveries` are messages to others, `work` the rest of the request."""
 
     def __init__(self, state: State, changes: Changes, *, figures: Callable[[], dict[str, Any]]) -> None:
         self._limits, self._keys, self._leases = state.limits, state.keys, state.leases

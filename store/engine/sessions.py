@@ -64,12 +64,7 @@ class Budget:
 
 
 class Session:
-    """One client's replies, and its current connection, if any; `budget` counts their bytes, too.
-
-    Attributes:
-        highest: The last of its mutations that was applied.
-        held_bytes: About how many bytes the replies hold.
-    """
+    """One client's replies, the bytes that they hold, its last applied mutation, and its connection, if any."""
 
     __slots__ = ("_budget", "_replies", "held_bytes", "highest", "id", "number", "peer")
 
@@ -118,11 +113,7 @@ class Session:
 
 
 class Sessions:
-    """All sessions of a store; `budget` counts the bytes of their replies.
-
-    Attributes:
-        made: The number of the newest session.
-    """
+    """All sessions of a store; `made` is the number of the newest, `budget` has the bytes of the replies."""
 
     def __init__(self, *, ttl: float, sessions_max: int) -> None:
         self._ttl, self._max = ttl, sessions_max
@@ -135,11 +126,7 @@ class Sessions:
         return len(self._sessions)
 
     def open(self, id: bytes, *, peer: int) -> tuple[Session, int | None] | None:
-        """Give a session to a connection, after the caller has let due sessions expire.
-
-        Returns:
-            The session and its previous peer, if any; None if there are too many sessions.
-        """
+        """Give a session to a connection; return it and its replaced peer, if any. None: too many sessions."""
         session = self._sessions.get(id)
         if session is None:
             if len(self._sessions) >= self._max:

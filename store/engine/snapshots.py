@@ -31,10 +31,8 @@ NAME_OVERHEAD = 80  # bytes of bookkeeping per requested name: the text, and a p
 class Snapshot:
     """Entries at one revision, in order, and the progress of reading them.
 
-    Attributes:
-        reader: The peer that reads them, once they are kept for it.
-        counted_from: The total count when this snapshot began to be kept.
-        bytes: Its own memory: the requested names.
+    `counted_from` is the total count when `reader` began to keep this snapshot; `bytes` the size of the requested
+    names.
     """
 
     __slots__ = ("_chunks", "_given", "_left", "_past", "_place", "bytes", "counted_from", "reader", "revision")
@@ -102,11 +100,7 @@ class Snapshot:
 
 
 class Snapshots:
-    """The snapshots in progress, and the memory kept for them alone.
-
-    Attributes:
-        unread: Unfinished snapshots, the oldest first.
-    """
+    """The snapshots in progress, the oldest first, and the memory kept for them alone."""
 
     def __init__(self, keys: Keyspace) -> None:
         self._keys = keys

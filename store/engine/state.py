@@ -74,11 +74,9 @@ Write = Put | CompareAndSet | Create | Add | Append
 
 
 class State:
-    """The parts of a store, and its limits.
+    """The parts of a store, and its limits; `writes_max` is less while the disk is nearly full.
 
-    Attributes:
-        writes_max: As the limit; less while the disk is nearly full.
-        held_elsewhere: Returns the bytes that the server holds for its connections and its disk.
+    `held_elsewhere` returns the bytes that the server holds for its connections and its disk.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -161,11 +159,7 @@ class State:
         return size
 
     def admit_branch(self, operations: tuple[Operation, ...]) -> list[bytes | None]:
-        """Check a branch of a transaction as a whole, before its first write.
-
-        Returns:
-            The new value of each operation; None for reads and deletes.
-        """
+        """Check a branch of a transaction before its first write; return the new value of each, None for no write."""
         values: list[bytes | None] = []
         written: list[tuple[str, int]] = []
         sizes: dict[str, int] = {}  # of the new values, by key
@@ -260,11 +254,7 @@ class State:
     # -------------------------------------------------------------------------------------- leases
 
     def lease(self, id: int) -> LeaseRecord:
-        """Return the lease of this id.
-
-        Raises:
-            LeaseNotFound: It lapsed or was revoked.
-        """
+        """Return the lease of this id, or raise `LeaseNotFound` if it lapsed or was revoked."""
         lease = self.leases.get(id)
         if lease is None:
             raise LeaseNotFound(f"lease {id} has lapsed or was revoked; grant a new one")

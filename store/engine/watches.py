@@ -46,11 +46,7 @@ def event_bytes(change: Change) -> int:
 
 
 class Watches:
-    """The open watches of all peers.
-
-    Attributes:
-        by_prefix: The watches of each prefix.
-    """
+    """The open watches of all peers."""
 
     def __init__(self, group_of: Callable[[str], str | None] = lambda _: None) -> None:
         self._group_of = group_of
@@ -186,11 +182,7 @@ class Watches:
 
 
 class History:
-    """The latest changes, one entry per revision, bounded by bytes.
-
-    Attributes:
-        compacted: The last revision that is no longer kept.
-    """
+    """The latest changes, one entry per revision after `compacted`, bounded by bytes."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max

@@ -27,12 +27,8 @@ def pause_after(failures: int, most: float | None = None) -> float:
 class Choice:
     """The members of one cluster, as one client knows them.
 
-    Attributes:
-        place: The index of the last chosen member.
-        misses: The number of consecutive failed attempts.
-        try_at: The time of the next attempt, on the caller's clock.
-        problem: The known problem, or "".
-        on_reach: Called when the last member has failed, and when one answers again.
+    `place` is the last chosen member, `misses` the number of consecutive failures, `try_at` the time of the next
+    attempt on the caller's clock. `on_reach` is called when the last member has failed, and when one answers again.
     """
 
     def __init__(self, members: int, rng: random.Random) -> None:

@@ -85,11 +85,7 @@ class Cluster:
 
     @classmethod
     def parse(cls, url: str) -> Cluster:
-        """Return the cluster that a URL names.
-
-        Raises:
-            StoreUsageError: It is not the URL of an etcd cluster; the message says why.
-        """
+        """Return the cluster that a URL names, or raise `StoreUsageError`."""
         scheme, separator, rest = url.partition("://")
         if scheme not in ("etcd", "etcds") or not separator:
             raise StoreUsageError(f"{url!r} does not start with etcd:// or etcds://")
@@ -276,12 +272,7 @@ class FailureKind(Enum):
 
 
 class Failure(Exception):
-    """An attempt failed; another one may succeed.
-
-    Attributes:
-        trouble: Whether it may have been carried out, or why it could not be.
-        silent: True without any answer.
-    """
+    """A failed attempt, which may be repeated; `trouble` says if it may have been carried out, or why not."""
 
     def __init__(self, reason: str, trouble: FailureKind, *, silent: bool = False) -> None:
         super().__init__(reason)
@@ -331,13 +322,7 @@ INVALID, DENIED, UNAUTHENTICATED = 3, 7, 16
 
 
 def classify(code: int, message: str, *, name: str) -> FailureKind | StoreError:
-    """Return the meaning of a refusal by etcd: an error for the caller, or a kind that the client handles.
-
-    Args:
-        code: gRPC's.
-        message: etcd's.
-        name: The cluster's.
-    """
+    """Return the meaning of a refusal: an error for the caller, or a kind that the client handles itself."""
     words = message.lower()
     meaning = next((meaning for telling, meaning in _TELLING if telling in words), None)
     if meaning is None and code == DENIED:

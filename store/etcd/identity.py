@@ -13,13 +13,7 @@ __all__ = ["Identity"]
 
 
 class Identity:
-    """The cluster that one client knows.
-
-    Attributes:
-        cluster_id: The cluster's id; None before its first answer.
-        member_id: The member that has answered last.
-        revision: The latest known revision.
-    """
+    """The cluster that one client knows: its id, or None, the last member, and the latest revision."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -28,17 +22,10 @@ class Identity:
         self.revision: int = 0
 
     def met(self, header: pb.ResponseHeader, *, floor: int = 0) -> None:
-        """Note a member's answer, and check that it is of the known cluster.
+        """Note a member's answer; raise `StoreReplaced` if it is of another cluster.
 
         A cluster whose data was deleted keeps its id, which is made from its addresses. But its revisions begin anew:
-        an answer through the consensus is never older than the revision known before the request.
-
-        Args:
-            header: The answer's.
-            floor: The latest revision known before the request, if the answer went through the consensus.
-
-        Raises:
-            StoreReplaced: It is another cluster.
+        an answer through the consensus is never older than the revision known before the request, `floor`.
         """
         cluster_id, revision = f"{header.cluster_id:x}", header.revision
         reason = ""

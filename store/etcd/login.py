@@ -22,13 +22,7 @@ TOKENS_MOST = 3  # logins for one request; more would not help
 
 
 class Login:
-    """The login of one client.
-
-    Args:
-        name: The cluster's.
-        user: The user to log in as, if any.
-        password: The user's; or a function that reads it, before the first login and after a rejected one.
-    """
+    """The login of one client; see `Client` for its user and password."""
 
     def __init__(self, name: str, user: str | None, password: str | Callable[[], str | None] | None) -> None:
         self._name, self._user, self._password = name, user, password
@@ -69,15 +63,10 @@ class Login:
         return self._password() if callable(self._password) else self._password
 
     def refused(self, failure: Failure, token: str | None, tokens: int) -> None:
-        """Forget a token that a request was rejected for: the next request logs in again.
+        """Forget the shown token if a request was rejected for it: the next request logs in again.
 
-        Args:
-            failure: Why the request failed; other reasons forget nothing.
-            token: The rejected token. Many requests may be rejected for one token, and another be fetched meanwhile.
-            tokens: The number of tokens rejected for this request.
-
-        Raises:
-            AuthenticationError: Another token would not help.
+        Many requests may be rejected for one token, and another be fetched meanwhile. `AuthenticationError`: this
+        request was rejected for so many `tokens` that another would not help.
         """
         if failure.trouble is not FailureKind.TOKEN:
             return

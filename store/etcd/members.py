@@ -69,21 +69,7 @@ class RetryState:
 
 
 class Members:
-    """The members of a cluster.
-
-    Args:
-        cluster: Their addresses.
-        probe: A permitted read through the consensus, to check that a member is alive.
-        tls: A client-side context for `etcds`; the default trusts the system's certificates.
-        renew: Reads the files of certificates again before each connection, and returns the context.
-        user: The user to log in as, if any.
-        password: The user's; or a function that reads it, before the first login and after a rejected one.
-        rng: For the choice of members, and for the jitter of pauses.
-
-    Attributes:
-        clients: Notified when the cluster becomes unreachable, reachable, or another one.
-        failed: True if it is another one, and this is useless.
-    """
+    """The members of a cluster, with options of `Client`; `probe` is a permitted read through the consensus."""
 
     def __init__(
         self,
@@ -224,12 +210,7 @@ class Members:
         return revision
 
     async def stream(self, requests: Sequence[Fields], *, deadline: float = math.inf, what: str = "") -> Subscription:
-        """Open watches that are read together, at a member that answers.
-
-        Raises:
-            Failure: With `COMPACTED`: requested history is gone.
-            StoreError: As `ask`.
-        """
+        """Open watches that are read together, at a member that answers; errors as of `ask`."""
 
         async def attempt(connection: Connection, token: str | None, limit: float) -> Subscription:
             subscription = connection.watches(token).subscribe(requests)
@@ -322,11 +303,7 @@ class Members:
     async def _connection(
         self, deadline: float, share: float, what: str, doubt: RetryState | None, told: str = ""
     ) -> Connection:
-        """Return the connection in use, or a new one.
-
-        Raises:
-            StoreError: None could be made in time, or ever.
-        """
+        """Return the connection in use, or a new one; `StoreError`: none could be made in time, or ever."""
         current = self._current
         if current is not None:
             return current
@@ -370,12 +347,7 @@ class Members:
         self._balance_at = math.inf if self.choice.alone else self._time() + self.choice.jitter(BALANCE_AFTER)
 
     async def _probe(self, connection: Connection, limit: float) -> None:
-        """Check that a member is alive, has a leader, and is still of the cluster.
-
-        Raises:
-            Failure: It is not alive.
-            StoreReplaced: It is of another cluster.
-        """
+        """Check that a member is alive and has a leader, or `Failure`; and of the cluster, or `StoreReplaced`."""
         floor = self.identity.revision
         token = await self.login.token(connection, limit)
         try:
@@ -388,11 +360,7 @@ class Members:
         self._met(reply.header, floor=floor)
 
     async def _find_out(self, place: int, failure: Failure) -> None:
-        """Find out why a member could not be reached, while none has ever answered.
-
-        Raises:
-            StoreError: All members were asked, and one has a permanent problem.
-        """
+        """Raise the permanent problem of a member, once all were asked and none has ever answered."""
         host, port = self._cluster.hosts[place]
         found = await diagnose(host, port, self._tls, name=self.name)
         if isinstance(found, Failure):

@@ -37,14 +37,7 @@ class Reads:
     async def read(
         self, guard: Sequence[Condition], asked: Asked, deadline: float, *, revision: int = 0
     ) -> tuple[Ranges, int]:
-        """Read several ranges at one revision, by default the present one.
-
-        Returns:
-            The content of each, and the revision.
-
-        Raises:
-            ConditionFailed: The guard does not hold.
-        """
+        """Return the content of several ranges at one revision, by default the present one, if the guard holds."""
         if revision:
             guard, asked = (), [{**each, "revision": revision} for each in asked]
         if not guard and len(asked) == 1:

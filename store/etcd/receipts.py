@@ -34,12 +34,7 @@ HANG_UP_WITHIN: Final = 1.0
 
 
 class Receipts:
-    """The receipts of one client.
-
-    Attributes:
-        lease: Their own lease, if there is one.
-        writers_lease: The last one that a write has granted itself.
-    """
+    """The receipts of one client, on a lease of their own, or the last that a write granted itself."""
 
     def __init__(self, members: Members, prefix: str) -> None:
         self._members = members

@@ -81,12 +81,7 @@ Operations: TypeAlias = "tuple[Operation | DeletePrefix, ...]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """A key of this client, for one write at a time.
-
-    Attributes:
-        revision: Its last known write; 0: never.
-        lease: Its lease, which ends with this client.
-    """
+    """A key of this client, for one write at a time, with its last known write (0: never) and its lease."""
 
     key: str
     revision: int
@@ -122,14 +117,10 @@ class Write:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The operations to do, in etcd's own kinds.
+    """The operations to do, in etcd's own kinds, and their conditions (`rests_on`).
 
-    Attributes:
-        operations: Puts, gets and deletions.
-        rests_on: Its conditions.
-        succeeded: True if it is the branch for conditions that hold.
-        sums: The results of adding and appending, by the place of their put.
-        assumed: Leases that must exist, since existing keys are on them.
+    `succeeded` says that it is the branch for conditions that hold. `sums` are the results of adding and appending, by
+    the place of their put. `assumed` are leases that must exist, since existing keys are on them.
     """
 
     operations: Operations

@@ -38,15 +38,9 @@ __all__ = ["Writing"]
 
 
 class Writing:
-    """One write; `done()` carries it out.
+    """One write: `request`, if all of `guard` holds; `done()` carries it out, dependent on one of `receipts`.
 
-    Args:
-        reads: The client's.
-        receipts: The client's, on one of which the write depends.
-        request: What to do ...
-        guard: ... if all of this holds.
-        deadline: On the loop's clock.
-        doubt: Set if it may have been done without an answer.
+    `doubt` is set if it may have been done without an answer. The deadline is on the loop's clock.
     """
 
     def __init__(

@@ -60,14 +60,7 @@ def _proof(token: bytes, role: str, greeting: Greeting, hello: Hello) -> bytes:
 
 
 class ServerConnection:
-    """A client's connection at the server.
-
-    Args:
-        store_id: The identity of the store.
-        nonce: 16 fresh random bytes.
-        token: The secret that the client must prove to know, or None.
-        limits: Limits on frames.
-    """
+    """A client's connection at the server; `nonce` is 16 fresh random bytes, `token` the required secret."""
 
     def __init__(self, *, store_id: str, nonce: bytes, token: bytes | None, limits: Limits) -> None:
         self._greeting = Greeting(wire.VERSION_MIN, wire.VERSION, store_id, nonce, token is not None)
@@ -97,9 +90,7 @@ class ServerConnection:
         return wire.encode_opening(self._greeting)
 
     def only_request(self, data: bytes) -> tuple[int, int, Request[Any]] | None:
-        """Return the single request that these bytes are; None if they are anything else, for `receive`.
-
-        The fast path of a caller with one request at a time.
+        """Return the single request that these bytes are, a fast path; None if they are anything else, for `receive`.
 
         Raises:
             ProtocolError: These bytes are not the protocol; the connection cannot be used any more.
@@ -274,9 +265,7 @@ class ClientConnection:
         return wire.decode_opening(body, Greeting)
 
     def only_answer(self, data: bytes, item: InFlight) -> Response | None:
-        """Return the answer to `item` if these bytes are that alone; None if they are for `receive`.
-
-        The fast path of a caller with one request at a time.
+        """Return the answer to `item` if these bytes are that alone, a fast path; None if they are for `receive`.
 
         Raises:
             ProtocolError: These bytes are not the protocol; the connection cannot be used any more.

@@ -77,11 +77,7 @@ def _what_is_this(start: bytes, size: int, bytes_max: int) -> str:
 
 
 def frame(body: bytes, bytes_max: int | None = None) -> bytes:
-    """Return a body as a frame.
-
-    Raises:
-        LimitExceeded: The body is longer than `bytes_max`, and the peer would close the connection.
-    """
+    """Return a body as a frame; `LimitExceeded`: it is above `bytes_max`, and the peer would disconnect."""
     size = len(body)
     if bytes_max is not None and size > bytes_max:
         raise LimitExceeded(

@@ -346,10 +346,7 @@ def encode_response(request_id: int, response: Response) -> bytes:
 
 
 def encode_in_chunks(said: Response | tuple[Event, ...]) -> tuple[bytes, ...]:
-    """Encode a response or events for all readers, without the `content_head` or `events_head`.
-
-    Large values are chunks of their own, which are not copied.
-    """
+    """Encode a response or events for all readers, without a head; large values are chunks, not copied."""
     chunks: list[bytes] = []
     small: list[bytes] = []
     for part in _parts(said):

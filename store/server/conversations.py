@@ -49,9 +49,8 @@ SLOW_LINE = "%s: its request %s took %d ms, which held others up"
 class Conversations:
     """All peers of a server, and their requests. Pauses are on `clock`, turns on `stopwatch`, which tests do not stop.
 
-    Attributes:
-        buffer: Where the bytes of all peers arrive.
-        on_request: Called after each request: its kind, "ok" or the error, and its seconds.
+    `buffer` takes the bytes of all peers. `on_request` is called after each request: its kind, "ok" or the error, its
+    seconds.
     """
 
     def __init__(
@@ -137,10 +136,7 @@ class Conversations:
     # ------------------------------------------------------------------------------------------ turns
 
     def _done_at_once(self, peer: Peer, data: bytes, now: float) -> bool:
-        """Carry out the only request that has arrived; return False if there is more to do.
-
-        The fast path of most callers, which send one request at a time.
-        """
+        """Carry out a request that arrived alone, as most do; return False if there is more to do."""
         began = self._stopwatch()
         try:
             asked = peer.connection.only_request(data)

@@ -39,21 +39,14 @@ TRY_AGAIN_AFTER = 1.0  # seconds between tries on a disk that failed, or has onl
 
 
 class Durability:
-    """The store, its journal, and replies that wait for it.
+    """The store, its journal (None in memory), and replies that wait for it.
 
     Args:
-        engine: The store.
-        journal: None for a store in memory.
-        clock: The server's.
         in_thread: Runs a function that waits for the disk.
         on_durable: Called when everything up to this number is on disk.
-        on_restored: Called with the store that was read back from the disk.
+        on_restored: Called with the store that was read back from the disk, which replaces `engine`.
         cut: Closes every connection at once.
         ended: Called with each task that ended; its error is unreadable data, or a defect.
-
-    Attributes:
-        engine: The current store; replaced when it was read back from the disk.
-        leaving: True once the journal takes its last group.
     """
 
     def __init__(
@@ -164,10 +157,7 @@ class Durability:
         self._probing.add_done_callback(self._ended)
 
     async def _go_back(self, journal: Journal, why: str) -> None:
-        """Serve the disk's state, and accept writes when the disk does.
-
-        Reading in a thread may take seconds; newcomers are told to try again.
-        """
+        """Serve the disk's state, which takes seconds to read, and accept writes when the disk does."""
         engine = await self._in_thread(lambda: Engine.restore(journal.load(), limits=self._limits, now=self._clock()))
         engine.read_only = why
         self.engine = engine
@@ -187,8 +177,7 @@ class Durability:
     async def _wait_for_room(self, journal: Journal, why: str) -> None:
         """Refuse all but deletes, then large writes, until the disk has room for more.
 
-        All but deletes for a second at least. Else the client of the failed write repeats it, and every connection is
-        dropped again.
+        All but deletes for a second at least, since the failed write's client repeats it.
         """
         engine = self.engine
         if journal.only_deletes:

@@ -93,24 +93,15 @@ class Unwritable(Exception):
 
 
 class Journal:
-    """The durable half of a store; opened by one server at a time.
+    """The durable half of a store; opened by one server at a time, or `StoreUsageError`.
 
-    Args:
-        directory: Its directory; created if missing.
-        new_id: The identity of a new store.
+    `commits` groups took `commit_seconds`; the next may have `group_bytes`. `log_bytes` is above `LOG_BYTES` for long
+    only while another program reads the database.
 
     Attributes:
-        appended: The number of the last appended facts.
-        commits: The number of written groups.
-        commit_seconds: Their time.
-        group_bytes: The limit of a group that is written in time.
-        log_bytes: The size of SQLite's log; above `LOG_BYTES` for long only while another program reads the database.
         in_doubt: True if the last group may be on disk or not.
         only_deletes: True if the disk is so full that only deletes may be appended.
         answered: True if the reply that is kept for the failed step names the error.
-
-    Raises:
-        StoreUsageError: The directory is in use, of another version, damaged, or unusable.
     """
 
     group_bytes: int = GROUP_BYTES
@@ -177,11 +168,7 @@ class Journal:
         return database
 
     def load(self) -> Saved:
-        """Return everything durable; call it before `start`, and without a running writer.
-
-        Raises:
-            StoreUsageError: It is damaged.
-        """
+        """Return everything durable, before `start` and without a running writer; StoreUsageError: it is damaged."""
         with self._wake:
             self._pending.clear()  # it depends on lost writes, and the server returns to the disk's state
         with reporting(self._path):
@@ -203,12 +190,7 @@ class Journal:
             return self.appended
 
     def start(self, *, on_durable: Callable[[int], None], on_failure: Callable[[str], None]) -> None:
-        """Start the writer thread, after `load`; it calls both callbacks.
-
-        Args:
-            on_durable: Everything up to this number is durable.
-            on_failure: A group could not be written, for this reason; the writer has ended.
-        """
+        """Start the writer, after `load`; it reports the last durable number, or why it failed and has ended."""
         assert self._database is not None, "what is there is read before anything is added"
         self._stopping = False
         self._thread = threading.Thread(
@@ -326,11 +308,8 @@ class Journal:
     def _write_group(self, group: list[Facts], last: int, on_durable: Callable[[int], None]) -> None:
         """Write a group; if its content is refused, or does not fit, write halves, up to the failing step.
 
-        Later steps may depend on that step: they are dropped, and their clients repeat them.
-
-        Raises:
-            Unwritable: A part of it can never be written.
-            sqlite3.Error: It cannot be written now.
+        Later steps may depend on that step: they are dropped, and their clients repeat them. `Unwritable`: a part of
+        the group can never be written; `sqlite3.Error`: not now.
         """
         self.answered = False
         try:
@@ -379,12 +358,7 @@ class Journal:
             log.exception("a group of facts cannot be written, which is a defect")
 
     def _commit(self, group: list[Facts]) -> None:
-        """Write a group in one transaction.
-
-        Raises:
-            Unwritable: Its content is refused.
-            sqlite3.Error: It could not be written now.
-        """
+        """Write a group in one transaction. `Unwritable`: its content is refused; `sqlite3.Error`: not now."""
         assert self._database is not None, "the writer runs on an open file"
         began = time.perf_counter()
         self._database.execute("BEGIN IMMEDIATE")
@@ -423,11 +397,7 @@ class Journal:
     # ------------------------------------------------------------------------------------------ room
 
     def _keep_room(self, beside: int) -> None:
-        """Refuse the transaction if there is no room to empty its log and for `beside` bytes more.
-
-        Raises:
-            sqlite3.OperationalError: There is no room for that.
-        """
+        """Raise SQLITE_FULL if there is no room to empty the transaction's log and for `beside` bytes more."""
         if not self._reserve.take(self._growth() + beside):
             raise _full()
 

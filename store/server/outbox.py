@@ -23,10 +23,7 @@ _number = itemgetter(0)  # of a held frame
 
 
 def weight(size: int) -> int:
-    """Return the weight of a frame in an outbox.
-
-    It includes bookkeeping, and a quarter for the allocator, which was seen to lose an eighth between frames.
-    """
+    """Return a frame's bytes with bookkeeping, and a quarter for the allocator, which loses up to an eighth."""
     return size + (size >> 2) + 64
 
 
@@ -74,10 +71,7 @@ Frame: TypeAlias = bytes | SharedFrame
 class Outbox:
     """The frames that wait for one peer; `budget` sums those of all peers.
 
-    Attributes:
-        ready: Frames that may be sent now.
-        held: Later frames, each with its journal number.
-        bytes: The `weight` of all frames, and the transport's unsent bytes.
+    `held` are frames after `ready`, by journal number; `bytes` the `weight` of all, and the transport's unsent bytes.
     """
 
     __slots__ = ("_budget", "_cut", "_handed", "bytes", "held", "ready")

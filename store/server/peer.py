@@ -61,14 +61,9 @@ class Host(Protocol):
 
 
 class Peer(asyncio.BufferedProtocol):
-    """One connection in asyncio: it moves and counts bytes.
+    """One connection in asyncio: it moves and counts bytes, also in the sums of all outboxes and inboxes.
 
-    Args:
-        host: The server.
-        id: Its unique number.
-        outboxes: The sum of all outboxes.
-        inboxes: The sum of all received bytes that wait.
-        is_of_ours: True if it is of the server's own process, and does not keep the server running.
+    One of the server's own process, `is_of_ours`, does not keep the server running.
     """
 
     def __init__(self, host: Host, id: int, *, outboxes: Budget, inboxes: Budget, is_of_ours: bool = False) -> None:

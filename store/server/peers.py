@@ -22,13 +22,7 @@ __all__ = ["Peers"]
 
 
 class Peers:
-    """All peers of a server.
-
-    Attributes:
-        by_id: The accepted peers, by number.
-        outboxes: The bytes to send.
-        inboxes: The received bytes that wait.
-    """
+    """All peers of a server, and the bytes of all outboxes and of received requests that wait."""
 
     def __init__(self, limits: Limits, durability: Durability, table: Table) -> None:
         self._limits = limits
@@ -72,10 +66,7 @@ class Peers:
         return self._is_too_much(self.outboxes.bytes, self.outboxes_kept_back)
 
     def make_room_in_outboxes(self) -> None:
-        """Close the slowest reader, not the peer that is notified now.
-
-        That may be any peer, and a few slow readers would end all others' watches.
-        """
+        """Close the slowest reader, not the peer that is notified now, which may be any."""
         while self.outboxes_hold_too_much:
             slowest = max(self._there, key=lambda peer: peer.outbox.bytes, default=None)
             if slowest is None:
@@ -88,10 +79,7 @@ class Peers:
             slowest.abort()
 
     def make_room_in_listings(self) -> None:
-        """Close the reader of the oldest listing if earlier revisions take too much.
-
-        Called ten times a second: the kept revisions grow with others' writes.
-        """
+        """Close the reader of the oldest listing if earlier revisions, which others' writes add, take too much."""
         engine = self.durability.engine
         if not self._is_too_much(engine.unread_bytes, self.outboxes_kept_back):
             return

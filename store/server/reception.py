@@ -27,13 +27,10 @@ SOON = 0.001  # seconds that a clock may be behind
 
 
 class Reception:
-    """Accepts or refuses peers, by `token` if there is one.
+    """Accepts or refuses peers, by `token` if there is one; once `leaving`, refuses all.
 
-    Attributes:
-        leaving: True if no peer is accepted any more.
-        way_out: Ends the server once no client is connected.
-        empty: Set while no peer is connected.
-        bytes_out: The bytes sent to closed peers.
+    `way_out` ends the server once no client is connected. `empty` is set while no peer is. `bytes_out` went to closed
+    ones.
     """
 
     def __init__(self, peers: Peers, *, token: bytes | None, clock: Callable[[], float]) -> None:

@@ -226,10 +226,7 @@ class Server:
         self._conversations.telling.flush()
 
     def _may_lapse(self) -> bool:
-        """Return whether a lapse could be written: not on a full disk, nor when leaving.
-
-        Nor on a slow disk: keep-alives may be unread because of it.
-        """
+        """Return whether a lapse could be written, and no keep-alive is unread because of a slow disk."""
         return self._engine.read_only is None and not self._reception.leaving and not self._durability.behind
 
     def _drop_the_silent(self, now: float) -> None:

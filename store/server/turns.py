@@ -22,12 +22,7 @@ P = TypeVar("P")
 
 
 class Turns(Generic[P]):
-    """The ring of waiting peers.
-
-    Attributes:
-        came: The number of peers queued because of a new request.
-        spent: The seconds of this pass so far.
-    """
+    """The ring of waiting peers; `came` counts those with a new request, `spent` this pass's seconds."""
 
     __slots__ = ("_fresh", "_used", "came", "spent")
 

@@ -23,13 +23,10 @@ PREFIX_LOOKS_MAX = 1024  # changed keys that are compared with a prefix; with mo
 
 
 class Unwritten:
-    """The changes that wait for the disk.
+    """The changes that wait for the disk, and their bytes.
 
-    Attributes:
-        durable: The last journal number on disk.
-        appended: The last number handed to the journal.
-        bytes: The size of the steps between.
-        revision: The last revision on disk.
+    `durable` is the last journal number on disk, and `revision` its revision; `appended` the last number of the
+    journal.
     """
 
     def __init__(self, *, durable: int, revision: int) -> None:

@@ -61,16 +61,8 @@ def _note_use() -> None:
 class Connection:
     """One connection to one member.
 
-    Args:
-        place: The index of the member.
-        target: Its address, for gRPC.
-        credentials: For TLS; None: without.
-        name: The cluster's.
-        met: Called with the header of each message of the stream; may raise `StoreError`.
-
-    Attributes:
-        heard_at: The time of the last message, on the loop's clock.
-        under_way: The number of pending requests.
+    `target` is its address, for gRPC; `met` is called with the header of each message of the stream, and may raise
+    `StoreError`. The last message arrived at `heard_at`, on the loop's clock; `under_way` requests are pending.
     """
 
     def __init__(

@@ -34,14 +34,7 @@ HUNG_UP: Final = "UNEXPECTED_EOF_WHILE_READING"
 
 
 async def diagnose(host: str, port: int, tls: ssl.SSLContext | None, *, name: str) -> StoreError | Failure | None:
-    """Return why a member cannot be reached: a permanent error, a failure, or None if no problem is found.
-
-    Args:
-        host: The member's.
-        port: The member's.
-        tls: The context; None: without TLS.
-        name: The cluster's.
-    """
+    """Return why a member cannot be reached: a permanent error, a failure, or None if no problem is found."""
     try:
         hello = await _hello(host, port, tls)
     except ssl.SSLCertVerificationError as error:

@@ -149,20 +149,12 @@ class Subscription:
         self._news = asyncio.Event()
 
     async def opened(self) -> None:
-        """Wait until the member has opened every watch.
-
-        Raises:
-            Failure: It has not; with `COMPACTED`: requested history is gone.
-        """
+        """Wait until the member has opened every watch, or `Failure`; with `COMPACTED`: the history is gone."""
         while self._opened < len(self.ids) or self._problem is not None:
             await self._more()
 
     async def read(self) -> list[pb.WatchResponse]:
-        """Return the next messages.
-
-        Raises:
-            Failure: The watches have ended; with `COMPACTED`: requested history is gone.
-        """
+        """Return the next messages, or raise `Failure`; with `COMPACTED`: the requested history is gone."""
         while not self._messages:
             await self._more()
         messages, self._messages, self._held_bytes = self._messages, [], 0

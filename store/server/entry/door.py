@@ -127,10 +127,7 @@ class Door:
 
 
 class WayOut:
-    """Ends a server in another thread once no client is connected.
-
-    The check and the end are one step. Later clients are told to retry, and find the next store.
-    """
+    """Ends a server in another thread once no client is connected; later ones are told to retry."""
 
     def __init__(self, alone: Callable[[], bool]) -> None:
         self._alone = alone

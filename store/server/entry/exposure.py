@@ -13,11 +13,7 @@ TOKEN_BYTES_LEAST = 16  # of a token that strangers could guess
 
 
 def check_exposure(host: str, *, token: bytes | None, tls: ssl.SSLContext | None, insecure: bool) -> None:
-    """Refuse to listen to strangers.
-
-    Raises:
-        StoreUsageError: Any client could connect, or guess the token; or the context admits no client.
-    """
+    """Refuse to listen where any client could connect, or guess the token; or with a client's context."""
     if tls is not None and tls.protocol is ssl.PROTOCOL_TLS_CLIENT:
         raise StoreUsageError("tls is a client's context, and answers nobody: a server's is PROTOCOL_TLS_SERVER")
     if token is not None and len(token) < TOKEN_BYTES_LEAST and not insecure:

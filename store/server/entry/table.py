@@ -64,13 +64,8 @@ class _Row:
 class Table:
     """All connections, the time limits of strangers, and the connections of each address.
 
-    Attributes:
-        connections_max: The limit, or the system's if lower, strangers included.
-        bytes: The memory of all connections.
-        refused: How many were refused or closed by the server.
-        lines: Logs the reasons.
-        raw: The buffer for encrypted bytes of all connections.
-        plain: The buffer for decrypted bytes of connections without their own.
+    `connections_max` is the limit, or the system's if lower, strangers included. `raw` takes the encrypted bytes of all
+    connections, `plain` the decrypted ones of those without their own buffer.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:

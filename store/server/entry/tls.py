@@ -43,14 +43,10 @@ _REASONS: Final = {
 
 
 class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
-    """One connection: a protocol for the socket's transport, and a transport for the protocol inside it.
+    """One connection: a protocol for the socket's transport, and a transport for the `inner` protocol.
 
-    Args:
-        inner: The protocol after the handshake.
-        context: The server's.
-        table: Counts it until then, with its `handshake_timeout`.
-        farewell: The message for a client without TLS.
-        beside: True if it does not lead to the store.
+    The table counts it until the handshake ends. A client without TLS gets `farewell`. `beside`: it does not lead to
+    the store.
     """
 
     def __init__(
