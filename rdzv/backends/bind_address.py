@@ -155,7 +155,7 @@ def _dial(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Ta
     """Connect to all targets at once, and return those that accept.
 
     With `listen_on`, return those whose connection arrives at this machine: it listens at that port meanwhile, and each
-    connection carries a random word. A client of a store that connects then is hung up on, and tries again.
+    connection carries a random word. A client of a store that connects then is disconnected, and tries again.
     """
     word, reached = secrets.token_bytes(TOKEN_BYTES), set[int]()
     with contextlib.ExitStack() as stack:

@@ -178,10 +178,7 @@ def _cluster(settings: Settings, credentials: Credentials) -> dict[str, Any]:
 
 
 class _WayToTcp:
-    """The connection of a node and its callers to the TCP store of their run, which this process may host.
-
-    While entered, the node has a client; a caller makes more.
-    """
+    """A node's connection to the TCP store of its run, which this process may host; callers make further clients."""
 
     __slots__ = ("_begin_metrics", "_credentials", "_hosting", "_of_node", "_rng", "_settings", "node")
 

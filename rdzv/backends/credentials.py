@@ -32,14 +32,11 @@ SETTLED_AFTER: Final = 3.0  # seconds without a change, after which a token's fi
 
 
 class Credentials:
-    """The credentials of a run: a token or a password, and certificates.
+    """The credentials of a run: a token or a password, and certificates; raises an error for unreadable files.
 
     Attributes:
         token: The shared secret.
         renew: Reads a client's files again, before a new connection; None if the settings name none.
-
-    Raises:
-        RendezvousSettingsError: A file cannot be read, or is empty.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -76,10 +73,7 @@ class Credentials:
             raise _unusable(_named(self._settings), error) from error
 
     def _renew(self) -> ssl.SSLContext | None:
-        """Read the current token and certificates, and return the context for TLS to the store.
-
-        Unusable or half-written files change nothing. Each change is logged once.
-        """
+        """Read token and certificates again, and return the context for TLS; unusable files change nothing."""
         found = self._contents()
         if found != self._seen:
             try:
@@ -124,11 +118,7 @@ class Credentials:
         return context
 
     def load_certificate(self, context: ssl.SSLContext) -> None:
-        """Load certificate, key and authorities into a server's context, which may be in use.
-
-        Raises:
-            RendezvousSettingsError: They cannot be used; it names them.
-        """
+        """Load certificate, key and authorities into a context in use, or raise an error that names them."""
         settings = self._settings
         assert settings.cert is not None, "who serves has one"
         try:
@@ -156,11 +146,7 @@ class _FullPath(str):
 
 
 def with_expected_nodes(settings: Settings) -> Settings:
-    """Return the settings with the names of `expected_file`, and with full paths, as the program may `chdir` later.
-
-    Raises:
-        RendezvousSettingsError: The file cannot be read, or has something else.
-    """
+    """Return the settings with the names of `expected_file`, and full paths, as the program may `chdir` later."""
     given = {name: path for name in PATHS if (path := getattr(settings, name)) is not None}
     full: dict[str, Any] = {name: _FullPath.of(path) for name, path in given.items()}
     settings = replace(settings, **full)
@@ -176,11 +162,7 @@ def with_expected_nodes(settings: Settings) -> Settings:
 
 
 def _read_secret(named: str, path: str, what: str = "the shared secret") -> bytes:
-    """Return a file's content without surrounding white space. A file that others can read gets a warning.
-
-    Raises:
-        RendezvousSettingsError: It cannot be read, or is empty. It names the file as `named` does.
-    """
+    """Return a file's content without surrounding white space, or raise an error that names it as `named`."""
     secret = _read(named, path).strip()
     if not secret:
         raise RendezvousSettingsError(f"{named} is empty; write {what} into it")

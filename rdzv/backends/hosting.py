@@ -71,14 +71,7 @@ FORWARDED_WITHIN: Final = 10.0
 
 
 class HostedStore:
-    """An embedded store that this process serves, for a node of one run.
-
-    Args:
-        server: The store.
-        serving: A context that ends it, and first its page.
-        settings: The node's.
-        bound: Its address, and the addresses of the URL's host that belong to other machines.
-    """
+    """An embedded store that this process serves, for a node of one run; `serving` ends its page and it."""
 
     def __init__(
         self, server: Server | StoreProcess, serving: contextlib.ExitStack, settings: Settings, bound: BindAddress
@@ -90,11 +83,7 @@ class HostedStore:
         self._linger = settings.close_timeout
 
     async def aclose(self, open_client: OpenClient) -> None:
-        """Wait until the others have disconnected, and end the store; cancellation ends the wait.
-
-        Args:
-            open_client: Makes a client of this store, which writes that newcomers are rejected.
-        """
+        """Wait until the others have disconnected, and end the store; cancellation ends the wait."""
         try:
             # The server may not have seen yet that this node's own connection is closed.
             if not await self._alone_within(CLOSING_WITHIN):
@@ -149,17 +138,10 @@ class HostedStore:
 
 
 async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int, str]:
-    """Reject new nodes of all runs. If nodes of another run have joined and stay, accept new nodes again.
+    """Reject new nodes of all runs; if nodes of another run have joined and stay, accept them again.
 
-    The listings are read after the keys were written, so they contain every node that was accepted.
-
-    Args:
-        client: Of the store.
-        keys: Of the run of the host's own node.
-        since: The revision at which that node was done; 0 if that is now.
-
-    Returns:
-        The revision of the rejection; and in words, the runs, and nodes of the host's own run, that have joined since.
+    The listings are read after the keys were written, so they contain every node that was accepted since the revision
+    `since` (0: now). Return the rejection's revision, and in words the runs, and own run's nodes, that have joined.
     """
     # With a lease: once a host is killed, or its store restarts from disk, no node is rejected.
     revision = await client.put(keys.ending, b"", ttl=ENDING_TTL)
@@ -182,16 +164,8 @@ class Hosting:
     """Decides if this process starts the store: while it first looks for one, and never after.
 
     The URL's name may have no address yet when a job starts (DNS is often late). Then it is looked up again until it
-    has
-    one, or until a store was found; callers that wait for the store report the reason. The same holds if the port is
-    taken
-    by a store that is about to be found, or is shutting down.
-
-    Args:
-        settings: The node's.
-        credentials: The credentials for clients and for serving.
-        open_client: Makes a client of the store at the URL.
-        rng: Draws the pauses between two attempts.
+    has one, or until a store was found; callers that wait for the store report the reason. The same holds if the port
+    is taken by a store that is about to be found, or is shutting down.
     """
 
     def __init__(
@@ -209,14 +183,10 @@ class Hosting:
         self._settled = asyncio.Event()
 
     async def begin(self) -> None:
-        """Start the store at the first call, if this process should.
+        """Start the store at the first call if this process should; raise an error if it cannot or must not.
 
         Cancellation does not end the start: a thread cannot be cancelled, and its store must not be lost. `aclose` ends
         it.
-
-        Raises:
-            RendezvousConnectionError: `is_host` was set, and the store cannot be started.
-            RendezvousSettingsError: It would be open to all.
         """
         if self._task is None:
             self._task = asyncio.create_task(self._start(), name=f"host the store of run {self._settings.run_id}")
@@ -283,12 +253,7 @@ class Hosting:
                 return None
 
     async def _check_that_it_is_the_only_one(self, host: HostedStore) -> None:
-        """End a store that was just started if the URL leads to another one, or does not lead to it.
-
-        Raises:
-            HostedElsewhereError: Another node has started one, too.
-            RendezvousConnectionError: The URL's host has no address of this machine, and nothing forwards to it.
-        """
+        """End a store that was just started, with an error, if the URL leads to another one, or not to it."""
         url, error = self._settings.endpoint.url, RendezvousConnectionError("")
         if not host.bound.indirect:
             began_too = await in_thread(lambda: listening(host.bound.foreign)) if host.bound.foreign else []
@@ -395,11 +360,7 @@ def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedSt
 
 
 def _refuse_shared_name(settings: Settings, host: str, bound: BindAddress) -> None:
-    """Refuse to start a store for a name of which only some addresses are this machine's.
-
-    Raises:
-        RendezvousSettingsError: Several nodes may join, and each machine of that name would start a store.
-    """
+    """Refuse to start a store for a name that stands for several machines, if several nodes may join."""
     others = in_words(bound.foreign)
     problem = f"{host} also names {others}, of other machines, and each of them would start a store of its own"
     remedy = "write a name or an address of one machine in the URL, or is_host=1 on one node only"

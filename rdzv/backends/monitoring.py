@@ -63,10 +63,8 @@ def _serve_page(
 def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> Callable[[], None]:
     """Return a function that serves the metrics of a node's own process, if requested.
 
-    It is called in the node's loop at the node's first arrival; later calls do nothing.
-
-    Raises:
-        RendezvousSettingsError: The extra is not installed.
+    It is called in the node's loop at the node's first arrival; later calls do nothing. A missing extra raises an error
+    now.
     """
     if settings.metrics_port is None or not settings.can_join:
         return lambda: None
@@ -92,12 +90,12 @@ def serve_embedded(
     port: int,
     listeners: Sequence[socket.socket] | None = None,
 ) -> tuple[contextlib.ExitStack, Server]:
-    """Serve the embedded store, and its page if that is asked for; return what ends both, and the store.
+    """Serve the embedded store, and its page if requested; return a context that ends both, and the store.
 
     Raises:
         OSError: The address cannot be bound.
         RendezvousSettingsError: The page needs an extra that is not installed.
-        StoreUsageError: The store would be open to strangers.
+        StoreUsageError: The store would be open to all.
     """
     if settings.http_port is not None:
         http_room("app", "http_port")  # which may not be installed: then no store is started

@@ -135,20 +135,12 @@ class RendezvousParameters:
         return self.config.get(key, default)
 
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
-        """Return `config`'s value for the key as true or false, or the default.
-
-        Raises:
-            RendezvousSettingsError: It is neither.
-        """
+        """Return `config`'s value for the key as true or false, or the default; raise an error for other values."""
         value = self.get(key, default)
         return None if value is None else bool(Parameter(key, FLAG).read(value))
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
-        """Return `config`'s value for the key as a whole number, or the default.
-
-        Raises:
-            RendezvousSettingsError: It is not a whole number.
-        """
+        """Return `config`'s value for the key as a whole number, or the default; raise an error for other values."""
         value = self.get(key, default)
         if value is None:
             return None

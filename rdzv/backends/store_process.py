@@ -45,19 +45,7 @@ HANDED_OVER: Final = (*PATHS, "insecure", "http_port", "prefix")
 
 
 class StoreProcess:
-    """A store in another process, with the part of `Server` that `HostedStore` needs.
-
-    Args:
-        settings: The node's.
-        credentials: The credentials for clients.
-        address: The address to listen on; "" for all.
-        port: Its port.
-
-    Raises:
-        OSError: The address cannot be bound.
-        RendezvousSettingsError: The page needs an extra that is not installed.
-        StoreUsageError: The store would be open to all.
-    """
+    """A store in another process, with the part of `Server` that `HostedStore` needs; errors as `serve_embedded`."""
 
     def __init__(self, settings: Settings, credentials: Credentials, address: str, port: int) -> None:
         self.way_out: StoreProcess = self  # as in a server

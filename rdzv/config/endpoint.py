@@ -69,11 +69,7 @@ class Endpoint:
     @classmethod
     @functools.lru_cache(maxsize=16)  # nodes of one process mostly have the same store
     def parse(cls, scheme: str, authority: str) -> Endpoint:
-        """Parse the part of a URL between "//" and the next "/".
-
-        Raises:
-            RendezvousSettingsError: It is not a list of hosts, or has more hosts than the scheme allows.
-        """
+        """Parse the part of a URL between "//" and the next "/"; raise an error unless it is a list of hosts."""
         _check_scheme(scheme)  # an unknown scheme is the first thing to report
         if "@" in authority:  # not shown: a password may precede it
             refuse(
@@ -166,11 +162,7 @@ _URL: Final = re.compile(
 
 @functools.lru_cache(maxsize=16)  # each handler's URL is parsed twice: for the registry, and for its backend
 def split_url(url: str) -> UrlParts:
-    """Split `scheme://host[:port]/run_id?parameters`. A "+" is a plus sign: forms do not send these URLs.
-
-    Raises:
-        RendezvousSettingsError: It has another shape, or a parameter twice.
-    """
+    """Split `scheme://host[:port]/run_id?parameters`, or raise an error. A "+" is a plus sign, unlike in forms."""
     # The part of a URL that an error may show: no parameters, and no password.
     visible = shown(url.partition("?")[0] if "@" not in url else "...")
     if "://" not in url:

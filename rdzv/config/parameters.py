@@ -55,11 +55,7 @@ class Parameter:
         return replace(self, name=name)
 
     def read(self, raw: object, *, source: Source = Source.KEYWORD, written: str = "") -> Any:
-        """Return the canonical value; `source` and `written` are its place and text, for errors.
-
-        Raises:
-            RendezvousSettingsError: It is not a value of this parameter.
-        """
+        """Return the canonical value, or raise an error that names `source` and `written`, its place and text."""
         try:
             return self.kind.convert(raw)
         except (ValueError, TypeError, OverflowError) as error:

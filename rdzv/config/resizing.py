@@ -23,11 +23,7 @@ FORMER_MOST: Final = 16  # pairs that are kept: an autoscaler may resize a run e
 
 
 def resize(agreed: Mapping[str, Any], *, min_nodes: int | None, max_nodes: int | None) -> dict[str, Any]:
-    """Return a run's settings with other numbers of nodes; None keeps a number.
-
-    Raises:
-        RendezvousSettingsError: They contradict each other.
-    """
+    """Return a run's settings with other numbers of nodes, which must not contradict; None keeps a number."""
     old = [agreed["min_nodes"], agreed["max_nodes"]]
     given = {"min_nodes": min_nodes, "max_nodes": max_nodes}
     read = [None if value is None else PARAMETERS[name].read(value) for name, value in given.items()]

@@ -29,11 +29,7 @@ def check_that_it_applies(parameter: Parameter, endpoint: Endpoint) -> None:
 
 
 def check_together(it: Any) -> None:
-    """Reject `settings.Settings` in which two contradict each other.
-
-    Raises:
-        RendezvousSettingsError: The message names both, and the remedy.
-    """
+    """Reject `settings.Settings` in which two contradict each other; the error names both, and the remedy."""
     least, most = it.min_nodes, it.max_nodes
     if least is None and most is not None:
         refuse(f"max_nodes={most} needs min_nodes beside it; give min_nodes from 1 to {most}")

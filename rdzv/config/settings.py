@@ -6,9 +6,8 @@ docs/parameters.md is made of that. If a parameter is given in several places, t
     keyword of `connect`   beats   the URL   beats   the environment variable RDZV_<NAME>
 
 A keyword that is None is ignored. A wrong value from any place raises an error at once: one sentence with the
-parameter,
-the value, the limit and the remedy. Unknown names are errors in keywords and URLs; in the environment they are ignored,
-as launchers set RDZV_ROUND and others there.
+parameter, the value, the limit and the remedy. Unknown names are errors in keywords and URLs; in the environment they
+are ignored, as launchers set RDZV_ROUND and others there.
 
 Three settings have rival forms: `token` and `token_file`; `tls` and `ca`, `cert`, `key`; `ttl` and PyTorch's
 `keep_alive_interval` x `keep_alive_max_attempt`. A form from the winning place overrides the other; forms from one
@@ -262,9 +261,7 @@ def _plain(value: Any) -> Any:
 def describe_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """Return the differences of two results of `Settings.shared`: "min_nodes is 2 here and 3 in the run", or "".
 
-    Fields are compared one by one, so that releases with different fields can meet: a missing field has its default,
-    and an
-    unknown one is ignored.
+    Compared by field, as releases differ: a missing field has its default, and an unknown one is ignored.
     """
     known = [name for name in dict.fromkeys((*ours, *theirs)) if name in PARAMETERS]
     here, there = ({name: given.get(name, PARAMETERS[name].default) for name in known} for given in (ours, theirs))
@@ -313,11 +310,7 @@ _RIVALS_OF: Final[Mapping[str, frozenset[str]]] = {
 
 
 def parse(url: str, overrides: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
-    """Return the settings from the environment, the URL and the keywords of `connect`.
-
-    Raises:
-        RendezvousSettingsError: One of them is wrong.
-    """
+    """Return the settings from the environment, the URL and the keywords of `connect`, or raise an error."""
     parts = split_url(url)
     endpoint = Endpoint.parse(parts.scheme, parts.authority)
     if not parts.run_id:

@@ -48,10 +48,7 @@ class Missing(Record, kw_only=True):
         return f" at {_name(self.address)}" if self.address not in ("", self.node_id) else ""
 
     def describe(self, *, elapsed: float | None = 0.0) -> str:
-        """Return its fate: "lost 41 s ago: why"; `elapsed` seconds have passed since `ago` was measured.
-
-        With None as `elapsed`, the duration is left out.
-        """
+        """Return "lost 41 s ago: why", `elapsed` seconds after `ago` was measured; None leaves the duration out."""
         how = self.how if self.ago is None or elapsed is None else f"{self.how} {in_words(self.ago + elapsed)} ago"
         return f"{how}: {self.why}" if self.why else how
 
@@ -108,11 +105,7 @@ def _listed(shown: list[str], count: int) -> str:
 
 
 class AbsenceBook:
-    """A coordinator's record of absent nodes. An event of the watch takes constant time, however many they are.
-
-    Args:
-        expected: Nodes that are missed from the beginning.
-    """
+    """A coordinator's record of absent nodes, with `expected` ones missed from the beginning; each event costs O(1)."""
 
     def __init__(self, expected: Iterable[str] = ()) -> None:
         self._expected = dict.fromkeys(expected)

@@ -47,23 +47,14 @@ def is_loopback(address: str) -> bool:
 
 
 def in_zone_of(host: str, address: str) -> str:
-    """Return a link-local address with the zone of the URL's host, which sockets need; others unchanged.
-
-    Each host names its interfaces itself, so a zone is not sent to other hosts.
-    """
+    """Return a link-local address with the zone of the URL's host, which only this host knows; others unchanged."""
     zone = host.partition("%")[2]
     is_local = zone and address.lower().startswith("fe80:") and "%" not in address
     return f"{address}%{zone}" if is_local else address
 
 
 def way_of(seen_as: str, sends_from: str, store_at: str) -> tuple[str, str, str]:
-    """Return a node's own address, as far as it knows, then `sends_from` and `store_at` if they say more.
-
-    Args:
-        seen_as: The node's address as the store sees it.
-        sends_from: The address from which the node's system sends to the store.
-        store_at: The store's address as the node reaches it.
-    """
+    """Return a node's address and, if they say more, `sends_from` and `store_at`, the store's address for it."""
     if not is_loopback(sends_from):
         if is_loopback(seen_as):  # something on the store's own host forwards
             return sends_from, sends_from, store_at
@@ -75,11 +66,7 @@ def way_of(seen_as: str, sends_from: str, store_at: str) -> tuple[str, str, str]
 
 
 def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord, ...]:
-    """Return the members in the same order, each with an address at which the others reach it.
-
-    Raises:
-        RendezvousSettingsError: The address of the first member, where all meet, is unknown.
-    """
+    """Return the members with addresses at which others reach them; raise an error if the first one's is unknown."""
     own = _those_behind_one_address(members)
     # Their `store_at` is the forwarder's address and says nothing about the store's host.
     found = tuple(one.replace(address=one.sends_from, store_at="") if one.node_id in own else one for one in members)

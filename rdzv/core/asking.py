@@ -36,11 +36,7 @@ def pack_answer(text: str) -> bytes:
 
 
 def unpack_answer(value: bytes) -> str:
-    """Unpack an answer.
-
-    Raises:
-        RendezvousStateError: It is not such an answer.
-    """
+    """Unpack an answer; raise `RendezvousStateError` for other values."""
     unpacking = zlib.decompressobj()
     try:
         text = unpacking.decompress(value, ANSWER_BYTES_MOST)

@@ -1,19 +1,18 @@
-"""Pure: what happened in a run, round by round, as its coordinators keep it. It is told in `rdzv.display`.
+"""Pure: the history of a run, round by round, as its coordinators keep it. `rdzv.display` shows it.
 
-Each round is a chapter, and the last chapters are one key, which the coordinator writes in the transactions that it
-makes anyway: with the commit, and with a progress that tells of members that have gone or of the closing. There are at
-most `CHAPTERS_MOST` in `BYTES_MOST` bytes, the oldest being forgotten first, and each names at most `NAMED_MOST` nodes
-at a time: a run that goes on for months takes no more room than that. Of what is forgotten the sums remain (`Past`).
+Each round is a chapter. The last chapters are in one key, which the coordinator writes with transactions that it makes
+anyway: with the commit, and with a progress that reports gone members or the closing. At most `CHAPTERS_MOST` chapters
+are kept in `BYTES_MOST` bytes, and each names at most `NAMED_MOST` nodes at a time, so the size is bounded however long
+a run lasts. The oldest chapters are dropped first; their sums remain (`Past`).
 
-Durations are measured on the clock of one coordinator that knew of both moments: how long after its predecessor a round
-completed, how far into a round something happened, when the first member was no longer in it, and for how long since
-then too few nodes were there. A coordinator that came to the run after the round had completed does not know; then the
-time is None, and what remains is the hour that stands beside it.
+Durations are measured on the clock of one coordinator that saw both moments: from a round's predecessor to its
+completion, from there to an incident and to the first missing member, and for how long since then too few nodes were
+there. A coordinator that came after the completion does not know them: the duration is None, and the hour remains.
 
 The *hour of a run* is the hour at which its last round completed, by the clock of the coordinator that committed it,
-and the seconds since then on one coordinator's clock after the other: a successor continues from the last progress that
-it heard. The coordinator sends it with its keep-alives, and the store says how long ago that was. So a process that
-asks how long ago something was does not compare its own clock with another machine's.
+plus the seconds since then on one coordinator's clock after the other: a successor continues from the last progress
+that it received. The coordinator sends it with its keep-alives, and the store adds its age. So a process that asks for
+an age does not compare its own clock with another machine's.
 """
 
 from __future__ import annotations
@@ -260,15 +259,15 @@ class Chronicle:
         waited: float = 0.0,
         hour: float | None = None,
     ) -> None:
-        """Go on where the last coordinator was.
+        """Continue from the last coordinator's history.
 
         Args:
-            history: What it has written.
-            began: When this node heard of the last round, if it was there.
+            history: The last one in the store.
+            began: When this node saw the last round, if it did.
             now: When it takes over. In a run without a round, its time begins `waited` seconds before.
-            ended: When this node was itself no longer in that round, if it was: after an outage, long before `now`.
-            waited: For how long nodes have waited already, being too few.
-            hour: The hour of the run, if the last coordinator has said it.
+            ended: When this node itself left that round, if it did: after an outage, long before `now`.
+            waited: Seconds for which too few nodes have waited.
+            hour: The hour of the run, if the last coordinator reported it.
         """
         self._history, self._began = history, began
         if not history.chapters:

@@ -55,10 +55,7 @@ RankOrder = Callable[[Sequence["NodeRecord"], Mapping[str, int]], Sequence["Node
 
 
 def survivors_first(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
-    """Return survivors of the last round in their order, then newcomers in order of arrival.
-
-    Rank 0 is a survivor if there is one: it has the state that newcomers lack.
-    """
+    """Return survivors in their order, then newcomers by arrival. Rank 0 has the state that newcomers lack."""
     survivors = sorted(
         (record for record in arrivals if record.node_id in previous), key=lambda record: previous[record.node_id]
     )
@@ -73,7 +70,7 @@ def survivors_then_name(arrivals: Sequence[NodeRecord], previous: Mapping[str, i
 def in_place(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
     """Return survivors at their former ranks, and newcomers at the lost ones, from the lowest, by arrival.
 
-    If the round has become smaller, survivors beyond its size take lost ranks before newcomers do.
+    In a smaller round, survivors beyond its size take lost ranks before newcomers do.
     """
     places: list[NodeRecord | None] = [None] * len(arrivals)
     rest = []
@@ -98,9 +95,9 @@ def by_name(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequ
 
 
 def by_request(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
-    """Return nodes at their `requested_rank` if possible, by arrival; the others fill gaps as `survivors_first`.
+    """Return nodes at their `requested_rank`, by arrival; the others fill gaps as `survivors_first`.
 
-    A rank beyond the world size, or requested by an earlier node, is not possible.
+    A rank beyond the world size, or requested by an earlier node, is not given.
     """
     places: list[NodeRecord | None] = [None] * len(arrivals)
     rest = []
@@ -166,11 +163,7 @@ def _natural(part: str) -> tuple[int, int, str, str]:
 
 
 def order_named(name: str | RankOrder) -> RankOrder:
-    """Return the order that a setting names: one of `RANK_ORDERS`, or topology:ATTRIBUTE.
-
-    Raises:
-        RendezvousSettingsError: The name is unknown.
-    """
+    """Return the order that a setting names, one of `RANK_ORDERS` or topology:ATTRIBUTE; raise an error for others."""
     if not isinstance(name, str):
         return name
     kind, _, attribute = name.partition(":")
@@ -199,15 +192,9 @@ def newest_of(records: Sequence[NodeRecord]) -> tuple[int, int] | None:
 
 
 def in_units(records: Sequence[NodeRecord], *, unit: int, attribute: str) -> list[NodeRecord]:
-    """Group records into whole units within one domain each, and leave out incomplete units.
+    """Return the records in units of `unit` nodes with one value of the attribute, without incomplete units.
 
-    A domain is a value of the attribute; nodes without it are one domain. Units are ordered by their first records, and
-    records keep their order in a unit.
-
-    Args:
-        records: In order of preference, or of rank.
-        unit: The number of nodes per unit.
-        attribute: The attribute whose value all nodes of a unit share.
+    Nodes without the attribute are one domain. Units are ordered by their first records; records keep their order.
     """
     open_units: dict[str | None, list[NodeRecord]] = {}
     units: list[tuple[int, list[NodeRecord]]] = []

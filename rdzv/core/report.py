@@ -1,7 +1,7 @@
-"""Pure: how a run stands and what it has cost, also as plain data, for `rdzv status --json` and the HTTP server.
+"""Pure: the state and the cost of a run, also as plain data, for `rdzv status --json` and the HTTP server.
 
-Every fact is a field of its own, so that nothing has to be parsed out of sentences. `docs/status.schema.json` describes
-the fields. `VERSION` steps when one of them goes or changes its meaning; new ones may come at any time.
+Every fact is a field, so that no sentence has to be parsed. `docs/status.schema.json` describes the fields. `VERSION`
+increases when one is removed or changes its meaning; new ones may be added at any time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 VERSION: Final = 1
-WORST_NAMED: Final = 1  # nodes in the closing line, if they were lost more than once
+WORST_NAMED: Final = 1  # nodes in the closing line, if lost more than once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,13 +139,13 @@ class RunStatus:
 
 
 def pace_in(status: RunStatus) -> Pace:
-    """Return how the members of a run get on, by their steps."""
+    """Return the progress of a run's members, by their steps."""
     timeout = status.settings.get("stall_timeout")
     return pace_of(status.steps, stall_timeout=timeout if isinstance(timeout, (int, float)) else None)
 
 
 def node_states(status: RunStatus, pace: Pace) -> dict[str, str]:
-    """Return the state of each node that is named; see `NODE_STATES`. The most urgent counts, if there are several."""
+    """Return the most urgent state of each named node; see `NODE_STATES`."""
     states = {
         **dict.fromkeys((member.node_id for member in status.members), "in the round"),
         **{node_id: "busy" for node_id, one in status.steps.items() if one.busy},
@@ -176,7 +176,7 @@ def counts_of(status: RunStatus, states: Mapping[str, str]) -> dict[str, int]:
 
 
 def run_state(status: RunStatus, pace: Pace, counts: Mapping[str, int]) -> tuple[str, str]:
-    """Return the state of a run: how it is meant ("ok", "wait", "drain", "warn", "bad", "over"), and its words."""
+    """Return the state of a run: its kind ("ok", "wait", "drain", "warn", "bad", "over"), and its words."""
     least, most = status.settings.get("min_nodes"), status.settings.get("max_nodes")
     if status.phase is Phase.CLOSED:
         return ("bad", "Given up") if status.closing and status.closing.given_up else ("over", "Closed")
@@ -200,11 +200,11 @@ AGES: Final = frozenset(
         *("step_age", "seconds_ago", "how", "seconds_left", "ends_in"),
     )
 )
-"""The fields that change by themselves; beside each is one that does not, mostly an hour."""
+"""The fields that change by themselves; beside each is a stable one, mostly an hour."""
 
 
 def report(status: RunStatus) -> dict[str, Any]:
-    """Return a status as what JSON knows: dictionaries, lists, strings, numbers, booleans, None."""
+    """Return a status as JSON's types: dictionaries, lists, strings, numbers, booleans, None."""
     bootstrap, resized, now = status.bootstrap_address, status.resized, status.now
     pace = pace_in(status)
     states = node_states(status, pace)
@@ -318,9 +318,9 @@ def _member(
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of the user's as JSON knows it: bytes as text, and what else there is as Python shows it."""
+    """Return a user's value as JSON's types: bytes as text, and others as Python shows them."""
     match value:
-        case float() if not math.isfinite(value):  # a page reads none of them
+        case float() if not math.isfinite(value):  # invalid in JSON
             return repr(value)
         case None | bool() | int() | float() | str():
             return value
@@ -339,15 +339,15 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What the time of a run went by with, and who was lost.
+    """The use of a run's time, and its losses.
 
     Attributes:
-        run_id: Which run.
+        run_id: The run's name.
         seconds: From its beginning until it was closed, or until now.
-        spent: What they went by with.
-        rounds: How many rounds have completed.
-        reasons: How many members were lost, by why; "other" counts the rare reasons of rounds that are forgotten.
-        lost: How often each was, the most often first, as far as it is remembered by name.
+        spent: The seconds by use.
+        rounds: The number of completed rounds.
+        reasons: Losses by reason; "other" counts the rare reasons of dropped rounds.
+        lost: Losses by node, the most often lost first, as far as remembered by name.
     """
 
     run_id: str
@@ -359,11 +359,11 @@ class Account:
 
     @property
     def losses(self) -> int:
-        """How many members were lost."""
+        """The number of lost members."""
         return sum(self.reasons.values())
 
     def __str__(self) -> str:
-        """The closing line of a run."""
+        """Return the closing line of a run."""
         if not self.rounds:
             return f"{self.run_id}: no round has completed"
         parts = (
@@ -380,7 +380,7 @@ class Account:
         return f"{self.run_id}: {long_duration(self.seconds)}; {shares}; {losses}{named}"
 
     def plain(self) -> dict[str, Any]:
-        """Return it as what JSON knows, and in words."""
+        """Return it as JSON's types, and in words."""
         return {
             "seconds": self.seconds,
             "training": self.spent.trained,
@@ -394,13 +394,13 @@ class Account:
 
 
 def account(run_id: str, history: History, *, now: float | None = None, waited: float | None = None) -> Account:
-    """Return what a run has cost so far.
+    """Return the cost of a run so far.
 
     Args:
-        run_id: Which run.
-        history: What is remembered of it.
-        now: The hour of the run, in seconds since 1970, if it goes on; None to count to what is known.
-        waited: For how long it has been waiting for nodes, if it is.
+        run_id: The run's name.
+        history: Its remembered history.
+        now: The hour of the run, in seconds since 1970, if it continues; None counts to the last known hour.
+        waited: Seconds for which it has waited for nodes, if it does.
     """
     total, lost, reasons = history.past.spent, Counter(history.past.lost), Counter(history.past.reasons)
     if other := history.past.losses - reasons.total():
@@ -425,12 +425,12 @@ def account(run_id: str, history: History, *, now: float | None = None, waited: 
 
 
 def closing_of(chapter: Chapter) -> Incident | None:
-    """Return how the run was closed in a round, if it was."""
+    """Return how the run was closed in a round, or None."""
     return next((one for one in chapter.incidents if one.kind == "closed"), None)
 
 
 def lengths_of(chapters: Sequence[Chapter], now: float | None) -> list[float]:
-    """Return for how long each round was the last one: until the next, until the closing, or until now."""
+    """Return for how long each round was the last one: until the next, the closing, or now."""
     lengths = [seconds_between(*pair) for pair in pairwise(chapters)]
     if chapters:
         last = chapters[-1]

@@ -106,12 +106,7 @@ def news_within(*, disconnect_ttl: float, ttl: float, back_for: float = math.inf
     """Return for how many seconds the first member to fail waits for news of a loss.
 
     A death is normally announced after `gone_ttl`; if many seem dead at once, `disconnect_ttl` decides. But a store
-    that
-    has just restarted gives each lease its full `ttl` again: a member that died before is not known to be dead sooner.
-
-    Args:
-        disconnect_ttl: For how long a lease outlives its connection.
-        ttl: For how long a lease outlives its last renewal.
-        back_for: Seconds since this node reconnected to the store.
+    that restarted (this node reconnected `back_for` seconds ago) gives each lease its full `ttl` again, also of dead
+    members.
     """
     return max(disconnect_ttl, ttl - back_for) + NEWS_OF_A_LOSS

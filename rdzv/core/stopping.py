@@ -101,11 +101,7 @@ def stop_of(answers: Mapping[str, int | None]) -> int | None:
 
 
 def step_of(step: SupportsIndex) -> int:
-    """Return a step as a plain number that every member can read.
-
-    Raises:
-        RendezvousSettingsError: It is not an integer, or has more than 64 bits.
-    """
+    """Return a step as a plain number; raise `RendezvousSettingsError` unless it is an integer of at most 64 bits."""
     with contextlib.suppress(TypeError):
         number = operator.index(step)
         if -STEP_MOST <= number < STEP_MOST:
@@ -117,10 +113,8 @@ class Agreement:
     """The coordinator's side: the question to the members of its round, their answers, and the decision.
 
     Question and decision share a key. Each write is conditional on the last value seen: a node whose watch was reset
-    reads
-    the last value only, so there must not be two decisions. A new coordinator continues from the question and the
-    answers
-    in the store (promise R7).
+    reads the last value only, so there must not be two decisions. A new coordinator continues from the question and the
+    answers in the store (promise R7).
 
     Attributes:
         listens: True once anything was asked, so that answers are read.
@@ -158,8 +152,8 @@ class Agreement:
             standing: The record in the store, as far as this node has seen.
             why: Why all should leave, in words; empty if no node has to join or leave.
             for_newcomers: True if waiting nodes are the only reason.
-            closing: True if the run is closed. Members without a step then leave at once, so all must: a member that
-                begins its first step would wait in it for them.
+            closing: True if the run is closed. Members without a step leave at once; others would wait for them in a
+                step.
             members: The members that are still in the round and will answer.
             some_have_gone: True if a member has gone.
         """

@@ -46,11 +46,7 @@ def prose(text: str, *, most: int = PROSE_BYTES_MOST) -> str:
 
 
 def check_prose(name: str, given: object, *, most: int = PROSE_BYTES_MOST) -> str:
-    """Return a text from a user, made valid and cut to `most` bytes.
-
-    Raises:
-        RendezvousSettingsError: It is not a string.
-    """
+    """Return a user's text, made valid and cut to `most` bytes; raise an error if it is not a string."""
     if not isinstance(given, str):
         raise RendezvousSettingsError(f"{name}={shown(given)} must be text (str)")
     return prose(given, most=most)
@@ -77,20 +73,12 @@ class Stored(Record):
         by_place, outside = False, ()
 
     def pack(self) -> bytes:
-        """Return the record as bytes.
-
-        Raises:
-            RendezvousSettingsError: A field has a value that could not be read back.
-        """
+        """Return the record as bytes; raise `RendezvousSettingsError` if a value could not be read back."""
         return _packed(self.called, lambda: _plain_of(self))
 
     @classmethod
     def unpack(cls, value: bytes, **outside: object) -> Self:
-        """Return the record of a key's value and of its `outside` fields.
-
-        Raises:
-            RendezvousStateError: The value is not such a record.
-        """
+        """Return the record of a key's value and its `outside` fields, or raise `RendezvousStateError`."""
         return unpack(cls.called, value, lambda plain: cls.read(_row_of(cls, plain, outside)))
 
     @classmethod
@@ -172,11 +160,7 @@ def pack(plain: object) -> bytes:
 
 
 def unpack(what: str, value: bytes, build: Callable[[Any], T]) -> T:
-    """Build an object from a key's value; `what` names the object in the error.
-
-    Raises:
-        RendezvousStateError: It cannot be built.
-    """
+    """Build an object from a key's value, or raise `RendezvousStateError`, which calls the object `what`."""
     try:
         return build(msgpack.unpackb(value, raw=False, strict_map_key=False))
     except Exception as error:  # msgpack and the builders raise many unrelated classes for foreign data

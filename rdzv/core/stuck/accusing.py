@@ -69,9 +69,9 @@ class Accusations(dict[str, Accusation]):
         ]
 
     def believed(self, *, round: int, live: Collection[str]) -> tuple[str, str] | None:
-        """Return a live member that enough live members accuse, and why, in words; or None.
+        """Return the live member that most live members accuse, and why, in words; None if they are too few.
 
-        One at a time, the most accused first: without it, its own accusations do not count.
+        One at a time: without it, its own accusations do not count.
         """
         against: dict[str, dict[str, str]] = {}
         for one in self.standing(round=round, live=live):

@@ -59,10 +59,6 @@ class Beats:
 
     Each thread writes its own attributes, a whole tuple at once, so that the other never sees half of it.
 
-    Args:
-        number: The round's.
-        clock: Seconds, from any thread.
-
     Attributes:
         clock: Seconds on the member's clock, from any thread.
         counts: True if there is a report to send: the member has made one, or must.
@@ -85,11 +81,7 @@ class Beats:
         return self._last[0]
 
     def beat(self, step: SupportsIndex) -> int:
-        """Record that the member begins this step, and return it as a plain number.
-
-        Raises:
-            RendezvousSettingsError: It is not an integer of at most 64 bits.
-        """
+        """Record that the member begins this step, and return it as a plain number; see `step_of`."""
         before, step = self._last, step_of(step)
         if step != before[0]:
             self._last = (step, self.clock(), before[2] + 1)
@@ -97,14 +89,7 @@ class Beats:
         return step
 
     def be_busy(self, seconds: float, label: str) -> object:
-        """Record that the member is busy for at most `seconds`; stretches may overlap.
-
-        Returns:
-            A token that ends this stretch, for `be_free`.
-
-        Raises:
-            RendezvousSettingsError: The label is not a string.
-        """
+        """Record that the member is busy for at most `seconds`; return a token for `be_free`. Stretches may overlap."""
         token = object()
         stretch = (token, self.clock() + float(seconds), check_prose("label", label, most=LABEL_BYTES_MOST))
         self._busy = (*self._busy, stretch)
@@ -151,11 +136,7 @@ class Beats:
         return self._last[2] <= 1
 
     def note(self, *, away: bool) -> BeatNote:
-        """Return the note to send now.
-
-        Args:
-            away: The node was disconnected from the store until a moment ago.
-        """
+        """Return the note to send now; `away`: the node was disconnected from the store until a moment ago."""
         now = self.clock()
         step, at, count = self._last
         busy_until, what = self._busy_longest

@@ -79,14 +79,7 @@ class Stalls:
         self._looked_at = -math.inf
 
     def look(self, heard: Mapping[str, Heard], *, round: int, now: float, every: float) -> Verdict:
-        """Judge the live members of a round.
-
-        Args:
-            heard: The last notes of the members that sent any.
-            round: The round's number.
-            now: Seconds on this node's clock.
-            every: Normal seconds between two looks.
-        """
+        """Judge the live members of a round by their last notes; looks are normally `every` seconds apart."""
         late = now - self._looked_at > every + AWAY_AFTER  # the store was away, or this is the first look
         if round != self._round or late:
             self._round, self._excused_at = round, now

@@ -84,12 +84,7 @@ class Pace:
 
 
 def pace_of(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) -> Pace:
-    """Return how the members progress.
-
-    Args:
-        steps: The progress of each member that reports it.
-        stall_timeout: The run's setting.
-    """
+    """Return how the members progress, by the steps that they report."""
     begun = {node_id: one for node_id, one in steps.items() if one.step is not None}
     if not begun:
         return Pace(told=len(steps), stuck={}, slow={})
