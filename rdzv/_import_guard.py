@@ -2,9 +2,7 @@
 
 Many a script has a `store.py` beside it, and a PyPI distribution called `store` installs its files over this package:
 its `store/__init__.py` is empty, and uninstalling it removes that file. Without this check, the user would only read of
-a name that cannot be imported, without the reason.
-
-Foreign code is read, and never run. A module that is missing because of a missing dependency is left alone.
+a name that cannot be imported. Foreign code is read, and never run. Modules that lack a dependency are left alone.
 """
 
 from __future__ import annotations

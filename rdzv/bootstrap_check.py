@@ -6,10 +6,8 @@ other member connects and sends its rank, and rank 0 answers all once all have c
 a few seconds gives the round up.
 
 Rank 0 then writes a verdict (`judge`) into a key that all read. If most members have come, the next round leaves the
-others out: one node behind a firewall does not end the job. If few have come, rank 0 is the one that is not reached,
-and another node takes its place.
-
-A connection proves only that its peer knows of this round; a line that is too long, or wrong, is ignored.
+others out. If few have come, rank 0 is the one that is not reached, and another node takes its place. A connection
+proves only that its peer knows of this round; a line that is too long, or wrong, is ignored.
 """
 
 from __future__ import annotations
@@ -74,16 +72,7 @@ def judge(why: str, missing: Collection[int], *, size: int, needed: int, again: 
 async def check_the_way(
     round: Round, rank: int, names_of: Callable[[Collection[int]], Awaitable[list[str]]]
 ) -> tuple[str, list[int]]:
-    """Check that all members reach rank 0 of this round.
-
-    Args:
-        round: The round.
-        rank: This member's.
-        names_of: Returns the names of ranks.
-
-    Returns:
-        The problem in words, or ""; and, to rank 0, the ranks that have not come.
-    """
+    """Check the way to rank 0; return the problem in words, or "", and, to rank 0, the ranks that have not come."""
     at = f"{round.host}:{round.port}"
     if rank:
         problem = await reach(round, rank)
@@ -100,11 +89,7 @@ async def check_the_way(
 
 
 async def all_reach(round: Round) -> list[int]:
-    """As rank 0, wait for the others at the promised port; return the ranks that have not come.
-
-    Raises:
-        OSError: The port cannot be listened on.
-    """
+    """As rank 0, wait for the others; return the missing ranks. An OSError: the promised port cannot be listened on."""
     missing = set(range(1, round.size))
     complete, told = asyncio.Event(), asyncio.Event()
     untold = set(missing)

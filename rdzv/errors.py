@@ -13,8 +13,7 @@
     ├── SharedStoreTimeoutError       a key of the round's shared store did not come in time
     └── QueueEmptyError               a queue of the round's shared store was empty, and the caller would not wait
 
-`RendezvousNonRetryableError` is mixed into those that a retry cannot mend: NVIDIA's and PyTorch's launchers make that
-distinction.
+`RendezvousNonRetryableError` is mixed into those that a retry cannot mend, for NVIDIA's and PyTorch's launchers.
 """
 
 from __future__ import annotations
@@ -52,10 +51,7 @@ STATUS_MAX = 255  # of a process; in a shell, from 128 on it names a signal
 
 
 def exit_status(status: SupportsIndex) -> tuple[int, str]:
-    """Return the exit status of a verdict, and a remark for its reason if the given status was replaced.
-
-    An invalid status does not invalidate the verdict: it is replaced by another one that is not 0.
-    """
+    """Return a verdict's exit status, and a remark for its reason if an invalid one was replaced by another (not 0)."""
     try:
         number = operator.index(status)
     except TypeError:

@@ -2,8 +2,6 @@
 
 A backend subclasses `RendezvousHandler` and has four methods, and `aclose` if it holds resources. It may offer the
 further verbs of `rdzv.node.front.verbs` under the same names.
-
-This module has no behaviour. It imports the types of `rdzv.membership` for type checkers only.
 """
 
 from __future__ import annotations
@@ -20,10 +18,7 @@ __all__ = ["BlockingRendezvousHandler", "RendezvousHandler"]
 
 
 class RendezvousHandler(ABC):
-    """One node's part in the rendezvous of one run; `async with` closes it.
-
-    Only the abstract methods are required. Errors are those of `rdzv.errors`.
-    """
+    """One node's part in the rendezvous of one run; `async with` closes it. Errors are those of `rdzv.errors`."""
 
     @abstractmethod
     async def next_rendezvous(self) -> RendezvousInfo:
@@ -79,10 +74,7 @@ class RendezvousHandler(ABC):
 
 
 class BlockingRendezvousHandler(ABC):
-    """One node's part in the rendezvous of one run, for blocking callers; `with` closes it.
-
-    The methods are those of `RendezvousHandler`.
-    """
+    """The blocking twin of `RendezvousHandler`, with the same methods; `with` closes it."""
 
     @abstractmethod
     def next_rendezvous(self) -> BlockingRendezvousInfo:

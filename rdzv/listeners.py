@@ -27,11 +27,8 @@ class Listeners:
     """Listeners that are notified together, and groups of them.
 
     A notification has no content. A listener is added first, then looks at the state, and again at each notification,
-    so it
-    misses no change.
-
-    Any thread may add, remove and notify. Each access to the table is one step of the interpreter. There is no lock: a
-    child that is forked while another thread holds one could never take it.
+    so it misses no change. Any thread may add, remove and notify; each access to the table is one step of the
+    interpreter. There is no lock: a child that is forked while another thread holds one could never take it.
     """
 
     def __init__(self) -> None:

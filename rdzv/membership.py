@@ -1,7 +1,6 @@
 """A member's view of its round: the round's values, whether it is still a member, and the news for it.
 
-A `RendezvousInfo` is given to the user and outlives its round. The `Membership` behind it has the reason once the round
-is over for this node, and notifies callbacks.
+A `RendezvousInfo` is given to the user and outlives its round. `Membership` notifies its holders of the round's end.
 """
 
 from __future__ import annotations
@@ -118,11 +117,8 @@ class Membership:
     """A round that this node is in, or was. Written in the node's loop, and read from any thread.
 
     Attributes:
-        round: The round.
-        rank: This node's rank in it.
         arrival: This node's arrival that it holds.
         beats: This member's steps.
-        node_id: The node's id.
         head: The last head taken in; it changes no more once the membership is over.
         over: The reason for which the node is not in the round any more; None while it is.
         over_at: The time of that, on this node's clock.
@@ -155,12 +151,7 @@ class Membership:
         """Take in the head's news of this round, all of it before any listener is notified; nothing here waits.
 
         A departure may come in the same read as the decision after which it was no loss. So the decision is set before
-        the
-        losses, and both before a listener looks.
-
-        Args:
-            head: The run's head.
-            rejoins: True if this node has sent another record, which a later round may hold.
+        the losses. `rejoins`: this node has sent another record, which a later round may hold.
         """
         if self.over is not None:
             return
@@ -252,15 +243,10 @@ def changes_since(
 ) -> list[Change]:
     """Return the changes that a member must still be told.
 
-    Args:
-        seen: The last change of each kind that it was told of this round.
-        head: The known head.
-        round: The round this node is in; None if in none.
-        dropped: The reason for which it was dropped, if it was.
-        node_id: The node's id. It learns of its own loss by `dropped`.
-        now: Seconds on this node's clock.
+    `seen` has the last change of each kind that it was told of this round. It learns of its own loss by `dropped`.
+    `now` is in seconds on this node's clock.
     """
-    # The closing first: a caller that learns of a departure should know already that it need not meet again.
+    # The closing first: a caller that learns of a departure should know already not to meet again.
     all_of_it: list[Change] = [] if head.closed is None else [head.closed]
     progress = head.progress
     if round is not None and progress is not None and progress.round == round.number:
@@ -271,7 +257,7 @@ def changes_since(
             all_of_it.append(NodesLeft(progress.departed, ids, *_what_is_known(progress, ids)))
         if progress.waiting or any(isinstance(change, NodesWaiting) for change in seen):
             all_of_it.append(NodesWaiting(progress.waiting))
-        # Only members: nodes that wait, or were in an earlier round, may be drained, too, and need no regroup.
+        # Only members: nodes that wait, or were in an earlier round, may be drained, too.
         if ids := tuple(node_id for node_id in progress.draining if node_id in head.drains):
             soonest = min((head.drains[node_id] for node_id in ids), key=lambda leaving: leaving.until)
             all_of_it.append(Draining(ids, max(soonest.until - now, 0.0), soonest.reason))

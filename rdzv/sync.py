@@ -42,8 +42,8 @@ def connect(url: str, **overrides: Unpack[Overrides]) -> contextlib.AbstractCont
 class _Connection(contextlib.AbstractContextManager[Handler]):
     """A handler, for as long as it is entered.
 
-    It is no generator: a generator also cleans up when it is garbage-collected. At the end of a process that never left
-    the context, or in a forked child, that would wait for a thread that no longer runs.
+    It is no generator: that also cleans up when it is garbage-collected. At the end of a process that never left the
+    context, or in a forked child, the clean-up would wait for a thread that no longer runs.
     """
 
     def __init__(self, url: str, overrides: Overrides) -> None:
@@ -81,10 +81,7 @@ def rounds(
     no_progress: int = 0,
     **overrides: Unpack[Overrides],
 ) -> Iterator[Round]:
-    """Take part in a run, round after round, until it is closed: `for round in rdzv.sync.rounds(url): with round: ...`.
-
-    Arguments and errors are those of `rdzv.rounds`.
-    """
+    """Take part in a run, round after round, until it is closed; arguments and errors are those of `rdzv.rounds`."""
     options = Options(on_waiting=on_waiting, progress=progress, no_progress=no_progress)
 
     def each() -> Iterator[Round]:

@@ -7,8 +7,7 @@
                 step = train(round, step)
 
 A body that blocks cannot be cancelled. When a round has ended, the next `check` raises `RoundChanged`, and every wait
-in `round.store` ends with an error that names the lost members; leaving the block swallows both. For the rest, see
-`rdzv.loop.rounds`.
+in `round.store` ends with an error that names the lost members; leaving the block swallows both.
 """
 
 from __future__ import annotations

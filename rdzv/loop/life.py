@@ -1,14 +1,12 @@
 """Shell: a round's life for one of its members: it notices what ends the round, and acts on that, in the node's loop.
 
 All drivers of a member's rounds use it: `rounds()`, `rdzv.torch.rounds`, `rdzv run`, and torchrun's handler. They
-differ in the member's work, and in how they end it. `rdzv.core.round_life` decides whether a failure is the member's
-own.
+differ in the member's work, and in how they end it. `rdzv.core.round_life` decides whose error a failure is.
 
-**The end of a round** is noticed in the node's thread at once. A loss, a departure anywhere but at the agreed step, and
-being dropped end it immediately. A closing, like every announced change, ends it where the members agree to stop. It
-ends the round immediately if no step has begun, or if it is a verdict not to go on: the member that gave it has left in
-the middle of its step, and the others would wait for it. An agreement needs no notice here: the member meets it at its
-next `check`, unless all may leave immediately.
+**The end of a round** is noticed in the node's thread. A loss, a departure anywhere but at the agreed step, and being
+dropped end it at once. A closing, like every announced change, ends it where the members agree to stop; but at once if
+no step has begun, or if it is a verdict not to go on: the member that gave it has left in the middle of its step. An
+agreement needs no notice: the member meets it at its next `check`, unless all may leave at once.
 
 **The first member** to fail, or to end the round, is named in one key of the round's store, which is written once, with
 how it failed. A member that listens to that key (`hear`) stops, too: it might hang in a collective otherwise.
@@ -51,8 +49,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 FINISHED: Final = "every member has come to the end of its body"  # the reason with which a finished run is closed
 
-# Keys in the round's shared store: the number of members that have finished; the member that ended the round first, and
-# how its work failed, if it did.
+# Keys in the round's shared store: the finished members' number; the first to end it, and how its work failed.
 DONE: Final = "rdzv/done"
 BLAME: Final = "rdzv/ended_by"
 
@@ -68,13 +65,11 @@ class Life:
         node: The node.
         membership: The round.
         on_end: Called with the ending, in the node's thread, or in the thread that noticed it first. Called again if
-            the
-            ending was an agreement, and a member goes before this one has left.
+            the ending was an agreement, and a member goes before this one has left.
         lets_newcomers_wait: True if waiting nodes do not interrupt work that begins no step.
         finished: The reason with which the run is closed once all members have finished.
 
     Attributes:
-        phase: The member's phase.
         blames_others: True if an error of its work was found to be others' fault.
         all_have_finished: True if it was the last to finish.
     """
@@ -172,19 +167,19 @@ class Life:
                 case Closed(reason=reason, given_up=given_up) if given_up or stops_nowhere:
                     return Ending(kind=EndKind.CLOSED, reason=f"the run is closed: {reason}")
         if gate.decided and gate.stop is None and not (gate.for_newcomers and self._lets_newcomers_wait):
-            # All leave at once: no member has begun a step. Or the run is closed, and some have begun: such a member
-            # may wait in its first step for one that has gone.
+            # All leave at once: no member has begun a step; or the run is closed, and members in their first step may
+            # wait for one that has gone.
             return Ending(kind=EndKind.AGREED if gate.begun is None else EndKind.CLOSED, reason=gate.why)
         if progress is None:
             return None
         if at_end and progress.live < round.size:
             # It comes to no further agreed step: either all finish, and the run is closed, or the others stop, and it
-            # goes on with them. Members that begin no steps (`rdzv run`) stop without agreeing on one.
+            # goes on with them. `rdzv run` stops without steps.
             return Ending(kind=EndKind.AGREED, reason=gate.why or "others, who were not done, meet again")
         has_left = progress.live + progress.lost + progress.departed < round.size
         if self.phase is Phase.AT_WORK and has_left and round.in_steps and not gate.decided:
-            # It came for the next round from the middle of a step, in which the others wait for it: it has failed, and
-            # could not ask which member was first.
+            # It rejoined from the middle of a step, in which the others wait for it: it failed, and could not ask which
+            # member was first.
             return Ending(kind=EndKind.LEFT, reason="left: a member meets again, and all had not agreed to")
         return None
 
@@ -197,9 +192,7 @@ class Life:
     def _left_early(self) -> bool:
         """Return True if a member has left anywhere but at the agreed step: the others wait for it in their step.
 
-        A member that left at the agreed step is ignored, unless this body waits for it in a later step, having gone on
-        without
-        `check`.
+        It counts, too, if this body goes on without `check` and waits for a member that left at the agreed step.
         """
         progress = self._membership.progress
         return progress is not None and progress.left_early
@@ -213,16 +206,11 @@ class Life:
         in_node: Callable[[Coroutine[Any, Any, bool]], Awaitable[bool]],
         release: Callable[[], Awaitable[None]],
     ) -> Outcome:
-        """Act on the end of the work. `rdzv.core.round_life` decides whether a failure is the member's own.
+        """Act on the end of the work. `rdzv.core.round_life` decides whose error a failure is.
 
-        For blocking callers, both `in_node` and `release` return without waiting.
-
-        Args:
-            failure: The error of the work, or in words, for others to read, how it has failed.
-            in_node: Runs a coroutine in the node's loop.
-            release: Releases what others wait for. Called after this member has reported its failure: else others,
-                which
-                fail because of it, would report first.
+        `failure` is the work's error, or says in words for others how it failed. `in_node` runs a coroutine in the
+        node's loop. `release` releases others' waits, after this member has reported its failure: else others, which
+        fail because of it, would report first. For blocking callers, both return without waiting.
         """
         verdict = gave_up(failure)
         if verdict is not None:
@@ -311,7 +299,6 @@ class Life:
         log.warning("run %s, round %d: %s", self._node.run_id, self._membership.round.number, what)
 
     async def _store(self) -> SharedStore:
-        """Return the round's shared store, for the node's loop."""
         link = await self._node.connect()
         return shared_store(self._node, self._membership, link.store)
 
@@ -359,9 +346,7 @@ def names_of(gone: NodesLost | NodesLeft) -> str:
 async def suspect(node: Node, why: str) -> None:
     """Report that the round failed as it does when an unknown member has died.
 
-    If the store sees that a member's process has hung up, that member is lost at once, without `gone_ttl`. If the
-    report
-    fails, the end of the lease does the same.
+    If a member's process has hung up on the store, it is lost at once, without `gone_ttl`; else by its lease.
     """
     link, membership = await node.connect(), node.membership
     if membership is not None and membership.over is None:

@@ -1,7 +1,6 @@
 """Shell: the loop over the rounds of a run, and a round for a member's body: the part that both twins share.
 
-`RoundLoop` goes from round to round. `MemberOfRound` is a round: its member, its changes, and the end of the body, over
-the few operations that each twin has of its own.
+`MemberOfRound` has the round's member, its changes, and the end of the body, over a few operations of each twin.
 """
 
 from __future__ import annotations
@@ -52,11 +51,7 @@ NO_PROGRESS_STATUS: Final = 93  # as `--give-up-status` of `rdzv run`
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The options of a loop; see `rdzv.rounds`.
-
-    Raises:
-        RendezvousSettingsError: An option is invalid.
-    """
+    """The options of a loop; see `rdzv.rounds`. Invalid ones raise RendezvousSettingsError."""
 
     on_waiting: OnWaiting = "now"
     progress: Callable[[], SupportsIndex] | None = None
@@ -77,14 +72,7 @@ async def done(work: Awaitable[T] | T) -> T:
 
 
 class RoundLoop(Generic[SomeRound]):
-    """The loop over the rounds of a run, for both twins. Over a blocking handler it is a coroutine that never waits.
-
-    Args:
-        make: Makes a round of the handler, of the result of `next_rendezvous`, and of this.
-        handler: Either handler, connected.
-        node: Its node.
-        options: The options.
-    """
+    """The loop over the rounds of a run, for both twins. Over a blocking handler it is a coroutine that never waits."""
 
     def __init__(self, make: Callable[..., SomeRound], handler: Any, node: Node, options: Options) -> None:
         self.node: Node = node
@@ -126,12 +114,7 @@ class RoundLoop(Generic[SomeRound]):
         return None
 
     def end(self, error: RendezvousGracefulExitError | RendezvousClosedError) -> None:
-        """End because the run is closed: without an error, unless it was given up, or closed before the loop began.
-
-        Raises:
-            RunGivenUpError: A member has given the run up.
-            RendezvousClosedError: The run was closed before the loop began.
-        """
+        """End because the run is closed; raise if it was given up, or closed before the loop began."""
         if not isinstance(error, RendezvousClosedError):
             return
         if error.given_up:
@@ -161,10 +144,7 @@ class RoundLoop(Generic[SomeRound]):
                 await done(self._handler.change_tally(count))
 
     async def _give_up_without_progress(self) -> None:
-        """Give the run up if it has had as many rounds without a step as it may.
-
-        Called once the members have met: then all of the last round have counted it, and all get the same answer.
-        """
+        """Give the run up after too many rounds without a step; called once all have met, and so have counted them."""
         if not self.options.no_progress:
             return
         fruitless = Tally.of(await done(self._handler.change_tally(bytes))).fruitless  # this changes nothing
@@ -279,16 +259,12 @@ class MemberOfRound(ABC):
         """Report that this member begins a step, without agreeing on a stop; `check` reports it, too.
 
         It costs no message: it goes with the node's next keep-alive. With `stall_timeout`, a member that begins no step
-        for
-        that long while others do is lost.
+        for that long while others do is lost.
         """
         self._membership.beats.beat(step)
 
     def busy(self, seconds: float, what: str = "") -> Busy:
-        """Expect no step for at most `seconds`: `async with round.busy(600, "checkpoint"):`, or `with`.
-
-        No member of the round counts as stuck meanwhile: the others may be waiting for this one.
-        """
+        """Expect no step of any member for `seconds`: `async with round.busy(600, "checkpoint"):`, or `with`."""
         return Busy(self._node, self._membership, seconds, what)
 
     @abstractmethod
@@ -302,10 +278,7 @@ class MemberOfRound(ABC):
         """Release the preparations of `begin` at the round's end, also if cancelled; maybe called twice."""
 
     async def _conclude(self, error: BaseException | None) -> bool:
-        """Act on the body's end; return True to swallow its error.
-
-        A verdict not to go on is raised by itself, also if a group of tasks raised it.
-        """
+        """Act on the body's end; return True to swallow its error. A verdict in an error group is raised alone."""
         try:
             outcome = await self.life.conclude(error, in_node=self._in_node, release=self._release)
             if outcome is not Outcome.MEET_AGAIN:
@@ -322,7 +295,6 @@ class MemberOfRound(ABC):
         return True
 
     def _closing_word(self, error: BaseException | None) -> str:
-        """Return the log's words for the end of the body."""
         ending = self.ending
         why = ending.reason if ending is not None else error or "this member has finished"
         whose = f"; {error!r} has come of that" if self.life.blames_others else ""
@@ -347,8 +319,7 @@ class BodyCalls(MemberOfRound):
         """Begin a step, or leave the round together with all other members, before the same step.
 
         With nothing pending it costs no message. If the round is over, or ends here, the body is cancelled here; the
-        blocking
-        twin raises `RoundChanged`, which leaving the block swallows.
+        blocking twin raises `RoundChanged`, which leaving the block swallows.
 
         Args:
             step: The step that is about to begin; each time a larger one, any kind of whole number.

@@ -1,7 +1,6 @@
 """Shell: a temporary folder that is removed with its process; after SIGKILL, when the next one is made.
 
-A folder belongs to the process that holds a lock on a file in it. A process id would not do: it means another process
-in another container, or on another host that shares the file system.
+A folder belongs to the process that holds a lock on a file in it: process ids differ between containers and hosts.
 """
 
 from __future__ import annotations
@@ -26,11 +25,7 @@ LEFT_AFTER: Final = 60.0  # seconds; a younger folder without a lock may still b
 
 
 def make_own_folder(prefix: str) -> Path:
-    """Make a folder for this process's lifetime, and remove those of dead processes.
-
-    Raises:
-        OSError: There is no folder for temporary files; the message says what to set.
-    """
+    """Make a folder for this process's lifetime, and remove dead processes'; an OSError says which path to set."""
     try:
         folder = Path(tempfile.mkdtemp(prefix=prefix))
     except FileNotFoundError as error:
@@ -57,11 +52,6 @@ def own_folder(prefix: str) -> Iterator[Path]:
 
 
 def _lock(folder: Path) -> int:
-    """Lock a folder's file.
-
-    Raises:
-        OSError: Another process has it.
-    """
     file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -78,11 +78,7 @@ def rounds(
 
 
 def handler_of(url: str, overrides: Mapping[str, Any]) -> Handler:
-    """Return a built-in handler for a URL.
-
-    Raises:
-        RendezvousSettingsError: The URL is invalid, or its backend is a third party's.
-    """
+    """Return a built-in handler for a URL; raise RendezvousSettingsError if it is invalid or a third party's."""
     handler = create_handler(url, overrides)
     if not isinstance(handler, Handler):
         raise RendezvousSettingsError(f"the backend of {url!r:.200} is not one of ours, and has no rounds")
@@ -92,13 +88,7 @@ def handler_of(url: str, overrides: Mapping[str, Any]) -> Handler:
 async def rounds_made_by(
     make: Callable[..., SomeRound], handler: Handler, options: Options
 ) -> AsyncGenerator[SomeRound, None]:
-    """Yield rounds of another class over a handler, which this enters, and leaves for good.
-
-    Args:
-        make: Takes the arguments of `Round`.
-        handler: The handler.
-        options: The options.
-    """
+    """Yield rounds of another class, made by `make`, over a handler, which this enters, and leaves for good."""
     async with handler:
         loop = RoundLoop(make, handler, handler.node, options)
         while (round := await loop.next()) is not None:
@@ -129,7 +119,6 @@ class Round(BodyCalls):
         return await self._conclude(None if cancelled_by_us else error)
 
     def _ended(self, _: Ending) -> None:
-        """Cancel the body; from the node's thread."""
         with contextlib.suppress(RuntimeError):  # the loop has closed, and the body with it
             self._loop.call_soon_threadsafe(self._scope.cancel)
 

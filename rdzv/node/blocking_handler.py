@@ -1,13 +1,10 @@
 """Shell: the handler for blocking callers: a front of the node. It forwards calls and decides nothing.
 
-The node lives in the process's node thread (`node.loops`), also for async callers. Each call here begins the same call
-in that thread and waits for its result. Calls are safe from any thread. Ctrl-C, or a signal handler that raises, ends
-the wait at once; the node thread still completes the call, or undoes it: an interrupted `next_rendezvous` takes the
-node's arrival back, and the next call waits for that. The caller may compute for any time between calls.
-
-Only the shared store bypasses the thread: its calls have their own socket and take one round trip each.
-
-A third-party backend is an async handler; it runs in a thread with its own event loop.
+The node lives in the process's node thread (`node.loops`), where each call begins; the caller, in any thread, waits for
+the result. Ctrl-C, or a signal handler that raises, ends the wait at once; the node thread still completes or undoes
+the call. An interrupted `next_rendezvous` takes the node's arrival back, and the next call waits for that. Shared
+stores have their own socket, and take one round trip per call. A third-party backend is an async handler, in a thread
+with its own event loop.
 """
 
 from __future__ import annotations
@@ -49,10 +46,7 @@ T = TypeVar("T")
 
 
 def blocking(verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Handler, P], T]:
-    """Make the blocking handler's method of a verb: it begins the verb in the node's loop and waits for it.
-
-    For a third-party backend, it calls the method of the same name.
-    """
+    """Make the blocking method of a verb: it runs the verb in the node's loop, or a third party's method."""
 
     @functools.wraps(verb)
     def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -75,12 +69,7 @@ def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[Han
 
 
 class Handler(Known, RendezvousHandler):
-    """One node's part in the rendezvous of a run, for blocking callers; made by `rdzv.sync.connect`.
-
-    Args:
-        inner: The async handler of the node. The node of a built-in handler is called directly, any other in `loop`.
-        loop: The loop that the handler lives in.
-    """
+    """One node's part in the rendezvous of a run, for blocking callers; made by `rdzv.sync.connect`."""
 
     def __init__(self, inner: AsyncRendezvousHandler, loop: NodeLoop) -> None:
         self._inner = inner
@@ -121,8 +110,8 @@ class Handler(Known, RendezvousHandler):
             joining = self.start(node.next_rendezvous(ticket, self._health_check(node)))
             return self._info(_wait_for(joining))
         except BaseException:
-            # A signal handler may raise anywhere in here: before the node has the call, during the call, or just after
-            # its result arrived. The node knows which of these holds. A call that failed has undone itself.
+            # A signal handler may raise before, during or after the call; the node knows which. A failed call is
+            # undone.
             if joining is None or not joining.has_failed:
                 try:
                     self._abandon(node, ticket)
@@ -143,7 +132,6 @@ class Handler(Known, RendezvousHandler):
         return lambda: self._loop.apart(lambda: asyncio.run(examine(check)))
 
     def _info(self, membership: Membership) -> RendezvousInfo:
-        """Return the round for the caller, with a shared store on its own socket."""
         assert isinstance(self._inner, AsyncHandler)
         if self._shared_client is not None:
             self._shared_client.close()
@@ -176,10 +164,7 @@ class Handler(Known, RendezvousHandler):
         return found
 
     def changes(self) -> BlockingChanges:
-        """Return the changes of the round as they happen, beginning with those that already hold; see the async twin.
-
-        `with handler.changes() as changes: for change in changes`; or `changes.poll(seconds)`, which gives one or None.
-        """
+        """Return the changes of the round, as `Handler.changes` does; `poll(seconds)` gives one, or None."""
         changes = self._inner.changes if isinstance(self._inner, AsyncHandler) else self._elsewhere("changes")
         return BlockingChanges(changes(), self.call)
 

@@ -3,13 +3,13 @@
 The node lives in its own loop (`node.loops`), so its caller may be busy for any time. Each call begins a coroutine
 there, and waits for it. If the caller is cancelled, natively or by anyio, once or twice, the call still ends well:
 
-- `next_rendezvous` is undone: the node's arrival is taken back. The first cancel waits for that, at most two seconds;
-  a second one does not wait.
+- `next_rendezvous` is undone: the node's arrival is taken back. The first cancel waits for that, at most two seconds; a
+  second one does not wait.
 - `leave`, `set_closed`, `drain`, `resize`, `ban`, `unban` and `aclose` complete. The first cancel of `aclose` waits.
 - Calls that only read end.
 
-Two things run in the caller's loop: the round's shared store, with its own client, made at first use, so that large
-values do not delay the node's keep-alives; and the user's health check.
+Two things run in the caller's loop: the user's health check, and the round's shared store, which has its own client, so
+that large values do not delay the node's keep-alives.
 """
 
 from __future__ import annotations
@@ -137,9 +137,7 @@ class Handler(Known, RendezvousHandler):
     async def _end_with(self, withdrawn: Call[Literal[True]], closing: Call[None]) -> None:
         """Disconnect the shared store once the node has left its round, and then wait until the node is closed.
 
-        Not before: callers waiting in the shared store learn that the round is over. Not after: a store that this
-        process
-        hosts is served until all others have disconnected.
+        Not before: waiting callers learn that the round is over. Not after: a hosted store is served until all have.
         """
         await withdrawn.end()
         await self.shared_client.aclose()
@@ -188,10 +186,7 @@ class Handler(Known, RendezvousHandler):
         return self._open_blocking_store()
 
     def share(self) -> tuple[BlockingSharedStore, BlockingStore]:
-        """Return the round's shared store for blocking callers, and its client; the caller closes the client.
-
-        Its waits end when a member is lost, and when the round is over for this node.
-        """
+        """Return the round's shared store for blocking callers, and its client, which the caller closes."""
         membership, client = self.membership, self.open_blocking_store()
         assert membership is not None, "the node is in a round"
 
@@ -264,10 +259,8 @@ class Handler(Known, RendezvousHandler):
         """Return the changes of the round as they happen, beginning with those that already hold.
 
         Enter it, and iterate over it: `async with handler.changes() as changes: async for change in changes`. Counts
-        are since
-        the round completed. It continues with the next round, and ends after `Closed`. `await changes.poll(seconds)`
-        gives one
-        change, or None; no time limit loses a change.
+        are since the round completed. It continues with the next round, and ends after `Closed`. `await
+        changes.poll(seconds)` gives one change, or None; no time limit loses a change.
         """
         return Changes(self.node, lambda: self.call(self.node.connect()))
 

@@ -1,8 +1,8 @@
 """Shell: a node: it connects, takes part in its run, and answers its callers. It lives in a loop of its own.
 
-Everything here runs in one event loop (`loops.NodeLoop`), which no caller can block, and is called from there only,
-except members marked "from any thread". The fronts for async and blocking callers (`handler`, `rdzv.sync`) forward to
-it and decide nothing. So a call of a caller that is cancelled, interrupted or busy is still completed or undone here.
+Everything here runs in one event loop (`loops.NodeLoop`), which no caller can block, except members marked "from any
+thread". The fronts (`handler`, `rdzv.sync`) forward to it and decide nothing. So a call of a caller that is cancelled,
+interrupted or busy is still completed or undone here.
 
 From `connect` to `aclose` a node holds a `Link`: the store client, the `Follower` of the run's head, the leases, and
 the readiness to coordinate. When the store is replaced these end together: the node is out of its round, is told so,
@@ -66,12 +66,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One call of `next_rendezvous`, by which its caller gives it up.
-
-    Attributes:
-        task: The task of the call, while it is under way.
-        abandoned: True if no caller waits for it any more.
-    """
+    """One call of `next_rendezvous`, by which its caller gives it up: then it is `abandoned`."""
 
     task: asyncio.Task[Any] | None = None
     abandoned: bool = False
@@ -89,9 +84,7 @@ class Node:
 
     Attributes:
         listeners: Woken at every change of the node's state; from any thread.
-        part: The node's state in its run.
-        withdrawn: Set once a closing node has left its round; the node may still serve the store, until all clients
-            have disconnected.
+        withdrawn: Set once a closing node has left its round; it serves the store until all have disconnected.
         time: The clock for the deadlines of drains, once it has connected; from any thread.
         hosts_store: True if this process serves the run's store; from any thread.
         handed_on: True if the store that it found is shutting down, and it looks for another one, or starts it.
@@ -220,7 +213,7 @@ class Node:
         if error is not None:
             self.part.end_membership(f"the store is lost: {error}", dropped=True)
             self.part.arrival.lapsed()
-            if self.head.round is not None:  # perhaps of others, for whom it waited; another store's comes after it
+            if self.head.round is not None:  # perhaps of others that it waited for; another store's comes after it
                 self.part.known_round = max(self.part.known_round, self.head.round.number)
         if self._link is not None:
             self._store_gone = self._link.gone
@@ -307,8 +300,7 @@ class Node:
                 joining = Joining(self.part, self._leaving, link, clock, be_ready_to_coordinate=be_ready_to_coordinate)
                 return await joining.join(examine)
             except StoreReplaced as error:
-                # The caller asked for the next round, and gets it in the new store: above every round it knows (promise
-                # S10).
+                # The caller gets the next round in the new store: above every round it knows (promise S10).
                 log.warning("run %s, node %s: %s; it joins the run in the new one", self.run_id, self.node_id, error)
                 lost: Exception = error
             except StoreEndingError as error:
@@ -326,9 +318,7 @@ class Node:
     async def _find_store(self, link: Link, error: Exception) -> Link:
         """Close the link to a store that was lost, and return a link to the next.
 
-        If the old store was shutting down, this node may start the next one, as at its first connect. If the run is
-        closed
-        meanwhile, the closing is found in the old one.
+        If the old store was shutting down, this node may start the next. A closing meanwhile is found in the old one.
         """
         while True:
             async with self._connecting:
@@ -371,11 +361,7 @@ class Node:
         await asyncio.wait([task])
 
     async def leave(self) -> None:
-        """Leave this round; the node may join again. Without a round, do nothing.
-
-        Raises:
-            RendezvousStateError: A call of `next_rendezvous` is under way; cancel that instead.
-        """
+        """Leave this round; raise RendezvousStateError while a call of `next_rendezvous` is under way."""
         self.check_usable()
         await self._end_join(abandoned_only=True)
         async with self._leaving_call:

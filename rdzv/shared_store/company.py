@@ -41,14 +41,7 @@ class Company:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
-    """Names the members that are missing at a barrier.
-
-    Attributes:
-        rank: This member's rank.
-        key: The key with the names by rank.
-        read: Reads ranks and names from that key's value.
-        absence: Returns what is known here of a member that is gone: "lost 41 s ago"; else empty.
-    """
+    """Names the members missing at a barrier: `key` has the names; `absence` returns "lost 41 s ago", or ""."""
 
     rank: int
     key: Callable[[int], str]

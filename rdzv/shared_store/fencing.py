@@ -133,7 +133,6 @@ class Fencing:
         )
 
     def _explained(self, error: StoreError) -> Exception:
-        """Return the operation's error for an error of the store."""
         reason = self._company.superseded()  # then the handler has interrupted the client, which caused this error
         if reason is not None or isinstance(error, ConditionFailed):
             return self._superseded_error(reason or str(error))

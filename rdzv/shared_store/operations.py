@@ -1,19 +1,17 @@
 """Pure: the `torch.distributed.Store` API over one round's keys, for any caller of a store.
 
-Both twins of a round's store use it, so they cannot differ. `fencing` stands between an operation and the client, and
-makes each request conditional on this node's membership of the round.
+Both twins of a round's store use it, so they cannot differ. `fencing` makes each request conditional on this node's
+membership of the round.
 
     <prefix>k/<key>               a value; or the mark of a queue, for as long as that holds anything
     <prefix>q/<key>/<unique>      one item of a queue; "/" and "%" in the key are percent-encoded
     <prefix>b/<key>/<rank>        a member that has come to a barrier and not gone on, so that the others can be named
 
 A queue's order is that of its items' create_revisions. Every push writes the item and the mark in one transaction; the
-pop of the last item deletes both, on condition that the mark has not been written since that item was. So the mark
-exactly shows whether there are items; `wait`, `check` and a blocking `queue_pop` look at it. Nothing polls. PyTorch
-calls the result of one key for a queue and a value "unexpected"; here a queue refuses it.
-
-Each item goes to one popper, since its deletion is conditional on its existence. The loser of that race takes the next
-item. A push wakes every waiting popper: meant for tens of poppers, not for thousands.
+pop of the last item deletes both, on condition that the mark has not been written since. So the mark exists exactly
+while there are items; `wait`, `check` and a blocking `queue_pop` look at it. Nothing polls. PyTorch calls the result of
+one key for a queue and a value "unexpected"; here a queue refuses it. Each item goes to one popper, since its deletion
+is conditional on its existence. A push wakes every waiting popper: meant for tens of poppers, not for thousands.
 """
 
 from __future__ import annotations
@@ -96,7 +94,7 @@ class Operations(ABC):
             return [entry.value for entry in (await ask(Wait(keys=held))).entries if entry is not None]
         except OutOfTime:
             missing = await self._missing(ask, names, held)
-            # If none is: they came during the look, or this was a look without a wait. They may have gone again.
+            # If all exist: they came during the look, or this was a look without a wait. They may have gone again.
             found = None if missing else await self._read(ask, held)
             if found is None:
                 _give_up(ask, names, missing or names)
@@ -150,8 +148,7 @@ class Operations(ABC):
         ask = self._begin()
         may_create = not wanted
         while True:
-            # If either fails because of the other's case, the other follows. The returned answer was true at one
-            # moment, that of the last request.
+            # If either fails because of the other's case, the other follows. The answer was true at the last request.
             if may_create:
                 request = CompareAndSet(key=held, value=new, expected_revision=0, lease=self._lease)
             else:
@@ -258,7 +255,7 @@ class Operations(ABC):
         still_there, there = result.results
         if still_there is None:
             return None
-        # Others have pushed since, or the key was set or deleted as a value: then the mark has another revision.
+        # Others have pushed since, or the key was set or deleted as a value: then the mark's revision differs.
         seen = when.mod_revision(mark) == (there.mod_revision if isinstance(there, Entry) else 0)
         return _taken(await ask(Transact(when=(unchanged, seen), then=take)))
 

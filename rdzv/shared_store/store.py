@@ -58,12 +58,7 @@ TIMEOUT_MAX: Final = 1e9
 
 
 def _seconds(timeout: object) -> float:
-    """Return a timeout in seconds.
-
-    Raises:
-        TypeError: It is none.
-        ValueError: It is negative, or too large.
-    """
+    """Return a timeout in seconds; raise TypeError if it is none, ValueError if negative or too large."""
     if isinstance(timeout, timedelta):
         seconds = timeout.total_seconds()
     elif isinstance(timeout, int | float) and not isinstance(timeout, bool):
@@ -177,11 +172,7 @@ class _Twin(ABC, Generic[C]):
 
 
 class ClientAtFirstUse:
-    """A client of the store that is made at its first request, and again if it is of no more use.
-
-    Args:
-        open_client: Makes one; entered in the loop of the first caller.
-    """
+    """A client of the store that is made at its first request, in the caller's loop, and again after it has failed."""
 
     def __init__(self, open_client: Callable[[], AbstractAsyncContextManager[Store]]) -> None:
         self._open = open_client
@@ -191,11 +182,7 @@ class ClientAtFirstUse:
         self._opening = asyncio.Lock()
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request, and return its response.
-
-        Raises:
-            RendezvousStateError: Another event loop has made the client.
-        """
+        """Make one request, and return its response; raise RendezvousStateError in another event loop."""
         if self._loop not in (None, asyncio.get_running_loop()):
             raise RendezvousStateError(
                 "this round's store is used by another event loop already: use it there, by "

@@ -31,20 +31,15 @@ ASKED_ABOUT_MOST: Final = 256
 """Members of the largest round in which the store is asked about all. More would take longer than `gone_ttl`."""
 
 LOOKS_AFTER: Final = (0.0, 0.01, 0.03)
-"""Seconds between looks at the lease of a member that one other accuses: the store may notice its end a moment later.
-After `gone_ttl`, which is longer than all of them, the lease ends by itself.
-"""
+"""Seconds between looks at an accused member's lease: the store may notice its end a moment after the accuser."""
 
 
 class AccusationWatch:
     """Asks the store about accused members during a coordinator's term.
 
-    Two accusers are believed (`View.to_expel`). One accuser is believed if the store doubts the accused, too: its
-    connections have closed, or its keep-alives have stopped. So a killed member is lost before its lease ends: the
-    members
-    of a collective with it see its connections close at the same moment as the store. If the accusation names no
-    member,
-    the store is asked about all, and believed only about leases that end within `gone_ttl` because a process hung up.
+    Two accusers are believed (`View.to_expel`). One is believed if the store doubts the accused, too: its connections
+    have closed, or its keep-alives have stopped. So a killed member is lost before its lease ends. If no member is
+    named, all are asked about; then only leases that end within `gone_ttl`, because a process hung up, count.
     """
 
     def __init__(self, office: Office, *, gone_ttl: float) -> None:
@@ -88,11 +83,9 @@ class AccusationWatch:
         return f"accused by {by}{f': {said}' if said else ''}; and the store hears nothing of it"
 
     async def _doubted(self, number: int, accused: str, by: str) -> list[Stuck]:
-        """Return the members that the accusation may mean and that the store doubts: their leases are not renewed.
+        """Return the accused members that the store doubts, too: their leases are not renewed.
 
-        If the accusation names no member, return only those whose process has ended, as the store sees it. A member
-        that may
-        still reconnect is not returned: a proxy may have dropped the connections of many.
+        If no member is named, return only those whose process has ended: a proxy may have dropped many connections.
         """
         view, why = self._view, self._why(accused, by)
         named, at_most = (

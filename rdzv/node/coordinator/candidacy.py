@@ -1,11 +1,9 @@
 """Shell: takes the role of coordinator when it is free, for as long as a node takes part.
 
-Every node that takes part is ready to coordinate, once the run has accepted its settings. The role is a key on a lease
-of its own, with a short TTL (`role`). The revision that created the key is the *term*.
-
-Taking over is three round trips: the role, its lease, and the run's state; the members of the last round, and the watch
-on the nodes; the commit. Leftovers of older rounds are deleted concurrently. The first node of a run takes the role
-with its arrival; nodes that arrive at the same moment find it taken.
+Every node whose settings the run has accepted is ready to coordinate. The role is a key on a lease of its own, with a
+short TTL (`role`). The revision that created the key is the *term*. Taking over is three round trips: the role, its
+lease, and the run's state; the last round's members, and the watch on the nodes; the commit. Leftovers of older rounds
+are deleted concurrently. The first node of a run takes the role with its arrival.
 """
 
 from __future__ import annotations
@@ -120,7 +118,6 @@ class Candidacy:
         return max(progress.joined + progress.live if progress else 1, 1)
 
     async def _take_role(self) -> None:
-        """Try to take the role, and coordinate until it is lost."""
         keys, agreed = self._keys, self._part.agreed
         nodes = max(self._nodes_known, agreed.rules.needed)
         role = Role(self._link, self._part.settings, nodes=nodes, lost_terms=self._lost_terms)
@@ -163,8 +160,7 @@ class Candidacy:
         def lapsed(reason: str) -> None:
             log.info("run %s: node %s coordinates no more: %s", self._keys.run_id, self._node_id, reason)
             self._lost_terms += 1
-            # The term is over by this node's clock. A store that was suspended meanwhile still holds the role for its
-            # whole TTL, in which no node would coordinate.
+            # The term is over by this node's clock; a store that was suspended would still hold the role for its TTL.
             revoking = Lease(self._store, id=role.lease.id, ttl=role.lease.ttl).revoke()
             self._link.start(revoking, f"give the role of coordinator of {self._keys.run_id} back")
             lost.cancel()

@@ -34,8 +34,6 @@ class Office:
     """The office of a coordinator, for one term.
 
     Attributes:
-        store: The client.
-        keys: The run's keys.
         view: The picture of the run.
         term: The revision that made the key of the role.
         in_office: The conditions of every write of this term.
@@ -99,11 +97,8 @@ class Office:
 class SharedLease:
     """The lease of the keys that the members of a round share (promise R19).
 
-    Only these keys may be large, so they do not stay for as long as the run is remembered. The coordinator renews the
-    lease until the last member has gone. A successor continues with the same lease.
-
-    Attributes:
-        used: True if a round is on it, or its commit is under way.
+    Only these keys may be large, so they do not stay as long as the run is remembered. The coordinator renews the lease
+    until the last member has gone; so does a successor. `used`: a round is on it, or its commit is under way.
     """
 
     def __init__(self, store: Store, *, ttl: float) -> None:
@@ -126,7 +121,7 @@ class SharedLease:
             self._lease, self.used = Lease(self._store, id=round.lease, ttl=self._ttl), True
             await self._renew()
         else:
-            # Grant it now, so that no round waits for it once its last node has come. If it fails, `take` tries again.
+            # Grant it now, so that no round waits for it. If it fails, `take` tries again.
             with contextlib.suppress(StoreError):
                 self._lease = await self._store.grant(self._ttl)
         self._known.set()

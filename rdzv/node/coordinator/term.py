@@ -1,19 +1,18 @@
 """Shell: a term of a coordinator: it watches the nodes, asks `decide`, commits, reports.
 
 One task decides and acts: it carries out the one act that `decide` returns, folds events until its own write is in the
-picture, and decides anew. The other tasks of a term bring it facts (`Office.bring`) and never touch the picture. So the
-picture does not change while an act awaits the store, or while `decide` runs in a thread.
+picture, and decides anew. The other tasks of a term bring it facts (`Office.bring`). So the picture does not change
+while an act awaits the store, or while `decide` runs in a thread.
 
 Every write of a coordinator is conditional on its term. A coordinator that was paused and wakes up writes nothing, and
-leftovers of a dead one lie under its term and are never read (promise R7). For the election see `candidacy`.
+leftovers of a dead one lie under its term and are never read (promise R7).
 
 A commit is one transaction, conditional on everything that the decision rested on: the term, the last round, that the
-run is open, its settings, and each member's arrival. If any of that has changed, nothing is written, and the next event
-of the watch brings a new decision. It also writes the ranks; if these exceed one transaction, they are written before,
-under the term.
+run is open, its settings, and each member's arrival. If any has changed, nothing is written, and the next event brings
+a new decision. It also writes the ranks; if these exceed one transaction, they are written before, under the term.
 
-Some stores take fewer conditions than there are members (etcd: 128). There the coordinator first writes a marker among
-the nodes, waits until its own watch brings it, and decides anew. It then knows all earlier events of the nodes. Only an
+If a store takes fewer conditions than there are members (etcd: 128), the coordinator first writes a marker among the
+nodes, waits until its own watch brings it, and decides anew: it then knows all earlier events of the nodes. Only an
 event during the commit's own round trip can slip in: a loss after completion (promise R4).
 """
 
@@ -80,14 +79,7 @@ WRITE_BYTES_MOST = 1024 * 1024  # values written in one transaction; etcd takes 
 
 
 class Term:
-    """One term of one coordinator.
-
-    Args:
-        link: The connection to the store, and the known head.
-        role: The role, which this node has.
-        part: This node's state in the run, with the settings in force.
-        run_lease: The lease of everything that outlives the term.
-    """
+    """One term of one coordinator. `run_lease` is the lease of everything that outlives the term."""
 
     def __init__(self, link: Link, role: Role, part: Part, *, run_lease: Lease) -> None:
         self._store = link.store
@@ -111,10 +103,7 @@ class Term:
         self._asking = asyncio.Event()  # set once the members of a round were asked where to stop
 
     async def lead(self, round_entry: Entry | None, progress_entry: Entry | None, history: Entry | None) -> None:
-        """Decide and act until the role is lost (`ConditionFailed`) or this node gives it up.
-
-        Also in a closed run: its members may still work, and must hear of each other's deaths.
-        """
+        """Decide and act until the role is lost (`ConditionFailed`) or given up; also for members of a closed run."""
         round = Round.unpack(round_entry.value, revision=round_entry.mod_revision) if round_entry else None
         begin = self._office.begin
         tasks = [
@@ -145,7 +134,7 @@ class Term:
             for entry in await self._store.list(self._keys.ranks(round.number, round.term)):
                 members.extend(Member.unpack_all(entry.value))
         self._view.took_over(round, members, progress, progress_at=progress_at, before=self._follower.before)
-        said_at = 0.0  # the hour of a progress that this node heard when it was written
+        said_at = 0.0  # the hour of a progress that this node received when it was written
         if progress is not None:
             said_at = 0.0 if progress != head.progress or head.progress_found else progress.absent.said_at
             progress = progress.replace(absent=progress.absent.replace(said_at=0.0))
@@ -166,12 +155,11 @@ class Term:
         )
 
     def _set_hour(self, hour: float, *, at: float) -> None:
-        """Reckon the hour of the run from one at a moment on this node's clock, and say it at once."""
+        """Set the run's hour by its value at a moment on this node's clock, and send it at once."""
         self._role.hour_offset = hour - at
         self._role.lease.renew_now()
 
     async def _watch_nodes(self) -> None:
-        """Bring every event of the nodes."""
         async with self._store.watch(self._keys.nodes, snapshot=True) as watch:
             async for events in watch.batches():
                 self._office.bring(*events)
@@ -230,11 +218,9 @@ class Term:
 
     @property
     def _rules(self) -> Rules:
-        """Return the run's present settings."""
         return self._agreed.rules
 
     async def _resize(self, act: Resize) -> int:
-        """Apply the run's new numbers of nodes."""
         there = await self._store.get(self._keys.settings)
         if there is not None and self._agreed.take(there.value):
             raise OverruledError(unpack_settings(there.value))
@@ -299,7 +285,6 @@ class Term:
         return 0
 
     async def _report(self, act: Report) -> int:
-        """Write the progress, and its news into the history."""
         progress, unbans, now = act.progress, act.unbans, self._store.time()
         self._say(explain(progress))
         writes: list[Put | Delete] = [self._put_progress(progress)]
@@ -322,7 +307,7 @@ class Term:
         return 0
 
     def _put_progress(self, progress: Progress, *, hour: float | None = None) -> Put:
-        """Return a write of the progress, as said at this hour; None: at the hour of the run."""
+        """Return a write of the progress with this hour; None: the run's present one."""
         said = progress.replace(absent=progress.absent.replace(said_at=hour or self._role.hour()))
         return self._office.put(self._keys.progress, said.pack())
 
@@ -344,7 +329,7 @@ class Term:
     async def _commit_if_there_is_room(self, decision: Complete) -> int | None:
         """Commit. A full store does not end the term, but is reported to every node.
 
-        No member of the last round is still in that round: its shared keys are deleted, and the commit is tried again.
+        The last round has no members left: its shared keys are deleted, and the commit is tried again.
         """
         try:
             return await self._commit(decision)
@@ -358,9 +343,8 @@ class Term:
     async def _commit(self, decision: Complete) -> int | None:
         """Write the ranks, and then, in one transaction and only if all conditions hold, the round.
 
-        Where the store caps conditions, a first call writes the ranks and the marker. Once the marker is in the
-        picture, the
-        same decision is made again, and commits.
+        Where the store caps conditions, a first call writes the ranks and the marker; the same decision, once the
+        marker is in the picture, commits.
         """
         office, keys, last = self._office, self._keys, self._view.round
         marked, self._marked = self._marked, None
@@ -469,10 +453,7 @@ class Term:
 
 
 async def _clear_away(office: Office, round: Round | None) -> None:
-    """Delete leftovers of older rounds, and of coordinators that died before their commit.
-
-    Users' keys may be many and are not listed; they are deleted with the ranks of their round.
-    """
+    """Delete leftovers of older rounds and dead coordinators. Users' keys are not listed: there may be many."""
     keys = office.keys
     attempts: dict[tuple[int, int], None] = {}
     try:

@@ -43,11 +43,7 @@ class Known:
         """Raise in a forked child, which has no node, or after closing."""
 
     def start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
-        """Begin a coroutine in the node's loop.
-
-        Raises:
-            RendezvousStateError: The handler is closed, or this is a forked child.
-        """
+        """Begin a coroutine in the node's loop; raise RendezvousStateError after closing, or in a forked child."""
         try:
             self.check_usable()
         except BaseException:

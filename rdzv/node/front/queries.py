@@ -1,8 +1,7 @@
 """Shell: answers to a node's callers that need no round trip: `changes()`.
 
-A node's head and membership are frozen; the node replaces them as it learns more. The caller's thread reads them here,
-and the pure `changes_since` returns the news for this caller. A reader that is cancelled or times out loses nothing:
-changes that it was not given are still to come.
+The node replaces its frozen head and membership as it learns more; any thread may read them. The pure `changes_since`
+returns the news for one caller. A reader that is cancelled or times out loses nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ __all__ = ["Changes"]
 class Changes:
     """The changes of a node's round as they happen, beginning with those that already hold; for async callers.
 
-    Enter it, and iterate over it; or ask for one change within a time limit, by `poll`, or by any other way to limit
-    `anext`. Counts are since the round completed. It continues over rounds, and ends after `Closed`.
+    Enter it, and iterate over it; or ask for one change within a time limit, by `poll` or any limit of `anext`. Counts
+    are since the round completed. It continues over rounds, and ends after `Closed`.
     """
 
     def __init__(self, node: Node, connect: Callable[[], Awaitable[object]]) -> None:
@@ -68,10 +67,7 @@ class Changes:
             await self._wakeup.sleep_until(None)
 
     def _next(self) -> Change | None:
-        """Return one change that is news, or None.
-
-        One at a time: at the next call the round may be another one, and the remaining changes outdated.
-        """
+        """Return one change that is news, or None. By the next call the round may be another one."""
         of = self._node.membership
         if of is not self._of:
             self._of = of

@@ -1,10 +1,8 @@
 """The verbs of a node: the calls that its callers may make, each written once, with its signature and docstring.
 
 A verb is a coroutine function that runs in the node's loop, or a plain function that returns at once, from any thread.
-Both fronts are made of this list: `awaited` in `rdzv.node.handler` makes the async method of a verb, and `blocking` in
-`rdzv.sync` the blocking one. Type checkers see name, arguments and docstring in both.
-
-Joining, `changes()` and closing are not here: they differ between the fronts. `Node` has them.
+`awaited` in `rdzv.node.handler` makes async methods of this list, and `blocking` in `rdzv.sync` blocking ones. Joining,
+`changes()` and closing differ between the two, and are in `Node`.
 """
 
 from __future__ import annotations
@@ -57,10 +55,7 @@ _MUST_END: set[object] = set()
 
 
 def goes_on(verb: Verb) -> Verb:
-    """Mark a verb that completes even if its caller is cancelled or interrupted.
-
-    A verb without this mark only reads, and ends with its caller.
-    """
+    """Mark a verb that completes even if its caller is cancelled or interrupted; others only read."""
     _MUST_END.add(verb)
     return verb
 
@@ -98,8 +93,8 @@ def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
 
     Args:
         node: The member.
-        on_loss: Whether to count members that have died or left since the round completed, and this node itself
-            if it was dropped; else only arrivals that a regroup now would admit.
+        on_loss: Whether to count members that have died or left since the round completed, and this node itself if it
+            was dropped; else only arrivals that a regroup now would admit.
 
     Returns:
         0 if this node is in no round, or if the run is closed: then the members cannot meet again.
@@ -208,12 +203,9 @@ async def all_here(node: Node, *, timeout: float) -> bool:
     """Wait until every member of this round has called this; False if one has gone first: then all meet again.
 
     For callers that then block on each other, as PyTorch's agents do: a member can die between the commit of a round
-    and
-    its hearing of it. All get the same answer: it is one key, written once, by the last member that calls (go on), or
-    by
-    the first that sees a member go before that (meet again).
-
-    A live member that does not call within `timeout` seconds is left to the caller's next step.
+    and its hearing of it. All get the same answer: one key, written once, by the last member that calls (go on), or by
+    the first that sees a member go before that (meet again). A live member that does not call within `timeout` seconds
+    is left to the caller's next step.
 
     Raises:
         RendezvousConnectionError: The store cannot be reached.
@@ -257,10 +249,7 @@ def _has_failed(task: asyncio.Task[int]) -> bool:
 
 @goes_on
 async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
-    """Change a value that the nodes of the run count together, and return it; `change` gets the former value, or b"".
-
-    `change` runs in the node's thread, and again if another node has changed the value meanwhile.
-    """
+    """Change a value that the run's nodes count together; return it. `change` may run again after others' changes."""
     await node.connect()
     key, membership = node.keys.tally, node.membership
     if membership is None:
@@ -310,10 +299,7 @@ async def set_closed(node: Node, reason: str = "") -> None:
 
 @goes_on
 async def give_up(node: Node, reason: str, *, status: int = 0) -> None:
-    """Close the run as `set_closed` does, by a verdict not to go on; every launcher then ends with this status.
-
-    A status that is no valid exit status is replaced: see `GiveUp`.
-    """
+    """Close the run with the verdict not to go on; every launcher ends with this status, or see `GiveUp`."""
     status, remark = exit_status(status)
     reason = reason + remark if remark else reason
     await _close(node, reason, given_up=True, status=status)

@@ -1,7 +1,7 @@
 """Shell: one node's watch on the head of its run, and the listeners to its changes.
 
-A node watches only these keys: the coordinator, the last round, the closing, the progress. They are kept as one `Head`,
-from which a handler's questions are answered without a round trip.
+A node watches only the coordinator, the last round, the closing and the progress. They are kept as one `Head`, from
+which a handler's questions are answered without a round trip.
 """
 
 from __future__ import annotations
@@ -43,10 +43,8 @@ class Follower:
     """Follows the head of a run.
 
     Attributes:
-        head: The known head.
         heard_at: The time of the store's last message, on this node's clock.
-        own_ban: The last ban of this node or its attributes, after the revision that wrote it; kept if lifted
-            meanwhile.
+        own_ban: The last ban of this node or its attributes, after its revision; kept if lifted meanwhile.
         before: The last coordinator that has gone.
         resets: The number of resets of the watch.
         error: The error that ended following.
@@ -56,7 +54,6 @@ class Follower:
         round_at: When the round completed, on this node's clock, if this node saw it.
         synced: Set once the head is known.
         on_change: Called at every change, before any listener: the node's membership takes the change in.
-        listeners: Notified after that.
     """
 
     def __init__(self, store: Store, keys: Keys, *, node_id: str = "") -> None:
@@ -103,8 +100,7 @@ class Follower:
     async def _follow(self) -> None:
         """Open the watch and take in its events; return if it could not be opened and is to be tried again.
 
-        A server with thousands of new clients may miss the time limit of a call. Callers waiting for the head have
-        their own.
+        A server with thousands of new clients may miss a call's time limit; callers waiting for the head have theirs.
         """
         with Stopwatch(self._store.time) as opening:
             try:
@@ -151,8 +147,8 @@ class Follower:
                 self.head, self._anew = self._anew or self.head, None
                 self.synced.set()
             case "reset":
-                # The old head holds until the snapshot that follows is complete: a run must not look open between the
-                # two. Rounds only go up.
+                # The old head holds until the new snapshot is complete: a run must not look open meanwhile. Rounds only
+                # go up.
                 self._anew = Head(round=self.head.round)
                 self.resets += 1
             case "put" | "delete":
@@ -204,8 +200,7 @@ class Follower:
             coordinator = Coordinator(node_id=value.decode(errors="replace"), term=event.create_revision)
             return {"coordinator": coordinator if put else None}
         if key == keys.closed:
-            # After a reset, both are the former ones: the new snapshot reports the members' leaving together with the
-            # closing.
+            # After a reset, keep both: the new snapshot reports the members' leaving together with the closing.
             over = self.head.closed_over if self.head.closed is not None else self.head.progress
             return {"closed": Closed.of(value) if put else None, "closed_over": over if put else None}
         if key == keys.progress:
@@ -231,11 +226,7 @@ class Follower:
 
 @contextlib.asynccontextmanager
 async def following(store: Store, keys: Keys) -> AsyncIterator[Follower]:
-    """Follow the head of a run without a node; yield the follower once it knows the head.
-
-    Raises:
-        StoreError: The store does not give the head.
-    """
+    """Follow the head of a run without a node; yield once the head is known. A failing store raises StoreError."""
     follower = Follower(store, keys)
     task = asyncio.create_task(follower.run(), name=f"follow run {keys.run_id}")
     try:

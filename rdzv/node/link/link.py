@@ -1,8 +1,7 @@
 """Shell: the state of a node's connection to one store, which ends with the connection.
 
-A node has one connection. It carries the follower of the head, both leases (of its membership, and of the role of
-coordinator if it has that), the readiness to coordinate, and the run's lease. All are made and ended together: when the
-store is replaced, none is of further use.
+It carries the follower of the head, both leases (of the node's membership, and of the role of coordinator if it has
+that), the readiness to coordinate, and the run's lease. When the store is replaced, none is of further use.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ IF_HOSTED = "if a node hosted this store, it ended with that node's process, as 
 SAY_AWAY_AFTER = 2.9  # seconds of disconnection before the first warning; later ones are ever rarer (R22)
 ASK_EVERY = 1.0  # seconds, while a caller waits, between checks that the store answers ...
 ASK_EVERY_PER_NODE = 0.01  # ... and per node: the store answers some 100 such requests a second in all ...
-# ... with this spread: all nodes have last heard from the store at the same moment, and would ask together. A thousand
-# requests at once would delay the store and the last node's arrival.
+# ... with this spread: all have last heard from the store at the same moment, and would ask together.
 ASK_SPREAD = (0.75, 1.25)
 ASK_EARLY = 0.01  # seconds; a shorter rest is no reason for another timer, which could fire at once for ever
 RUN_RENEWALS_PER_TTL = 3  # of the run's lease, by each node
@@ -137,11 +135,7 @@ class Link:
 
     @property
     def if_hosted(self) -> str:
-        """Return a hint, for a message, that the node hosting an unreachable store has ended; else "".
-
-        It applies if the host rejects connections. A host that does not answer at all may be cut off, together with its
-        store.
-        """
+        """Return a hint that the host of an unreachable store has ended, if it rejects connections; else ""."""
         return f"; {IF_HOSTED}" if not self.in_reach and self.store.last_problem == NOBODY_LISTENS else ""
 
     async def in_reach_again(self, *, within: float, answering: bool = False) -> bool:
@@ -155,10 +149,8 @@ class Link:
     def say_when_away(self, who_waits: Callable[[], str], is_counted: Callable[[], bool]) -> None:
         """Warn from now on when the store has been disconnected, or silent, for a while, and log when it is back.
 
-        `who_waits` returns in words which callers wait now and must hear of it; empty if none. `is_counted`: whether
-        the
-        coordinator has counted this node. Until then the number of nodes is unknown, and only the keep-alives ask the
-        store.
+        `who_waits` returns in words which callers wait now; empty if none. `is_counted`: whether the coordinator has
+        counted this node. Until then the number of nodes is unknown, and only the keep-alives ask the store.
         """
         self._who_waits, self._is_counted = who_waits, is_counted
         self._ask_in(self._asks_every)

@@ -1,11 +1,9 @@
 """Shell: the event loop that nodes live in, which their callers cannot block.
 
-There is one such loop per process, in its own thread, for async and blocking callers alike. While a caller is busy, its
-node follows the run, renews its leases, coordinates, and hears of deaths. Only a caller that holds the interpreter lock
-(a C extension that does not release it) blocks its node, too; after the TTL the node is dropped, and told so.
-
-Code in this loop waits for the store alone. Users' code (a health check, an order of ranks) runs outside it: see
-`NodeLoop.apart`.
+There is one per process, in its own thread, for async and blocking callers alike. While a caller is busy, its node
+follows the run, renews its leases, coordinates, and hears of deaths. Only a caller that holds the interpreter lock (a C
+extension that does not release it) blocks its node; after the TTL the node is dropped, and told so. Users' code (a
+health check, an order of ranks) runs outside the loop: see `NodeLoop.apart`.
 """
 
 from __future__ import annotations
@@ -31,11 +29,7 @@ TURN_MOST = 5.0  # seconds that a node, perhaps waiting for an absent store, may
 
 
 def result_of(call: Call[T]) -> T:
-    """Return the result of a call in a node's loop that is over.
-
-    Raises:
-        RendezvousStateError: That loop has ended, and cancelled it.
-    """
+    """Return the result of a call that is over; raise RendezvousStateError if its loop has ended and cancelled it."""
     try:
         return call.result()
     except asyncio.CancelledError:
@@ -49,20 +43,13 @@ def check_process(pid: int, run_id: str) -> None:
 
 
 class NodeLoop:
-    """A node's way to the loop that it lives in: here an existing one, the caller's or a given one.
-
-    Tests in virtual time use it, where no threads exist.
-    """
+    """A node's way to its loop: here an existing one, also for tests in virtual time, where no threads exist."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop
 
     def start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
-        """Begin a coroutine in the loop, from any thread.
-
-        Raises:
-            RendezvousStateError: The loop has ended.
-        """
+        """Begin a coroutine in the loop, from any thread; raise RendezvousStateError if the loop has ended."""
         self._loop = self._loop or asyncio.get_running_loop()
         return Call(work, self._loop)
 
@@ -109,9 +96,7 @@ class NodeThread(NodeLoop):
     async def turn(self) -> AsyncIterator[None]:
         """Take a turn among all nodes of this process, for costly steps: connecting, arriving, reading one's rank.
 
-        A process may carry thousands of nodes that all arrive at once. If all did each step together, the loop would
-        take
-        seconds per step, and renew no lease meanwhile. A few at a time take no longer in total.
+        If thousands of nodes did each step together, the loop would take seconds, and renew no lease meanwhile.
         """
         held = [_turns]
         await held[0].acquire()
@@ -142,7 +127,6 @@ _users: set[NodeThread] = set()
 
 
 def _join(user: NodeThread) -> LoopThread:
-    """Return the process's node thread for one more user; an interrupted caller may call again."""
     global _thread, _turns
     with _lock:
         if _thread is None:
@@ -152,7 +136,6 @@ def _join(user: NodeThread) -> LoopThread:
 
 
 def _leave(user: NodeThread, thread: LoopThread) -> None:
-    """Remove a user; the last one ends the thread."""
     global _thread
     with _lock:
         if thread is not _thread:  # the thread of the process that forked

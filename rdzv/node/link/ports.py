@@ -14,11 +14,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class HeldPort:
-    """A port of this machine, held until the node that promises it has its round.
-
-    Args:
-        among: The port, or range of ports, to choose from, as in `master_port`; None: any free one.
-    """
+    """A port of this machine, of `among` (as `master_port`) or any free one, held until its node has its round."""
 
     def __init__(self, among: str | None = None) -> None:
         self._socket: socket.socket | None = None
@@ -50,10 +46,7 @@ class HeldPort:
 
 
 def _bound(port: int) -> socket.socket | None:
-    """Return a socket bound to this port; None if a server listens there. Others may bind it, too, until one listens.
-
-    It is bound in both families of addresses, where this system has both: rank 0 may be reached by IPv6, too.
-    """
+    """Return a socket bound to this port in IPv4 and IPv6, if present; None if a server listens there."""
     for family in (socket.AF_INET6, socket.AF_INET):
         try:
             sock = socket.socket(family)

@@ -1,8 +1,7 @@
 """Shell: the lease of the role of coordinator: its length, and its grant together with the role.
 
-It is short, so that a coordinator which is cut off is replaced soon. It must not be shorter than its holder's work
-needs: a slow store, many nodes, and each lost term make it longer. Else, under load, terms would begin and end without
-a decision.
+It is short, so that a coordinator which is cut off is soon replaced. A slow store, many nodes, and each lost term make
+it longer; else, under load, terms would begin and end without a decision.
 """
 
 from __future__ import annotations
@@ -33,18 +32,12 @@ ROLE_DISCONNECT_TTL = 0.4  # below a member's: a coordinator is replaced before 
 class Role:
     """The role of coordinator, which a transaction takes if it is free.
 
-    Args:
-        link: The way to the store, which knows how slowly that answers.
-        settings: The node's.
-        nodes: How many are, or will be, in the run.
-        lost_terms: How many terms in a row this node has lost since its lease was over.
-
     Attributes:
-        lease: What its key is on, which is kept once the role is taken.
+        lease: The lease of its key, which is renewed once the role is taken.
         grant: That lease, for the transaction.
         sent_at: When it was asked for, on this node's clock.
         term: The revision that made its key, once it is taken.
-        hour_offset: Seconds by which the hour of the run is ahead of this node's clock; see `rdzv.core.history`.
+        hour_offset: Seconds by which the run's time of day is ahead of this node's clock; see `rdzv.core.history`.
     """
 
     def __init__(self, link: Link, settings: Settings, *, nodes: int, lost_terms: int = 0) -> None:
@@ -55,8 +48,8 @@ class Role:
         self.lease: HeldLease = HeldLease(link.keeping, id=link.choose_lease(), ttl=ttl)
         self.grant: Grant = Grant(
             ttl=ttl,
-            # The role outlives its holder's connection no longer than a member's lease, however slowly the store
-            # answered this node: the next coordinator announces a death.
+            # The role outlives its holder's connection no longer than a member's lease: a successor announces the
+            # death.
             disconnect_ttl=max(ROLE_DISCONNECT_TTL, min(link.reconnects_in, settings.disconnect_ttl)),
             gone_ttl=max(settings.gone_ttl, link.reconnects_in),
             id=self.lease.id,

@@ -1,7 +1,7 @@
 """Shell: measures the store's answer times without the time for which this process itself was stopped.
 
-Leases grow with the answer time. A process that was stopped finds the answer when it continues, and must not take that
-for a slow store: its next lease would outlast its death, or its disconnection, ten times as long.
+Leases grow with the answer time. If a stopped process took its own delay for a slow store, its next lease would outlast
+its death, or its disconnection, ten times as long.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ LOOKS_EVERY = 0.1  # seconds: stopped time is known to this precision
 
 
 class Stopwatch:
-    """Measures a block on a client's clock, or until it is stopped in it.
-
-    Attributes:
-        seconds: The block's duration, without the time for which this process was stopped; set when it has ended.
-    """
+    """Measures a block, or until `stop`; `seconds` is without the time for which this process was stopped."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

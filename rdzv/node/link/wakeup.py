@@ -1,6 +1,6 @@
 """Shell: the timers of a rendezvous as coroutines: they sleep until a deadline or a change. Nothing polls.
 
-The deadlines come from elsewhere: `decide` returns when to decide again, `JoinClock` when a join times out.
+`decide` returns when to decide again, and `JoinClock` when a join times out.
 """
 
 from __future__ import annotations
@@ -25,11 +25,7 @@ class Wakeup:
             _wake(self._sleeping)
 
     async def sleep_until(self, deadline: float | None) -> bool:
-        """Sleep until `deadline` on the loop's clock (None: for ever), or until a change.
-
-        Returns:
-            True at a change, False at the deadline.
-        """
+        """Sleep until `deadline` on the loop's clock (None: for ever), or a change; return True at a change."""
         loop = asyncio.get_running_loop()
         while not self._told:
             await self._sleep(loop, deadline)

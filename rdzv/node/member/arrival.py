@@ -9,10 +9,9 @@ disappear. `TRANSITIONS` has one line per change of its state; any other change 
     TAKEN_IN    a round holds this very arrival: the node is a member
     WITHDRAWN   the node is deleting its record; until that is done, no other is sent
 
-Two events may come in any state: the lease lapses (`GONE`), and the caller gives up (`WITHDRAW`). A late answer must
-not bring back an ended record: that is why ABSENT and WITHDRAWN have lines for answers.
-
-A member that rejoins sends its new record over the old one. If that is refused (`KEPT`), it is still a member.
+In any state the lease may lapse (`GONE`), or the caller give up (`WITHDRAW`). A late answer must not bring back an
+ended record: so ABSENT and WITHDRAWN have lines for answers. A member that rejoins sends its new record over the old
+one. If that is refused (`KEPT`), it is still a member.
 """
 
 from __future__ import annotations
@@ -94,11 +93,9 @@ class Arrival(Generic[L]):
     """One node's record in its run.
 
     Attributes:
-        state: The state of the record.
         record: The stored record, if any; while another one is under way, the one before.
         lease: The lease of the node's records, while it is renewed.
-        began: The revision of the first record of all; 0 before there is one. Keys about the node's name that were
-            written before concern another process.
+        began: The revision of the first record of all; 0 before there is one. Older keys concern another process.
     """
 
     def __init__(self) -> None:

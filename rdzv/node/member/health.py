@@ -35,10 +35,7 @@ async def examine_in(there: asyncio.AbstractEventLoop, check: Callable[[], Any])
 
 
 async def examine(check: Callable[[], Any]) -> str | None:
-    """Run the user's health check; return why it failed, or None.
-
-    It fails if it raises, or returns anything but None and True.
-    """
+    """Run the user's health check; return why it failed, or None. It must return None or True, and not raise."""
     try:
         verdict = check()
         if inspect.isawaitable(verdict):
@@ -51,11 +48,7 @@ async def examine(check: Callable[[], Any]) -> str | None:
 
 
 async def report_health(store: Store, keys: Keys, lease: Lease, *, node_id: str, failure: str | None) -> None:
-    """Publish why a node stays out, or that it does not.
-
-    Raises:
-        RendezvousRefusedError: It failed its health check.
-    """
+    """Publish why a node stays out, or that it does not; raise RendezvousRefusedError if its health check failed."""
     key = keys.unfits + node_id
     if failure is None:
         await store.delete(key)  # it may have failed before

@@ -1,11 +1,9 @@
 """Shell: makes a node a member of the next round: it arrives, and waits for a round that holds its arrival.
 
-The state of its record is `arrival.Arrival`, a pure machine; the code here reports each request and its outcome to that
-machine. One call of `next_rendezvous` writes one record, then waits for the head to change, and asks `follow` for the
-meaning. Cancellation, timeout and leaving take the record back.
-
-An outage of the store is waited out, within the join timeout. Only a replaced store ends the call, and the node joins
-anew, over a new link.
+The code reports each request and its outcome to the pure machine `arrival.Arrival`. One call of `next_rendezvous`
+writes one record, then waits for the head to change, and asks `follow` for the meaning. Cancellation, timeout and
+leaving take the record back. An outage of the store is waited out, within the join timeout. Only a replaced store ends
+the call, and the node joins anew, over a new link.
 """
 
 from __future__ import annotations
@@ -81,11 +79,7 @@ class Joining:
         )
 
     async def join(self, examine: Callable[[], Awaitable[str | None]] | None) -> Membership:
-        """Return once this node is a member of the next round.
-
-        Raises:
-            StoreReplaced: The link is of no more use; the node must join over another one.
-        """
+        """Return once this node is a member of the next round; raise StoreReplaced if that needs another link."""
         part, link = self._part, self._link
         # Whether the node is still in it or has left it: the coordinator takes both in before newcomers.
         last, mine = link.follower.head.round, part.membership
@@ -149,7 +143,6 @@ class Joining:
                     await anyio.sleep(min(part.rng.uniform(0, TRY_AGAIN_AFTER), clock.left(anyio.current_time())))
 
     async def _arrive(self) -> None:
-        """Arrive, within the join timeout, also if the store does not answer."""
         part, link, now = self._part, self._link, self._link.store.time()
         self._clock.set(suspended=False, now=now)
         part.reason = "waiting for the store to take its arrival"

@@ -1,7 +1,6 @@
 """Shell: a node takes its record back: the caller gives up, its time is over, or it leaves its round.
 
-Before a commit, that makes the commit fail; after it, the node leaves the round. A commit that came first wins over a
-timeout.
+Before a commit, that makes the commit fail; a commit that came first wins over a timeout.
 """
 
 from __future__ import annotations

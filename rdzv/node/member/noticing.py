@@ -1,7 +1,6 @@
 """Shell: events that a node must ask the store about: a ban, a deleted record, the end of a drain.
 
-The `Membership` already has the head's news of a round (`Membership.take`), so they need not wait for this task. A
-dropped node notices that itself, and arrives again.
+The `Membership` takes the head's news of a round in by itself. A dropped node arrives again.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ LOOK_AGAIN_AFTER = 1.0  # seconds after the store has not answered
 
 
 class Noticing:
-    """Compares the run's news with its node's own state, for as long as a link is open.
-
-    A node that waits for its round looks only at events that concern it: most do not.
-    """
+    """Compares the run's news with its node's own state, while a link is open."""
 
     def __init__(self, part: Part, link: Link) -> None:
         self._part = part
@@ -92,13 +88,9 @@ class Noticing:
         return again
 
     async def _notice_end_of_drain(self, link: Link, membership: Membership) -> float | None:
-        """Delete the record of a member that should have left by now: it is lost to the others, who may wait for it.
+        """Delete the record of a member that should have left by now; return when it is to leave, if that is later.
 
-        It may be in the middle of a step. If it said that it leaves, as at an agreed step, the others would go on
-        waiting.
-
-        Returns:
-            When it is to leave, if that is later.
+        It may be in the middle of a step. If it said that it leaves, as at an agreed step, the others would wait.
         """
         part = self._part
         leaving, record = part.drained(link.follower.head), part.arrival.record

@@ -1,7 +1,7 @@
 """Shell: one node's state in its run, as far as it knows; all rooms of its membership read and write it.
 
-It outlives the link to a store. Only the node's loop writes it; any thread may read it. Beside it, `joining` makes the
-node a member, with `record` to write the arrival; `leaving` takes the record back; `noticing` handles others' actions.
+It outlives the link to a store. Only the node's loop writes it; any thread may read it. `joining` makes the node a
+member, with `record` to write the arrival; `leaving` takes the record back; `noticing` handles others' actions.
 """
 
 from __future__ import annotations
@@ -53,12 +53,7 @@ class Part:
     """One node's state in one run.
 
     Attributes:
-        settings: The node's settings.
-        keys: The run's keys.
-        node_id: The node's name.
         incarnation: Random; it tells processes of the same name apart.
-        listeners: Woken at every change.
-        loop: The loop that the node lives in.
         rng: Spreads the work of many nodes over time.
         port: The port that the others would use if this node were rank 0.
         arrival: The state of the node's record.
@@ -132,10 +127,7 @@ class Part:
         self._reason, self._reason_now = reason, None
 
     def wait_for(self, reason: str, reason_now: Callable[[], str | None] | None = None) -> None:
-        """Set the reason for waiting; log it if it is another one than before.
-
-        `reason_now` returns it with the durations of the moment when it is asked for.
-        """
+        """Set the reason for waiting, and log a new one; `reason_now` returns it with its durations up to date."""
         # In this order: this runs at each push, and the last condition costs most.
         is_shown = reason != self._reason and log.isEnabledFor(logging.INFO)
         if is_shown and without_durations(reason) != without_durations(self._reason):
@@ -161,10 +153,7 @@ class Part:
             raise self.closed_error(head.closed, spare=False)
 
     def drained(self, head: Head) -> Leaving | None:
-        """Return this node's announced drain, or None.
-
-        A drain of an earlier process of its name stays for as long as that process's lease, and is ignored.
-        """
+        """Return this node's announced drain, or None. Drains of an earlier process of its name are ignored."""
         leaving = head.drains.get(self.node_id)
         return leaving if leaving is not None and leaving.revision >= self.arrival.began > 0 else None
 

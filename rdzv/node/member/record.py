@@ -1,8 +1,7 @@
 """Shell: writes a node's record: one transaction makes an arrival, on its lease, under the run's settings.
 
-That transaction also grants the lease. The first node's transaction writes the settings and takes the role of
-coordinator, too. If another live node holds the name, this node waits. After a refusal, the next attempt uses the
-answer.
+It also grants the lease. The first node's transaction writes the settings and takes the role of coordinator, too. If
+another live node holds the name, this node waits. After a refusal, the next attempt uses the answer.
 """
 
 from __future__ import annotations
@@ -56,14 +55,10 @@ class Recording:
         self._ban_keys = [part.keys.banned(name) for name in names[:BANS_LOOKED_FOR_MOST]]
 
     async def write(self, me: Me) -> tuple[Me, Role | None]:
-        """Write this node's record: an arrival of its own, on its lease, under the run's settings.
+        """Write this node's record; return it, and the role if it was free and this node has it now.
 
-        The first node also writes the settings and takes the role of coordinator, in the same transaction. Nodes that
-        come at
-        the same moment find both taken, and need not ask again.
-
-        Returns:
-            The node's own record; and the role, if it was free and this node has it now.
+        The first node writes the settings and takes the role of coordinator in the same transaction. Nodes that come at
+        the same moment find both taken.
         """
         part, link = self._part, self._link
         expected = part.arrival.revision
@@ -72,8 +67,8 @@ class Recording:
             lease = self._lease()
             record = await new_record(part, link)
             if part.arrival.lease is not lease:
-                # The lease lapsed during the wait for the store, which may not know that yet and may write a record on
-                # it: no task would renew it, nor learn of its end.
+                # The lease lapsed while the store was away, which may still write a record on it; no task would renew
+                # that.
                 expected = part.arrival.revision
                 continue
             role = None
@@ -125,15 +120,8 @@ class Recording:
     ) -> tuple[TransactionResult, float]:
         """Send the transaction that writes a record over the one of the `expected` revision; 0 for none.
 
-        Args:
-            record: The node's record.
-            lease: The record's lease.
-            role: The role of coordinator, if the transaction is to take it.
-            run: The run's lease, if this may be the first write of the run.
-            expected: See above.
-
-        Returns:
-            The answer, and the time at which the request that named the lease was sent.
+        `role` and `run`, the run's lease, are None if the transaction need not take or grant them. Returns the answer,
+        and the time at which the request that named the lease was sent.
         """
         part, link, keys = self._part, self._link, self._part.keys
         own = keys.node(part.node_id)
@@ -285,17 +273,10 @@ async def new_record(part: Part, link: Link) -> NodeRecord:
 
 
 def node_ttl(asked: float, *, round_trip: float, lapses: int, most: float) -> float:
-    """Return a node's lease TTL, in seconds.
+    """Return a node's lease TTL, in seconds: at least `asked`, at most `most`, the store's limit.
 
-    Where answers take seconds, a lease of a few seconds would end before its renewal; the same goes for a busy process.
-    One
-    lost lease may be an outage, and the next was asked for just after; more of them in one wait mean a busy process.
-
-    Args:
-        asked: The setting; the least value, whatever the store then reports.
-        round_trip: Seconds that the store takes to answer.
-        lapses: The number of leases that this node has lost while it waited.
-        most: The longest TTL that the store grants.
+    Where answers take seconds, as `round_trip` shows, a short lease would end before its renewal; so it would in a busy
+    process. One lost lease may be an outage; more `lapses` in one wait mean a busy process.
     """
     needed = max(ROUND_TRIPS_PER_TTL * round_trip, asked * 2.0 ** min(max(lapses - 1, 0), LAPSES_MOST))
     return max(asked, min(needed, TTL_MOST, most))

@@ -23,11 +23,7 @@ class Steps:
         self._answered: Membership | None = None
 
     async def heed(self, link: Link, membership: Membership) -> None:
-        """Answer the question, if there is one that is not answered yet.
-
-        Raises:
-            StoreError: The answer could not be given yet.
-        """
+        """Answer the question, if one is open; raise StoreError if the answer could not be given yet."""
         part, stop, lease = self._part, membership.head.stop, self._part.arrival.lease
         if stop is None or stop.decided or stop.round != membership.round.number or not membership.round.in_steps:
             return

@@ -1,7 +1,4 @@
-"""Shell: writes that one member of a round accuses another.
-
-It is not in `rdzv.node.member` because `rdzv.loop`, which accuses for a member, may not import that.
-"""
+"""Shell: writes that one member of a round accuses another; also for `rdzv.loop`, which may not import `member`."""
 
 from __future__ import annotations
 

@@ -64,8 +64,7 @@ class Agreed:
     def take(self, there: bytes) -> str:
         """Apply the run's settings, if this node can; else return in words how its own differ.
 
-        They are compared field by field, so that another release may have one more field; the run's value is then taken
-        unchanged.
+        They are compared by field: another release may have one more. The run's value is then taken unchanged.
         """
         theirs = unpack_settings(there)
         difference = describe_difference(self._ours, theirs)
@@ -96,8 +95,7 @@ async def agree_on_settings(
 
     A resized run keeps its numbers for nodes with the former ones, also if no node is left in it. Every arriving node
     writes the same settings again: so a rewrite, conditional on their revision, fails if any node has arrived since the
-    look. If others have rewritten them since `there` was read, `there` is outdated: the next arrival reads the
-    settings.
+    look. If others have rewritten them since `there` was read, the next arrival reads them.
 
     Raises:
         RendezvousSettingsError: Others are in it, with other settings.
@@ -116,11 +114,7 @@ async def agree_on_settings(
 
 
 async def check_prefix(store: Store, prefix: str) -> None:
-    """Refuse a prefix below another run's keys: runs under it would be taken for that run's keys.
-
-    Raises:
-        RendezvousSettingsError: There is a run of that name.
-    """
+    """Raise RendezvousSettingsError for a prefix below another run's keys, which would be mixed with that run's."""
     parts = prefix.split("/")
     above = ["/".join(parts[:count]) for count in range(3, len(parts) + 1)]  # from "/rdzv/job-7" on
     if not above or prefix in {scheme.prefix for scheme in SCHEMES.values()}:
@@ -139,11 +133,7 @@ class OverruledError(Exception):
 
 
 def take_settings(refused: TransactionResult, agreed: Agreed) -> bool:
-    """Take the run's settings if they caused a transaction's refusal; return True if they did.
-
-    Raises:
-        OverruledError: This node cannot apply them.
-    """
+    """Take the run's settings if they caused a refusal; return True if so, raise OverruledError if unusable."""
     entry = refused.results[-1]
     if not isinstance(entry, Entry) or entry.value == agreed.value:
         return False

@@ -11,11 +11,7 @@ __all__ = ["attribute_ban", "check_node_id"]
 
 
 def check_node_id(node_id: str) -> None:
-    """Reject an invalid node id: a ban of it would seem to work.
-
-    Raises:
-        RendezvousSettingsError: The id is invalid; the message has the rules.
-    """
+    """Raise RendezvousSettingsError for an invalid node id: a ban of it would seem to work."""
     try:
         NAME.convert(node_id)
     except (TypeError, ValueError):
@@ -23,11 +19,7 @@ def check_node_id(node_id: str) -> None:
 
 
 def attribute_ban(attribute: str, value: str) -> str:
-    """Return the name of a ban of all nodes with an attribute: "rack=17".
-
-    Raises:
-        RendezvousSettingsError: No node can have such an attribute.
-    """
+    """Name a ban of an attribute: "rack=17"; raise RendezvousSettingsError if no node can have that."""
     try:
         name, value = TEXT.convert(attribute), TEXT.convert(value)
     except (TypeError, ValueError):

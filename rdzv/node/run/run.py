@@ -1,9 +1,8 @@
 """Shell: one run in a store, for its controllers: a node, or an operator who does not join.
 
-It needs only the store and the run's keys. A node's own writes (arriving, leaving) are in `member`.
-
-A ban is a key under the head, so that every node learns of it; a node's arrival is conditional on no such ban. A drain
-is on the leaving node's lease, so that it goes with the node.
+It needs only the store and the run's keys. A node's own writes (arriving, leaving) are in `member`. A ban is a key
+under the head, so that every node learns of it; a node's arrival is conditional on no such ban. A drain is on the
+leaving node's lease, so that it goes with the node.
 """
 
 from __future__ import annotations
@@ -95,12 +94,9 @@ class Run:
         """Give the live run another minimum or maximum of nodes; None leaves a number unchanged.
 
         It is in force from the next round on. A round with more members ends at a `check`, the same for all, and those
-        with the
-        highest ranks become spares; likewise, if there is room, waiting nodes come in. A round with fewer members than
-        the new
-        minimum goes on until there are enough nodes for the next. Nodes that come with the run's former numbers take
-        the new
-        ones.
+        with the highest ranks become spares; likewise, if there is room, waiting nodes come in. A round with fewer
+        members than the new minimum goes on until there are enough nodes for the next. Nodes that come with the run's
+        former numbers take the new ones.
 
         Raises:
             RendezvousSettingsError: The numbers contradict each other, or the run's `node_unit`.
@@ -134,10 +130,7 @@ class Run:
         raise RendezvousStateError(f"run {self.run_id} has no settings that could change: no node has come to it yet")
 
     async def close(self, reason: str = "", *, lease: Lease | None = None, **verdict: Any) -> Closed:
-        """Close it for good, and return the closing that counts: the first one.
-
-        `lease` is the run's, if the caller knows it; a `verdict` is `given_up` and `status`.
-        """
+        """Close it; return the closing that counts: the first. `lease`: the run's; `verdict`: `given_up`, `status`."""
         closed = Closed(reason=reason, by=self._by, **verdict)
         lease = lease or await take_run_lease(self.store, self.keys, self._keep)
         result = await self.store.compare_and_set(self.keys.closed, closed.pack(), expected_revision=0, lease=lease)
@@ -196,11 +189,10 @@ class Run:
         return await self._lift_ban(ban_name(where), Unban(who=f"{WITH}{where}", reason=reason, by=self._by))
 
     async def _impose(self, name: str, ban: Ban, find: Callable[[], Awaitable[dict[str, int]]]) -> set[str]:
-        """Write a ban, then delete the records of the nodes that it puts out; also if the caller is cancelled.
+        """Write a ban, then delete the records of the nodes that it puts out, also if cancelled; return these nodes.
 
-        The ban comes first, and by itself, or the coordinator would read of a node that went for no reason. A member
-        whose operator dies between the two leaves by itself. `find` returns the nodes that are here, with their
-        arrivals; all that it has returned are returned.
+        The ban is a write of its own and comes first, or the coordinator would see a node go for no reason. If the
+        operator dies between the two, a banned member leaves by itself. `find` returns the present arrivals.
         """
         ban.pack()  # an unreadable ban is refused before anything is written
 
@@ -285,11 +277,7 @@ class Run:
         return await read_hour(self.store, self.keys)
 
     async def check_exists(self) -> None:
-        """Raise unless the store has keys of it: a name may be mistyped.
-
-        Raises:
-            RendezvousStateError: There is no such run; the message names existing runs.
-        """
+        """Raise RendezvousStateError, with the names of existing runs, if the store has no keys of it."""
         if not await self.store.count(self.keys.root):
             runs = await run_ids(self.store, self.keys.prefix)
             there = f"it has {first_of(runs, RUNS_NAMED_MOST)}" if runs else f"it has none under {self.keys.prefix}"

@@ -41,14 +41,7 @@ __all__ = [
 
 
 async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tuple[RunStatus, History]:
-    """Read how a run stands, and what is remembered of it, which its status is told from, too; O(n) in its nodes.
-
-    Args:
-        store: The store that it is in.
-        keys: Its keys there.
-        head: Its head, as it is known now.
-        hour: The hour of the run, now.
-    """
+    """Return a run's status at `hour`, the run's time of day, and its history; O(n) in its nodes."""
     records = await read_nodes(store, keys)
     since = {node_id: record.since for node_id, record in records.items() if record.since}
     releases = Counter(record.release or "an unknown release" for record in records.values())
@@ -171,7 +164,6 @@ def participant_of(record: NodeRecord, rank: int) -> Participant:
 
 
 def _settings(entry: Entry | None) -> dict[str, Any]:
-    """Return the settings that the nodes share, as far as they can be read."""
     try:
         return unpack_settings(entry.value) if entry is not None else {}
     except RendezvousStateError as error:
@@ -247,14 +239,10 @@ async def run_ids(store: Store, prefix: str) -> list[str]:
 
 
 async def read_nodes_of_all_runs(store: Store) -> dict[Keys, list[Entry]]:
-    """Return the arrived nodes of each run of a store, under any prefix: keys and revisions only.
-
-    Raises:
-        Unsupported: The store counts no groups: an etcd cluster.
-    """
+    """Return the arrived nodes' keys and revisions by run, under any prefix; raise Unsupported on an etcd cluster."""
     found: dict[Keys, list[Entry]] = {}
     for group in await store.groups():
-        # A run under a prefix of one part is a group of its own. Only another group has to be listed as a whole.
+        # A run under a prefix of one part is its own group. Only another group has to be listed as a whole.
         entries = await store.list(f"{group.name}nodes/", keys_only=True)
         for entry in entries or await store.list(group.name, keys_only=True):
             root, _, node_id = entry.key.rpartition("/nodes/")
@@ -267,9 +255,7 @@ async def read_nodes_of_all_runs(store: Store) -> dict[Keys, list[Entry]]:
 async def read_account(store: Store, prefix: str) -> dict[str, KeyGroup] | None:
     """Return each run's usage, by the store's own count; None if it has none by run.
 
-    It has none on etcd, and under a prefix with another number of parts than the store's: there a group is several
-    runs, or
-    a part of one.
+    It has none on etcd, and under a prefix with another number of parts than the store's.
     """
     root = f"{prefix}/"
     try:
@@ -300,11 +286,7 @@ async def read_history(store: Store, keys: Keys) -> History:
 
 
 async def read_roster(store: Store, keys: Keys, round: Round) -> list[Participant]:
-    """Return all members of a round, by rank, with the address, payload and attributes of each.
-
-    Raises:
-        RoundSupersededError: A later round has replaced it.
-    """
+    """Return a round's members by rank, in full; raise RoundSupersededError if a later round has replaced it."""
     entries = await store.list(keys.roster(round.number, round.term))
     roster = [one for entry in entries for one in Participant.unpack_all(entry.value)]
     if len(roster) != round.size:
@@ -352,7 +334,7 @@ def _last_call_left(head: Head, elapsed: float) -> float | None:
 def _phase_for(
     head: Head, history: History, settings: Mapping[str, Any], *, elapsed: float, waited: float | None, hour: float
 ) -> float | None:
-    """Seconds for which the run has been in its phase, as far as the store says so."""
+    """Return the seconds for which the run has been in its phase, as far as the store says so."""
     last, began = history.chapters[-1] if history.chapters else None, None
     match _phase(head):
         case Phase.LAST_CALL:
@@ -371,7 +353,7 @@ def _phase_for(
 
 
 async def _last_roster(store: Store, keys: Keys, head: Head) -> dict[str, Participant]:
-    """The members that the last round had, by name; empty if that cannot be read any more."""
+    """Return the last round's members, by name; empty if they cannot be read any more."""
     if head.round is None:
         return {}
     try:
@@ -387,7 +369,7 @@ def _resized(head: Head) -> Resized | None:
 
 
 def _absent(head: Head, *, elapsed: float) -> Absent:
-    """Who is not here, as of now."""
+    """Return the nodes that are absent now."""
     if head.progress is None or head.closed is not None or _is_news(head):
         return Absent()
     absent = head.progress.absent
@@ -396,7 +378,7 @@ def _absent(head: Head, *, elapsed: float) -> Absent:
 
 
 def _elapsed(head: Head, now: float, hour: float) -> float:
-    """Return the seconds since the progress was written: by its hour, if it was found written; else since it came."""
+    """Return the seconds since the progress was written: by its hour if it was read, else since it came."""
     since = max(now - head.progress_at, 0.0)
     said_at = head.progress.absent.said_at if head.progress is not None else 0.0
     return max(since, hour - said_at) if head.progress_found and said_at else since
