@@ -59,7 +59,9 @@ class Link(asyncio.Protocol):
 
     Attributes:
         farewell: Why it ends, if said.
-        over: Done once it has ended or was replaced.
+        over: True once it has ended or was replaced.
+        turn: Set once it is over, or silent: then a fresh connection is looked for.
+        search: The scope of that search, while it lasts.
     """
 
     def __init__(self, owner: Reconnecting) -> None:
@@ -70,7 +72,9 @@ class Link(asyncio.Protocol):
         self._early: list[bytes] | None = []  # received before `take_up`
         # True once the server has spoken, False if it ended before
         self._spoken: asyncio.Future[bool] = self._loop.create_future()
-        self.over: asyncio.Future[None] = self._loop.create_future()
+        self.over: bool = False
+        self.turn: asyncio.Event = asyncio.Event()
+        self.search: anyio.CancelScope | None = None
         self.farewell: str = ""
         self._error: Exception | None = None  # that ended it
         self.pulse: Pulse = Pulse(owner.patience, self._loop.time())
@@ -140,8 +144,15 @@ class Link(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not self.over.done():
-            self.over.set_result(None)
+        self.over = True
+        self.turn.set()
+        self.end_search()
+
+    def end_search(self) -> None:
+        """End the search for a fresh connection."""
+        search, self.search = self.search, None
+        if search is not None:
+            search.cancel()
 
     def leave(self, reason: str) -> None:
         """Close it, after the written data was sent."""
@@ -197,7 +208,7 @@ class Link(asyncio.Protocol):
             self._look_at(self.pulse.first_look_at(self._loop.time()))
 
     def _look_at(self, at: float) -> None:
-        if self.over.done() or (self._timer is not None and self._look_due <= at):
+        if self.over or (self._timer is not None and self._look_due <= at):
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -213,7 +224,7 @@ class Link(asyncio.Protocol):
         if say is Say.PING:
             self._owner.ask_ping()
         elif say is Say.SEEK:
-            self._owner.seek_successor(self)
+            self.turn.set()
         elif say is Say.HANG_UP:
             self.farewell = f"it has been silent for {now - self.pulse.heard_at:.0f} s"
             self.abort()
@@ -259,7 +270,6 @@ class Reconnecting(ABC):
         self._parked: set[int] = set()  # the waits in flight, which do not count against the limit
         self._writable = True  # the socket's buffer has room
         self._eased = asyncio.Event()  # set when there may be room for requests
-        self._searches: set[asyncio.Task[Link]] = set()  # for a connection in place of a silent one
         self._attempt = 0  # how many have failed since the last welcome
         self._away_since = 0.0
         self.last_problem: str = NEVER_ANSWERED
@@ -463,11 +473,12 @@ class Reconnecting(ABC):
         successor: Link | None = None
         try:
             link.take_up()
-            await link.over
-            found = [search for search in self._searches if search.done() and not search.cancelled()]
-            if found:
-                self._searches.remove(found[0])
-                successor = found[0].result()  # or a defect
+            while successor is None and not link.over:
+                await link.turn.wait()
+                link.turn.clear()
+                if link.pulse.seeking and not link.over:
+                    with anyio.CancelScope() as link.search:
+                        successor = await self._fresh_link()
         finally:
             link.end()
             if successor is None:
@@ -487,7 +498,6 @@ class Reconnecting(ABC):
                 self._tell_connection(False)
                 if self._failed is None:
                     self._outages.lost(self._loop)
-            await self._end_searches()
         if successor is not None:
             self._previous = link
             self.patience.changed_connection()
@@ -497,29 +507,6 @@ class Reconnecting(ABC):
         previous, self._previous = self._previous, None
         if previous is not None:
             previous.abort()
-
-    # ------------------------------------------------------------------------------------------ a silent connection
-
-    def seek_successor(self, link: Link) -> None:
-        """Look for a fresh connection to replace this silent one."""
-        search = asyncio.create_task(self._fresh_link(), name="find a fresh connection")
-        self._searches.add(search)
-
-        def ended(search: asyncio.Task[Link]) -> None:
-            if search.cancelled():
-                self._searches.discard(search)
-            else:
-                link.end()
-
-        search.add_done_callback(ended)
-
-    async def _end_searches(self) -> None:
-        """Cancel the search, and close a connection that it has just found."""
-        searches, self._searches = self._searches, set()
-        await cancel_and_wait(*searches)
-        for search in searches:
-            if not search.cancelled() and search.exception() is None:
-                search.result().abort()
 
     # ------------------------------------------------------------------------------------------ bytes
 
@@ -556,8 +543,7 @@ class Reconnecting(ABC):
             else:
                 self.fail(error)
         link.heard(expecting=not self._ready or len(self._connection.in_flight) > len(self._parked))
-        for search in self._searches:
-            search.cancel()
+        link.end_search()
 
     def _begin_conversation(self, welcome: Welcome) -> None:
         self._ready = True
