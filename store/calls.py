@@ -449,9 +449,7 @@ class _HasAwaited(Protocol[A_co]):
     def _awaited(self) -> A_co: ...
 
 
-def blocking(
-    call: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[_HasAwaited[A], P], T]:
+def blocking(call: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[_HasAwaited[A], P], T]:
     """Make a blocking method of an awaited call, with the same name, arguments and docstring."""
 
     @functools.wraps(call)

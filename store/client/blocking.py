@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from store import interface
 from store.client.channel import Channel, Shared
-from store.errors import (
-    ConnectionLost,
-    StoreError,
-    StoreTimeoutError,
-    WaitEnded,
-    WatchCompacted,
-)
+from store.errors import ConnectionLost, StoreError, StoreTimeoutError, WaitEnded, WatchCompacted
 from store.interface import DEFAULT_TIMEOUT
 from store.limits import Limits
 from store.messages import Event, Grant, KeepAlive, Pong, Request, Response, Revoke, Transact, waits

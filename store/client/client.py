@@ -19,14 +19,7 @@ import anyio
 from store import interface, messages
 from store.client.outcomes import out_of_time, settle, with_doubt
 from store.client.reconnecting import Reconnecting
-from store.errors import (
-    ConnectionLost,
-    StoreError,
-    StoreTimeoutError,
-    StoreUsageError,
-    WatchCompacted,
-    unsent,
-)
+from store.errors import ConnectionLost, StoreError, StoreTimeoutError, StoreUsageError, WatchCompacted, unsent
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Cancel, Event, Ping, Pong, Request, Response, Watching, key_bytes, waits
 from store.net.process import check_made_here, process_id

@@ -20,23 +20,9 @@ import anyio
 from store.calls import Cuts
 from store.client.patience import LASTED, Patience
 from store.client.pulse import Line, Pulse, Say
-from store.errors import (
-    AuthenticationError,
-    ConnectionLost,
-    LimitExceeded,
-    ProtocolError,
-    StoreError,
-    StoreReplaced,
-)
+from store.errors import AuthenticationError, ConnectionLost, LimitExceeded, ProtocolError, StoreError, StoreReplaced
 from store.net.absence import Outages, absence_told
-from store.net.dialing import (
-    NEVER_ANSWERED,
-    SAYS_NOTHING,
-    TcpDial,
-    describe,
-    lack_of,
-    left_without_a_word,
-)
+from store.net.dialing import NEVER_ANSWERED, SAYS_NOTHING, TcpDial, describe, lack_of, left_without_a_word
 from store.net.process import process_id
 from store.net.sockets import forget, let_go_in_children, outstanding
 from store.net.tasks import cancel_and_wait

@@ -57,12 +57,7 @@ FILES_UNLIMITED = 1_048_576  # stands for "no limit": Linux's default for fs.nr_
 OPTIONS = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
 OPTIONS += [
     (socket.IPPROTO_TCP, getattr(socket, name), value)
-    for name, value in (
-        ("TCP_KEEPIDLE", 15),
-        ("TCP_KEEPINTVL", 5),
-        ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", 30_000),
-    )
+    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
     if hasattr(socket, name)  # macOS has other names and its own defaults
 ]
 

@@ -217,11 +217,7 @@ class LoopThread:
     """
 
     def __init__(
-        self,
-        name: str,
-        *,
-        end: Callable[[], Coroutine[Any, Any, None]] | None = None,
-        last: bool = False,
+        self, name: str, *, end: Callable[[], Coroutine[Any, Any, None]] | None = None, last: bool = False
     ) -> None:
         check_threads()
         self._end = end

@@ -10,22 +10,6 @@ that is true while its place exists: add it to `when=` of each critical write. F
 number higher than that of each earlier holder.
 """
 
-from store.recipes.awaited import (
-    Held,
-    leader,
-    leaders,
-    leadership,
-    lock,
-    read_lock,
-    write_lock,
-)
+from store.recipes.awaited import Held, leader, leaders, leadership, lock, read_lock, write_lock
 
-__all__ = [
-    "Held",
-    "leader",
-    "leaders",
-    "leadership",
-    "lock",
-    "read_lock",
-    "write_lock",
-]
+__all__ = ["Held", "leader", "leaders", "leadership", "lock", "read_lock", "write_lock"]

@@ -15,18 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from store import when
 from store.errors import ConditionFailed, ConnectionLost, LeaseNotFound, StoreError, StoreTimeoutError, StoreUsageError
-from store.messages import (
-    CompareAndSet,
-    Condition,
-    Entry,
-    Get,
-    Guarded,
-    List,
-    Put,
-    Request,
-    Response,
-    Wait,
-)
+from store.messages import CompareAndSet, Condition, Entry, Get, Guarded, List, Put, Request, Response, Wait
 from store.records import shown
 
 if TYPE_CHECKING:
