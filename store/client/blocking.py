@@ -26,7 +26,6 @@ from store.watch_cursor import WatchCursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
     from typing import Self
 
     from store.calls import Cuts
@@ -239,9 +238,7 @@ class Watch(interface.BlockingWatch):
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._channel.ended = True
         self._shared.drop(self._channel)
 

@@ -32,7 +32,6 @@ from store.watch_cursor import WatchCursor
 if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator
-    from types import TracebackType
     from typing import Self
 
     from store.net.dialing import Dial
@@ -71,9 +70,7 @@ class Watch(interface.Watch):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._client.watching.pop(self, None)
         self.end(StoreUsageError("the watch is closed"))
         opening, self._opening = self._opening, None

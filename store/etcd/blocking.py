@@ -24,7 +24,6 @@ from store.net.threads import LoopThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
-    from types import TracebackType
     from typing import Self
 
     from store.etcd.codec import Cluster
@@ -154,9 +153,7 @@ class Watch(interface.BlockingWatch):
         self._client._run(self._watch.__aenter__)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed.set()
         with contextlib.suppress(StoreError):  # a closed client has closed it
             self._client._run(partial(self._watch.__aexit__, None, None, None))

@@ -22,7 +22,6 @@ from store.messages import Count, Event
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-    from types import TracebackType
     from typing import Self
 
     from store.etcd.reads import Reads
@@ -61,9 +60,7 @@ class Watch(interface.Watch):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._closed = True
         self._release()
 

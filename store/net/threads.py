@@ -29,7 +29,6 @@ from store.net.standard_streams import open_standard_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
-    from types import TracebackType
 
 __all__ = ["Call", "Flag", "Held", "LoopThread", "in_thread", "loop_factory"]
 
@@ -328,9 +327,7 @@ class Held(contextlib.AbstractContextManager[T]):
                     scope.cancel()  # the process ends: leaving must not wait
                     raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._thread.soon(self._left.set)
         with contextlib.suppress(asyncio.CancelledError):  # the thread has ended with the process
             self._holding.wait()
