@@ -1,7 +1,6 @@
 """Every named call of a store, written once over `call`, awaited.
 
-The blocking calls run the same coroutines: over a blocking store (`AtOnce`) nothing in them has to wait, so each ends
-in one step (`finished`).
+The blocking calls run the same coroutines: over a blocking store (`AtOnce`) each ends in one step (`finished`).
 """
 
 from __future__ import annotations
@@ -131,13 +130,10 @@ def _there(entries: Iterable[Entry | None]) -> list[Entry]:
 class Cuts:
     """The ends of one client's connections, for the keepers of its leases. Safe to use from several threads.
 
-    Once a connection has ended, the server may expire a lease before its TTL. If connecting is refused there is no
-    server, and one that starts again gives each lease its full TTL. So listeners are called with the time of each end,
-    with infinity once connecting is refused, and with the time at which that changes.
-
-    Args:
-        time: The client's clock.
-        look: Checks if a connection has ended, for clients that only read during a call.
+    Once a connection has ended, the server may expire a lease before its TTL. A server that starts again gives each
+    lease its full TTL. So listeners are called with the time of each end, with infinity once connecting is refused, and
+    with the time at which that changes. `look` checks if a connection has ended, for clients that only read during a
+    call.
     """
 
     def __init__(self, time: Callable[[], float], look: Callable[[], object] = lambda: None) -> None:
@@ -165,11 +161,7 @@ class Cuts:
 
 
 class Calls(ABC):
-    """Every named call, over `call`.
-
-    Attributes:
-        cuts: Reports the ends of connections. None: this store ends no lease early with its connection.
-    """
+    """Every named call, over `call`. `cuts` is None if this store ends no lease early with its connection."""
 
     cuts: Cuts | None = None
 
@@ -317,11 +309,7 @@ class Calls(ABC):
         return await self.call(request, timeout=timeout)
 
     async def wait(self, keys: Keys, *, when: Iterable[Condition] = (), timeout: float | None = None) -> Entries:
-        """Wait until all keys exist, and return their entries; without `timeout`, for ever.
-
-        Raises:
-            ConditionFailed: One of `when` became false.
-        """
+        """Wait until all keys exist, and return their entries. Raise `ConditionFailed` once one of `when` is false."""
         return _there((await self.call(_guarded(Wait(keys=_several(keys)), when), timeout=timeout)).entries)
 
     async def grant(self, ttl: float, **terms: Unpack[LeaseTerms]) -> Lease:
@@ -343,11 +331,7 @@ class Calls(ABC):
         return (await self.call(Stats(), timeout=timeout)).figures
 
     async def groups(self, *, timeout: float | None = None) -> KeyGroups:
-        """Return the size of each group of keys (with the same first two parts), by name.
-
-        Raises:
-            Unsupported: The store does not count it: an etcd cluster.
-        """
+        """Return the size of each group of keys (with the same first two parts), by name. etcd: `Unsupported`."""
         found: list[KeyGroup] = []
         more, left = True, self._left(timeout)
         while more:  # in pages: a store with many groups must not delay others
@@ -409,15 +393,7 @@ class Lease:
         self.ttl: float = ttl  # as granted
 
     async def keep_alive(self, *, note: bytes = b"", timeout: float | None = None) -> None:
-        """Renew it once, for its full TTL.
-
-        Args:
-            note: At most 128 bytes that are kept in memory until the next keep-alive: see `notes`.
-            timeout: Seconds.
-
-        Raises:
-            LeaseNotFound: It has expired.
-        """
+        """Renew it once. A note of at most 128 bytes is kept in memory until the next keep-alive: see `notes`."""
         await self._store.call(KeepAlive(lease=self.id, note=note), timeout=timeout)
 
     async def revoke(self, *, timeout: float | None = None) -> None:

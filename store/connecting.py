@@ -1,7 +1,4 @@
-"""Shell: the client for a URL: of our own store, or of an etcd cluster.
-
-The module is not called `connect`: importing it would replace `store.connect`.
-"""
+"""Shell: the client for a URL. Not called `connect`: importing it would replace `store.connect`."""
 
 from __future__ import annotations
 

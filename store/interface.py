@@ -45,10 +45,7 @@ DEFAULT_TIMEOUT = 30.0  # seconds per call, unless the client or the call has an
 
 
 class Watch(ABC):
-    """An ordered stream of the changes under a prefix; an async context manager and iterator of events.
-
-    Iteration can be left and resumed, also within a revision.
-    """
+    """An ordered stream of the changes under a prefix. Iteration can be left and resumed, also within a revision."""
 
     _rest: Iterator[Event] = iter(())  # of a revision whose iteration was left
 

@@ -1,11 +1,9 @@
 """Shell: keeps leases: renews them in time, and knows when they may be lost.
 
 A lease is valid until its TTL has passed since the *sending* of the last acknowledged keep-alive, on this client's
-clock (promise R9). From then on it may be gone, and its holder is told.
-
-`kept_lease` and `BlockingKeptLease` are for users of the store alone. Their leases may end early with their connection;
-then they are valid for no longer than that, once the client has noticed. A node of a run has its leases kept in a
-thread, by the same `Keeping`.
+clock (promise R9). Then its holder is told. `kept_lease` and `BlockingKeptLease` are for users of the store alone.
+Their leases may end early with their connection, once the client has noticed. A node's leases are kept in a thread, by
+the same `Keeping`.
 """
 
 from __future__ import annotations
@@ -97,10 +95,8 @@ class Belief:
 class Keeping:
     """The leases kept over one store client, in its event loop.
 
-    Attributes:
-        store: The client.
-        on_silence: Called with the time of the first keep-alive that has had no answer for `UNANSWERED`; with None once
-            there is an answer, or no lease is left.
+    `on_silence` is called with the time of the first keep-alive that has had no answer for `UNANSWERED`, and with None
+    once there is an answer, or no lease is left.
     """
 
     def __init__(self, store: Calls) -> None:
@@ -179,12 +175,7 @@ class Keeping:
 class HeldLease:
     """A lease that is kept, or that a transaction is about to grant: then call `keep` after it.
 
-    Attributes:
-        id: Its id, to put keys on.
-        ttl: Seconds, as granted or requested.
-        kept: True once it was granted; it may have been lost since.
-        lost: Why it is lost, or None.
-        task: Renews it.
+    `kept` is True once it was granted; `lost` says why it was lost since; `task` renews it.
     """
 
     def __init__(self, keeping: Keeping, *, id: int, ttl: float) -> None:
@@ -207,13 +198,10 @@ class HeldLease:
         note: NoteOf | None = None,
         terms: LeaseTerms | None = None,
     ) -> None:
-        """Keep it until it is released: the request sent at `sent_at` has granted it.
+        """Keep it until it is released: the request sent at `sent_at`, on the client's clock, has granted it.
 
-        Args:
-            sent_at: On the client's clock.
-            on_lapse: Called once with the reason if it is lost.
-            note: Returns the note of a keep-alive; its argument is True if the store was out of reach until then.
-            terms: The terms of the grant, if they may end it early.
+        `on_lapse` is called once with the reason if it is lost. `note` returns the note of a keep-alive; its argument
+        is True if the store was out of reach until then. `terms`: those of the grant, if they may end it early.
         """
         assert not self.kept, "a lease is granted once"
         self.kept = True
@@ -343,10 +331,7 @@ async def renewed_if_old(
 ) -> float:
     """Renew a lease whose grant took long, as after an outage. Return when the last request was sent.
 
-    By this clock the lease may have expired meanwhile. It is unused, so a renewal is safe.
-
-    Raises:
-        LeaseNotFound: It has expired.
+    By this clock the lease may have expired; then raise `LeaseNotFound`. It is unused, so a renewal is safe.
     """
     now = time()
     if now < sent_at + lease.ttl / RENEWALS_PER_TTL:
@@ -387,9 +372,8 @@ def retry_pause(ttl: float) -> float:
 async def kept_lease(keeping: Keeping, ttl: float, **terms: Unpack[LeaseTerms]) -> AsyncIterator[HeldLease]:
     """Keep a lease during a block, and revoke it at the end; the block may end in another task.
 
-    If the lease is lost, the task that entered the block is cancelled until it leaves, and `LeaseNotFound` is raised:
-    another client may hold the key by then. The caller's event loop renews the lease: blocking the loop for longer than
-    the TTL loses it.
+    If the lease is lost, the task that entered the block is cancelled until it leaves, and `LeaseNotFound` is raised.
+    The caller's event loop renews the lease: blocking the loop for longer than the TTL loses it.
     """
     loss = Cancelling()
     lease = await keeping.hold(ttl, loss.begin, **terms)
@@ -408,12 +392,7 @@ async def kept_lease(keeping: Keeping, ttl: float, **terms: Unpack[LeaseTerms]) 
 class _Keeper:
     """Grants a lease in a thread, renews it, and revokes it once its holder has left or was collected.
 
-    No signal's handler runs in this thread, so none can interrupt it halfway.
-
-    Attributes:
-        known: Set once `lease` or `error` is set.
-        left: Set when the holder leaves or is collected.
-        over: Set at the end of the thread.
+    No signal's handler runs in this thread. `known` is set once `lease` or `error` is.
     """
 
     lease: Lease
@@ -499,11 +478,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
     """The blocking twin of `kept_lease`: a thread renews the lease, and the block cannot be cancelled.
 
     A long block calls `check` before critical steps, or makes its writes conditional on the lease's key. If the lease
-    was lost the block ends with `LeaseNotFound`. The thread ends with this object, also without the end of the block.
-
-    Attributes:
-        id: The lease's id, to put keys on; set in the block.
-        ttl: Seconds, as granted.
+    was lost the block ends with `LeaseNotFound`. `id` and `ttl`, as granted, are known in the block.
     """
 
     id: int

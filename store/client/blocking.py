@@ -1,8 +1,8 @@
 """Shell: the blocking client of a store, on sockets of its own.
 
-A call writes to its socket and reads from it: one round trip, no event loop, no other thread. `ClientConnection` has
-the protocol. A call takes a free channel or makes a new one, so threads do not wait for each other. If Ctrl-C or a
-signal's handler interrupts a call, the call ends at once and closes its channel, whose state is unknown.
+A call writes to its socket and reads from it: one round trip, no event loop, no other thread. It takes a free channel
+or makes a new one, so threads do not wait for each other. If Ctrl-C or a signal's handler interrupts a call, it closes
+its channel.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ class Client(interface.BlockingStore):
     """The blocking client of a store, which reconnects by itself; safe to use from several threads.
 
     Args:
-        address: The store's address.
         token: Proven to the server, and asked of it; or a function that returns it for each connection.
         tls: A client-side context for `tcps`. Default: the system's certificates are trusted.
         renew: Reads the files of token and certificates again before each connection, and returns the context.
@@ -175,10 +174,7 @@ class Client(interface.BlockingStore):
                 channel.leases = {each: until for each, until in channel.leases.items() if until > now}
 
     def _give_back(self, now: float) -> None:
-        """Close channels that have been idle for long, the longest idle first. Move their leases to another one before.
-
-        This client has no thread of its own, so a client that makes no calls closes none.
-        """
+        """Close channels that have been idle for long, the longest idle first. Move their leases before."""
         for _ in range(GIVEN_BACK_AT_ONCE):
             try:
                 if len(self._free) < 2 or now - self._free[0].idle_since < IDLE_MOST:
@@ -251,8 +247,8 @@ class Watch(interface.BlockingWatch):
         """Yield one list of events per revision; see `interface.BlockingWatch`."""
         for event in self._rest:
             yield [event]
-        # A signal's handler may raise at any call. So an assignment before the yield marks a batch as given, and the
-        # cursor is updated afterwards, which may be repeated.
+        # A signal's handler may raise at any call. So an assignment marks a batch as given; the cursor is updated
+        # later.
         while not self._channel.ended:
             if self._given:
                 self._cursor.delivered(self._batch)

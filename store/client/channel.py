@@ -1,8 +1,7 @@
 """Shell: one socket of a blocking client and its conversation, used by one thread at a time.
 
-A call writes and reads in its own thread, so no other code would notice silence. A read therefore wakes twice a second
-and asks `Pulse`. A silent connection is replaced (promise R8): the request is sent again, and the session returns the
-reply of one that was applied.
+No other code would notice silence, so a read wakes twice a second and asks `Pulse`. A silent connection is replaced
+(promise R8): the request is sent again, and the session returns the reply of one that was applied.
 """
 
 from __future__ import annotations
@@ -158,9 +157,8 @@ def _connected(shared: Shared, until: float, check: Callable[[], None]) -> socke
 class Channel:
     """One socket and its conversation, used by one thread at a time.
 
-    Attributes:
-        ended: True once no call may connect or ask on it; set by any thread.
-        leases: When each lease expires without renewal, of those that end early with this connection.
+    Any thread may set `ended`: no call may connect or ask on it then. `leases` are those that end early with this
+    connection, each with the time of its expiry.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -340,12 +338,7 @@ class Channel:
         return answer
 
     def receive(self, deadline: float = math.inf) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
-        """Wait for bytes from the server until the deadline, and yield the messages in them.
-
-        Raises:
-            OSError: The connection is lost.
-            _Expired: Nothing came in time.
-        """
+        """Yield the messages in the next bytes; raise `OSError` if the connection is lost, `_Expired` if late."""
         yield from self._received(self._read(deadline))
 
     def _received(self, data: bytes) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
@@ -401,11 +394,7 @@ class Channel:
         return pulse
 
     def _look_up(self, sock: socket.socket, pulse: Pulse, now: float) -> None:
-        """Ping a silent connection, or give it up.
-
-        Raises:
-            TimeoutError: It has been silent for too long.
-        """
+        """Ping a silent connection, or raise `TimeoutError` if it was silent for too long."""
         line = Line(*outstanding(sock), welcomed=self.connection.welcomed is not None)
         say, _ = pulse.look(now, line)
         if say is Say.PING:
@@ -422,11 +411,7 @@ class Channel:
             raise TimeoutError
 
     def _send(self, frame: bytes, deadline: float = math.inf) -> None:
-        """Send a frame before the deadline, while the server keeps reading.
-
-        Raises:
-            _Expired: The deadline has passed. The connection is closed, since half a frame was sent.
-        """
+        """Send a frame while the server keeps reading. After the deadline, close and raise `_Expired`."""
         assert self.sock is not None
         rest, stuck = memoryview(frame), 0.0
         while True:  # not sendall(): its timeout covers the whole frame, and a large value may take longer
@@ -447,10 +432,7 @@ class Channel:
                 raise TimeoutError
 
     def _limit(self, sock: socket.socket, left: float) -> float:
-        """Limit the next call on a socket to the time left, and to `LOOK`; return the seconds.
-
-        Python keeps this limit across signals (PEP 475); SO_RCVTIMEO would restart after each one.
-        """
+        """Limit the next call on a socket to the time left, and to `LOOK`. Signals do not restart it (PEP 475)."""
         within = LOOK if left >= LOOK else max(left, LEAST)
         if within != sock.gettimeout():
             sock.settimeout(within)
@@ -497,8 +479,7 @@ class Channel:
     def _abandon(self, item: InFlight) -> None:
         self.connection.abandon(item)
         if self.sock is None:
-            # Again: without a connection an abandoned request gets no reply, and would block the acknowledgement of
-            # later ones.
+            # Again: without a connection it gets no reply, and would block the acknowledgement of later ones.
             self.connection.disconnected()
 
     def disconnected(self, error: OSError) -> None:

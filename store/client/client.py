@@ -1,10 +1,8 @@
 """Shell: the awaited client of a store: requests as awaitables, watches as async iterators.
 
-A call waits on a future in its `InFlight` record, so reconnecting is invisible to it. When its timeout ends during an
-outage it raises `ConnectionLost`, which says if the request may have been applied.
-
-After a reconnect, a watch asks for everything since the last revision it saw. If that was compacted, the watch yields
-`reset` and a new snapshot; one opened without a snapshot ends with `WatchCompacted`.
+A call waits on a future in its `InFlight` record, so reconnecting is invisible to it. After a reconnect, a watch asks
+for everything since the last revision it saw. If that was compacted, it yields `reset` and a new snapshot; one opened
+without a snapshot ends with `WatchCompacted`.
 """
 
 from __future__ import annotations
@@ -197,8 +195,7 @@ class Client(Reconnecting, interface.Store):
         name: The address, for error messages.
         token: Proven to the server, and asked of it; or a function that returns it for each connection.
         timeout: Seconds for each call without its own `timeout`.
-        connect_timeout: Seconds for the first connection. Default: `timeout`.
-        timeout_name: The name of that limit in log lines.
+        connect_timeout: Seconds for the first connection. Default: `timeout`. Log lines call it `timeout_name`.
         rng: For the jitter of reconnecting.
         process: The id of its process, for tests that simulate several. Default: this process's.
     """

@@ -1,15 +1,12 @@
 """Pure: how long a client waits for an answer, for an attempt to connect, and between two attempts.
 
-TCP retransmits after 0.2, 0.4, ... 3.3, 6.5 s. After a cut of 4 s an old connection may stay silent for 3 s more, and
-for ever behind a firewall that has forgotten it, while a new connection passes at once. So the client tries a fresh
-connection after a second of silence (promise R8). A slow server is silent, too. So the old connection is kept
-meanwhile, and after each change of connection that brought no answer the client waits twice as long.
+TCP retransmits after 0.2, 0.4, ... 3.3, 6.5 s, so after a cut an old connection may stay silent for long, and for ever
+behind a firewall that has forgotten it. So the client tries a fresh connection after a second of silence (promise R8).
+A slow server is silent, too: the old connection is kept meanwhile, and after each change of connection that brought no
+answer the client waits twice as long.
 
-If the other system acknowledges all data, either the server is busy, and thousands of fresh connections would make it
-busier, or a proxy has lost the connection behind it. So the client waits longer there, and longer than the server took
-lately.
-
-Leases shorten each wait: a client with one second left to renew a lease does not sleep for two.
+If the other system acknowledges all data, the server is busy, or a proxy has lost the connection behind it. So the
+client waits longer there, and longer than the server took lately. Leases shorten each wait.
 """
 
 from __future__ import annotations
@@ -79,10 +76,9 @@ class Patience:
 
     @property
     def large_packets_seem_lost(self) -> bool:
-        """True if the next attempt should use small packets only.
+        """True if the next attempt should use small packets only: some networks drop large ones.
 
-        Some networks drop large packets and the error about them ("MTU black hole"). Then fresh connections are greeted
-        and fall silent, or the TLS handshake stalls.
+        Then fresh connections are greeted and fall silent, or the TLS handshake stalls ("MTU black hole").
         """
         return self._unanswered_changes > 0
 
@@ -99,10 +95,7 @@ class Patience:
         return FIRST_ATTEMPT if self._round_trip is None else self._within_leases(ATTEMPT, 1 / SHARE_OF_LEASE)
 
     def first_word(self) -> float:
-        """Return the seconds for a server's first word, once its system has answered.
-
-        A busy server greets in order of arrival, so a client that reconnects is last. Each attempt has longer.
-        """
+        """Return the seconds for a server's first word; each attempt has longer, since it queues last again."""
         first = 2 * HEARTBEAT if self._round_trip is None else SILENCE
         longest = min(first * 2.0 ** min(self._unanswered_changes, 8), WORD_MOST)
         return max(self._within_leases(longest, BUSY_SHARE_OF_LEASE), SILENCE)

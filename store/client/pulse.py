@@ -2,11 +2,8 @@
 
 After half of the client's patience the server is pinged once: if it answers, it is only slow. After all of it the
 client looks for a fresh connection and keeps the old one: the first on which the server speaks is used. Bytes that the
-other system acknowledges count as an answer: sending a large value over a slow network is no silence. Nor is time in
-which this process was too busy to look.
-
-An idle connection is pinged after a heartbeat. After another one without an answer it is closed; later if the other
-system acknowledges, since another connection would not help.
+other system acknowledges count as an answer; time in which this process was busy does not count. An idle connection is
+pinged after a heartbeat and closed after another; later if the other system acknowledges.
 """
 
 from __future__ import annotations
@@ -40,12 +37,8 @@ class Say(enum.Enum):
 class Line(NamedTuple):
     """The state of a connection.
 
-    Attributes:
-        unsent_bytes: Bytes to send that the other system has not acknowledged.
-        held_back: True if they only wait for the peer to read: then the network works.
-        acknowledged: True if all was certainly acknowledged and no received data was lost.
-        welcomed: True after the server's welcome: it can be pinged.
-        has_watches: True if a watch is open and needs the store's revision.
+    `held_back`: the unsent bytes only wait for the peer to read. `acknowledged`: the peer has certainly acknowledged
+    all, and no received data was lost. `welcomed`: the server can be pinged. `has_watches`: watches need the revision.
     """
 
     unsent_bytes: int = 0
@@ -58,10 +51,7 @@ class Line(NamedTuple):
 class Pulse:
     """The silence of one connection. All times are on one clock of the caller's choice.
 
-    Attributes:
-        heard_at: When the server last spoke.
-        asked_at: Since when an answer is due and nothing was heard, or None.
-        seeking: True while a fresh connection is looked for.
+    `asked_at`: since when an answer is due and nothing was heard, or None.
     """
 
     def __init__(self, patience: Patience, now: float) -> None:

@@ -1,7 +1,7 @@
 """Shell: the connection of an awaited client, made again when lost: connect, shake hands, notice silence.
 
-One task makes connections, one after the other. The sans-I/O `ClientConnection` knows which requests to send again.
-While a connection is silent, a fresh one is looked for (see `pulse`) and replaces it once the server speaks on it.
+One task makes connections, one after the other. While one is silent, a fresh one is looked for (see `pulse`) and
+replaces it once the server speaks on it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,8 @@ log: logging.Logger = logging.getLogger(__name__)
 class Link(asyncio.Protocol):
     """One connection, which measures its own silence. It buffers bytes until its owner takes it up.
 
-    Attributes:
-        farewell: Why it ends, if said.
-        over: True once it has ended or was replaced.
-        turn: Set once it is over, or silent: then a fresh connection is looked for.
-        search: The scope of that search, while it lasts.
+    `turn` is set once it is `over`, or silent: then a fresh one is looked for, in the scope `search`. `farewell` says
+    why it ends.
     """
 
     def __init__(self, owner: Reconnecting) -> None:
@@ -91,10 +88,7 @@ class Link(asyncio.Protocol):
         return await self._spoken
 
     def take_up(self) -> None:
-        """Give it to the client, with the bytes received so far.
-
-        The server speaks first: its greeting can come with the last packet of a TLS handshake.
-        """
+        """Give it to the client, with the bytes received so far: a greeting can come with the TLS handshake."""
         self.pulse = Pulse(self._owner.patience, self._loop.time())
         self.expect_answer()  # the welcome is due
         early, self._early = self._early or [], None
@@ -219,12 +213,7 @@ class Link(asyncio.Protocol):
 
 
 class Reconnecting(ABC):
-    """The connection of a `Client`: one at a time, made again when it is lost.
-
-    Attributes:
-        last_problem: Why the store was last not reached.
-        cuts: Reports the ends of connections.
-    """
+    """The connection of a `Client`: one at a time, made again when it is lost."""
 
     watches: Mapping[int, object]  # those open at the server, by request id
 
@@ -380,8 +369,8 @@ class Reconnecting(ABC):
                 welcomed, successor = await self._converse(link)
                 if welcomed:
                     self._attempt, self._away_since = 0, self.time()
-                # Reconnect at once, or the server counts this client as dead (R20). But pause after a goodbye, and if a
-                # connection ended soon after its welcome.
+                # Reconnect at once, or the server counts this client as dead (R20). But pause after a goodbye or a
+                # short stay.
                 at_once = welcomed and not link.farewell and self._away_since - began >= LASTED
                 if successor is None and not at_once and self._failed is None:
                     await self._pause()
@@ -393,9 +382,8 @@ class Reconnecting(ABC):
     async def _fresh_link(self) -> Link:
         """Connect, again and again, until a server speaks; return that connection.
 
-        Raises:
-            AuthenticationError: The store was never met, and the server's certificate is not trusted.
-            TypeError: Or any other error of a defect in `dial`; network errors are retried.
+        Raise the error of a defect in `dial`, and `AuthenticationError` for a server never met without a trusted
+        certificate.
         """
         while True:
             if self._addresses is not None:
@@ -422,8 +410,7 @@ class Reconnecting(ABC):
     async def _attempted_link(self) -> Link | None:
         """Connect once, and wait for the server's first word; return None if it does not come in time.
 
-        An attempt without an answer is given up soon: after a cut the next one passes at once, while TCP would
-        retransmit only after seconds.
+        After a cut the next attempt passes at once, while TCP would retransmit only after seconds.
         """
         began, links = self.time(), list[Link]()
 
@@ -521,9 +508,8 @@ class Reconnecting(ABC):
             # The server is full. It may have room later, so try again within the caller's time.
             link.leave(str(error))
         except (AuthenticationError, ProtocolError, StoreReplaced) as error:
-            # The conversation cannot go on. If the store was met before and the server has not proven to be it,
-            # something else may answer for a while: a proxy with 503, or another machine with the old address. Then try
-            # again.
+            # If the store was met before, something else may answer for a while: a proxy, or a machine with its old
+            # address.
             if self.met and self._connection.welcomed is None and not isinstance(error, StoreReplaced):
                 link.leave(str(error))
             else:

@@ -1,8 +1,7 @@
 """Shell: logs that a store cannot be reached while a call waits for it, at growing intervals.
 
 Waits shorter than `FIRST` seconds are reported by their error alone. Of several waits in one process for the same
-store, only the first logs. For a store that was connected and is lost later, each client logs the loss once and the
-return once: `Outages`.
+store, only the first logs. If a store is lost later, each client logs the loss once and the return once: `Outages`.
 """
 
 from __future__ import annotations

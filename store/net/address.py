@@ -30,11 +30,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Parse the URL of a store.
-
-        Raises:
-            StoreUsageError: It is not one; the message says why.
-        """
+        """Parse the URL of a store; raise `StoreUsageError` for any other."""
         try:
             parts = urlsplit(url)
             port = parts.port

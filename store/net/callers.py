@@ -1,7 +1,6 @@
 """Shell: rejects callers that would wait for ever, with one sentence that names the cause.
 
-A blocking call holds its thread: if that thread's event loop serves the store, no answer can come. Under gevent or
-eventlet, threads cannot have event loops of their own.
+If the event loop of a blocking caller's thread serves the store, no answer can come.
 """
 
 from __future__ import annotations
@@ -30,11 +29,7 @@ def serves_no_more(port: int) -> None:
 
 
 def check_blocking_caller(host: str, port: int) -> None:
-    """Reject a blocking call in the thread whose loop serves the store.
-
-    Raises:
-        StoreUsageError: It would wait for ever.
-    """
+    """Reject a blocking call in the thread whose loop serves the store: it would wait for ever."""
     served = _served.get(port)
     if served is None or host not in {*LOOPBACK, served[0]}:
         return
@@ -50,11 +45,7 @@ def check_blocking_caller(host: str, port: int) -> None:
 
 
 def check_threads() -> None:
-    """Reject a process with green threads.
-
-    Raises:
-        StoreUsageError: gevent or eventlet have replaced them.
-    """
+    """Reject a process whose threads gevent or eventlet have replaced."""
     for name, module, function, what in (
         ("gevent", "gevent.monkey", "is_module_patched", "threading"),
         ("eventlet", "eventlet.patcher", "is_monkey_patched", "thread"),

@@ -13,11 +13,7 @@ __all__ = ["ClientContext", "client_context"]
 
 
 class ClientContext(ssl.SSLContext):
-    """A context that remembers its certificate, for gRPC, which does TLS by itself.
-
-    Attributes:
-        shown: The certificate chain and its key, as PEM, or None.
-    """
+    """A context that remembers its certificate chain and key as PEM (`shown`), for gRPC, which does TLS by itself."""
 
     shown: tuple[bytes, bytes] | None = None
 

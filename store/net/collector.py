@@ -1,9 +1,8 @@
 """Shell: keeps Python's garbage collector from stopping a server for long (promise S11).
 
-A full collection looks at every object: 110 ms with 300,000 keys. A store's data has no cycles and is freed without the
-collector. So objects that survived a collection of young objects are hidden from it ("frozen"). A cycle that lives that
-long is collected once no client is connected, when a pause does no harm. Only `rdzv serve` uses this: in other
-processes the collector is not ours.
+A full collection looks at every object: 110 ms with 300,000 keys. A store's data has no cycles. So objects that
+survived a collection of young objects are hidden from it ("frozen"), and cycles among them are collected once no client
+is connected. Only `rdzv serve` uses this: in other processes the collector is not ours.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Shell: the identity of this process and of its loopback network.
 
-By the identity a server knows which connections are of one process (R20), and a client that it was inherited over
-`fork()`.
+By it a server knows which connections are of one process (R20), and a client that it was inherited over `fork()`.
 """
 
 from __future__ import annotations
@@ -25,11 +24,7 @@ def process_id() -> bytes:
 
 
 def check_made_here(made_in: bytes, name: str) -> None:
-    """Reject a client that was made before a `fork()`.
-
-    Raises:
-        UsedAfterFork: The client is inherited.
-    """
+    """Raise `UsedAfterFork` if a client was made before a `fork()`."""
     if made_in is not _id:
         raise UsedAfterFork(f"this client of {name} was made before fork(); make a new one in the child")
 

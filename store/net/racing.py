@@ -1,11 +1,9 @@
 """Shell: connecting to a host with several addresses, of which some may be dead ("happy eyeballs", RFC 8305).
 
 Attempts start a quarter of a second apart, or at once after a failure, and the first that connects wins. The families
-alternate, so a dead network of one family costs one pause. The address that worked last comes first; addresses that
-gave no answer come last, so that after an attempt without an answer the next begins with another address.
-
-After the first connection a failing or slow name server blocks no attempt: its last answer is used. asyncio's own race
-is not used: if it is cancelled at the wrong moment it leaks the winning socket. uvloop and blocking callers have none.
+alternate, so a dead network costs one pause. The address that worked last comes first; those that gave no answer come
+last. After the first connection a slow name server blocks no attempt: its last answer is used. asyncio's own race leaks
+the winning socket if it is cancelled at the wrong moment; uvloop and blocking callers have none.
 """
 
 from __future__ import annotations
@@ -51,11 +49,7 @@ Resolved = tuple[int, int, int, str, Any]
 
 
 class Addresses:
-    """The addresses of one host, shared by all connections to it. Safe to use from several threads.
-
-    Attributes:
-        literal: True if the host is an IP address, which needs no lookup.
-    """
+    """The addresses of one host (or its `literal` IP address), for all connections to it, from several threads."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host = host
@@ -96,12 +90,9 @@ class Addresses:
         return f" ({self.host} is {', '.join(found[:TOLD_MOST])}{more} here)"
 
     def resolve(self, within: float = math.inf) -> list[Resolved] | None:
-        """Look up the addresses, and return them in the order to try them; None: ask again.
+        """Look up the addresses, and return them in the order to try them; raise `OSError` if there are none.
 
-        It waits a second, or `within`. A later answer of the name server is for the next attempt.
-
-        Raises:
-            OSError: There are none.
+        Return None after a second, or `within`: ask again. A later answer of the name server is for the next attempt.
         """
         if not self.literal and time.monotonic() >= self._holds_until:
             looking, wait = self._looking, not self._has_worked
@@ -154,10 +145,9 @@ class Addresses:
 
 
 class Race:
-    """One attempt to connect: non-blocking sockets that connect to the addresses of one host.
+    """One attempt to connect: non-blocking sockets that connect to the addresses of one host; close it.
 
-    The caller starts the next address when it is time, waits until one of `connecting` is writable, and passes it to
-    `won`. The race ends with a connected socket or an error; close it in any case.
+    The caller starts the next address when it is time, and passes each of `connecting` that is writable to `won`.
     """
 
     def __init__(self, addresses: Addresses, order: Iterable[Resolved]) -> None:
@@ -173,11 +163,7 @@ class Race:
         return bool(self._left)
 
     def begin_next(self) -> socket.socket | None:
-        """Start the next address that does not fail at once; return None if none is left.
-
-        Raises:
-            OSError: All addresses have failed.
-        """
+        """Start the next address that does not fail at once, if any; raise `OSError` if all have failed."""
         while self._left:
             family, kind, protocol, _, address = self._left.popleft()
             self._tried.append(address)
@@ -204,11 +190,7 @@ class Race:
         return None
 
     def won(self, sock: socket.socket) -> bool:
-        """Return True if a writable socket is connected; it then belongs to the caller.
-
-        Raises:
-            OSError: All addresses have failed.
-        """
+        """Return True if a writable socket is connected, and now the caller's; raise `OSError` if all have failed."""
         address = self.connecting.pop(sock)
         number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if not number:
@@ -239,12 +221,9 @@ class Race:
 
 
 def connected(addresses: Addresses, until: float, check: Callable[[], None]) -> socket.socket:
-    """Return a non-blocking socket, connected to the first address that answers; blocks until `until`.
+    """Return a non-blocking socket, connected to the first address that answers; raise `OSError` if none does.
 
-    `check` is called regularly; its exceptions end this.
-
-    Raises:
-        OSError: No address can be reached. A `TimeoutError`: not in time.
+    At `until` that is a `TimeoutError`. `check` is called regularly; its exceptions end this.
     """
     while (order := addresses.resolve(until - time.monotonic())) is None:
         check()
@@ -272,12 +251,8 @@ def connected(addresses: Addresses, until: float, check: Callable[[], None]) -> 
 
 
 async def connected_socket(addresses: Addresses) -> socket.socket:
-    """Return a socket connected to the first address that answers, without a time limit.
-
-    Raises:
-        OSError: No address can be reached.
-    """
-    # uvloop's getaddrinfo and sock_connect use threads of libuv, which a forked child lacks and libuv joins at its end.
+    """Return a socket connected to the first address that answers, in any time; raise `OSError` if all fail."""
+    # uvloop's own use threads of libuv, which a forked child lacks and libuv joins at its end.
     order = addresses.resolve() if addresses.literal else None
     while order is None:
         order = await anyio.to_thread.run_sync(addresses.resolve, abandon_on_cancel=True)

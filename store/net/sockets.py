@@ -1,11 +1,8 @@
 """Shell: sockets: quick sending, early notice of a dead peer, `fork()` and signals.
 
-A forked child shares its parent's sockets. It must not send on them, and while it holds them open the peer does not
-notice the parent's death. So open sockets are registered here, and replaced by `/dev/null` in a forked child, which
-keeps their numbers taken.
-
-A signal's handler may raise any exception in a system call, even `TimeoutError`. It is the caller's, not the system's:
-see `raised_by_handler`.
+A forked child shares its parent's sockets. While it holds them open the peer does not notice the parent's death. So
+open sockets are registered here, and replaced by `/dev/null` in a child, which keeps their numbers taken. A signal's
+handler may raise any exception in a system call, even `TimeoutError`: see `raised_by_handler`.
 """
 
 from __future__ import annotations
@@ -95,16 +92,10 @@ def prepare(sock: Any) -> None:
 
 
 def outstanding(sock: Any, buffered: int = 0) -> tuple[int, bool, bool]:
-    """Return how much of the sent data the peer has not acknowledged, and why.
+    """Return the number of bytes (some still `buffered`) that the peer has not acknowledged, and two flags.
 
-    Args:
-        sock: The socket, or None if it is not one of the system's.
-        buffered: Bytes in our own buffer.
-
-    Returns:
-        The number of unacknowledged bytes: while it falls, the network works. True if they only wait for the peer to
-            read: it takes no more now, and answers probes. True if its system has certainly acknowledged all, and no
-            received data was lost.
+    They are True if the bytes only wait for the peer to read (it answers probes), and if its system has certainly
+    acknowledged all and no received data was lost.
     """
     under_way, unsent = (0, 0) if sock is None else _queued_bytes(sock)
     waiting = buffered + unsent
@@ -115,8 +106,7 @@ def outstanding(sock: Any, buffered: int = 0) -> tuple[int, bool, bool]:
 def _queued_bytes(sock: Any) -> tuple[int, int]:
     """Return the bytes sent and not acknowledged, and the bytes not sent yet.
 
-    Unsent bytes alone mean that the peer takes no more now. But if it does not answer probes the network is broken, and
-    they count as sent: so also if this machine has lost the connection's address.
+    If the peer does not answer probes the network is broken: then unsent bytes count as sent.
     """
     held = unsent = 0
     with SystemErrorsSuppressed(OSError, ValueError):  # closed, or the system is not Linux
@@ -139,10 +129,7 @@ def _unanswered_probes(sock: Any) -> int:
 
 
 def _holds_unreadable(sock: Any) -> bool:
-    """Return True if received data cannot be read, since earlier data was lost.
-
-    This lasts a moment after any loss, and for ever if the network drops large packets.
-    """
+    """Return True if received data cannot be read, since earlier data was lost: for ever, if large packets are."""
     held = b""
     with SystemErrorsSuppressed(OSError, ValueError):  # closed
         held = sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO_BYTES)
@@ -167,14 +154,9 @@ def forget(owner: object) -> None:
 
 
 def bound_sockets(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that listen on every address of `host`, all on one port.
+    """Return sockets that listen on every address of `host` ("": all interfaces), all on one port (0: a free one).
 
-    Args:
-        host: "": all interfaces; "localhost": the loopback of both families.
-        port: 0: a free one.
-
-    Raises:
-        OSError: The host is unknown, or has no address of this machine, or the port is taken.
+    Raise `OSError` if the host is unknown, or has no address of this machine, or the port is taken.
     """
     # None gives the loopback of both families; some hosts files name one.
     asked, flags = (None, 0) if host == "localhost" else (host or None, socket.AI_PASSIVE)

@@ -1,7 +1,7 @@
 """Shell: opens the standard streams that a process was started without, for example by `2>&-`.
 
-The system gives each new file the lowest free number. So a socket would get the number of a closed stream: a line on
-standard error would go to a peer, and libuv aborts the process when it closes such a socket.
+Else a socket gets the number of a closed stream, and a line on standard error would go to a peer; libuv aborts the
+process when it closes such a socket.
 """
 
 from __future__ import annotations
@@ -14,11 +14,7 @@ __all__ = ["open_before_uvloop", "open_standard_streams"]
 
 
 def open_standard_streams(*, for_command: bool = False) -> None:
-    """Open the closed ones of descriptors 0, 1 and 2 on `/dev/null`, for child processes, too.
-
-    Args:
-        for_command: Replace the stream objects, too, which are None if their descriptors were closed.
-    """
+    """Open closed ones of descriptors 0, 1, 2 on `/dev/null`; `for_command` replaces the stream objects, too."""
     # The system chooses the number, so no file that another thread opens is replaced.
     with contextlib.suppress(OSError):  # no file can be opened: the caller's next one fails, too
         while (number := os.open(os.devnull, os.O_RDWR)) <= 2:

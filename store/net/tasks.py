@@ -29,10 +29,7 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
 
 
 async def to_the_end(work: Coroutine[Any, Any, T], *, within: float | None = None) -> T | None:
-    """Run work in its own task, and return its result, or None after `within` seconds.
-
-    A cancellation of the caller, also by `Task.cancel`, is raised afterwards.
-    """
+    """Run work in its own task; return its result, or None after `within` seconds. Then raise a cancellation."""
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
     deadline = None if within is None else loop.time() + within
@@ -49,10 +46,7 @@ async def to_the_end(work: Coroutine[Any, Any, T], *, within: float | None = Non
 
 
 class Cancelling:
-    """Cancels the task that made it, at each await, from `begin` until `end`, which any task may call.
-
-    A shielded scope of anyio's that the task has entered since protects it.
-    """
+    """Cancels the task that made it, at each await, from `begin` until `end`; not in shielded scopes of anyio's."""
 
     def __init__(self) -> None:
         task = asyncio.current_task()
@@ -101,9 +95,6 @@ class Cancelling:
 
 
 def _scope_of(task: asyncio.Task[Any]) -> Any:
-    """Return the innermost anyio scope of a task. anyio itself tells it only to the task.
-
-    If an anyio release stores it otherwise, shielded scopes do not protect.
-    """
+    """Return the innermost anyio scope of a task. Without it (another anyio), shielded scopes do not protect."""
     states = getattr(sys.modules.get("anyio._backends._asyncio"), "_task_states", {})
     return getattr(states.get(task), "cancel_scope", None)

@@ -1,12 +1,10 @@
 """Shell: event loops in threads, uvloop's if installed.
 
-They are daemon threads, so that a process can end after its main thread. But no event loop may run while Python
-finalizes: it finds no thread state, and the process dies of SIGSEGV (seen with uvloop). So at the end of the process
-the remaining loops are stopped and joined, within `END_WITHIN` seconds, by `atexit`: before finalization, and after the
-threads that Python itself joins, which may use us.
+They are daemon threads, so that a process can end after its main thread. But a loop that runs while Python finalizes
+dies of SIGSEGV (seen with uvloop). So `atexit` stops and joins the remaining loops, within `END_WITHIN` seconds: before
+finalization, and after the threads that Python itself joins, which may use us.
 
-A signal's handler may raise between any two instructions of the main thread. The code between a thread and a loop must
-survive that: see `Flag`.
+A signal's handler may raise between any two instructions of the main thread: see `Flag`.
 """
 
 from __future__ import annotations
@@ -42,9 +40,9 @@ LOOK = 0.5  # seconds; the longest delay of a signal in a thread that waits for 
 class Flag:
     """An event for threads and loops that an exception of a signal's handler cannot break.
 
-    `threading.Event` and `concurrent.futures.Future` share one lock between waiters and the waker, taken in Python
-    code. An exception just after that leaves it locked, and the waker blocks for ever: perhaps the loop of all nodes of
-    a process. Here each waiter has its own lock, locked from the start and released by `set`.
+    `threading.Event` and `concurrent.futures.Future` share one lock between waiters and the waker. An exception just
+    after it was taken leaves it locked, and the waker blocks for ever. Here each waiter has its own lock, released by
+    `set`.
     """
 
     __slots__ = ("_is_set", "_waiting")
@@ -73,9 +71,8 @@ class Flag:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is set; return False after `timeout` seconds. Ctrl-C is heard meanwhile.
 
-        A signal ends a thread's wait for a lock only by interrupting its system call. One that comes just before the
-        call, or in another thread, does not, and would be heard only after the wait. So the wait is cut into short
-        ones.
+        A signal that comes just before the system call of a lock's wait, or in another thread, does not interrupt it.
+        So the wait is cut into short ones.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         opened = _thread.allocate_lock()
@@ -110,16 +107,10 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 class Call(Generic[T]):
-    """A coroutine that runs in another thread's loop; await it in a loop, or block on `wait`.
+    """A coroutine that runs in another thread's loop; await it in a loop, or block on `wait`. `over` is set at its end.
 
     It does the work of `asyncio.run_coroutine_threadsafe` at a fifth of the cost, and signals cannot break it: see
-    `Flag`. Cancelling the awaiting task does not cancel it. If the loop has ended, the coroutine is closed.
-
-    Attributes:
-        over: Set at its end, however it ends.
-
-    Raises:
-        RuntimeError: That loop has ended.
+    `Flag`. Cancelling the awaiting task does not cancel it. If the loop has ended it raises `RuntimeError`.
     """
 
     __slots__ = ("_task", "_there", "_work", "over")
@@ -170,11 +161,7 @@ class Call(Generic[T]):
         return self.result()
 
     def wait(self, timeout: float | None = None) -> T:
-        """Block until it is over, and return its result.
-
-        Raises:
-            TimeoutError: It is not over after `timeout` seconds.
-        """
+        """Block until it is over, and return its result; raise `TimeoutError` after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.over.wait(LOOK if deadline is None else min(max(deadline - time.monotonic(), 0.0), LOOK)):
             if self._there.is_closed():  # it ended before this began
@@ -204,15 +191,9 @@ class Call(Generic[T]):
 
 
 class LoopThread:
-    """A daemon thread with an event loop.
+    """A daemon thread with an event loop, in which `end` is awaited last; `RuntimeError` if it cannot be made.
 
-    Args:
-        name: The thread's name.
-        end: Awaited there last.
-        last: At the end of the process, end it after the others, which may need it.
-
-    Raises:
-        RuntimeError: No thread or loop can be made.
+    With `last`, the end of the process ends it after the others, which may need it.
     """
 
     def __init__(
@@ -266,11 +247,7 @@ class LoopThread:
                 await self._end()
 
     def run(self, work: Coroutine[Any, Any, T]) -> Call[T]:
-        """Start a coroutine there.
-
-        Raises:
-            RuntimeError: The thread has ended.
-        """
+        """Start a coroutine there; raise `RuntimeError` if the thread has ended."""
         return Call(work, self._loop)
 
     @property
@@ -295,8 +272,8 @@ class LoopThread:
 class Held(contextlib.AbstractContextManager[T]):
     """An async context entered in a thread's loop, for a blocking caller.
 
-    One task there enters and leaves it, as anyio's scopes require. It is not a generator: those clean up when they are
-    collected, too, and would wait for ever for a dead thread at the end of a process, or in a forked child.
+    One task enters and leaves it, as anyio's scopes require. A generator would clean up when it is collected, too, and
+    wait for ever for a dead thread.
     """
 
     def __init__(self, thread: LoopThread, context: contextlib.AbstractAsyncContextManager[T]) -> None:
@@ -334,10 +311,7 @@ class Held(contextlib.AbstractContextManager[T]):
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run work in its own thread, which blocks neither a cancelled caller nor the end of the process.
-
-    Those of anyio and asyncio are joined at the end, and could wait for a disk for ever.
-    """
+    """Run work in its own thread, which blocks neither a cancelled caller nor the end of the process."""
     done: concurrent.futures.Future[T] = concurrent.futures.Future()
     done.set_running_or_notify_cancel()  # so that a cancelled caller does not cancel it
 

@@ -24,13 +24,7 @@ ELSEWHERE: Final = "another"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A route to one member of a cluster.
-
-    Attributes:
-        sends_from: This machine's address on it.
-        leads_to: The member's address.
-        server: The member.
-    """
+    """A route from an address of this machine to one of a member of a cluster."""
 
     sends_from: str
     leads_to: str
@@ -45,7 +39,7 @@ class Way:
 async def chosen_way(hosts: Sequence[tuple[str, int]], server: str) -> Way | None:
     """Return the way to the member that was met (the first), or to another if that one is on this machine.
 
-    A way to a member on this machine tells nothing: its address may be loopback's, or of a private network.
+    A way to a member on this machine tells nothing.
     """
     first = None
     with anyio.move_on_after(FOUND_WITHIN):

@@ -1,10 +1,8 @@
 """Shell: the awaited recipes; see `store.recipes`. `blocking` wraps them.
 
 No recipe polls. A waiter sends one `Wait` for a key that is never written, on condition that its own place and the
-place ahead exist. The store answers `ConditionFailed` as soon as one of them is deleted. Each place is a key on its
-holder's lease, written once: its `create_revision` is the order of arrival, and the fence.
-
-Keys, under the recipe's name: `line/<kind><lease>` for locks and elections, `bell` for elections.
+place ahead exist. Each place is a key on its holder's lease, written once: its `create_revision` is the order of
+arrival, and the fence. Keys, under the recipe's name: `line/<kind><lease>`, and `bell` for elections.
 """
 
 from __future__ import annotations
@@ -34,13 +32,7 @@ EARLY = 0.01  # seconds by which a timer may be early
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A place in the store that its holder has until its lease ends.
-
-    Attributes:
-        key: Its key.
-        token: Its revision: higher than that of every earlier holder.
-        lease: Its lease.
-    """
+    """A place in the store, held until its lease ends. `token` is higher than that of every earlier holder."""
 
     key: str
     token: int
@@ -53,10 +45,7 @@ class Held:
 
 
 class _Asking:
-    """Asks the store for one recipe within the caller's timeout. With timeout 0 each request has a second.
-
-    `late` is the message if the place was taken all the time.
-    """
+    """Asks the store for one recipe within a timeout. `late` is the error if the place was taken all the time."""
 
     def __init__(self, store: Calls, name: str, timeout: float | None = None, late: str = "") -> None:
         if name == "":

@@ -1,7 +1,6 @@
 """Shell: the blocking recipes; see `store.recipes`. Each wraps an awaited one.
 
-A blocking block cannot be cancelled. If it loses its lock it goes on to its end and then raises `LeaseNotFound`: put
-`held.fence` among the conditions of its writes.
+If a block loses its lock it goes on to its end and then raises `LeaseNotFound`: fence its writes by `held.fence`.
 """
 
 from __future__ import annotations
