@@ -38,7 +38,7 @@ def test_every_subject_has_pictures() -> None:
     [
         (".svg", b"<svg></svg>\n"),
         (".cast", b'{"version": 2, "width": 80}\n[0.1, "o", "x"]\n'),
-        (".png", (FOLDER / "page.png").read_bytes()),
+        (".png", (FOLDER / "page-4.png").read_bytes()),
     ],
 )
 def test_a_picture_with_a_digest_is_still_a_picture(kind: str, picture: bytes, tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
     python -m tools.pictures                 all of them
     python -m tools.pictures page demo       those of some subjects only
 
-`demo.cast` is the demo as asciinema plays it, `demo.svg` the same as a picture. `page.png` and `page-dark.png` are
-the page of a store after one of four nodes was killed. `timeline.png` is the timeline of a longer run. `bench-*.svg`
+`demo.cast` is the demo as asciinema plays it, `demo.svg` the same as a picture. `page-4.png` is the page of a store
+after one of four nodes was killed. `page-300.png` and `page-10000.png` are of played runs. Each of them has a dark one
+beside it. `timeline.png` is the timeline of a longer run. `bench-*.svg`
 are drawn from docs/benchmarks.json. `SUBJECTS` names the files that each of them shows. A test compares the digests:
 after a change of one of these files, run this again. It needs Chromium, and the extras `http` and `live`.
 """
@@ -88,10 +89,10 @@ DRAWN = """new Promise((done) => {
     look();
 })"""
 NAMED = """new Promise((done) => {
-    const look = () => document.body.innerText.match(/LOST|missing/i) ? done() : setTimeout(look, 50);
+    const look = () => at("trouble").innerText.match(/LOST/) && drawn.timeline ? done() : setTimeout(look, 50);
     look();
 })"""
-SETTLED = "new Promise((done) => requestAnimationFrame(() => setTimeout(done, 300)))"
+SETTLED = "new Promise((done) => requestAnimationFrame(() => setTimeout(done, 1500)))"
 
 
 class Page:
@@ -162,7 +163,7 @@ async def browser() -> AsyncIterator[Page]:
         await rest
 
 
-async def shoot(url: str, path: Path, *, height: int, ready: str, dark: bool = False) -> None:
+async def shoot(url: str, path: Path, *, height: int, ready: str, width: int = 1100, dark: bool = False) -> None:
     """Take a picture of a page once it is ready.
 
     A page that listens for events is never done loading, so that `chromium --screenshot` takes it too early, or late.
@@ -171,11 +172,12 @@ async def shoot(url: str, path: Path, *, height: int, ready: str, dark: bool = F
         url: Of the page.
         path: Of the picture.
         height: Of the window, in pixels.
+        width: The same.
         ready: An expression whose promise resolves when the page shows everything.
         dark: Whether the viewer prefers dark pages.
     """
     async with browser() as page:
-        await page.resize(1100, height)
+        await page.resize(width, height)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await page.call("Emulation.setEmulatedMedia", features=[scheme])
         await page.call("Page.navigate", url=url)
@@ -203,8 +205,9 @@ GOES_ON: Final = 4.0  # seconds of steps after that
 
 
 async def shoot_page(folder: Path) -> None:
-    """Take pictures of a store's page: four nodes have trained, one was killed, and three go on."""
+    """Take pictures of a store's page: four nodes have trained, one was killed, and three go on; and of played runs."""
     from rdzv.http import app
+    from tools.page_states import play
 
     names = [f"gpu-{number:03}" for number in range(4)]
     lost = names[2]
@@ -226,8 +229,20 @@ async def shoot_page(folder: Path) -> None:
         await anyio.sleep(TRAINS)
         nodes[lost].kill()
         await anyio.sleep(GOES_ON)
-        for name, dark in (("page.png", False), ("page-dark.png", True)):
-            await shoot(f"{page}/#job-7", folder / name, height=1000, ready=NAMED.replace("LOST", lost), dark=dark)
+        await shoot_both(f"{page}/#job-7", folder / "page-4", height=760, ready=NAMED.replace("LOST", lost))
+    for run_id, width, height in (("stuck-300", 1600, 1000), ("loss-10000", 1920, 1080)):
+        async with play((run_id, "train-4")) as played:
+            size = run_id.rpartition("-")[2]
+            ready = NAMED.replace("LOST", "gpu-")
+            await shoot_both(
+                f"{played.url}/#{run_id}", folder / f"page-{size}", height=height, ready=ready, width=width
+            )
+
+
+async def shoot_both(url: str, path: Path, *, height: int, ready: str, width: int = 1600) -> None:
+    """Take a light and a dark picture of a page."""
+    for ending, dark in ((".png", False), ("-dark.png", True)):
+        await shoot(url, path.with_name(path.name + ending), width=width, height=height, ready=ready, dark=dark)
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
@@ -289,6 +304,8 @@ def draw_results(folder: Path) -> None:
 
 
 RESULTS: Final = "docs/benchmarks.json"
+PAGE_NAMES: Final = ("page.html", "page.css", "text.js", "states.js", "data.js", "map.js", "rounds.js", "page.js")
+PAGE: Final = (*(f"rdzv/display/page/{name}" for name in PAGE_NAMES), "rdzv/display/pages.py")
 
 
 @dataclass(frozen=True)
@@ -308,7 +325,7 @@ class Subject:
 
 SUBJECTS: Final = {
     "demo": Subject("demo.*", ("rdzv/cli/demo.py",), record),
-    "page": Subject("page*.png", ("rdzv/http/page.html", "rdzv/display/timeline.js"), make_page),
+    "page": Subject("page*.png", PAGE, make_page),
     "timeline": Subject("timeline*.png", ("rdzv/display/timeline.html", "rdzv/display/timeline.js"), make_timeline),
     "bench": Subject("bench-*.svg", (RESULTS,), draw_results),
 }

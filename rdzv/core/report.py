@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import Resized
 
 __all__ = [
-    "AGES",
     "VERSION",
     "Account",
     "RunStatus",
     "StepOf",
     "account",
+    "as_of",
     "closing_of",
     "counts_of",
     "lengths_of",
@@ -194,15 +194,6 @@ def run_state(status: RunStatus, pace: Pace, counts: Mapping[str, int]) -> tuple
     return meant, f"Training: {words}" if wrong else "Training"
 
 
-AGES: Final = frozenset(
-    (
-        *("reason", "waited", "phase_for", "last_call_left"),
-        *("step_age", "seconds_ago", "how", "seconds_left", "ends_in"),
-    )
-)
-"""The fields that change by themselves; beside each is a stable one, mostly an hour."""
-
-
 def report(status: RunStatus) -> dict[str, Any]:
     """Return a status as JSON's types: dictionaries, lists, strings, numbers, booleans, None."""
     bootstrap, resized, now = status.bootstrap_address, status.resized, status.now
@@ -332,6 +323,40 @@ def _plain(value: Any) -> Any:
             return {str(name): _plain(each) for name, each in value.items()}
         case _:
             return repr(value)
+
+
+def as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus:
+    """Return a status as of so many seconds later, in which nothing has happened.
+
+    Args:
+        status: How the run stood.
+        seconds: How long ago that was.
+        reason: The reason now: it has durations in words.
+    """
+
+    def later(age: float | None) -> float | None:
+        return None if age is None else age + seconds
+
+    absent = tuple(one.replace(ago=later(one.ago)) for one in status.absent)
+
+    def ending(bans: Mapping[str, Ban]) -> dict[str, Ban]:
+        return {name: one if one.left is None else one.replace(left=one.left - seconds) for name, one in bans.items()}
+
+    left = status.last_call_left
+    return replace(
+        status,
+        reason=reason,
+        now=status.now + seconds,
+        phase_for=later(status.phase_for),
+        last_call_left=None if left is None else max(left - seconds, 0.0),
+        absent=absent,
+        missing={one.node_id: one.describe() for one in absent},
+        waited=later(status.waited),
+        bans=ending(status.bans),
+        bans_where=ending(status.bans_where),
+        draining={name: (max(left - seconds, 0.0), why) for name, (left, why) in status.draining.items()},
+        steps={name: replace(one, age=one.age + seconds) for name, one in status.steps.items()},
+    )
 
 
 # ------------------------------------------------------------------------------------------------ what it has cost

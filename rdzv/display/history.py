@@ -129,7 +129,7 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
         history: What is remembered.
         now: The hour of the run, in seconds since 1970, if it goes on; None to end with what is known.
     """
-    bands: list[Span] = []
+    bands: list[tuple[Any, ...]] = []  # as spans; of a round, its number and size, too
     rows: dict[str, list[Span]] = {}
     away: dict[str, tuple[str, float, str]] = {}  # who has gone: how, when, and why
     began = 0.0
@@ -143,7 +143,8 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
     for chapter, length in zip(history.chapters, lengths_of(history.chapters, now), strict=True):
         gone = {node_id: one for one in chapter.incidents if one.kind in ("lost", "left") for node_id in one.node_ids}
         stopped = min(_stopped(chapter, length), length)
-        bands.append(_span("round", began, stopped, f"round {chapter.number}: {_nodes(chapter.size)}"))
+        text = f"round {chapter.number}: {_nodes(chapter.size)}"
+        bands.append((*_span("round", began, stopped, text), chapter.number, chapter.size))
         if length > stopped:
             what = f"{length - stopped:.1f} s without a round, after round {chapter.number}"
             why = "; ".join(_describe(chapter, one).partition(", ")[2] for one in chapter.incidents)

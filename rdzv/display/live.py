@@ -11,9 +11,10 @@ below the window.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from rdzv.core.report import as_of
 from rdzv.display.status import exceptions, member_lines, summary
 from store.printable import in_words, printable
 
@@ -52,7 +53,7 @@ class Frame:
 
 def draw(frame: Frame, *, height: int) -> list[Line]:
     """Return the lines of a screen of this height, and perhaps some more."""
-    status = _as_of_now(frame)
+    status = as_of(frame.status, frame.read_ago, reason=frame.status.reason)
     first, *rest = summary(status)
     lines = [_link(frame), Line(first, "bad" if status.absent_count else "good" if status.members else "")]
     lines += map(Line, rest)
@@ -65,14 +66,6 @@ def draw(frame: Frame, *, height: int) -> list[Line]:
         lines.append(Line(f"             and {len(texts) - most + unnamed:,} more that are missing, refused or wait"))
     lines += [Line(text, may_be_cut=True) for text in member_lines(status, slice(height))]
     return [line._replace(text=printable(line.text)) for line in lines]
-
-
-def _as_of_now(frame: Frame) -> RunStatus:
-    """The status with what is missing for as long as it is by now."""
-    absent = tuple(
-        one.replace(ago=None if one.ago is None else one.ago + frame.read_ago) for one in frame.status.absent
-    )
-    return replace(frame.status, absent=absent)
 
 
 def _link(frame: Frame) -> Line:

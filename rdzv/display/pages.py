@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rdzv.core.report import Account
 
-__all__ = ["timeline_page", "timeline_script"]
+__all__ = ["live_page", "timeline_page"]
+
+SCRIPTS = ("text", "states", "data", "map", "rounds", "page")  # each needs those before it
 
 
-def timeline_script() -> str:
-    """Return the script that draws a timeline: it defines the function `drawTimeline`."""
-    return _read("timeline.js")
+def live_page() -> str:
+    """Return the page that follows the runs of a store, as one file."""
+    script = "\n".join(_read(f"page/{name}.js") for name in SCRIPTS)
+    return _read("page/page.html").replace("/*page.css*/", _read("page/page.css")).replace("/*SCRIPT*/", script)
 
 
 def timeline_page(shown: dict[str, Any], cost: Account) -> str:
@@ -22,7 +25,7 @@ def timeline_page(shown: dict[str, Any], cost: Account) -> str:
     data = json.dumps({"timeline": shown, "cost": str(cost)})
     # Within a script element nothing but its end has a meaning, and that begins with "<".
     data = data.replace("<", "\\u003c")
-    return _read("timeline.html").replace("/*TIMELINE*/", timeline_script()).replace("/*DATA*/", data)
+    return _read("timeline.html").replace("/*TIMELINE*/", _read("timeline.js")).replace("/*DATA*/", data)
 
 
 def _read(name: str) -> str:

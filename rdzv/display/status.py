@@ -43,18 +43,12 @@ def summary(status: RunStatus) -> list[str]:
         if count or name == "members"
     )
     lines.append(f"{shown}; coordinator: {_named(status, status.coordinator) if status.coordinator else 'none'}")
-    settings = _settings(status.settings)
-    if settings:
-        lines.append(f"settings: {settings}")
+    if settings := [f"{name}={status.settings[name]}" for name in SETTINGS_SHOWN if name in status.settings]:
+        lines.append(f"settings: {', '.join(settings)}")
     if len(status.releases) > 1 or (status.releases and __version__ not in status.releases):
         counts = dict(sorted(status.releases.items()))
         lines.append("releases: " + ", ".join(f"{count} nodes of {release}" for release, count in counts.items()))
     return lines
-
-
-def _settings(settings: Mapping[str, object]) -> str:
-    first = [name for name in SETTINGS_SHOWN if name in settings]
-    return ", ".join(f"{name}={settings[name]}" for name in first)
 
 
 def describe_health(health: Mapping[str, Any]) -> str:
@@ -74,8 +68,8 @@ def exceptions(status: RunStatus) -> list[str]:
     if status.absent_count > len(status.absent):
         lines.append(f"    missing  and {status.absent_count - len(status.absent)} more")
     pace = pace_in(status)
-    lines.extend(f"      stuck  {node_id}: {why}" for node_id, why in pace.stuck.items())
-    lines.extend(f"       slow  {node_id}: {why}" for node_id, why in pace.slow.items())
+    for kind, found in (("stuck", pace.stuck), ("slow", pace.slow)):
+        lines.extend(f"  {kind:>9}  {node_id}: {why}" for node_id, why in found.items())
     lines.extend(f"    accused  {node_id}: by {by}: {why}" for node_id, by, why in status.accused)
     for node_id, (seconds_left, reason) in status.draining.items():
         lines.append(f"   draining  {node_id}: leaves within {seconds_left:.0f} s{f': {reason}' if reason else ''}")

@@ -20,19 +20,21 @@ import asyncio
 import base64
 import contextlib
 import hashlib
-import json
 import socket
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import anyio
 from aiohttp import web
 
-from rdzv.display.pages import timeline_script
+from rdzv.core.live.changes import message
+from rdzv.core.report import account
+from rdzv.display.history import as_json, timeline
+from rdzv.display.pages import live_page
 from rdzv.http.door import door_at
 from rdzv.http.listening import health, listening
-from rdzv.http.looking import NoSuchRun, Runs, client_of
+from rdzv.http.looking import SPACED, Runs, client_of
 from rdzv.http.metrics import CONTENT_TYPE, Metrics
+from rdzv.node.link.wakeup import Wakeup
 from store.net.address import host_and_port
 from store.net.tasks import cancel_and_wait
 
@@ -42,10 +44,9 @@ if TYPE_CHECKING:
 
     from store.server.server import Server
 
-__all__ = ["serve"]
+__all__ = ["policy_of", "serve"]
 
 LOOK_EVERY = 1.0  # seconds between two looks for a page that is open
-BEAT = b"event: beat\ndata: 1\n\n"  # a comment would not be told to the page
 LISTENERS_MOST = 64  # pages that are followed at one time
 
 
@@ -78,9 +79,11 @@ async def serve(
         try:
             async with listening(site.routes(), door, server.table, host, port, tls) as bound:
                 yield f"{'http' if tls is None else 'https'}://{host_and_port(host or socket.gethostname(), bound)}"
-                site.leaving.set()
+                site.leaving = True
+                site.runs.followed.listeners.changed()
         finally:
             await cancel_and_wait(measuring)
+            await site.runs.followed.drop(unused_for=0.0)
 
 
 class _Site:
@@ -88,19 +91,19 @@ class _Site:
 
     Attributes:
         metrics: What is measured.
-        leaving: Set to end the pages' streams.
+        runs: How the runs stand.
+        leaving: Whether the pages' streams are to end; their listeners are notified then.
     """
 
     def __init__(self, server: Server, runs: Runs) -> None:
         self._server = server
-        self._runs = runs
+        self.runs = runs
         self.metrics = Metrics()
-        self.leaving = asyncio.Event()
+        self.leaving: bool = False
         server.on_request(self.metrics.request)
         self._listeners = 0
-        page = resources.files("rdzv.http").joinpath("page.html").read_text(encoding="utf-8")
-        self._page = page.replace("/*TIMELINE*/", timeline_script())
-        self._policy = _policy(self._page)
+        self._page = live_page()
+        self._policy = policy_of(self._page)
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -110,8 +113,7 @@ class _Site:
             web.get("/metrics", self._tell_metrics),
             web.get("/api/runs", self._all_runs),
             web.get("/api/runs/{run_id}", self._one_run),
-            web.get("/api/runs/{run_id}/timeline", self._timeline),
-            web.get("/api/runs/{run_id}/history", self._history),
+            web.get("/api/runs/{run_id}/{what:timeline|history}", self._happened),
             web.get("/api/events", self._events),
         ]
 
@@ -120,25 +122,26 @@ class _Site:
         return web.Response(text=self._page, content_type="text/html", headers=headers)
 
     async def _ready(self, request: web.Request) -> web.Response:
-        await self._runs.ping()  # what it raises is 503
+        await self.runs.ping()  # what it raises is 503
         return await health(request)
 
     async def _tell_metrics(self, _: web.Request) -> web.Response:
-        runs = await self._runs.live()
-        text = await self.metrics.text(self._server.figures(), runs, ended=self._runs.ended)
+        runs = await self.runs.live()
+        text = await self.metrics.text(self._server.figures(), runs, ended=self.runs.ended)
         return web.Response(body=text.encode(), headers=CONTENT_TYPE)
 
     async def _all_runs(self, _: web.Request) -> web.Response:
-        return web.json_response({"version": 1, "runs": [_in_numbers(one) for one in await self._runs.summaries()]})
+        return web.json_response({"version": 1, "runs": await self.runs.summaries()})
 
     async def _one_run(self, request: web.Request) -> web.Response:
-        return web.json_response(await self._runs.report(request.match_info["run_id"]))
+        return web.json_response(await self.runs.report(request.match_info["run_id"]))
 
-    async def _timeline(self, request: web.Request) -> web.Response:
-        return web.json_response(await self._runs.timeline(request.match_info["run_id"]))
-
-    async def _history(self, request: web.Request) -> web.Response:
-        return web.json_response(await self._runs.history(request.match_info["run_id"]))
+    async def _happened(self, request: web.Request) -> web.Response:
+        run_id = request.match_info["run_id"]
+        history, now = await self.runs.history(run_id)
+        if request.path.endswith("/timeline"):
+            return web.json_response(timeline(run_id, history, now=now))
+        return web.json_response(as_json(run_id, history, account(run_id, history, now=now)))
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Send what a page shows, and again whenever it has changed."""
@@ -148,14 +151,15 @@ class _Site:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         try:
             await response.prepare(request)
-            sent = ""
-            while not self.leaving.is_set():
-                text = json.dumps(await self._shown(request.query.get("run", "")))
-                # The page takes silence for a store that has gone, and a write finds a page that has.
-                await response.write(BEAT if text == sent else f"data: {text}\n\n".encode())
-                sent = text
-                with anyio.move_on_after(LOOK_EVERY):
-                    await self.leaving.wait()
+            before, loop = None, asyncio.get_running_loop()
+            with self.runs.followed.listeners.listening(wakeup := Wakeup()):
+                while not self.leaving:
+                    now = await self._shown(request.query.get("run", ""))
+                    # The page takes silence for a store that has gone, and a write finds a page that has.
+                    await response.write(message(before, now))
+                    before = now
+                    if await wakeup.sleep_until(loop.time() + LOOK_EVERY):
+                        await anyio.sleep(SPACED)  # what happens together is told together
         except ConnectionError:
             pass  # the page was closed
         finally:
@@ -163,26 +167,15 @@ class _Site:
         return response
 
     async def _shown(self, run_id: str) -> dict[str, Any]:
-        runs = await self._runs.summaries()
+        runs = await self.runs.summaries()
         going_on = [one for one in runs if one["closed"] is None] or runs
         chosen = run_id or (going_on[0]["run_id"] if runs else "")
-        try:
-            run = await self._runs.report(chosen) if chosen else None
-        except NoSuchRun:
-            run = None
-        return {
-            "store": self._server.store_id,
-            "runs": [_in_numbers(one) for one in runs],
-            "chosen": chosen,
-            "run": run,
-        }
+        run = await self.runs.streamed(chosen) if chosen else None
+        now = self.runs.followed.hour(chosen)
+        return {"now": now, "store": self._server.store_id, "chosen": chosen, "runs": runs, "run": run}
 
 
-def _in_numbers(run: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in run.items() if name != "steps"}
-
-
-def _policy(page: str) -> str:
+def policy_of(page: str) -> str:
     """Let the page run its own script and style, and load or be framed by nothing else."""
 
     def hashed(tag: str) -> str:

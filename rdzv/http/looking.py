@@ -16,9 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rdzv.core.keys import Keys
-from rdzv.core.report import account, report
-from rdzv.display.history import as_json, describe, timeline
-from rdzv.node.link.follower import following
+from rdzv.core.report import report
+from rdzv.display.history import describe
+from rdzv.node.link.followed import FollowedRuns
 from rdzv.node.run.run import Run
 from rdzv.node.run.status import count_keys, read_account
 from store import Client
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from rdzv.core.history import History
-    from rdzv.core.report import Account
     from store.server.server import Server
 
 __all__ = ["NoSuchRun", "Runs", "client_of"]
@@ -41,13 +40,7 @@ HISTORY_LINES = 40
 ENDED_LISTED = 100  # of the runs that are over, the youngest
 READ_AT_ONCE = 5  # of those, by one who asks for the list
 COUNTED_AT_ONCE = 64  # runs of which it is asked in one go whether anybody is in them
-SUMMED = (
-    *("run_id", "phase", "phase_since", "state", "reason", "waits_for", "waited", "waiting_since"),
-    *("round", "world_size", "closed", "closing", "pace"),
-)
-"""What the numbers of a run take over from its report."""
-STEPS = {"step": "step", "step_age_seconds": "step_age", "step_rate": "step_rate"}
-"""What the metrics say of a member's steps, and what the report calls it."""
+SPACED = 0.1  # seconds between two looks at what changes all the time
 
 
 class NoSuchRun(Exception):
@@ -85,6 +78,9 @@ class Runs:
     Args:
         client: Of the store.
         prefix: What the keys of all runs start with.
+
+    Attributes:
+        followed: Those of them that are looked at.
     """
 
     def __init__(self, client: Client, *, prefix: str) -> None:
@@ -92,7 +88,9 @@ class Runs:
         self._prefix = prefix
         self._looking = asyncio.Lock()
         self._over: dict[str, _Ended] = {}
-        self._told: dict[str, tuple[float, Any]] = {}  # by run, or "" of all: until when it is fresh, and what it is
+        # By run, or "" of all: until when it is fresh if it has changed, and if it has not; and what it is.
+        self._told: dict[str, tuple[float, float, Any]] = {}
+        self.followed: FollowedRuns = FollowedRuns(client, prefix)
 
     @property
     def ended(self) -> int:
@@ -111,21 +109,26 @@ class Runs:
         """Look, unless somebody has just done so: what is fresh serves several who ask."""
         async with self._looking:
             began = self._client.time()
-            until, told = self._told.get(what, (0.0, None))
-            if began >= until:
+            if_changed, until, told = self._told.get(what, (0.0, 0.0, None))
+            if began >= (if_changed if what in self.followed.changed else until):
+                has_changed = what in self.followed.changed
+                self.followed.changed.discard(what)
                 told, now = await look(), self._client.time()
-                self._told = {one: known for one, known in self._told.items() if known[0] > now}
-                self._told[what] = now + max(FRESH, FRESH_FOR * (now - began)), told
+                self._told = {one: known for one, known in self._told.items() if known[1] > now}
+                pause = FRESH_FOR * (now - began)
+                # A change is told at once, unless the last look was for one, too: those are what takes long.
+                self._told[what] = now + max(SPACED, has_changed * pause), now + max(FRESH, pause), told
             return cast("T", told)
 
     async def summaries(self) -> list[dict[str, Any]]:
-        """Return the same with the youngest of those that are over, by name."""
+        """Return the same without steps by member, with the youngest of those that are over, by name."""
         live = await self.live()
         youngest = heapq.nlargest(ENDED_LISTED, self._over.items(), key=lambda one: one[1].since)
         for run_id, over in [one for one in youngest if one[1].summary is None][:READ_AT_ONCE]:
-            over.summary, _ = await self._summary(run_id)
+            over.summary = await self.followed.numbers_of(run_id)
         listed = [over.summary for _, over in youngest if over.summary is not None]
-        return sorted([*live, *listed], key=lambda one: one["run_id"])
+        told = [{name: value for name, value in one.items() if name != "steps"} for one in (*live, *listed)]
+        return sorted(told, key=lambda one: one["run_id"])
 
     async def _look(self) -> list[dict[str, Any]]:
         """Find out which runs somebody is in, and how those stand."""
@@ -135,6 +138,7 @@ class Runs:
             counted = await count_keys(self._client, self._prefix)
             account = {id: KeyGroup(name=id, keys=keys, bytes=-1, age=0.0) for id, keys in counted.items()}
         before, self._over = self._over, {}
+        await self.followed.drop()
         unknown = []
         for id, group in account.items():
             if id in before and _is_same(before[id].group, group):
@@ -146,77 +150,44 @@ class Runs:
             some = unknown[at : at + COUNTED_AT_ONCE]
             nodes = await asyncio.gather(*(self._client.count(self._keys(id).nodes) for id in some))
             for id, count in zip(some, nodes, strict=True):
-                summary, is_live = await self._summary(id) if count else (None, False)
-                if summary is not None and is_live:
+                summary = (await self.followed.refreshed(id)).in_numbers() if count else None
+                if summary is not None and any(summary[name] for name in ("members", "waiting", "spares")):
                     live.append(summary)
                 else:
                     self._over[id] = _Ended(account[id], now - account[id].age, summary)
         return sorted(live, key=lambda one: str(one["run_id"]))
 
     async def report(self, run_id: str) -> dict[str, Any]:
-        """Return how one run stands, as `rdzv status --json` says it, with the last lines of `rdzv history`.
-
-        Raises:
-            NoSuchRun: There is none.
-        """
-        if not await self._client.count(self._keys(run_id).root):
-            raise NoSuchRun(run_id)
+        """Return how one run stands, as `rdzv status --json` says it, with history; `NoSuchRun` if there is none."""
+        await self._check(run_id)
         return await self._fresh(run_id, partial(self._report, run_id))
 
     async def _report(self, run_id: str) -> dict[str, Any]:
-        told, history, cost = await self._read(run_id)
-        return {**told, "history": describe(history)[-HISTORY_LINES:], "cost": cost.plain()}
+        run = await self.followed.refreshed(run_id)
+        status, history = run.now()
+        return {**report(status), "history": describe(history)[-HISTORY_LINES:], "cost": run.cost().plain()}
 
-    async def timeline(self, run_id: str) -> dict[str, Any]:
-        """Return a run's rounds and nodes as rows of a timeline.
-
-        Raises:
-            NoSuchRun: There is none.
-        """
-        history, hour = await self._history(run_id)
-        return timeline(run_id, history, now=hour)
-
-    async def history(self, run_id: str) -> dict[str, Any]:
-        """Return the history of a run as data, as `rdzv history --json` says it.
-
-        Raises:
-            NoSuchRun: There is none.
-        """
-        history, hour = await self._history(run_id)
-        return as_json(run_id, history, account(run_id, history, now=hour))
-
-    async def _history(self, run_id: str) -> tuple[History, float]:
+    async def streamed(self, run_id: str) -> dict[str, Any] | None:
+        """Return how one run stands, without what changes by itself; None if there is no such run."""
         if not await self._client.count(self._keys(run_id).root):
-            raise NoSuchRun(run_id)
+            return None
+        return await self._fresh(f"{run_id}/", partial(self._stream, run_id))
+
+    async def _stream(self, run_id: str) -> dict[str, Any]:
+        return (await self.followed.refreshed(run_id)).streamed()
+
+    async def history(self, run_id: str) -> tuple[History, float]:
+        """Return what is remembered of a run, and its hour; raise `NoSuchRun` if there is none."""
+        await self._check(run_id)
         run = Run(self._client, self._keys(run_id))
         return await run.whole_history(), await run.hour()
 
-    async def _summary(self, run_id: str) -> tuple[dict[str, Any], bool]:
-        """How a run stands, in numbers, and whether anybody is in it."""
-        full, history, cost = await self._read(run_id)
-        told = {
-            **{name: full[name] for name in SUMMED},
-            **full["counts"],
-            **{name: full["settings"].get(name) for name in ("min_nodes", "max_nodes")},
-            "steps": {
-                one["node_id"]: {name: one[key] for name, key in STEPS.items()}
-                for one in full["members"]
-                if one["step"] is not None
-            },
-            "lost": cost.reasons,
-            "spent": {"training": cost.spent.trained, "regrouping": cost.spent.regrouped, "waiting": cost.spent.waited},
-            "met": history.chapters[-1].met if history.chapters else None,
-        }
-        return told, bool(full["members"] or full["waiting"] or full["spares"])
+    async def _check(self, run_id: str) -> None:
+        if not await self._client.count(self._keys(run_id).root):
+            raise NoSuchRun(run_id)
 
     def _keys(self, run_id: str) -> Keys:
         return Keys(self._prefix, run_id)
-
-    async def _read(self, run_id: str) -> tuple[dict[str, Any], History, Account]:
-        async with following(self._client, self._keys(run_id)) as follower:
-            run = Run(self._client, self._keys(run_id), head=lambda: follower.head)
-            status, history, cost = await run.account()
-        return report(status), history, cost
 
 
 def _is_same(before: KeyGroup, now: KeyGroup) -> bool:

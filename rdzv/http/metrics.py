@@ -76,11 +76,11 @@ OF_RUNS = {
     "world_size": "Members that the last round had when it completed.",
 }
 OF_STEPS = {
-    "step": "The last step that a member has begun.",
-    "step_age_seconds": "How long ago that was.",
-    "step_rate": "Steps a second, lately.",
+    "step": ("The last step that a member has begun.", "step", False),
+    "step_age_seconds": ("How long ago that was.", "step_at", True),
+    "step_rate": ("Steps a second, lately.", "step_rate", False),
 }
-"""Only of runs whose members say it."""
+"""Of runs whose members say it: what it means, the field of the report, and whether that is an hour."""
 
 
 OF_TIME = "Seconds since the run began: with a round, regrouping, waiting."
@@ -190,8 +190,12 @@ def _of_store(figures: Mapping[str, Any], ended: int) -> Iterator[str]:
 def _of_runs(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for name, text in OF_RUNS.items():
         yield from family(f"rdzv_run_{name}", "gauge", text, ("run",), (((run["run_id"],), run[name]) for run in runs))
-    for name, text in OF_STEPS.items():
-        steps = [((node_id, run["run_id"]), told[name]) for run in runs for node_id, told in run["steps"].items()]
+    for name, (text, field, is_hour) in OF_STEPS.items():
+        every = ((run, node_id, one[field]) for run in runs for node_id, one in run["steps"].items())
+        steps = [
+            ((node_id, run["run_id"]), max(run["now"] - value, 0.0) if is_hour else value)
+            for run, node_id, value in every
+        ]
         yield from family(f"rdzv_run_{name}", "gauge", text, ("node", "run"), steps)
     rounds = (((run["run_id"],), 0 if run["round"] is None else run["round"] + 1) for run in runs)
     yield from family("rdzv_run_rounds_completed_total", "counter", "Rounds that have completed.", ("run",), rounds)

@@ -122,7 +122,7 @@ def pace_of(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) 
         age=age,
         rate=rate,
         limit=limit,
-        stuck={name: f"no step at {one.step:,} while others are at {newest:,}" for name, one in stuck.items()},
+        stuck={name: f"at step {one.step:,}, others are at {newest:,}" for name, one in stuck.items()},
         slow=slow,
         stands=stands,
     )

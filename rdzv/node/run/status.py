@@ -36,6 +36,8 @@ __all__ = [
     "read_nodes_of_all_runs",
     "read_roster",
     "read_run",
+    "read_steps",
+    "reason_of",
     "run_ids",
 ]
 
@@ -72,7 +74,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tupl
     outside = {record.node_id: record.attributes for record in waiting}
     outside |= {one.node_id: roster[one.node_id].attributes for one in absent.missing if one.node_id in roster}
     closing = closing_of(history.chapters[-1]) if head.closed and history.chapters else None
-    steps, awaits = await _steps(store, keys, head, {member.node_id for member in members})
+    steps, awaits = await read_steps(store, keys, head, {member.node_id for member in members})
     status = RunStatus(
         run_id=keys.run_id,
         round=head.round.number if head.round else None,
@@ -188,7 +190,7 @@ async def _bans(store: Store, keys: Keys) -> dict[str, Ban]:
     return bans
 
 
-async def _steps(
+async def read_steps(
     store: Store, keys: Keys, head: Head, members: set[str]
 ) -> tuple[dict[str, StepOf], dict[str, tuple[str, float]]]:
     """Return the steps of the last round's members, and their waits, as far as they are reported."""
@@ -313,6 +315,13 @@ def _phase(head: Head) -> Phase:
     if _is_news(head):
         return Phase.TRAINING
     return head.progress.phase if head.progress is not None else Phase.GATHERING
+
+
+def reason_of(head: Head, status: RunStatus, *, now: float) -> str:
+    """Return the reason of a status that was read before, with its durations as of now."""
+    return _reason(
+        head, members=len(status.members), waiting=len(status.waiting), elapsed=_elapsed(head, now, status.now)
+    )
 
 
 def _reason(head: Head, *, members: int, waiting: int, elapsed: float | None) -> str:

@@ -1,0 +1,157 @@
+"""Pure: a report without what changes by itself, in numbers, and what has changed between two of them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rdzv.core.history import Chapter
+    from rdzv.core.report import Account
+
+__all__ = ["AGES", "changes", "in_numbers", "message", "settled", "without_ages"]
+
+AGES: Final = frozenset(
+    (
+        *("reason", "waited", "phase_for", "last_call_left"),
+        *("step_age", "seconds_ago", "how", "seconds_left", "ends_in"),
+    )
+)
+"""The fields that change by themselves; beside each is one that does not, mostly an hour."""
+
+
+def in_numbers(full: dict[str, Any], cost: Account, chapters: Sequence[Chapter], now: float) -> dict[str, Any]:
+    """Return a report in numbers, and the last step of each member, for the metrics."""
+    return {
+        **{name: full[name] for name in SUMMED},
+        **full["counts"],
+        **{name: full["settings"].get(name) for name in ("min_nodes", "max_nodes")},
+        "now": now,
+        "reason": full["waits_for"],
+        "waited": None if full["waiting_since"] is None else now - full["waiting_since"],
+        "steps": {one["node_id"]: one for one in full["members"] if one["step"] is not None},
+        "lost": cost.reasons,
+        "spent": {name: cost.plain()[name] for name in ("training", "regrouping", "waiting")},
+        "met": chapters[-1].met if chapters else None,
+    }
+
+
+SUMMED: Final = (
+    *("run_id", "phase", "phase_since", "state", "waits_for", "waiting_since", "round", "world_size", "closed"),
+    *("closing", "pace"),
+)
+"""What the numbers of a run take over from its report."""
+
+
+def without_ages(plain: dict[str, Any]) -> dict[str, Any]:
+    """Return a report without what changes by itself, and without what a page does not show."""
+    outside = {*plain["waiting"], *plain["spares"], *(one["node_id"] for one in plain["missing"])}
+    told = {
+        name: _without_ages(value) for name, value in plain.items() if name not in (*AGES, *LARGE, "now", "version")
+    }
+    for name in ("members", "last_members"):
+        told[name] = [{field: one.get(field) for field in MEMBER_TOLD} for one in plain[name]]
+    for name in ("since", "addresses"):
+        told[name] = {node_id: value for node_id, value in plain[name].items() if node_id in outside}
+    return told
+
+
+LARGE: Final = ("members", "last_members", "since", "addresses")
+MEMBER_TOLD: Final = (
+    *("node_id", "rank", "address", "attributes", "state", "step", "step_at", "step_rate", "busy"),
+    "waits_for",
+)
+
+
+def _without_ages(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_ages(one) for name, one in value.items() if name not in AGES}
+    return [_without_ages(one) for one in value] if isinstance(value, list) else value
+
+
+def settled(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return a report in which hours that have only wavered are as before: each was reckoned from an age anew.
+
+    A member that has not changed is the same object as before, so that `changes` compares no more than that.
+    """
+    made = {name: _settled(before.get(name), value) for name, value in now.items() if name != "members"}
+    members = {one["node_id"]: one for one in before.get("members", ())}
+    made["members"] = [_settled_member(members.get(one["node_id"]), one) for one in now["members"]]
+    return made
+
+
+def _settled(before: Any, now: Any) -> Any:
+    match now:
+        case float() if now > HOURS_FROM and isinstance(before, float) and abs(now - before) < WAVERS:
+            return before
+        case dict() if isinstance(before, dict):
+            return {name: _settled(before.get(name), value) for name, value in now.items()}
+        case list() if isinstance(before, list) and len(before) == len(now):
+            return [_settled(*pair) for pair in zip(before, now, strict=True)]
+        case _:
+            return now
+
+
+HOURS_FROM: Final = 1e9  # an hour is the only number as large as this
+WAVERS: Final = 1.0  # seconds
+
+
+def _settled_member(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
+    if before is not None and before["step"] == now["step"]:
+        now["step_at"] = before["step_at"]
+    return before if before is not None and before == now else now
+
+
+def message(before: dict[str, Any] | None, now: dict[str, Any]) -> bytes:
+    """Return what a page is sent, as a server-sent event: all at first, then the changes, or a beat with the hour."""
+    at, told = round(now["now"], 2), now if before is None else changes(before, now)
+    if not told:
+        return f"event: beat\ndata: {at}\n\n".encode()
+    kind = "" if before is None else "event: changed\n"
+    return f"{kind}data: {json.dumps({**told, 'now': at}, separators=(',', ':'))}\n\n".encode()
+
+
+def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return what a page has to be told that knows a state; empty if nothing has changed but the time.
+
+    Args:
+        before: The state that it knows: the store, the chosen run, all `runs` in numbers, the chosen `run` as a report.
+        now: The same as it stands.
+    """
+    known = {one["run_id"]: _news(one) for one in before["runs"]}
+    runs = [one for one in now["runs"] if known.pop(one["run_id"], None) != _news(one)]
+    told: dict[str, Any] = {**({"runs": runs} if runs else {}), **({"gone": list(known)} if known else {})}
+    if before["chosen"] != now["chosen"]:
+        told["chosen"] = now["chosen"]
+    if before["run"] is None or now["run"] is None or "chosen" in told:
+        if before["run"] is not now["run"]:
+            told["run"] = now["run"]
+    elif changed := _changes_of_run(before["run"], now["run"]):
+        told["changed"] = changed
+    return told
+
+
+def _news(run: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in run.items() if name not in ("now", "spent", "waited")}
+
+
+def _changes_of_run(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    if before is now:
+        return {}
+    told = {name: value for name, value in now.items() if name not in ("members", "cost") and before[name] != value}
+    members = {one["node_id"]: one for one in before["members"]}
+    changed: dict[str, Any] = {}
+    come = []
+    for one in now["members"]:
+        old = members.pop(one["node_id"], None)
+        if old is None:
+            come.append(one)
+        elif old is not one and (news := {name: value for name, value in one.items() if old[name] != value}):
+            changed[one["node_id"]] = news
+    if changed or come or members:
+        told["members"] = {"changed": changed, "come": come, "gone": list(members)}
+    if told and before["cost"] != now["cost"]:
+        told["cost"] = now["cost"]
+    return told

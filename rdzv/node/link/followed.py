@@ -1,0 +1,216 @@
+"""Shell: runs that are followed for displays: one is read again only once one of its keys has changed.
+
+What members say of their steps comes with their keep-alives and changes no key, so that it is read each time, and more
+rarely where that takes long and nothing is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from rdzv.core.keys import Keys
+from rdzv.core.live.changes import in_numbers, settled, without_ages
+from rdzv.core.report import account, as_of, report
+from rdzv.listeners import Listeners
+from rdzv.node.link.follower import Follower
+from rdzv.node.run.beats import read_hour
+from rdzv.node.run.status import read_run, read_steps, reason_of
+from store import StoreError
+from store.net.tasks import cancel_and_wait
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rdzv.core.history import History
+    from rdzv.core.report import Account, RunStatus
+    from store import Store
+
+__all__ = ["FollowedRun", "FollowedRuns"]
+
+FOLLOWED_FOR: Final = 30.0  # seconds after the last reading
+IDLE_SHARE: Final = 0.002  # of the time, for steps of which none is said
+
+
+class FollowedRun:
+    """A run, and all that is known of it.
+
+    Args:
+        store: The store that it is in.
+        keys: Its keys.
+        on_change: Called when one of its keys has changed.
+
+    Attributes:
+        used_at: When it was read last, on the store's clock.
+    """
+
+    def __init__(self, store: Store, keys: Keys, on_change: Callable[[], object]) -> None:
+        self._store = store
+        self._keys = keys
+        self._on_change = on_change
+        self._follower = Follower(store, keys)
+        self._follower.on_change = self._mark
+        self._has_changed = True
+        self._read: tuple[RunStatus, History] | None = None
+        self._read_at = 0.0
+        self._steps_from = 0.0
+        self._version = self._reported = self._streamed = 0
+        self._report: dict[str, Any] = {}
+        self._stream: dict[str, Any] = {}
+        self.used_at: float = store.time()
+        following = (self._follower.run(), self._watch(keys.nodes), self._watch(keys.unfits))
+        self._tasks = [asyncio.create_task(one, name=f"follow run {keys.run_id}") for one in following]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether changes are not told any more."""
+        return any(task.done() for task in self._tasks)
+
+    async def aclose(self) -> None:
+        """Follow it no longer."""
+        for task in self._tasks:
+            await cancel_and_wait(task)
+
+    def _mark(self) -> None:
+        self._has_changed = True
+        self._on_change()
+
+    async def _watch(self, prefix: str) -> None:
+        try:
+            async with self._store.watch(prefix) as watch:
+                self._mark()  # what has changed before
+                async for _ in watch.batches():
+                    self._mark()
+        except StoreError:
+            self._mark()
+
+    async def refresh(self) -> None:
+        """Read what has changed.
+
+        Raises:
+            StoreError: The store does not tell it.
+        """
+        await self._follower.synced.wait()
+        if self._follower.error is not None:
+            raise self._follower.error
+        self.used_at = began = self._store.time()
+        if self._has_changed or self._read is None:
+            self._has_changed = False
+            try:
+                hour = await read_hour(self._store, self._keys)
+                self._read = await read_run(self._store, self._keys, self._follower.head, hour=hour)
+            except BaseException:
+                self._has_changed = True
+                raise
+            self._read_at = began
+            self._version += 1
+        elif began >= self._steps_from:
+            status, history = self.now()
+            members = {member.node_id for member in status.members}
+            steps, awaits = await read_steps(self._store, self._keys, self._follower.head, members)
+            self._steps_from = began if steps else began + (self._store.time() - began) / IDLE_SHARE
+            if steps or status.steps:
+                self._read, self._read_at = (replace(status, steps=steps, awaits=awaits), history), began
+                self._version += 1
+
+    def now(self) -> tuple[RunStatus, History]:
+        """Return how it stands now, by what was read, and what is remembered of it."""
+        assert self._read is not None, "it was refreshed"
+        (status, history), now = self._read, self._store.time()
+        later = as_of(status, now - self._read_at, reason="")
+        return replace(later, reason=reason_of(self._follower.head, later, now=now)), history
+
+    def hour(self) -> float:
+        """Return the hour of the run, now."""
+        assert self._read is not None, "it was refreshed"
+        return self._read[0].now + self._store.time() - self._read_at
+
+    def cost(self) -> Account:
+        """Return what it has cost until now."""
+        assert self._read is not None, "it was refreshed"
+        (status, history), passed = self._read, self._store.time() - self._read_at
+        waited = None if status.waited is None else status.waited + passed
+        return account(self._keys.run_id, history, now=self.hour(), waited=waited)
+
+    def report(self) -> dict[str, Any]:
+        """Return its report of when it was read last: the hours in it are right, and the ages are of then."""
+        if self._reported != self._version:
+            self._report, self._reported = report(self.now()[0]), self._version
+        return self._report
+
+    def streamed(self) -> dict[str, Any]:
+        """Return its report without what changes by itself; the same object until something has changed."""
+        if self._streamed != self._version:
+            assert self._read is not None, "it was refreshed"
+            history = self._read[1]
+            happened = history.past.rounds + sum(1 + len(one.incidents) for one in history.chapters)
+            told = without_ages(self.report()) | {"happened": happened, "cost": self.cost().plain()}
+            self._stream, self._streamed = settled(self._stream, told), self._version
+        return self._stream
+
+    def in_numbers(self) -> dict[str, Any]:
+        """Return it in numbers, and the last step of each member, for the metrics."""
+        full, cost = self.report(), self.cost()
+        assert self._read is not None, "it was refreshed"
+        return in_numbers(full, cost, self._read[1].chapters, self.hour())
+
+
+class FollowedRuns:
+    """The runs of a store that are followed.
+
+    Args:
+        store: The store.
+        prefix: What the keys of all runs start with.
+
+    Attributes:
+        changed: The names of runs that have changed; whoever has looked at one takes it out.
+        listeners: Notified when one has changed.
+    """
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._runs: dict[str, FollowedRun] = {}
+        self.changed: set[str] = set()
+        self.listeners: Listeners = Listeners()
+
+    def _has_changed(self, run_id: str) -> None:
+        self.changed |= {"", run_id, f"{run_id}/"}  # all of them, as a report, and as a stream: no name has a slash
+        self.listeners.changed()
+
+    async def refreshed(self, run_id: str) -> FollowedRun:
+        """Return a run, as it stands; follow it from now on.
+
+        Raises:
+            StoreError: The store does not tell it.
+        """
+        run = self._runs.get(run_id)
+        if run is None or run.is_lost:
+            keys = Keys(self._prefix, run_id)
+            self._runs[run_id] = FollowedRun(self._store, keys, partial(self._has_changed, run_id))
+            if run is not None:
+                await run.aclose()
+        await self._runs[run_id].refresh()
+        return self._runs[run_id]
+
+    def hour(self, run_id: str) -> float:
+        """Return the hour of a run that is followed; of another one, that of this machine."""
+        return self._runs[run_id].hour() if run_id in self._runs else time.time()
+
+    async def numbers_of(self, run_id: str) -> dict[str, Any]:
+        """Return a run in numbers, and do not follow it: it is over."""
+        run = FollowedRun(self._store, Keys(self._prefix, run_id), int)
+        try:
+            await run.refresh()
+            return run.in_numbers()
+        finally:
+            await run.aclose()
+
+    async def drop(self, unused_for: float = FOLLOWED_FOR) -> None:
+        """Follow those no longer that were not read for so many seconds."""
+        now = self._store.time()
+        for run_id in [run_id for run_id, run in self._runs.items() if now - run.used_at >= unused_for]:
+            await self._runs.pop(run_id).aclose()
