@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import ssl
+import time
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -127,6 +128,37 @@ async def test_how_a_run_was_closed_is_told_in_fields_and_one_that_goes_on_comes
                 assert (await anext(read_events(answer.content)))["chosen"] == "job"
             runs = json.loads(await answered(session, "/api/runs"))["runs"]
             assert "steps" not in runs[0], "by member they are in the report of a run"
+
+
+async def test_a_run_in_which_nothing_happens_sends_beats_and_then_only_what_has_changed() -> None:
+    async with served() as (server, url), node(server, "a") as a, node(server, "b") as b, asyncio.timeout(LIMIT):
+        await asyncio.gather(a.next_rendezvous(), b.next_rendezvous())
+        async with aiohttp.ClientSession(url) as session, session.get("/api/events?run=job") as answer:
+            events: list[tuple[str, Any]] = []
+            kind, asked = "message", 0
+            async for line in answer.content:
+                name, _, value = line.decode().rstrip("\n").partition(": ")
+                if name == "event":
+                    kind = value
+                elif name == "data":
+                    events.append((kind, json.loads(value)))
+                    kind = "message"
+                    if len(events) == 3:
+                        asked = server.figures()["requests"]
+                    if len(events) == 5:
+                        # A look asks which runs there are, for their steps, and whether any node is in them.
+                        assert server.figures()["requests"] - asked < 2 * 8, "the run itself is not read again"
+                        await b.aclose()
+                    if kind != "beat" and "left" in value:
+                        break
+            kinds = [one for one, _ in events]
+            assert kinds[0] == "message"
+            assert kinds[2:5] == ["beat"] * 3, "nothing has happened"
+            assert events[4][1] == pytest.approx(time.time(), abs=LIMIT), "a beat bears the hour"
+            told = events[-1][1]["changed"]
+            assert told["members"]["gone"] == ["b"]
+            assert "settings" not in told
+            assert "attributes" not in json.dumps(told["members"]["changed"])
 
 
 async def answered(session: aiohttp.ClientSession, path: str, *, status: int = 200) -> str:

@@ -11,7 +11,6 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import pytest
 
 import rdzv
@@ -303,30 +302,3 @@ async def test_a_store_that_is_stopped_is_said_and_no_duration_goes_on_until_it_
             finally:
                 os.kill(child.pid, signal.SIGCONT)
             await until(page, "at('away').hidden && at('state').textContent === '▶ Training'")
-
-
-async def test_a_run_in_which_nothing_happens_sends_beats_and_then_only_what_has_changed() -> None:
-    async with served() as (server, url), node(server, "a") as a, node(server, "b") as b, asyncio.timeout(LIMIT):
-        await asyncio.gather(a.next_rendezvous(), b.next_rendezvous())
-        async with aiohttp.ClientSession(url) as session, session.get("/api/events?run=job") as answer:
-            events: list[tuple[str, Any]] = []
-            kind = "message"
-            async for line in answer.content:
-                name, _, value = line.decode().rstrip("\n").partition(": ")
-                if name == "event":
-                    kind = value
-                elif name == "data":
-                    events.append((kind, json.loads(value)))
-                    kind = "message"
-                    if len(events) == 5:
-                        await b.aclose()
-                    if kind != "beat" and "left" in value:
-                        break
-            kinds = [one for one, _ in events]
-            assert kinds[0] == "message"
-            assert kinds[2:5] == ["beat"] * 3, "nothing has happened"
-            assert events[4][1] == pytest.approx(time.time(), abs=LIMIT), "a beat bears the hour"
-            told = events[-1][1]["changed"]
-            assert told["members"]["gone"] == ["b"]
-            assert "settings" not in told
-            assert "attributes" not in json.dumps(told["members"]["changed"])
