@@ -15,7 +15,7 @@ __all__ = ["AGES", "changes", "in_numbers", "message", "settled", "without_ages"
 
 AGES: Final = frozenset(
     (
-        *("reason", "waited", "phase_for", "last_call_left"),
+        *("waited", "phase_for", "last_call_left"),
         *("step_age", "seconds_ago", "how", "seconds_left", "ends_in"),
     )
 )
@@ -49,7 +49,9 @@ def without_ages(plain: dict[str, Any]) -> dict[str, Any]:
     """Return a report without what changes by itself, and without what a page does not show."""
     outside = {*plain["waiting"], *plain["spares"], *(one["node_id"] for one in plain["missing"])}
     told = {
-        name: _without_ages(value) for name, value in plain.items() if name not in (*AGES, *LARGE, "now", "version")
+        name: _without_ages(value)
+        for name, value in plain.items()
+        if name not in (*AGES, *LARGE, "now", "version", "reason")
     }
     for name in ("members", "last_members"):
         told[name] = [{field: one.get(field) for field in MEMBER_TOLD} for one in plain[name]]

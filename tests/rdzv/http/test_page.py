@@ -97,6 +97,9 @@ async def test_each_state_is_said_in_words_by_its_shape_and_by_name() -> None:
                     assert re.search(r"gpu-00200 lost .* ago, at .*: its process ended", trouble)
                     await page.evaluate("select(0)")
                     assert "rack=r" in await text(page, "told"), "a lost node has its attributes while its round stands"
+                case "drain-40":
+                    reasons = ("maintenance of rack 1", "ECC errors on GPU 3", "min more: switch")
+                    assert [one for one in reasons if one not in trouble] == []
                 case "givenup-40":
                     assert "with status 93" in await text(page, "reason")
                 case "closed-40":
