@@ -80,7 +80,7 @@ async def check_the_way(
     try:
         missing = await all_reach(round)
     except OSError as error:
-        return f"nobody can listen at {at}: {error.strerror or error}", []
+        return f"rank 0 cannot listen at {at}: {error.strerror or error}", []
     if not missing:
         return "", []
     more = f" and {len(missing) - UNREACHED_NAMED} more" if len(missing) > UNREACHED_NAMED else ""

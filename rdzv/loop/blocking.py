@@ -37,7 +37,7 @@ def rounds_made_by(make: Callable[..., SomeRound], handler: Handler, options: Op
     """Yield the rounds of a run over a connected handler; `make` takes the arguments of `Round`."""
     node = handler.node
     if node is None:
-        raise RendezvousSettingsError(f"the backend of run {handler.run_id} is not one of ours, and has no rounds")
+        raise RendezvousSettingsError(f"the backend of run {handler.run_id} is a third party's, and has no rounds")
     loop = RoundLoop(make, handler, node, options)
     while (round := finished(loop.next())) is not None:
         yield round

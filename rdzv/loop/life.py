@@ -47,7 +47,7 @@ __all__ = ["BLAME", "DONE", "FINISHED", "Life", "names_of"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-FINISHED: Final = "every member has come to the end of its body"  # the reason with which a finished run is closed
+FINISHED: Final = "every member has finished its body"  # the reason with which a finished run is closed
 
 # Keys in the round's shared store: the finished members' number; the first to end it, and how its work failed.
 DONE: Final = "rdzv/done"
@@ -236,7 +236,7 @@ class Life:
         try:
             await self._node.loop.start(verbs.give_up(self._node, verdict.reason, status=verdict.status))
         except RendezvousError as error:  # the verdict holds here all the same
-            self._say(f"the others are not told that the run is given up: {error}")
+            self._say(f"the others could not be told that the run is given up: {error}")
         return True
 
     async def _finish(self) -> bool:
@@ -256,7 +256,7 @@ class Life:
             if self.ending is not None and self.ending.kind in (EndKind.LOST, EndKind.LEFT):
                 await self._count_in(0)  # the last to be counted may have gone before it could close the run
         except (RendezvousError, StoreError) as error:
-            self._say(f"this member has come to its end, and cannot say so: {error}")
+            self._say(f"this member has finished, and cannot report it: {error}")
         return True
 
     async def _count_in(self, more: int) -> None:
@@ -272,7 +272,7 @@ class Life:
         """Report that this member has failed; return True if it was the first, and no loss was known yet."""
         how = failure if isinstance(failure, str) else ""
         if not await self.be_first(how):
-            reason = f"others have failed before, as this member has: {failure!r}"
+            reason = f"others failed before this member did: {failure!r}"
             self._note(Ending(kind=EndKind.FAILED, reason=reason))
             return False
         if self._membership.round.size == 1:

@@ -62,7 +62,7 @@ class Options:
             raise RendezvousSettingsError(f'on_waiting={shown(self.on_waiting)} must be "now" or "wait"')
         if self.no_progress < 0:
             raise RendezvousSettingsError(
-                f"no_progress={shown(self.no_progress)} must be a number of rounds, or 0 for as many as it takes"
+                f"no_progress={shown(self.no_progress)} must be a number of rounds, or 0 for no limit"
             )
 
 
@@ -297,7 +297,7 @@ class MemberOfRound(ABC):
     def _closing_word(self, error: BaseException | None) -> str:
         ending = self.ending
         why = ending.reason if ending is not None else error or "this member has finished"
-        whose = f"; {error!r} has come of that" if self.life.blames_others else ""
+        whose = f"; that caused {error!r}" if self.life.blames_others else ""
         return f"{self!r} is over: {why}{whose}"
 
     def __repr__(self) -> str:

@@ -81,7 +81,7 @@ def handler_of(url: str, overrides: Mapping[str, Any]) -> Handler:
     """Return a built-in handler for a URL; raise RendezvousSettingsError if it is invalid or a third party's."""
     handler = create_handler(url, overrides)
     if not isinstance(handler, Handler):
-        raise RendezvousSettingsError(f"the backend of {url!r:.200} is not one of ours, and has no rounds")
+        raise RendezvousSettingsError(f"the backend of {url!r:.200} is a third party's, and has no rounds")
     return handler
 
 

@@ -86,7 +86,7 @@ class Handler(Known, RendezvousHandler):
     def own_node(self) -> Node:
         """The node, also after it was closed."""
         if self.node is None:
-            raise RendezvousStateError(f"the backend of run {self.run_id} is not one of ours")
+            raise RendezvousStateError(f"the backend of run {self.run_id} is a third party's, and has no node here")
         return self.node
 
     @property

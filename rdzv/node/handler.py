@@ -182,7 +182,7 @@ class Handler(Known, RendezvousHandler):
     def open_blocking_store(self) -> BlockingStore:
         """Return a new blocking client of the same store; the caller closes it."""
         if self._open_blocking_store is None:
-            raise RendezvousStateError(f"run {self.run_id}: this handler was made without a way to block")
+            raise RendezvousStateError(f"run {self.run_id}: this handler was made without a blocking client")
         return self._open_blocking_store()
 
     def share(self) -> tuple[BlockingSharedStore, BlockingStore]:

@@ -131,7 +131,7 @@ class Operations(ABC):
         """Add to the number that a key holds in decimal, 0 if missing; return the sum."""
         number = whole_of(amount, "amount")
         if abs(number) > ADD_MAX:
-            raise ValueError(f"the amount {shown(number)} does not fit in 64 bits, which is what the store counts in")
+            raise ValueError(f"the amount {shown(number)} does not fit in the store's 64 bits")
         return (await self._begin()(Add(self._value_key(key), number, self._lease))).value
 
     async def append(self, key: str, value: str | bytes) -> None:
@@ -275,7 +275,7 @@ class Operations(ABC):
         members, last = self._value_key(f"{key}/num_members"), self._value_key(f"{key}/last_member")
         size = whole_of(world_size, "world_size")
         if size < 1:
-            raise ValueError(f"world_size={size} must be at least 1: whoever calls barrier is one of them")
+            raise ValueError(f"world_size={size} must be at least 1: the caller of barrier counts")
         roster = self._company.roster
         marks = [f"{self._came_prefix(key)}{roster.rank}"] if roster is not None else []
         come: tuple[Operation, ...] = (

@@ -89,7 +89,7 @@ async def test_r1_r11_r16_too_few_time_out_saying_so_and_enough_have_a_last_call
         with pytest.raises(rdzv.RendezvousTimeoutError, match="1 of at least 2 nodes"):
             await a.next_rendezvous()
         assert time.monotonic() - began >= 2.0
-        assert (await b.status()).reason == "nobody is here"
+        assert (await b.status()).reason == "no node is here"
         assert_one_round(await meeting.meet(a, b))
         status = await eventually(b.status, lambda status: status.reason == "round 0 stands with 2 nodes")
         assert status.phase is Phase.TRAINING

@@ -80,7 +80,7 @@ class AccusationWatch:
         said = self._view.accusations.said(self._keys.accusation(accused, by))
         if accused == SOMEBODY:
             return f"its process ended, as {by} noticed first"
-        return f"accused by {by}{f': {said}' if said else ''}; and the store hears nothing of it"
+        return f"accused by {by}{f': {said}' if said else ''}; and the store does not hear from it"
 
     async def _doubted(self, number: int, accused: str, by: str) -> list[Stuck]:
         """Return the accused members that the store doubts, too: their leases are not renewed.

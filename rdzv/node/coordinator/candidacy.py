@@ -158,7 +158,7 @@ class Candidacy:
         lost = anyio.CancelScope()
 
         def lapsed(reason: str) -> None:
-            log.info("run %s: node %s coordinates no more: %s", self._keys.run_id, self._node_id, reason)
+            log.info("run %s: node %s stops coordinating: %s", self._keys.run_id, self._node_id, reason)
             self._lost_terms += 1
             # The term is over by this node's clock; a store that was suspended would still hold the role for its TTL.
             revoking = Lease(self._store, id=role.lease.id, ttl=role.lease.ttl).revoke()

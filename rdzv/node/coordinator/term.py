@@ -238,7 +238,7 @@ class Term:
             done, _ = await asyncio.wait([deciding], timeout=ORDER_WITHIN)
             if done:
                 return deciding.result()
-            slow = f"rank_order has been at work for more than {ORDER_WITHIN:g} s"
+            slow = f"rank_order has been running for more than {ORDER_WITHIN:g} s"
             progress = hindered(self._picture.told or Progress(phase=Phase.GATHERING), slow)
             if progress != self._picture.told:
                 await self._report(Report(progress=progress))
@@ -469,7 +469,7 @@ async def _clear_away(office: Office, round: Round | None) -> None:
     except ConditionFailed:
         pass  # another coordinator is in office, and does this
     except StoreError as error:
-        log.warning("run %s: what is left of older rounds is still there: %s", keys.run_id, error)
+        log.warning("run %s: leftovers of older rounds could not be deleted: %s", keys.run_id, error)
 
 
 def _buckets(office: Office, round: Round, members: list[Member], records: Sequence[NodeRecord]) -> list[Put]:

@@ -33,7 +33,7 @@ def result_of(call: Call[T]) -> T:
     try:
         return call.result()
     except asyncio.CancelledError:
-        raise RendezvousStateError("the thread in which nodes live has ended, with the process") from None
+        raise RendezvousStateError("the node thread has ended, with the process") from None
 
 
 def check_process(pid: int, run_id: str) -> None:
@@ -86,7 +86,7 @@ class NodeThread(NodeLoop):
             if thread is not None and not thread.has_ended:
                 raise  # raised by a signal handler
             work.close()
-            raise RendezvousStateError(f"the thread in which nodes live has ended: {error}") from None
+            raise RendezvousStateError(f"the node thread has ended: {error}") from None
 
     async def apart(self, work: Callable[[], T]) -> T:
         """Run it in its own thread."""

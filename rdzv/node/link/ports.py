@@ -27,8 +27,8 @@ class HeldPort:
             self._socket = next(filter(None, map(_bound, self._ports)), None)
             if self._socket is None:
                 log.warning(
-                    "somebody listens at each port of master_port=%s on this machine; should this node become rank 0, "
-                    "the others meet at %d in vain unless it is free by then",
+                    "each port of master_port=%s is in use on this machine; if this node becomes rank 0, "
+                    "port %d must be free by then",
                     f"{self._ports[0]}-{self._ports[-1]}",
                     self._ports[0],
                 )

@@ -83,7 +83,7 @@ class Noticing:
                 again = earlier(again, await self._notice_end_of_drain(link, part.membership))
         except Exception as error:  # noqa: BLE001  after any error, look again
             level = logging.DEBUG if isinstance(error, StoreError) else logging.ERROR
-            log.log(level, "what befalls node %s is not known: %r", part.node_id, error)
+            log.log(level, "node %s cannot look at its own state: %r", part.node_id, error)
             again = anyio.current_time() + LOOK_AGAIN_AFTER
         return again
 

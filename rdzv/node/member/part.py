@@ -161,7 +161,7 @@ class Part:
         """Return the error for a node that must leave, and wants to join a round, or waits for one."""
         reason = f": {leaving.reason}" if leaving.reason else ""
         return RendezvousGracefulExitError(
-            f"run {self.keys.run_id}: node {self.node_id} is to leave{reason}, and comes into no round any more"
+            f"run {self.keys.run_id}: node {self.node_id} is to leave{reason}, and joins no round any more"
         )
 
     def banned_error(self, ban: Ban) -> RendezvousRefusedError:
@@ -180,7 +180,7 @@ class Part:
     def overruled(self, theirs: Mapping[str, object]) -> None:
         """Set the error that the run's settings were rewritten: this node is in it by mistake."""
         difference = describe_difference(self.settings.shared(), theirs)
-        self.refusal = RendezvousSettingsError(f"run {self.keys.run_id} has got other settings: {difference}")
+        self.refusal = RendezvousSettingsError(f"run {self.keys.run_id} now has other settings: {difference}")
         self.listeners.changed()
 
     def lease_lost(self, lease: HeldLease, reason: str) -> None:

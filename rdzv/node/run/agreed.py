@@ -128,7 +128,7 @@ class OverruledError(Exception):
     """The run's settings differ from those by which this node decides."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        super().__init__("the run has got other settings")
+        super().__init__("the run now has other settings")
         self.settings = settings
 
 

@@ -63,5 +63,5 @@ def refusal_of(error: LimitExceeded, *, closed_ttl: float, ttl: float | None = N
     if not is_too_long(error):
         return error  # no room, or a full disk: not this node's settings
     if ttl is not None and f"ttl is {ttl:g} s" in str(error):
-        return RendezvousSettingsError(f"ttl={ttl:g} s is not to be had: {error}; lower ttl")
-    return RendezvousSettingsError(f"closed_ttl={closed_ttl:g} s is not to be had: {error}; lower closed_ttl")
+        return RendezvousSettingsError(f"ttl={ttl:g} s was refused: {error}; lower ttl")
+    return RendezvousSettingsError(f"closed_ttl={closed_ttl:g} s was refused: {error}; lower closed_ttl")

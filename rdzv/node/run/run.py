@@ -245,7 +245,7 @@ class Run:
         except LimitExceeded as error:
             if not is_too_long(error):
                 raise
-            refuse(f"a ban that lasts {ban.lasts:g} s is not to be had: {error}; without a time it stays until lifted")
+            refuse(f"a ban that lasts {ban.lasts:g} s was refused: {error}; without a time it stays until lifted")
         return ban.replace(lasts=lease.ttl), lease  # as granted: etcd makes small ones larger
 
     async def _lift_ban(self, name: str, unban: Unban) -> bool:

@@ -327,9 +327,9 @@ def reason_of(head: Head, status: RunStatus, *, now: float) -> str:
 def _reason(head: Head, *, members: int, waiting: int, elapsed: float | None) -> str:
     if head.closed is not None:
         reason = f": {head.closed.reason}" if head.closed.reason else ""
-        return f"the run is closed by {head.closed.by or 'somebody'}{reason}"
+        return f"the run is closed by {head.closed.by or 'an unknown caller'}{reason}"
     if not members and not waiting:
-        return "nobody is here"
+        return "no node is here"
     if head.round is not None and _is_news(head):
         return f"round {head.round.number} stands with {head.round.size} node{'s' if head.round.size != 1 else ''}"
     return explain(head.progress, elapsed=elapsed)

@@ -130,7 +130,7 @@ async def test_in_a_pipe_each_change_is_written_and_at_the_end_what_the_run_has_
     async with store.serve() as server:
         url = f"{server.url}/job"
         async with start_python("-m", "rdzv", "status", url, "--watch") as watching:
-            await watching.line("nobody is here")
+            await watching.line("no node is here")
             async with rdzv.connect(f"{url}?min_nodes=1", node_id="a", is_host=False, payload=[1]) as node:
                 info = await node.next_rendezvous()
                 await watching.line("run job: training: round 0 stands with 1 node")
@@ -159,12 +159,12 @@ async def test_output_that_nobody_reads_to_its_end_is_no_error() -> None:
     async with store.serve() as server:
         line = f"'{{}}' -m rdzv status {server.url}/job --watch | head -n 1; echo status ${{{{PIPESTATUS[0]}}}}"
         async with start("bash", "-c", line.format(sys.executable)) as child:
-            await child.line("nobody is here")
+            await child.line("no node is here")
             async with rdzv.connect(f"{server.url}/job?min_nodes=1", is_host=False) as node:
                 await node.next_rendezvous()
                 await node.set_closed()
                 assert await child.line("status") == "status 0"
-            assert child.output == ["run job: gathering: nobody is here", "status 0"]
+            assert child.output == ["run job: gathering: no node is here", "status 0"]
 
 
 async def test_history_and_timeline_tell_what_happened_and_join_nothing(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_the_schema_is_one_of_this_version_that_allows_an_unknown_field_and_no_m
     assert SCHEMA["properties"]["version"]["const"] == VERSION
     assert SCHEMA["properties"]["phase"]["enum"] == [phase.value for phase in Phase]
     nobody: dict[str, Any] = {"members": (), "waiting": (), "spares": (), "coordinator": None, "round": None}
-    plain = report(RunStatus(run_id="job", phase=Phase.GATHERING, reason="nobody is here", **nobody))
+    plain = report(RunStatus(run_id="job", phase=Phase.GATHERING, reason="no node is here", **nobody))
     check(plain)
     jsonschema.validate({**plain, "of a later release": 1}, SCHEMA)
     del plain["settings"]

@@ -58,7 +58,7 @@ async def test_a_duration_beyond_the_stores_limit_is_refused_by_its_name(name: s
     longer: dict[str, Any] = {name: 30 * 86_400.0}
     async with VirtualRun(min_nodes=1) as run:
         a = run.handler("a", **longer)
-        with pytest.raises(RendezvousSettingsError, match=f"^{name}=2.592e.06 s is not to be had: .*; lower {name}$"):
+        with pytest.raises(RendezvousSettingsError, match=f"^{name}=2.592e.06 s was refused: .*; lower {name}$"):
             await a.next_rendezvous()
         assert run.keys("nodes/") == []
 
@@ -79,7 +79,7 @@ async def test_without_min_nodes_one_may_look_and_close_but_not_join() -> None:
         observer = run.handler("observer")
         with pytest.raises(RendezvousSettingsError, match="min_nodes is missing"):
             await observer.next_rendezvous()
-        assert (await observer.status()).reason == "nobody is here"
+        assert (await observer.status()).reason == "no node is here"
         await observer.leave()
         await observer.set_closed("enough")
         assert await observer.is_closed()

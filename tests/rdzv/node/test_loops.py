@@ -39,7 +39,7 @@ def test_a_loop_that_was_left_is_not_begun_again_and_leaving_twice_does_nothing(
     one.start(where()).wait(10)
     one.leave()
     one.leave()
-    with pytest.raises(RendezvousStateError, match="the thread in which nodes live has ended: it was left"):
+    with pytest.raises(RendezvousStateError, match="the node thread has ended: it was left"):
         one.start(where())
     assert thread.is_alive(), "the other one uses it"
     other.leave()

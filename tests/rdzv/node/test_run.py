@@ -86,7 +86,7 @@ async def test_a_ban_of_an_attribute_puts_out_all_who_have_it(now: bool) -> None
 
 async def test_a_run_tells_its_status_history_and_cost_without_a_node() -> None:
     async with VirtualRun(min_nodes=1) as run, run.looked_at() as seen:
-        assert (await seen.status()).reason == "nobody is here"
+        assert (await seen.status()).reason == "no node is here"
         with pytest.raises(rdzv.RendezvousStateError, match="has no run job; it has none under /rdzv"):
             await seen.check_exists()
         a = run.handler("a")

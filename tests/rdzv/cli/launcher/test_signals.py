@@ -29,7 +29,7 @@ async def test_a_signal_is_passed_on_and_the_node_leaves_without_closing(server:
     async with rdzv.connect(f"{server}/job") as observer:
         status = await observer.status()
     assert (status.closed, status.waiting) == (None, ())
-    assert status.reason == "nobody is here"
+    assert status.reason == "no node is here"
 
 
 async def test_who_does_not_end_within_the_grace_is_killed(server: str) -> None:

@@ -22,7 +22,7 @@ def test_the_port_to_meet_at_is_taken_from_the_range_that_a_firewall_lets_throug
         one.release()
         other.release()
         assert HeldPort(str(first)).hold() == first
-        assert f"somebody listens at each port of master_port={first}" in caplog.text
+        assert f"master_port={first}-{first} is in use" in caplog.text
 
 
 def test_a_fork_while_the_port_is_held_does_not_keep_rank_0_from_it() -> None:
