@@ -150,8 +150,8 @@ class Membership:
     def take(self, head: Head, *, rejoins: bool = False) -> None:
         """Take in the head's news of this round, all of it before any listener is notified; nothing here waits.
 
-        A departure may come in the same read as the decision after which it was no loss. So the decision is set before
-        the losses. `rejoins`: this node has sent another record, which a later round may hold.
+        A departure may come in the same read as the decision after which it was no loss: the decision is set before the
+        losses. `rejoins`: this node has sent another record, which a later round may hold.
         """
         if self.over is not None:
             return
@@ -243,8 +243,7 @@ def changes_since(
 ) -> list[Change]:
     """Return the changes that a member must still be told.
 
-    `seen` has the last change of each kind that it was told of this round. It learns of its own loss by `dropped`.
-    `now` is in seconds on this node's clock.
+    `seen`: the last change of each kind that it was told of this round. It learns of its own loss by `dropped`.
     """
     # The closing first: a caller that learns of a departure should know already not to meet again.
     all_of_it: list[Change] = [] if head.closed is None else [head.closed]

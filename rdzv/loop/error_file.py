@@ -1,4 +1,4 @@
-"""Shell: what a process has raised, from the file that PyTorch's `@record` writes."""
+"""Shell: reads a process's exception from the file that PyTorch's `@record` writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHARACTERS_MAX: Final = 200  # of a line that all nodes read
 
 
 def raised_in(file: str | Path) -> str:
-    """Return the first line of what a process has raised; "" if its error file does not say."""
+    """Return the first line of a process's exception; "" if its error file has none."""
     try:
         message = json.loads(Path(file).read_text(encoding="utf-8"))["message"]
         text = message["message"] if isinstance(message, dict) else message

@@ -344,10 +344,7 @@ def names_of(gone: NodesLost | NodesLeft) -> str:
 
 
 async def suspect(node: Node, why: str) -> None:
-    """Report that the round failed as it does when an unknown member has died.
-
-    If a member's process has hung up on the store, it is lost at once, without `gone_ttl`; else by its lease.
-    """
+    """Accuse an unknown member. One whose process has hung up on the store is lost at once, without `gone_ttl`."""
     link, membership = await node.connect(), node.membership
     if membership is not None and membership.over is None:
         with contextlib.suppress(StoreError):

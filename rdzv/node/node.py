@@ -316,10 +316,7 @@ class Node:
                 raise self.part.timeout(self._link)
 
     async def _find_store(self, link: Link, error: Exception) -> Link:
-        """Close the link to a store that was lost, and return a link to the next.
-
-        If the old store was shutting down, this node may start the next. A closing meanwhile is found in the old one.
-        """
+        """Close the link to a lost store, and return a link to the next, which this node may start if the old ended."""
         while True:
             async with self._connecting:
                 if self._link is link:

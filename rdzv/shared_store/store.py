@@ -275,8 +275,7 @@ class SharedStore(_Twin[Caller], Operations):
 class BlockingSharedStore(_Twin["BlockingStore"]):
     """The blocking twin of `SharedStore`, with the same arguments and errors; safe to use from several threads.
 
-    `client.interrupt(...)` ends a call from another thread, with `RoundSupersededError` if `superseded` then gives a
-    reason. `client.end_waits` ends the waits, if `lost` names members.
+    `client.interrupt(...)` ends a call from another thread; `client.end_waits` ends the waits, if `lost` names members.
     """
 
     set = blocking(Operations.set)
@@ -308,7 +307,7 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
 
     @property
     def keys_max(self) -> int:
-        """How many keys one request takes beside the fence."""
+        """The most keys that one request takes beside the fence."""
         return min(self._client.operations_max, self._client.writes_max) - len(self._fence)
 
     def reopened(self) -> BlockingSharedStore:

@@ -327,10 +327,7 @@ class Term:
     # ------------------------------------------------------------------------------------------ the commit
 
     async def _commit_if_there_is_room(self, decision: Complete) -> int | None:
-        """Commit. A full store does not end the term, but is reported to every node.
-
-        The last round has no members left: its shared keys are deleted, and the commit is tried again.
-        """
+        """Commit. If the store is full, delete the last round's shared keys and retry; else report it to every node."""
         try:
             return await self._commit(decision)
         except LimitExceeded as error:
@@ -343,8 +340,8 @@ class Term:
     async def _commit(self, decision: Complete) -> int | None:
         """Write the ranks, and then, in one transaction and only if all conditions hold, the round.
 
-        Where the store caps conditions, a first call writes the ranks and the marker; the same decision, once the
-        marker is in the picture, commits.
+        Where the store caps conditions, a first call writes the ranks and the marker; once that is known, another
+        commits.
         """
         office, keys, last = self._office, self._keys, self._view.round
         marked, self._marked = self._marked, None

@@ -98,10 +98,7 @@ class Follower:
             log.debug("the head of run %s is not followed any more: %s", self._keys.run_id, error)
 
     async def _follow(self) -> None:
-        """Open the watch and take in its events; return if it could not be opened and is to be tried again.
-
-        A server with thousands of new clients may miss a call's time limit; callers waiting for the head have theirs.
-        """
+        """Open the watch and take in its events; return if a busy server did not open it in time, to try again."""
         with Stopwatch(self._store.time) as opening:
             try:
                 async with self._store.watch(self._keys.head, snapshot=True) as watch:

@@ -64,7 +64,7 @@ class Role:
         return self._clock() + self.hour_offset
 
     def note(self, _: bool) -> bytes:
-        """Return what goes with each keep-alive: by it, a process with another clock tells how long ago an hour was."""
+        """Return the note for each keep-alive: from it, a process with another clock can tell how old an hour is."""
         return HourNote(hour=self.hour()).pack()
 
 

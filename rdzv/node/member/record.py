@@ -57,8 +57,7 @@ class Recording:
     async def write(self, me: Me) -> tuple[Me, Role | None]:
         """Write this node's record; return it, and the role if it was free and this node has it now.
 
-        The first node writes the settings and takes the role of coordinator in the same transaction. Nodes that come at
-        the same moment find both taken.
+        The first node writes the settings and takes the role in the same transaction; concurrent nodes find both taken.
         """
         part, link = self._part, self._link
         expected = part.arrival.revision
@@ -120,8 +119,8 @@ class Recording:
     ) -> tuple[TransactionResult, float]:
         """Send the transaction that writes a record over the one of the `expected` revision; 0 for none.
 
-        `role` and `run`, the run's lease, are None if the transaction need not take or grant them. Returns the answer,
-        and the time at which the request that named the lease was sent.
+        `run`, the run's lease, is granted if given. Returns the answer, and when the request that named the lease was
+        sent.
         """
         part, link, keys = self._part, self._link, self._part.keys
         own = keys.node(part.node_id)
@@ -275,8 +274,8 @@ async def new_record(part: Part, link: Link) -> NodeRecord:
 def node_ttl(asked: float, *, round_trip: float, lapses: int, most: float) -> float:
     """Return a node's lease TTL, in seconds: at least `asked`, at most `most`, the store's limit.
 
-    Where answers take seconds, as `round_trip` shows, a short lease would end before its renewal; so it would in a busy
-    process. One lost lease may be an outage; more `lapses` in one wait mean a busy process.
+    A short lease would end before its renewal if answers take seconds, as `round_trip` shows, or in a busy process: one
+    lost lease may be an outage, more `lapses` in one wait mean a busy process.
     """
     needed = max(ROUND_TRIPS_PER_TTL * round_trip, asked * 2.0 ** min(max(lapses - 1, 0), LAPSES_MOST))
     return max(asked, min(needed, TTL_MOST, most))

@@ -62,10 +62,7 @@ class Agreed:
         )
 
     def take(self, there: bytes) -> str:
-        """Apply the run's settings, if this node can; else return in words how its own differ.
-
-        They are compared by field: another release may have one more. The run's value is then taken unchanged.
-        """
+        """Apply the run's settings, compared by field; if this node cannot, return in words how its own differ."""
         theirs = unpack_settings(there)
         difference = describe_difference(self._ours, theirs)
         if difference and not was_resized_from(theirs, self._ours):

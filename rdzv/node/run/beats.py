@@ -1,4 +1,4 @@
-"""Shell: reads what came with keep-alives: how far each node has come, and the hour of the run."""
+"""Shell: reads the notes of keep-alives: each node's steps, and the hour of the run."""
 
 from __future__ import annotations
 

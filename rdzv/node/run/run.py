@@ -191,8 +191,8 @@ class Run:
     async def _impose(self, name: str, ban: Ban, find: Callable[[], Awaitable[dict[str, int]]]) -> set[str]:
         """Write a ban, then delete the records of the nodes that it puts out, also if cancelled; return these nodes.
 
-        The ban is a write of its own and comes first, or the coordinator would see a node go for no reason. If the
-        operator dies between the two, a banned member leaves by itself. `find` returns the present arrivals.
+        The ban comes first, or the coordinator would see a node go for no reason; if the operator dies between the two,
+        a banned member leaves by itself. `find` returns the present arrivals.
         """
         ban.pack()  # an unreadable ban is refused before anything is written
 
@@ -273,7 +273,7 @@ class Run:
         return status, history, account(self.run_id, history, now=hour, waited=status.waited)
 
     async def hour(self) -> float:
-        """Return the hour of the run, now: what has passed is to be reckoned by it; see `rdzv.core.history`."""
+        """Return the present hour of the run, the reference for durations; see `rdzv.core.history`."""
         return await read_hour(self.store, self.keys)
 
     async def check_exists(self) -> None:

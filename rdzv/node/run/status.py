@@ -255,10 +255,7 @@ async def read_nodes_of_all_runs(store: Store) -> dict[Keys, list[Entry]]:
 
 
 async def read_account(store: Store, prefix: str) -> dict[str, KeyGroup] | None:
-    """Return each run's usage, by the store's own count; None if it has none by run.
-
-    It has none on etcd, and under a prefix with another number of parts than the store's.
-    """
+    """Return each run's usage by the store's own count; None on etcd, and if a group of the store is no run."""
     root = f"{prefix}/"
     try:
         groups = [group for group in await store.groups() if group.name.startswith(root)]
