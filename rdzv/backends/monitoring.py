@@ -46,7 +46,7 @@ def _serve_page(
     token: bytes | None,
     tls: ssl.SSLContext | None,
 ) -> contextlib.ExitStack:
-    """Serve HTTP beside a store that listens at an address; what ends it. A port that is taken costs the page alone."""
+    """Serve HTTP beside a store; return a context that ends both. If the port is taken, only the page is missing."""
     page = contextlib.ExitStack()
     serve = http_room("app", "http_port").serve
     port, insecure = settings.http_port, settings.insecure

@@ -1,1 +1,1 @@
-"""Pure: what a rendezvous is: its records, how a view of them is folded, what is decided, and in which order."""
+"""Pure: the rendezvous itself: its records, the coordinator's view of them, its decisions, and their order."""

@@ -49,46 +49,45 @@ WORST_NAMED: Final = 1  # nodes in the closing line, if lost more than once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """A run as it stands in the store.
+    """The state of a run in the store.
 
     Attributes:
-        run_id: Which run.
+        run_id: The run's name.
         round: The number of the last completed round; None if there was none.
-        phase: Where it is.
-        reason: What it waits for, in words.
+        phase: The run's phase.
+        reason: Why it waits, in words.
         members: The live members of the last round, by rank.
         waiting: Nodes that have arrived for the next round, in order of arrival.
-        spares: Those among them for whom there is no room.
-        coordinator: The node that decides now, or None.
+        spares: The waiting nodes for which there is no room.
+        coordinator: The coordinator's node, or None.
         world_size: The size of the last round; 0 if there was none.
-        bans: The nodes that are banned: by whom, and why.
-        bans_where: The attributes with a value, "rack=17", whose nodes are banned, also those that come later.
-        settings: What all nodes of the run have agreed on, by name; empty before the first one has come.
+        bans: The banned nodes: by whose command, and why.
+        bans_where: The attributes with a value, "rack=17", whose nodes are banned, also later ones.
+        settings: The agreed settings of the run, by name; empty before the first node has joined.
         bootstrap_address: Rank 0's host and port, or None.
         closed: Why it was closed, or None.
-        refused: Nodes that may not join, and why: those that are banned, and those whose health check failed.
-        releases: How many of the nodes that are here are of which release.
-        missing: Nodes that are not here, the first of them by name, and what is known of each: "lost 41 s ago".
-        addresses: Where each node is reached, or was, of those that are here and those that are missing.
-        accused: Members of whom another one says that they do not answer: who, by whom, and why.
-        draining: Nodes that are to leave, and what was said of it: within how many seconds, and why.
-        resized: The last resize of the run, as long as no round has begun with it; else None.
-        absent: The same nodes, as data: how, since when, and why.
-        absent_count: How many they are, also beyond those that are named.
-        waited: Seconds for which too few nodes have waited for a round; None if nobody waits, or there are enough.
+        refused: Nodes that may not join, and why: banned, or with a failed health check.
+        releases: The number of present nodes by release.
+        missing: Absent nodes, the first of them by name, each with its fate: "lost 41 s ago".
+        addresses: The last address of each present or missing node.
+        accused: Members that do not answer another one: the accused, the accuser, and why.
+        draining: Nodes that must leave: within how many seconds, and why.
+        resized: The last resize of the run, until a round begins with it; else None.
+        absent: The missing nodes as data: how, since when, and why.
+        absent_count: The number of all missing nodes, named or not.
+        waited: Seconds for which too few nodes have waited for a round; None if none waits, or there are enough.
         now: The hour of the run when this was read, in seconds since 1970; see `rdzv.core.history`.
-        phase_for: Seconds for which it has been in this phase; None if nobody knows.
-        last_call_left: Seconds that are left of the last call; None if it does not run.
+        phase_for: Seconds in this phase; None if unknown.
+        last_call_left: Seconds left of the last call; None without one.
         closing: How the run was closed, or None.
-        closed_at: The hour of that, in seconds since 1970; None if it was not noted.
-        standstill: That no member gets on, in the coordinator's words; else empty.
-        waits_for: The reason without durations: it is the same until something has changed.
-        attributes: The attributes of nodes that are not in the round: those that wait, and those missing whose round
-            is the last one.
-        last_members: The members that the last round of a closed run had.
-        since: The hour at which each node that is here arrived, by its own clock, in seconds since 1970.
-        steps: How far each member has come that has said so, as of now.
-        awaits: Which keys of the round's store each member waits for that waits in it, and for how many seconds.
+        closed_at: The hour of closing, in seconds since 1970; None if not recorded.
+        standstill: That no member progresses, in the coordinator's words; else empty.
+        waits_for: The reason without durations, which is unchanged until something happens.
+        attributes: The attributes of nodes outside of the round: waiting ones, and missing ones of the last round.
+        last_members: The members of the last round of a closed run.
+        since: The hour at which each present node arrived, by its own clock, in seconds since 1970.
+        steps: The progress of each member that reports it, as of now.
+        awaits: The keys of the round's store for which members wait, by member, with the seconds so far.
     """
 
     run_id: str
@@ -163,7 +162,7 @@ def node_states(status: RunStatus, pace: Pace) -> dict[str, str]:
 
 
 def counts_of(status: RunStatus, states: Mapping[str, str]) -> dict[str, int]:
-    """Return how many nodes are in each state, and how many are here, as members or not, and missing."""
+    """Return the number of nodes in each state, of nodes that are here, as members or not, and of missing ones."""
     found = Counter(states.values())
     return {
         "here": len(status.members) + len(status.waiting),
@@ -359,28 +358,19 @@ def as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus:
     )
 
 
-# ------------------------------------------------------------------------------------------------ what it has cost
+# ------------------------------------------------------------------------------------------------------------ cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The use of a run's time, and its losses.
-
-    Attributes:
-        run_id: The run's name.
-        seconds: From its beginning until it was closed, or until now.
-        spent: The seconds by use.
-        rounds: The number of completed rounds.
-        reasons: Losses by reason; "other" counts the rare reasons of dropped rounds.
-        lost: Losses by node, the most often lost first, as far as remembered by name.
-    """
+    """The use of a run's time, and its losses."""
 
     run_id: str
-    seconds: float
-    spent: Spent
-    rounds: int
-    reasons: Mapping[str, int]
-    lost: Mapping[str, int]
+    seconds: float  # from its beginning until it was closed, or until now
+    spent: Spent  # the seconds by use
+    rounds: int  # the number of completed rounds
+    reasons: Mapping[str, int]  # losses by reason; "other" counts the rare reasons of dropped rounds
+    lost: Mapping[str, int]  # losses by node, the most often lost first, as far as remembered by name
 
     @property
     def losses(self) -> int:

@@ -30,7 +30,7 @@ NEWS_OF_A_LOSS: Final = 1.0
 
 
 class EndKind(Enum):
-    """How a round has ended for a member."""
+    """The kinds of a round's end for a member."""
 
     LOST = "lost"  # a member has died
     LEFT = "left"  # others have failed as this member has; the lost member is not known yet
@@ -42,7 +42,7 @@ class EndKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """Why a round is over for a member.
+    """The end of a round for a member.
 
     Attributes:
         kind: See `EndKind`.

@@ -60,27 +60,16 @@ class StepOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The progress of a round's members.
+    """The progress of a round's members."""
 
-    Attributes:
-        told: The number of members that report steps.
-        step: The newest step; None if no member has begun one.
-        age: Seconds since the last member began a step.
-        rate: The median rate, in steps per second; 0 if unknown.
-        limit: Seconds without a step after which a member counts as stuck, if others progress.
-        stuck: The stuck members, and why, in words.
-        slow: The slow members, and why, in words.
-        stands: True if no member progresses: then none can be blamed.
-    """
-
-    told: int = 0
-    step: int | None = None
-    age: float = 0.0
-    rate: float = 0.0
-    limit: float = STUCK_AFTER
-    stuck: Mapping[str, str]
-    slow: Mapping[str, str]
-    stands: bool = False
+    told: int = 0  # the number of members that report steps
+    step: int | None = None  # the newest step; None if no member has begun one
+    age: float = 0.0  # seconds since the last member began a step
+    rate: float = 0.0  # the median rate, in steps per second; 0 if unknown
+    limit: float = STUCK_AFTER  # seconds without a step after which a member counts as stuck, if others progress
+    stuck: Mapping[str, str]  # the stuck members, and why, in words
+    slow: Mapping[str, str]  # the slow members, and why, in words
+    stands: bool = False  # no member progresses: then none can be blamed
 
 
 def pace_of(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) -> Pace:
