@@ -87,7 +87,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
     if not ours and not insist:
         raise OSError(errno.EADDRNOTAVAIL, "it is no address of this machine")
     if listening(ours):
-        raise OSError(errno.EADDRINUSE, "somebody listens there already")
+        raise OSError(errno.EADDRINUSE, "the port is already in use")
     if not ours and not may_be_open:
         raise OSError(
             errno.EADDRNOTAVAIL,
@@ -132,7 +132,7 @@ def _resolve(host: str, port: int) -> list[Target]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
-        raise NotResolvedError(f"the store cannot be started on {host}:{port}: {host!r} names no address") from error
+        raise NotResolvedError(f"the store cannot be started on {host}:{port}: {host!r} has no address") from error
     return list(dict.fromkeys((int(family), address) for family, _, _, _, address in found))
 
 

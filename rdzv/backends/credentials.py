@@ -80,7 +80,7 @@ class Credentials:
                 token = self._read_token() if found[:1] != self._seen[:1] else self.token
                 tls = self._load() if self._client_tls is not None else None
             except RendezvousSettingsError as error:
-                log.warning("%s; new connections go on with what was read before", error)
+                log.warning("%s; new connections use the files as last read", error)
                 token, tls = self.token, self._client_tls
             if self._contents() == found:  # else it changed during the read
                 self.token, self._client_tls, self._seen = token, tls, found
@@ -120,7 +120,7 @@ class Credentials:
     def load_certificate(self, context: ssl.SSLContext) -> None:
         """Load certificate, key and authorities into a context in use, or raise an error that names them."""
         settings = self._settings
-        assert settings.cert is not None, "who serves has one"
+        assert settings.cert is not None, "a server has a certificate"
         try:
             context.load_cert_chain(settings.cert, settings.key)
             if settings.ca is not None:

@@ -106,7 +106,7 @@ class HostedStore:
                     revision, newcomers = await _refuse_newcomers(client, self._keys, since)
             except StoreError as error:
                 if not self.server.way_out.taken:  # else the last one has just left, and no client is accepted
-                    log.warning("the store at %s cannot tell newcomers that it is ending: %s", self.server.url, error)
+                    log.warning("the store at %s is ending, but cannot reject newcomers: %s", self.server.url, error)
                 await self._alone_within(self._linger)
                 return
             since, now = since or revision, anyio.current_time()
@@ -115,8 +115,8 @@ class HostedStore:
                 if newcomers != said_of or now - said_at >= SAID_AGAIN_AFTER:
                     said_of, said_at = newcomers, now
                     log.warning(
-                        "the node that hosts the store at %s is done, but %s came to it meanwhile: its process stays "
-                        "until they have gone; if it is ended before, they are dropped",
+                        "the node that hosts the store at %s is done, but %s joined meanwhile: its process stays "
+                        "until they have left; if it ends before, they are dropped",
                         self.server.url,
                         newcomers,
                     )
@@ -282,7 +282,7 @@ class Hosting:
             async with self._open_client(CALL_TIMEOUT) as client:
                 await client.delete(self._ending)
         except StoreError as error:
-            log.warning("newcomers could not be told whether the store takes them in: %s", error)
+            log.warning("the rejection of newcomers by the last host of the store could not be deleted: %s", error)
 
     async def _may_go_by(self, error: RendezvousError) -> bool:
         """Return True if the reason not to start the store may pass, or a store may be found meanwhile.

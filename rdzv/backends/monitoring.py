@@ -54,7 +54,7 @@ def _serve_page(
         context = serve(server, address, port, token=token, tls=tls, insecure=insecure, prefix=settings.prefix)
         url = page.enter_context(serving.beside(context))
     except OSError as error:
-        log.warning("http_port=%d serves nothing: %s; the store does without", port, error.strerror or error)
+        log.warning("http_port=%d serves nothing: %s; the store runs without its page", port, error.strerror or error)
     else:
         log.info("the runs of the store at %s are shown at %s", server.url, url)
     return page

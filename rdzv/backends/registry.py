@@ -230,7 +230,7 @@ class RendezvousHandlerRegistry:
             creator: RendezvousHandlerCreator = point.load()
         except Exception as error:  # a foreign module may raise anything when imported
             raise RendezvousSettingsError(
-                f"{named} cannot be loaded ({type(error).__name__}: {error}); mend or uninstall its package"
+                f"{named} cannot be loaded ({type(error).__name__}: {error}); repair or uninstall its package"
             ) from error
         if not callable(creator):
             refuse(f"{named} is not a function but {creator!r}; let it name a function that returns a handler")

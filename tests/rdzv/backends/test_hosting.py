@@ -45,7 +45,7 @@ asyncio.run(main())
 
 
 def host_of(url: str, **overrides: Any) -> HostedStore | None:
-    """The store as this process hosts it, if it does; None if somebody listens there already, too."""
+    """The store as this process hosts it, if it does; None if the port is already in use, too."""
     settings = parse(url, overrides, {})
     try:
         return host_if_called_for(settings, Credentials(settings))
@@ -65,7 +65,7 @@ async def test_it_is_started_where_the_url_points_to_this_machine_and_nobody_lis
     host = host_of(f"tcp://127.0.0.1:{port}/job")
     async with store.connect(f"tcp://127.0.0.1:{port}") as client:
         assert await client.count("") == 0
-        assert host_of(f"tcp://127.0.0.1:{port}/job") is None, "somebody listens there already"
+        assert host_of(f"tcp://127.0.0.1:{port}/job") is None, "the port is already in use"
         with pytest.raises(PortTakenError):
             host_of(f"tcp://127.0.0.1:{port}/job", is_host=True)
     await end(host)
@@ -150,7 +150,7 @@ async def test_the_names_of_this_machine_make_one_store_on_all_its_addresses(nam
     assert can_reach("127.0.0.1", port), "and so every address"
     for name in ("head-ib", "round-robin"):
         assert host_of(f"tcp://{name}.test:{port}/job", insecure=True) is None
-    with pytest.raises(PortTakenError, match="somebody listens there already"):
+    with pytest.raises(PortTakenError, match="the port is already in use"):
         host_of(f"tcp://head-ib.test:{port}/job", insecure=True, is_host=True)
     await end(host)
 

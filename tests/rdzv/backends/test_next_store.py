@@ -107,7 +107,7 @@ async def test_who_is_to_host_waits_for_a_store_that_is_ending_and_for_no_other(
         await asyncio.wait_for(closing, PATIENCE)
         assert await asyncio.wait_for(joining, PATIENCE), "it hosts the next store"
     async with store.serve() as server:
-        with pytest.raises(RendezvousConnectionError, match=r"is_host is set, but .* somebody listens there already"):
+        with pytest.raises(RendezvousConnectionError, match=r"is_host is set, but .* the port is already in use"):
             await met(f"{server.url}/next?min_nodes=1", is_host=True)
 
 
@@ -131,14 +131,14 @@ async def test_a_run_that_had_moved_in_keeps_the_store_with_all_its_newcomers_fo
     async with rdzv.connect(other, node_id="a") as a, rdzv.connect(other, node_id="b") as b:
         await a.next_rendezvous()
         closing = asyncio.create_task(host.aclose())
-        await until("1 of run other came to it meanwhile: its process stays", caplog)
+        await until("1 of run other joined meanwhile: its process stays", caplog)
         async with a.changes() as changes:
             joining = asyncio.create_task(b.next_rendezvous())
             async for change in changes:
                 if change == NodesWaiting(1):
                     break
         assert_one_round(await asyncio.gather(a.next_rendezvous(), joining))
-        await until("2 of run other came to it meanwhile", caplog)
+        await until("2 of run other joined meanwhile", caplog)
         assert not closing.done()
     await asyncio.wait_for(closing, PATIENCE)
 

@@ -106,7 +106,7 @@ async def test_an_agent_serves_the_store_until_other_jobs_have_gone_unless_it_is
     await other.says("begun")
     host.terminate()
     host.terminate()
-    await host.says("1 of run other came to it meanwhile: its process stays")
+    await host.says("1 of run other joined meanwhile: its process stays")
     assert host.returncode is None
     assert "nobody listens" not in other.written()
     await asyncio.sleep(AGAIN_AFTER)
