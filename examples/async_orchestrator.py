@@ -1,7 +1,7 @@
-"""An async program in an elastic run: it meets the others, works, and regroups whenever somebody comes or goes.
+"""An async program in an elastic run: it meets the others, works, and meets again when nodes join or leave.
 
-By itself it plays a run of four nodes in this one process. With a URL it is one node of a real run; start it on as many
-machines as you like, and end it with Ctrl-C:
+Without arguments it runs four nodes in this process. With a URL it is one node of a real run; start it on several
+machines, and end it with Ctrl-C:
 
     python examples/async_orchestrator.py
     python examples/async_orchestrator.py 'tcp://head:29400/job-7?min_nodes=2&max_nodes=4'
@@ -23,16 +23,16 @@ Tell = Callable[[str], None]
 
 
 async def take_part(url: str, tell: Tell = print, *, node_id: str | None = None) -> None:
-    """Be one node of a run until somebody closes it."""
+    """Take part in a run as one node until the run is closed."""
     async for round in rdzv.rounds(url, node_id=node_id):
-        async with round:  # is cancelled when somebody goes, or waits to come in
+        async with round:  # cancelled when a node leaves, or waits to join
             await work(round, tell)
         if round.ending is not None:
             tell(round.ending.reason)
 
 
 async def work(round: rdzv.Round, tell: Tell) -> None:
-    """What this node does in a round."""
+    """Do this node's work of a round."""
     await round.store.set(f"number/{round.rank}", str(round.rank + 1))
     numbers = await round.store.multi_get([f"number/{rank}" for rank in range(round.world_size)])
     total = sum(map(int, numbers))
@@ -44,7 +44,7 @@ async def work(round: rdzv.Round, tell: Tell) -> None:
 
 
 async def play() -> None:
-    """Three nodes meet, one leaves, another comes, and the run is closed; every step is verified."""
+    """Let three nodes meet, one leave, another join, and close the run; verify every step."""
     said: list[str] = []
     heard = asyncio.Event()
 
@@ -56,7 +56,7 @@ async def play() -> None:
         heard = asyncio.Event()
 
     async def expect(round: int, *, size: int, total: int) -> None:
-        """Wait until this round's members have all said their sum, and have ranks of their own."""
+        """Wait until all members of this round have reported their sum, with distinct ranks."""
         wanted = {f"round {round}, rank {rank} of {size}, our sum is {total}" for rank in range(size)}
         with anyio.fail_after(5):
             while not wanted <= {line.partition(": ")[2] for line in said}:
@@ -79,11 +79,11 @@ async def play() -> None:
             start(name)
         cleo = start("cleo")
         await expect(0, size=3, total=6)
-        cleo.cancel()  # a node that ends properly leaves at once; nobody waits for its lease
+        cleo.cancel()  # a node that ends properly leaves at once, before its lease expires
         await expect(1, size=2, total=3)
         start("dan")
         await expect(2, size=3, total=6)
-        async with rdzv.connect(url) as handler:  # not a node: it never joins
+        async with rdzv.connect(url) as handler:  # it never joins
             await handler.set_closed("all is done")
     assert said.count("the run is closed: all is done") == 3
     print("verified: 3 nodes, then 2, then 3 again; and all of them heard of the end")

@@ -1,7 +1,7 @@
-"""A script without a line of async: processes meet, learn their ranks, share values, and go on when one dies.
+"""A blocking script: processes meet, learn their ranks, share values, and continue when one dies.
 
-By itself it starts three processes and a store for them to meet at, and kills one. With a URL it is one of them; the
-process on the URL's host starts the store:
+Without arguments it starts three processes and a store, and kills one. With a URL it is one of them; the process on the
+URL's host starts the store:
 
     python examples/blocking_script.py
     python examples/blocking_script.py 'tcp://head:29400/job-7?min_nodes=3'
@@ -22,22 +22,22 @@ NODES = 3
 
 
 def main(url: str, *, dies: bool = False) -> None:
-    """One process of the job."""
+    """Take part as one process of the job."""
     for round in rdzv.sync.rounds(url, payload={"pid": os.getpid()}):
-        with round:  # what waits for a member ends as soon as that is known to be gone, and the next round follows
+        with round:  # waits for a member end as soon as it is lost, and the next round follows
             work(round, dies=dies)
         if round.ending is not None and round.ending.node_ids:
             print(f"meeting again: {round.ending.reason}", flush=True)
 
 
 def work(round: rdzv.sync.Round, *, dies: bool) -> None:
-    """What the members of one round do together."""
-    shared, rank, world_size = round.store, round.rank, round.world_size  # all that most programs need
-    host, port = round.bootstrap_address  # for torch.distributed, jax.distributed, or sockets of your own
+    """Do the common work of one round."""
+    shared, rank, world_size = round.store, round.rank, round.world_size  # enough for most programs
+    host, port = round.bootstrap_address  # for torch.distributed, jax.distributed, or your own sockets
 
     if rank == 0:
         shared.set("message", f"greetings from {host}")
-    message = shared.get("message").decode()  # waits until it is there
+    message = shared.get("message").decode()  # waits for the key
     pids = [member.payload["pid"] for member in round.participants()]
     assert pids[rank] == os.getpid()
     if dies:

@@ -1,9 +1,9 @@
-"""A backend of your own behind the same interface: here a static one, whose members are simply listed in the URL.
+"""A backend of your own behind the same interface: a static one, whose members are listed in the URL.
 
     python examples/custom_backend.py
 
-A scheme is registered for a function that makes handlers; `rdzv.connect` and `rdzv.sync.connect` then know it. An
-installed package can offer one without being imported first, by an entry point in the group `rdzv.backends`.
+A scheme is registered with a function that makes handlers; `rdzv.connect` and `rdzv.sync.connect` then accept it. An
+installed package offers one by an entry point in the group `rdzv.backends`, without being imported first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import store
 
 
 class StaticInfo(NamedTuple):
-    """What this backend has to say of a round; it unpacks as `rdzv.RendezvousInfo` does."""
+    """The description of a round by this backend; it unpacks like `rdzv.RendezvousInfo`."""
 
     store: rdzv.SharedStore
     rank: int
@@ -25,7 +25,7 @@ class StaticInfo(NamedTuple):
 
 
 class StaticHandler(rdzv.RendezvousHandler):
-    """Ranks by a fixed list of names; whatever else a handler can do is inherited, and says that it is not offered."""
+    """Ranks by a fixed list of names; the inherited methods report that they are not offered."""
 
     def __init__(self, parameters: rdzv.RendezvousParameters) -> None:
         # static://HOST:PORT/RUN?nodes=a,b,c and, by keyword or URL, node_id=b
@@ -42,31 +42,31 @@ class StaticHandler(rdzv.RendezvousHandler):
         return self
 
     async def aclose(self) -> None:
-        """Hang up."""
+        """Disconnect."""
         await self._stack.aclose()
 
     async def next_rendezvous(self) -> Any:
-        """Everyone's rank is known beforehand; what is left to do is to wait for everyone."""
+        """Wait for all nodes; the ranks are known before."""
         shared = rdzv.SharedStore(self._client, prefix=self._prefix, fence=())
         size = len(self._names)
         await shared.barrier("everyone is here", size)
         return StaticInfo(shared, self._names.index(self._name), size)
 
     async def num_nodes_waiting(self) -> int:
-        """Nobody can come later."""
+        """Return 0: no node can come later."""
         return 0
 
     async def is_closed(self) -> bool:
-        """Whether somebody has closed the run."""
+        """Return True if the run is closed."""
         return await self._client.get(f"{self._prefix}closed") is not None
 
     async def set_closed(self, reason: str = "") -> None:
-        """Close the run for all."""
+        """Close the run for all nodes."""
         await self._client.put(f"{self._prefix}closed", reason.encode())
 
 
 async def take_part(url: str, name: str) -> tuple[int, int, bytes]:
-    """One node: nothing here knows which backend it is."""
+    """Take part as one node, with any backend."""
     async with rdzv.connect(url, node_id=name) as handler:
         shared, rank, world_size = await handler.next_rendezvous()
         await shared.set(f"name/{rank}", name)

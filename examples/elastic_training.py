@@ -1,11 +1,11 @@
-"""Elastic data-parallel training: a worker is killed, the others go on from memory, a new one gets their state.
+"""Elastic data-parallel training: a worker is killed, the others continue from memory, a new one gets their state.
 
     python examples/elastic_training.py
 
-Three processes fit a line to points by gradient descent. Each has its share of the points, and their gradients are
-summed over the store that the members of a round share. One is killed with SIGKILL in the middle: the other two are
-told, meet again, divide the points anew and go on where they were. A replacement comes in at a step that all agree on,
-and gets the parameters from whoever has finished the most steps, whom the round names.
+Three processes fit a line to points by gradient descent. Each has its share of the points; the gradients are summed in
+the round's shared store. One process is killed with SIGKILL: the other two learn of it, meet again, divide the points
+anew and continue. A replacement joins at a step that all agree on, and gets the parameters from the member with the
+most finished steps, which the round names.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ import anyio
 import rdzv
 import store
 
-POINTS = [(x / 50, 3 * x / 50 - 2) for x in range(-50, 50)]  # on the line 3 x - 2, which is to be found
+POINTS = [(x / 50, 3 * x / 50 - 2) for x in range(-50, 50)]  # on the line 3 x - 2, to be found
 STEPS = 250
-STEP_TIME = 0.01  # seconds; the toy would be done before anybody could be killed
+STEP_TIME = 0.01  # seconds; without it the example would end before the kill
 
 
 @dataclass
 class Model:
-    """What is learned, and how far it is."""
+    """The learned parameters, and the number of steps."""
 
     slope: float = 0.0
     offset: float = 0.0
     step: int = 0
 
     def gradient(self, points: list[tuple[float, float]]) -> list[float]:
-        """The gradient of the squared error, summed over the points."""
+        """Return the gradient of the squared error, summed over the points."""
         errors = [(x, self.slope * x + self.offset - y) for x, y in points]
         return [sum(2 * x * error for x, error in errors), sum(2 * error for _, error in errors)]
 
@@ -48,18 +48,18 @@ class Model:
 
 
 async def worker(url: str, name: str) -> None:
-    """One process: train in one round after the other, until all steps are made."""
+    """Train as one process, round after round, until all steps are made."""
     model = Model()
     async for round in rdzv.rounds(url, node_id=name):
-        async with round:  # a worker that waits for a dead one's gradient is freed by this
+        async with round:  # ends waits for a lost worker's gradient
             newest = round.newest[0] if round.newest is not None else 0
             if round.rank == newest:
                 await round.store.set("model", json.dumps(asdict(model)))
-            else:  # also who has been in before: it may be a step behind
+            else:  # an earlier member, too, may be a step behind
                 vars(model).update(json.loads(await round.store.get("model")))
             say(f"{name}: round {round.number}, rank {round.rank} of {round.world_size}, from step {model.step}")
             while model.step < STEPS:
-                await round.check(model.step)  # here all leave together when somebody wants in or out
+                await round.check(model.step)  # all leave here together when a node wants to join or leave
                 await anyio.sleep(STEP_TIME)
                 mine = POINTS[round.rank :: round.world_size]
                 model.descend(await all_reduce(round, model.step, model.gradient(mine)))
@@ -71,16 +71,16 @@ async def worker(url: str, name: str) -> None:
 
 
 async def all_reduce(round: rdzv.Round, step: int, values: list[float]) -> list[float]:
-    """The sum of all members' values, through the round's store: every member gets the same."""
+    """Return the sum of all members' values, through the round's store."""
     await round.store.set(f"{step}/{round.rank}", json.dumps(values))
     parts = await round.store.multi_get([f"{step}/{rank}" for rank in range(round.world_size)])
-    # All have given this step's values, so all have read those of the step before.
+    # All have written this step's values, so all have read those of the step before.
     await round.store.delete_key(f"{step - 1}/{round.rank}")
     return [sum(column) for column in zip(*map(json.loads, parts), strict=True)]
 
 
 def say(line: str) -> None:
-    """Tell whoever started this process."""
+    """Print a line for the parent process."""
     print(line, flush=True)
 
 
@@ -88,13 +88,13 @@ def say(line: str) -> None:
 
 
 def end(process: Process) -> None:
-    """Leave nothing behind, however this ends."""
+    """End a process that still runs."""
     if process.returncode is None:
         process.terminate()
 
 
 async def main() -> None:
-    """Start three workers, kill the one of rank 0, start another, and look at what they have learned."""
+    """Start three workers, kill rank 0, start another, and check the result."""
     lines: asyncio.Queue[str] = asyncio.Queue()
 
     async def read(process: Process) -> None:
@@ -120,7 +120,7 @@ async def main() -> None:
 
         for name in ("ada", "ben", "cleo"):
             await start(name)
-        victim = (await heard(containing=": step 50")).partition(":")[0]  # rank 0 tells the steps
+        victim = (await heard(containing=": step 50")).partition(":")[0]  # rank 0 prints the steps
         workers[victim].kill()
         print(f"SIGKILL for {victim}, which had rank 0")
         await heard(containing="round 1, rank 0 of 2, from step")

@@ -1,11 +1,11 @@
-"""Elastic training with PyTorch in process: nothing is started anew, nothing is read from disk, no step is lost.
+"""Elastic training with PyTorch in process: no restart, no checkpoint, no lost step.
 
     python examples/in_process_elastic.py
 
 Four processes train a small network with DistributedDataParallel, in the loop of `rdzv.torch.rounds`. One is killed
-with SIGKILL: the others go on from memory, and do at most the step again that was in flight. A replacement gets the
-state from whoever has finished the most steps. One is drained, as before maintenance: all leave before the same step,
-and the others go on without it. After each step every process tells a hash of its model; all of them must be equal.
+with SIGKILL: the others continue from memory, and repeat at most the step in flight. A replacement gets the state with
+the most finished steps. One is drained, as before maintenance: all leave before the same step, and the others continue
+without it. After each step every process reports a hash of its model; all of them must be equal.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
 
-STEP_TIME = 0.02  # seconds; else the toy would have learned it all before anybody could be killed
+STEP_TIME = 0.02  # seconds; without it the example would end before the kill
 POINTS = torch.linspace(-1, 1, 240).unsqueeze(1)
-VALUES = torch.sin(3 * POINTS)  # what is to be learned
+VALUES = torch.sin(3 * POINTS)  # to be learned
 
 
 def train(pipe: Connection, url: str, name: str) -> None:
-    """One process: all of the elastic part is the loop, `sync_state` and `check`."""
+    """Train as one process; the loop, `sync_state` and `check` make it elastic."""
     torch.set_num_threads(1)
     model = torch.nn.Sequential(torch.nn.Linear(1, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
@@ -45,7 +45,7 @@ def train(pipe: Connection, url: str, name: str) -> None:
             pipe.send(f"{name}: round {round.number}, rank {round.rank} of {round.world_size}, from step {step}")
             parallel = DistributedDataParallel(model)
             while True:
-                round.check(step)  # here all leave together when somebody wants in or out, or the run is closed
+                round.check(step)  # all leave here together at a change of nodes, or when the run is closed
                 mine = slice(round.rank, None, round.world_size)
                 loss = torch.nn.functional.mse_loss(parallel(POINTS[mine]), VALUES[mine])
                 optimizer.zero_grad()
@@ -59,7 +59,7 @@ def train(pipe: Connection, url: str, name: str) -> None:
 
 
 def digest(model: torch.nn.Module) -> str:
-    """What tells two states apart."""
+    """Return a hash of the parameters."""
     whole = hashlib.sha256()
     for tensor in model.state_dict().values():
         whole.update(tensor.numpy().tobytes())
@@ -70,7 +70,7 @@ def digest(model: torch.nn.Module) -> str:
 
 
 class Watcher:
-    """Starts processes, and reads what they say."""
+    """Starts processes, and reads their reports."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -82,7 +82,7 @@ class Watcher:
         self.steps: dict[int, dict[str, tuple[float, str]]] = {}  # by step, by name: loss and hash
 
     def start(self, name: str) -> None:
-        """Start one more."""
+        """Start one more process."""
         ours, theirs = self.context.Pipe()
         self.processes[name] = self.context.Process(target=train, args=(theirs, self.url, name), daemon=True)
         self.processes[name].start()
@@ -90,7 +90,7 @@ class Watcher:
         self.pipes.append(ours)
 
     def read_until(self, condition: Callable[[], bool]) -> None:
-        """Take in what is said until that holds."""
+        """Read reports until the condition holds."""
         while not condition():
             ready = wait(self.pipes, timeout=60)
             assert ready, "nobody says anything any more"
@@ -114,28 +114,28 @@ class Watcher:
             print(f"step {step}: loss {loss:.4f}, state {state}", flush=True)
 
     def reached(self, step: int) -> Callable[[], bool]:
-        """Whether anybody has made this step."""
+        """Return a condition: a process has made this step."""
         return lambda: any(made >= step for made in self.steps)
 
     def said(self, *words: str) -> Callable[[], bool]:
-        """Whether any line holds these words."""
+        """Return a condition: a line contains these words."""
         return lambda: any(all(word in line for word in words) for line in self.lines)
 
 
 async def drain(url: str, name: str) -> None:
-    """What `rdzv drain URL NAME --reason maintenance` does."""
+    """Do the same as `rdzv drain URL NAME --reason maintenance`."""
     async with rdzv.connect(url) as handler:
         await handler.drain(within=60, reason="maintenance", node_id=name)
 
 
 async def close(url: str) -> None:
-    """What `rdzv close URL --reason "learned enough"` does."""
+    """Do the same as `rdzv close URL --reason "learned enough"`."""
     async with rdzv.connect(url) as handler:
         await handler.set_closed("learned enough")
 
 
 def main() -> None:
-    """Four start, one is killed, one comes, one is drained; and what they have learned is looked at."""
+    """Start four, kill one, add one, drain one, and check the result."""
     with store.sync.serve() as server:
         watcher = Watcher(f"{server.url}/example?min_nodes=2&max_nodes=4&last_call_timeout=30")
         for name in ("ada", "ben", "cleo", "dan"):

@@ -1,14 +1,14 @@
-"""JAX under `rdzv run`: two processes on the CPU make up one `jax.distributed` cluster, and sum over it.
+"""JAX under `rdzv run`: two processes on the CPU form one `jax.distributed` cluster, and sum over it.
 
     pip install jax
     python examples/jax_distributed.py
 
-Started without a rank, this file starts two nodes, each as a user would:
+Without a rank, this file starts two nodes, each as a user would:
 
     rdzv run 'tcp://127.0.0.1:29400/jax?min_nodes=2' -- python examples/jax_distributed.py
 
-JAX needs three things, and `rdzv run` has them in the environment: where process 0 listens, how many processes there
-are, and which one this is. When the nodes change, they are started again with others.
+JAX needs the address of process 0, the number of processes, and the index of this one. `rdzv run` sets them in the
+environment. When the nodes change, the processes are restarted with new values.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import sys
 
 
 def train() -> None:
-    """What `rdzv run` starts."""
+    """Run under `rdzv run`."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
     from jax.experimental import multihost_utils
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # JAX's preemption service takes SIGTERM for itself, and `rdzv run` would have to wait out --grace at each change.
+    # JAX's preemption service would take SIGTERM, and `rdzv run` would wait for --grace at each change.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
         coordinator_address=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
@@ -49,7 +49,7 @@ async def main() -> None:
     nodes = [await asyncio.create_subprocess_exec(*command) for _ in range(2)]
     try:
         assert [await node.wait() for node in nodes] == [0, 0]
-    finally:  # also if it is interrupted: nothing is left behind
+    finally:  # also after an interrupt
         for node in nodes:
             if node.returncode is None:
                 node.terminate()

@@ -1,13 +1,13 @@
-"""A plain script under `rdzv run`: it knows nothing of rdzv, only its rank, how many there are, and where to meet.
+"""A plain script under `rdzv run`, which only knows its rank, the world size, and rank 0's address.
 
     python examples/plain_script.py
 
-Three nodes count primes together. Started without a rank, this file starts them, each as a user would:
+Three nodes count primes together. Without a rank, this file starts them, each as a user would:
 
     rdzv run 'tcp://127.0.0.1:29400/primes?min_nodes=2&max_nodes=3' -- python examples/plain_script.py
 
-One node is killed with SIGKILL while they count. Nothing of it stays behind; the other two are stopped, told their new
-ranks, and count all by themselves. When all have succeeded, the run is closed and every launcher ends with 0.
+One node is killed with SIGKILL while they count. None of its processes stays; the scripts of the other two are stopped,
+get new ranks, and count everything. When all have succeeded, the run is closed and every launcher ends with 0.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from asyncio.subprocess import PIPE, Process
 
 BELOW = 20_000
 TOTAL = 2_262  # primes below that
-SHARE_TIME = 2.0  # seconds; the toy would be done before anybody could be killed
+SHARE_TIME = 2.0  # seconds; without it the example would end before the kill
 
 
 def count(rank: int, world_size: int) -> int:
-    """Count the primes among one's share of the numbers."""
+    """Count the primes in this rank's share of the numbers."""
     time.sleep(SHARE_TIME / world_size)
     mine = range(2 + rank, BELOW, world_size)
     return sum(all(number % divisor for divisor in range(2, int(number**0.5) + 1)) for number in mine)
 
 
 def script() -> None:
-    """The plain script: what `rdzv run` starts."""
+    """Run under `rdzv run`."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     meeting_point = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     print(f"rank {rank} of {world_size} counts", flush=True)
@@ -52,7 +52,7 @@ def script() -> None:
 
 
 def _connect(address: tuple[str, int]) -> socket.socket:
-    """Rank 0 may start a little later."""
+    """Connect to rank 0, which may start a little later."""
     deadline = time.monotonic() + 10
     while True:
         try:
@@ -67,7 +67,7 @@ def _connect(address: tuple[str, int]) -> socket.socket:
 
 
 async def start(url: str, name: str, ending: contextlib.ExitStack) -> Process:
-    """Start one node, which is not to outlive us."""
+    """Start one node, which ends with this process."""
     node = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "rdzv", "run", f"{url}&node_id={name}", "--", sys.executable, __file__), stdout=PIPE
     )
@@ -76,13 +76,13 @@ async def start(url: str, name: str, ending: contextlib.ExitStack) -> Process:
 
 
 def end(process: Process) -> None:
-    """Leave nothing behind, however this ends."""
+    """End a process that still runs."""
     if process.returncode is None:
         process.terminate()
 
 
 async def lines_of(name: str, node: Process, *, until: str) -> str:
-    """Show what a node says, until it says this."""
+    """Print a node's lines until one contains this text."""
     assert node.stdout is not None
     async for line in node.stdout:
         text = line.decode().rstrip()
@@ -93,13 +93,13 @@ async def lines_of(name: str, node: Process, *, until: str) -> str:
 
 
 async def main() -> None:
-    """Start three nodes, kill one, and check what the others find."""
+    """Start three nodes, kill one, and check the results of the others."""
     with contextlib.ExitStack() as ending:
         await tell(ending)
 
 
 async def tell(ending: contextlib.ExitStack) -> None:
-    """Tell the story, with nodes that end with it."""
+    """Play the example; its nodes end with it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url = f"tcp://127.0.0.1:{port}/primes?min_nodes=2&max_nodes=3&rank_order=name"

@@ -1,4 +1,4 @@
-"""The store by itself, without rendezvous: compare-and-set, a watch, a lease, and from these a leader election.
+"""The store alone, without rendezvous: compare-and-set, a watch, a lease, and a leader election made of these.
 
 python examples/store_alone.py
 """
@@ -13,7 +13,7 @@ import store
 
 
 async def count_together(url: str, times: int) -> None:
-    """Count up beside others who do the same: whoever loses a compare-and-set is told what is there now."""
+    """Increment a counter beside other clients. A failed compare-and-set returns the present value."""
     async with store.connect(url) as client:
         entry = await client.get("counter")
         for _ in range(times):
@@ -27,22 +27,22 @@ async def count_together(url: str, times: int) -> None:
 
 
 async def lead(url: str, name: str, elected: list[str]) -> None:
-    """Stand for election until elected. The key goes with its lease, so a leader that dies makes room for the next."""
+    """Stand for election until elected. The key is on a lease, so a dead leader makes room for the next."""
     async with store.connect(url) as client, client.watch("leader", snapshot=True) as watch:
         leader: bytes | None = None
         async for event in watch:
             leader = event.value if event.kind == "put" else None if event.kind == "delete" else leader
             if leader is None and event.kind != "put":
-                lease = await client.grant(ttl=5, disconnect_ttl=0.1)  # it would need keep_alive() to last longer
+                lease = await client.grant(ttl=5, disconnect_ttl=0.1)  # keep_alive() would extend it
                 if (await client.compare_and_set("leader", name.encode(), expected_revision=0, lease=lease)).succeeded:
                     break
         elected.append(name)
         print(f"{name} leads")
-        await anyio.sleep(0.1)  # and then hangs up, which counts as leaving
+        await anyio.sleep(0.1)  # then disconnects, which counts as leaving
 
 
 async def main() -> None:
-    """Do all of it with a store of our own, and verify it."""
+    """Run all parts on a store of our own, and verify them."""
     async with store.serve() as server, store.connect(server.url) as client:
         async with anyio.create_task_group() as group:
             for _ in range(5):

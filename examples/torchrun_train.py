@@ -1,13 +1,13 @@
-"""A script for torchrun: it keeps a checkpoint, and goes on from it when an agent was killed, or a new one has come.
+"""A script for torchrun, which continues from a checkpoint after an agent was killed, or a new one has come.
 
-    torchrun --rdzv-backend=rdzv --rdzv-endpoint=head:29400 --rdzv-id=job-7 --nnodes=1:2 --max-restarts=3 \
-        examples/torchrun_train.py /shared/checkpoint.pt
+    torchrun --rdzv-backend=rdzv --rdzv-endpoint=head:29400 --rdzv-id=job-7 --nnodes=1:2 --max-restarts=3
+    examples/torchrun_train.py /shared/checkpoint.pt
 
     python examples/torchrun_train.py
 
-Without arguments it shows all of it on this machine: two agents train, one is killed with SIGKILL together with its
-worker, the other goes on alone from the last checkpoint, and then with a replacement. Nothing in `train` knows of
-rendezvous: torchrun starts it anew for every round, with its rank and the address of rank 0 in the environment.
+Without arguments it plays this on one machine: two agents train, one is killed with SIGKILL together with its worker,
+the other continues alone from the last checkpoint, and then with a replacement. `train` does not use rendezvous:
+torchrun starts it in each round, with its rank and the address of rank 0 in the environment.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ import torch.distributed as dist
 import store
 
 STEPS = 240
-STEP_TIME = 0.04  # seconds; the toy would be done before anybody could be killed
+STEP_TIME = 0.04  # seconds; without it the example would end before the kill
 STEPS_PER_CHECKPOINT = 20
 
 
 def train(path: Path) -> None:
-    """One worker: fit a line by gradient descent, from the checkpoint on if there is one."""
+    """Fit a line by gradient descent as one worker, from the checkpoint if there is one."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")  # rank, world size and rank 0's address come from torchrun
+    dist.init_process_group("gloo")  # torchrun sets rank, world size and rank 0's address
     rank, size = dist.get_rank(), dist.get_world_size()
     model = torch.nn.Linear(1, 1)
     first = load(path, model)
-    parallel = torch.nn.parallel.DistributedDataParallel(model)  # it gives everybody the parameters of rank 0
+    parallel = torch.nn.parallel.DistributedDataParallel(model)  # copies the parameters of rank 0 to all
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     say(f"rank {rank} of {size}, pid {os.getpid()}: from step {first}")
     x = torch.linspace(-1, 1, 64)[rank::size].unsqueeze(1)
     for step in range(first, STEPS):
         loss = torch.nn.functional.mse_loss(parallel(x), 3 * x - 2)
         optimizer.zero_grad()
-        loss.backward()  # here the gradients are averaged over all workers
+        loss.backward()  # averages the gradients of all workers
         optimizer.step()
         time.sleep(STEP_TIME)
         if rank == 0 and (step + 1) % STEPS_PER_CHECKPOINT == 0:
@@ -60,25 +60,25 @@ def train(path: Path) -> None:
 
 
 def load(path: Path, model: torch.nn.Module) -> int:
-    """Put the checkpoint into the model; the step to go on with, which all workers take from rank 0."""
+    """Load the checkpoint into the model; return the next step, which all workers take from rank 0."""
     step = torch.zeros(1, dtype=torch.int64)
     if path.exists():
         saved = torch.load(path, weights_only=True)
         model.load_state_dict(saved["model"])
         step[0] = saved["step"]
-    dist.broadcast(step, src=0)  # a worker on another node may have read a later one, or an older one
+    dist.broadcast(step, src=0)  # a worker on another node may have read another checkpoint
     return int(step)
 
 
 def save(path: Path, model: torch.nn.Module, step: int) -> None:
-    """Write a checkpoint whole, or not at all: this process may be killed at any moment."""
+    """Replace the checkpoint at once, as this process may be killed at any moment."""
     unfinished = path.with_suffix(".unfinished")
     torch.save({"model": model.state_dict(), "step": step}, unfinished)
     unfinished.replace(path)
 
 
 def say(line: str) -> None:
-    """Tell whoever reads the agent's output."""
+    """Print a line for the reader of the agent's output."""
     print(line, flush=True)
 
 
@@ -86,7 +86,7 @@ def say(line: str) -> None:
 
 
 class Agent:
-    """A torchrun on this machine, and what its workers say."""
+    """A torchrun on this machine, and the lines of its workers."""
 
     def __init__(self, name: str, process: Process) -> None:
         self.name = name
@@ -95,7 +95,7 @@ class Agent:
 
     @classmethod
     async def start(cls, name: str, url: str, checkpoint: Path, ending: contextlib.AsyncExitStack) -> Agent:
-        """Start one, which is not to outlive us."""
+        """Start an agent, which ends with this process."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=rdzv", f"--rdzv-endpoint={url}"),
             *("--rdzv-id=job-7", "--nnodes=1:2", "--max-restarts=3", __file__, str(checkpoint)),
@@ -108,7 +108,7 @@ class Agent:
         return agent
 
     async def hear(self, containing: str) -> str:
-        """The next line that contains this, which must come soon."""
+        """Return the next line that contains this text; it must come soon."""
         assert self.process.stdout is not None
         with anyio.fail_after(60):
             while line := (await self.process.stdout.readline()).decode().rstrip():
@@ -120,24 +120,24 @@ class Agent:
         raise AssertionError(f"agent {self.name} has ended without {containing!r}")
 
     def end(self) -> None:
-        """Leave nothing behind, however this ends."""
+        """End the agent if it still runs."""
         if self.process.returncode is None:
             self.process.terminate()
 
     def kill(self) -> None:
-        """End it and its worker at once, as a power failure would."""
+        """Kill the agent and its worker at once, as a power failure would."""
         self.process.kill()
         os.kill(self.worker, signal.SIGKILL)
         print(f"SIGKILL for agent {self.name} and its worker")
 
 
 def number_in(line: str) -> int:
-    """The step of which a line speaks."""
+    """Return the step in a line."""
     return int(line.rpartition("step ")[2])
 
 
 async def main() -> None:
-    """Train with two agents, kill one, replace it, and see that no step was lost or made twice."""
+    """Train with two agents, kill one, replace it, and check that no step was lost or repeated."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "checkpoint.pt"
         async with store.serve() as server, contextlib.AsyncExitStack() as ending:

@@ -1,1 +1,1 @@
-"""What makes a release; not part of the packages."""
+"""The tools for a release; not part of the packages."""

@@ -1,9 +1,9 @@
-"""Write the bytes of this release, which every later release of the same major number must read, and read them again.
+"""Write the bytes of this release, which every later release of the same major number must read, and read them.
 
     python -m tools.golden tests/golden/0.1.0
 
-`frames` holds one message of the wire per line of hex, `records.json` what a run keeps in the store, and
-`store` a durable store. The release script calls this; a test reads every directory that is there.
+`frames` has one message of the wire per line of hex, `records.json` the run's records in the store, and `store` a
+durable store. The release script calls this; a test reads every such directory.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ EVENTS: Final = (
 )
 
 RECORDS: Final[dict[str, tuple[bytes, Callable[[bytes], object], object]]] = {}
-"""By name: the bytes, how they are read, and what must come of it."""
+"""By name: the bytes, the function that reads them, and the expected result."""
 
 
 def _record(name: str, packed: bytes, unpack: Callable[[bytes], object], value: object) -> None:
@@ -113,7 +113,7 @@ def _frames() -> list[bytes]:
 
 
 def write(directory: Path) -> None:
-    """Write the bytes of this release into a directory that is not there yet."""
+    """Write the bytes of this release into a new directory."""
     directory.mkdir(parents=True)
     (directory / "frames").write_text("".join(f"{frame.hex()}\n" for frame in _frames()), encoding="ascii")
     records = {name: packed.hex() for name, (packed, _, _) in RECORDS.items()}
@@ -124,7 +124,7 @@ def write(directory: Path) -> None:
 
 
 def read(directory: Path) -> list[str]:
-    """What of a directory's bytes this release does not read as they were meant."""
+    """Return the bytes of a directory that this release does not read as intended."""
     wrong = []
     for name, packed in json.loads((directory / "records.json").read_text(encoding="ascii")).items():
         _, unpack, value = RECORDS[name]
@@ -149,7 +149,7 @@ def _reads(frame: bytes, meant: object) -> bool:
 
 
 def _read_store(directory: Path) -> list[str]:
-    """Open a copy of the store: what is kept must stay as it was written."""
+    """Open a copy of the store and compare it with the expected content."""
     with tempfile.TemporaryDirectory() as copy:
         shutil.copytree(directory / "store", copy, dirs_exist_ok=True)
         with store.sync.serve(data_dir=copy) as server, store.sync.connect(server.url) as client:

@@ -1,10 +1,10 @@
-"""Make a release: golden bytes, the same wheel twice, a bill of materials, a tag, and signatures where a key is given.
+"""Make a release: golden bytes, the same wheel twice, a bill of materials, a tag, and signatures with a key.
 
     python -m tools.release                  builds into dist/, and tags nothing
     python -m tools.release --tag --key ID   tags the commit and signs the tag and each file with this GPG key
 
-The version is that of `rdzv/_version.py`; CHANGELOG.md must name it. The build is made twice, with the commit's time as
-SOURCE_DATE_EPOCH, and refused if the two differ: so anybody can build the same bytes from the tag.
+The version is that of `rdzv/_version.py`, which CHANGELOG.md must name. The build is made twice, with the commit's time
+as SOURCE_DATE_EPOCH, and rejected if the two differ, so that the tag reproduces the same bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rdzv._version import __version__
 from tools import golden
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = "etcd,fast,http,live"  # what users install; PyTorch is theirs to choose
+EXTRAS = "etcd,fast,http,live"  # for users; they choose PyTorch themselves
 GOLDEN = ROOT / "tests" / "golden" / __version__
 
 
@@ -78,7 +78,7 @@ def build(out: Path) -> list[Path]:
 
 
 def resolve() -> list[dict[str, Any]]:
-    """Return what an installation with every extra for users takes now, as pip reports it; nothing is installed."""
+    """Return the packages of an installation with every user's extra, as pip reports them, without installing."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
     report = subprocess.run([*command, f"{ROOT}[{EXTRAS}]"], check=True, capture_output=True, text=True)  # noqa: S603
     installed: list[dict[str, Any]] = json.loads(report.stdout)["install"]
@@ -86,11 +86,11 @@ def resolve() -> list[dict[str, Any]]:
 
 
 def bill_of_materials(files: list[Path], resolved: list[dict[str, Any]], *, built_at: datetime) -> dict[str, Any]:
-    """Say in CycloneDX what was built, and what it needs: https://cyclonedx.org/docs/1.6/json/.
+    """Return a bill of materials in CycloneDX: https://cyclonedx.org/docs/1.6/json/.
 
     Args:
-        files: What was built.
-        resolved: What it needs, as pip reports it.
+        files: The built files.
+        resolved: Their dependencies, as pip reports them.
         built_at: The time of the commit; with the same files it makes the same bill.
     """
     metadata = {_bare(each["metadata"]["name"]): each["metadata"] for each in resolved}
@@ -142,7 +142,7 @@ def _component(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bare(name: str) -> str:
-    """A name as an index knows it."""
+    """Return a name as an index spells it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

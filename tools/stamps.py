@@ -1,4 +1,4 @@
-"""The digest of the files that a picture shows, kept inside the picture: a test finds pictures that are out of date."""
+"""The digest of the files that a picture shows, inside the picture; a test finds pictures that are out of date."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 STAMP: Final = re.compile(rb"shows\W+(sha256:[0-9a-f]{64})")
 """One pattern for all three formats: a comment in SVG, a text chunk in PNG, a field of a recording's header."""
 
-PNG_HEADER: Final = 33  # bytes: the signature and the first chunk, after which a text chunk may stand
+PNG_HEADER: Final = 33  # bytes: the signature and the first chunk; a text chunk may follow
 
 
 def digest(files: Iterable[str]) -> str:
@@ -30,7 +30,7 @@ def digest(files: Iterable[str]) -> str:
 
 
 def read(picture: Path) -> str:
-    """Return the digest that a picture carries; empty if it carries none."""
+    """Return the digest in a picture, or ""."""
     match = STAMP.search(picture.read_bytes())
     return match[1].decode() if match else ""
 

@@ -1,10 +1,10 @@
-"""Resize a run whenever somebody changes how many pods its Job has: `kubectl patch`, or an autoscaler.
+"""Resize a run when the number of pods of its Job changes: `kubectl patch`, or an autoscaler.
 
     python examples/kubernetes/scale.py tcp://rdzv-store:29400/train train
 
-It runs in a pod of its own, by scale.yaml, which says what it may read. The most nodes of the run become the Job's
-parallelism; the fewest stay as they are. If the number falls, the run goes on with fewer from its next round on, and
-the pods that Kubernetes then ends leave as any that are drained.
+It runs in a pod of its own, by scale.yaml, with its permissions. The maximum of nodes of the run becomes the Job's
+parallelism; the minimum stays. If the number falls, the run has fewer nodes from its next round on, and the pods that
+Kubernetes ends leave as drained nodes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AGAIN_AFTER = 5.0  # seconds; Kubernetes ends each watch after some minutes
 
 
 def parallelisms(job: str) -> Iterator[int]:
-    """Yield how many pods the job is to have, now and whenever that is changed, until the watch ends."""
+    """Yield the number of pods of the job, now and at each change, until the watch ends."""
     server = f"https://{os.environ['KUBERNETES_SERVICE_HOST']}:{os.environ['KUBERNETES_SERVICE_PORT']}"
     jobs = f"/apis/batch/v1/namespaces/{(ACCOUNT / 'namespace').read_text()}/jobs"
     request = urllib.request.Request(f"{server}{jobs}?watch=1&fieldSelector=metadata.name={job}")

@@ -1,6 +1,6 @@
-"""Tests of a training loop on clusters in virtual time: minutes of timeouts take a second, and need no machine.
+"""Tests of a training loop on clusters in virtual time: minutes of timeouts take a second on one machine.
 
-Run it where `training.py` is: `python -m pytest`. The fixture `rdzv_cluster` comes with rdzv.
+Run it beside `training.py`: `python -m pytest`. The fixture `rdzv_cluster` comes with rdzv.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 async def body(node: ClusterNode) -> None:
-    """What each node of a cluster runs: the training itself."""
+    """Train as one node of a cluster."""
     await train(node.url)
 
 
 async def body_in_which_rank_0_skips_checks(node: ClusterNode) -> None:
-    """The same with a mistake: rank 0 calls `check` at every tenth step only, "to save time"."""
+    """Train with a mistake: rank 0 calls `check` at every tenth step only, "to save time"."""
     async for round in rdzv.rounds(node.url):
         async with round:
             step = int(await round.restore("step") or 0)
@@ -56,7 +56,7 @@ def test_training_goes_on_with_fewer(rdzv_cluster: MakeCluster) -> None:
     cluster = rdzv_cluster(4, seed=1, min_nodes=2)
     cluster.run(body)
     cluster.advance(5)
-    cluster.kill(2, power=True)  # nobody closes its connections: it is lost after its ttl, 10 s
+    cluster.kill(2, power=True)  # its connections stay open: it is lost after its ttl, 10 s
     cluster.finish()
     assert [one.world_size for one in cluster.rounds] == [4, 3]
 

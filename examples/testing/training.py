@@ -1,4 +1,4 @@
-"""A training loop over `rdzv.rounds`, as the code of somebody who uses rdzv; `test_training.py` tests it."""
+"""A training loop over `rdzv.rounds`, as a user writes it; `test_training.py` tests it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import rdzv
 
 
 async def train(url: str, *, steps: int = 20) -> None:
-    """Train for so many steps, through whatever happens to the run's nodes."""
+    """Train for `steps` steps, through all changes of the run's nodes."""
     async for round in rdzv.rounds(url):
         async with round:
             step = int(await round.restore("step") or 0)
             while step < steps:
-                await round.check(step)  # all members leave here together, when somebody wants in or out
+                await round.check(step)  # all members leave here together when a node wants to join or leave
                 await all_reduce(round, step)
                 step += 1
                 if round.rank == 0:
@@ -21,6 +21,6 @@ async def train(url: str, *, steps: int = 20) -> None:
 
 
 async def all_reduce(round: rdzv.Round, step: int) -> None:
-    """Compute for a second, and then wait for all the others, as a collective does."""
+    """Compute for a second, then wait for all the others, as a collective does."""
     await anyio.sleep(1)
     await round.store.barrier(f"step {step}", round.world_size)
