@@ -1,6 +1,6 @@
-"""Run everything side by side with its peers, draw it, and hold it to what is promised.
+"""Run all benchmarks beside their peers, draw them, and check the promises.
 
-    python -m benchmarks --quick                    a few minutes: whether all of it works; its figures mean little
+    python -m benchmarks --quick                    a few minutes: a check that all of it works, with rough figures
     python -m benchmarks                            all of it, within 25 minutes
     python -m benchmarks --only a idle              the parts of section (a), and the part `idle`; the rest is kept
     python -m benchmarks --draw                     figures and judgement once more; of docs/benchmarks.json if the
@@ -8,13 +8,13 @@
     python -m benchmarks --draw --docs              the same into the documents: tables, figures, the README's lines
 
 Sections: (a) a rendezvous of N nodes, in both ways of arriving, the first and the second one, beside PyTorch's `c10d`
-and `etcd-v2`; (b) what a request costs, one call, one change told to many, and process groups, beside an echo, TCPStore
-and redis; (c) what idle members cost; (d) how soon a death is heard.
+and `etcd-v2`; (b) the cost of a request, a call, a change sent to many, and process groups, beside an echo, TCPStore
+and redis; (c) the cost of idle members; (d) the time to detect a death.
 
-Results are in `benchmark-results/results.json`, written anew after each measurement: an interruption loses nothing, and
-`--only` goes on with the parts that are missing. What a part writes to its standard error is in NAME.log beside them. A
-peer that is not installed is named, and left out; a part that fails is told of, and the others go on. The exit status
-is 1 if a promised ratio is broken, or a part has failed.
+Results are written to `benchmark-results/results.json` after each measurement, so an interruption loses nothing and
+`--only` adds the missing parts. The standard error of a part is in NAME.log beside it. The output names peers that are
+not installed and parts that fail; the others continue. The exit status is 1 if a promised ratio is broken, or a part
+failed.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "docs" / "benchmarks.json"
 BUDGET = 25.0  # minutes
-QUICK = 0.4  # of which `--quick` has this share
+QUICK = 0.4  # the share of it for `--quick`
 
 
 def chosen(only: Sequence[str]) -> list[str]:
-    """The parts that these names mean: parts, and the letters of sections."""
+    """Return the parts of these names: parts, and the letters of sections."""
     unknown = set(only) - set(PARTS) - {part.section for part in PARTS.values()}
     if unknown:
         raise SystemExit(f"no part or section is called {', '.join(sorted(unknown))}; parts: {', '.join(PARTS)}")
@@ -53,7 +53,7 @@ def chosen(only: Sequence[str]) -> list[str]:
 
 
 def left_out() -> dict[str, str]:
-    """Who cannot take part on this machine, and why."""
+    """Return the peers that cannot take part on this machine, with reasons."""
     missing = {kind: pytorch.why_not(kind) for kind in pytorch.KINDS}
     if not support.HAS_TORCH:
         missing["TCPStore"] = "PyTorch is not installed"
@@ -63,10 +63,10 @@ def left_out() -> dict[str, str]:
 
 
 def measure(results: Results, path: Path, parts: Sequence[str], seconds: float, options: Sequence[str]) -> None:
-    """Measure these parts within so many seconds: each has its share of what those before it have left."""
+    """Measure these parts within `seconds`: each has its share of the rest."""
     machine = support.describe_machine(load=False)
     missing = left_out()
-    if not results.data["parts"].keys() - set(parts):  # else what is said here is of the parts that are kept
+    if not results.data["parts"].keys() - set(parts):  # else kept parts would be described by this run
         results.data |= {"machine": machine, "left_out": missing}
     print(support.describe_machine())
     for name, why in missing.items():
@@ -130,7 +130,7 @@ def _line(verdict: Verdict) -> str:
 
 
 def tell(results: Results) -> list[str]:
-    """Print what became of each promise; what went wrong, in words."""
+    """Print the verdict of each promise; return the failures."""
     wrong = []
     words = {True: "kept", False: "BROKEN", None: "not measured"}
     print("\nPromised:")

@@ -1,20 +1,19 @@
-"""What a rendezvous costs, from 4 nodes to 10,000, in both ways of arriving.
+"""The cost of a rendezvous, from 4 nodes to 10,000, in both ways of arriving.
 
     python -m benchmarks.arrivals                                   # 4, 64, 256 and 1,024 nodes
     python -m benchmarks.arrivals --nodes 4096 10000 --runs 1 --ways parked
 
-At once: all nodes are told to begin at the same moment; each of them connects, arrives and waits for its round, and the
-time runs from that word until the last of them has its rank. Parked: all but one have arrived and wait, and the time
-runs from the call of the last, which has connected, too. Then all of them call again in the same way, which is the
-second rendezvous: they are connected, and known.
+At once: all nodes begin at the same moment; each connects, arrives and waits for its round, and the time ends when the
+last has its rank. Parked: all but one have arrived and wait, and the time begins with the call of the last, which is
+connected. Then all call again in the same way, connected and known: the second rendezvous.
 
-The nodes are spread over `--processes` processes, and each of them is a whole handler. The first and the last node have
-processes of their own: the first is the coordinator, so that its process shows what a coordinator costs; it is told to
-begin a moment before the others.
+The nodes are spread over `--processes` processes, and each is a whole handler. The first and the last node have
+processes of their own: the first is the coordinator, begins a moment before the others, and its process shows a
+coordinator's cost.
 
-Requests, bytes and connections are the server's own counts, from before the first connection on in both ways; changes
-pushed are counted by those who get them. CPU is what the processes have used, which says more than the time on a
-machine that is busy with other things. The server and the nodes are measured apart.
+Requests, bytes and connections are counted by the server from before the first connection; pushed changes are counted
+by their receivers. CPU is the time used by the processes, which says more than seconds on a busy machine. Server and
+nodes are measured separately.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
     from rdzv.node.handler import Handler
     from store import Event
 
-PATIENCE = 600.0  # seconds for each step; far more than any of them takes
-PARKING = 16  # nodes of one process that connect and arrive together, before the last
+PATIENCE = 600.0  # seconds for each step, far more than needed
+PARKING = 16  # nodes of one process that connect and arrive together
 NOT_WAITING = "not waiting for anything"
 SETTLE = (0.3, 0.8)  # seconds between the last but one arrival and the last
 WAYS = ("at once", "parked")
@@ -52,21 +51,21 @@ FIRST, LAST = "node-first", "node-last"
 
 @dataclass(kw_only=True)
 class Rendezvous:
-    """What one of them cost; per node where not said otherwise.
+    """The cost of one rendezvous; per node where not said otherwise.
 
     Attributes:
-        nodes: How many took part.
+        nodes: The number of nodes.
         way: "at once" or "parked".
         which: "first" or "again".
-        seconds: From the word to begin, or the last node's call, until the last node has its rank.
-        requests: To the server, whoever made them.
-        pushed: Messages with changes that the nodes got without asking for each.
+        seconds: From the begin, or the last node's call, until the last node has its rank.
+        requests: To the server.
+        pushed: Messages with changes that nodes received without a request.
         bytes: In and out of the server.
         connections: To the server, at the end, of all nodes.
         server_cpu: Seconds.
-        coordinator_cpu: Seconds of the coordinator's process, all in all; not a number if another node coordinated.
-        node_cpu: Seconds, of whatever ran in the nodes' processes.
-        server_memory: Bytes, of the server's process at most until then, all in all.
+        coordinator_cpu: Seconds of the coordinator's process in total; not a number if another node coordinated.
+        node_cpu: Seconds, of the nodes' processes.
+        server_memory: Peak bytes of the server's process until then.
     """
 
     nodes: int
@@ -94,7 +93,7 @@ class Nodes:
         self._pushed = 0
 
     async def serve(self) -> None:
-        """Do what is asked: "connect", "park" and then "meet", or "meet" at once; tell what all of them got."""
+        """Obey "connect", "park" and then "meet", or "meet" at once; report the results of all nodes."""
         await self._warm_up()
         self._count_what_is_pushed()
         support.as_in_a_process_of_its_own()
@@ -118,7 +117,7 @@ class Nodes:
                     self._pipe.send((await handler.status()).coordinator == handler.node_id)
 
     async def _warm_up(self) -> None:
-        """Meet nobody, once: what a process does for the first time takes long, and is no part of a rendezvous."""
+        """Meet alone once, as the first calls of a process are slow and no part of a rendezvous."""
         server, _, _ = self._url.partition("?")
         async with rdzv.connect(
             f"{server}-{self._names[0]}?min_nodes=1&max_nodes=1", node_id=self._names[0], is_host=False
@@ -159,19 +158,19 @@ class Nodes:
 
 
 def our_nodes(pipe: Connection, url: str, names: list[str]) -> None:
-    """Carry some nodes; at each word, have all of them meet, and tell what they got."""
+    """Run some nodes; at each word, have all of them meet, and report the results."""
     support.run(Nodes(pipe, url, names).serve())
 
 
 def start(url: str, nodes: int, processes: int) -> list[tuple[Any, ...]]:
-    """What each process runs: the first node alone, the last one alone, and the others spread over the rest."""
+    """Return the calls of each process: the first node alone, the last alone, the others spread over the rest."""
     shares = support.shares(nodes - 2, processes)
     names = [[FIRST], *([f"node-{number}" for number in share] for share in shares), [LAST]]
     return [(our_nodes, url, some) for some in names]
 
 
 def meet(workers: list[support.Worker], *, parked: bool) -> tuple[float, list[tuple[int, int, int]], int]:
-    """Have all of them meet: seconds, what each node got, and how much has been pushed so far."""
+    """Have all meet; return the seconds, the results of the nodes, and the pushes so far."""
     first, *others, last = workers
     if parked:
         last.ask("connect", PATIENCE)
@@ -181,7 +180,7 @@ def meet(workers: list[support.Worker], *, parked: bool) -> tuple[float, list[tu
         support.hear_all(others, PATIENCE)
         time.sleep(random.uniform(*SETTLE))
     began = time.monotonic()
-    for worker in workers:  # the parked ones are at it, and only tell
+    for worker in workers:  # the parked ones only report
         worker.pipe.send("meet")
     answers = support.hear_all(workers, PATIENCE)
     if parked:
@@ -192,7 +191,7 @@ def meet(workers: list[support.Worker], *, parked: bool) -> tuple[float, list[tu
 
 
 def measure(nodes: int, processes: int, way: str = "at once") -> list[Rendezvous]:
-    """The first and the second rendezvous of so many nodes."""
+    """Measure the first and the second rendezvous of `nodes` nodes."""
     measured = []
     with support.served() as server, store.sync.connect(server.url, timeout=PATIENCE) as observer:
         url = f"{server.url}/arrivals?min_nodes={nodes}&join_timeout=3600"
@@ -233,7 +232,7 @@ def measure(nodes: int, processes: int, way: str = "at once") -> list[Rendezvous
 
 
 def bytes_between(after: dict[str, Any], before: dict[str, Any]) -> float:
-    """How many went in and out of the server between two looks at its figures."""
+    """Return the bytes in and out of the server between two readings."""
     return float(sum(after[name] - before[name] for name in ("bytes_in", "bytes_out")))
 
 

@@ -3,14 +3,14 @@
     python -m benchmarks.barrier                                    # 4, 64 and 256 nodes
     python -m benchmarks.barrier --nodes 1024 4096 --runs 1         # simulated nodes: many to a process
 
-All nodes but one are connected and parked, spread over `--processes` processes; the last one, connected too, has a
-process of its own. The time runs from just before its `next_rendezvous` to its latest return in any process.
-Every node's rank and world size are checked. Parked nodes are told of the progress, so bytes also depend on how long
-the nodes take to arrive. Bytes are those in and out of our server from before the first connection
-until the last node is done, keep-alives included, divided by the number of nodes. Connections are those that are open
-at our server once all nodes have their rank, divided likewise: a node has one, until it uses the round's store.
+All nodes but one are connected and parked, over `--processes` processes; the last, connected too, has a process of its
+own. The time runs from just before its `next_rendezvous` to its latest return in any process. Every node's rank and
+world size are checked. Parked nodes are notified of the progress, so bytes also depend on the time of arriving. Bytes
+are those in and out of our server from before the first connection until the last node is done, keep-alives included,
+per node. Connections are those open at our server once all nodes have their rank, per node: one until the round's store
+is used.
 
-PyTorch's nodes sleep a second between looks and rewrite one record that holds all of them, so this takes a while.
+PyTorch's nodes sleep a second between polls and rewrite one record that holds all of them, so this takes a while.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-PATIENCE = 300.0  # seconds for each step of ours; far more than any of them takes
-AT_ONCE = 16  # nodes of one process that arrive together; they are one process only here
+PATIENCE = 300.0  # seconds for each step of ours, far more than needed
+AT_ONCE = 16  # nodes of one process that arrive together
 NOT_WAITING = "not waiting for anything"
-SETTLE = (0.5, 1.5)  # seconds between the last but one arrival and the last; at random, since PyTorch looks each second
+SETTLE = (0.5, 1.5)  # seconds between the last two arrivals; at random, since PyTorch polls each second
 Result = tuple[int, int, float]  # rank, world size, when
 
 # ------------------------------------------------------------------------------------------------ one process's nodes
 
 
 def our_nodes(pipe: Connection, url: str, names: list[str]) -> None:
-    """Carry some of our nodes: connect, wait for the word, arrive, tell the results."""
+    """Run some of our nodes: connect, wait for the word, arrive, report the results."""
     support.run(_our_nodes(pipe, url, names))
 
 
@@ -81,7 +81,7 @@ async def _our_nodes(pipe: Connection, url: str, names: list[str]) -> None:
 
 
 async def _until(condition: Any) -> None:
-    while not condition():  # noqa: ASYNC110  how often this looks has no part in what is measured
+    while not condition():  # noqa: ASYNC110  the interval is no part of the measurement
         await anyio.sleep(0.02)
 
 
@@ -89,7 +89,7 @@ async def _until(condition: Any) -> None:
 
 
 def measure_ours(size: int, processes: int) -> tuple[float, float, float]:
-    """Seconds from the last arrival to everyone's done, and bytes and connections per node."""
+    """Return seconds from the last arrival until all are done, and bytes and connections per node."""
     with support.serving() as server, store.sync.connect(server) as observer:
         url = f"{server}/barrier?min_nodes={size}&join_timeout=3600"
         names = [[f"node-{number}" for number in share] for share in support.shares(size - 1, processes)]
@@ -99,18 +99,18 @@ def measure_ours(size: int, processes: int) -> tuple[float, float, float]:
             last = park(all_workers, PATIENCE)
             time.sleep(random.uniform(*SETTLE))
             seconds, _ = complete(all_workers, last, size, PATIENCE)
-            connections = int(observer.stats()["connections"]) - 1  # but for the observer's
+            connections = int(observer.stats()["connections"]) - 1  # without the observer's
             return seconds, (_bytes(observer) - before) / size, connections / size
 
 
 def measure_torch(size: int, processes: int, patience: float) -> float:
-    """The same for PyTorch: seconds."""
+    """Return the same seconds for PyTorch."""
     with pytorch.Round("c10d", size, processes, patience, parked=True) as their_round:
         return their_round.seconds
 
 
 def park(all_workers: list[Worker], patience: float) -> Worker:
-    """Have all nodes connect, and all but the last arrive; the last one's process."""
+    """Have all nodes connect, and all but the last arrive; return the last one's process."""
     for worker in all_workers:
         assert worker.hear(patience) == "connected"
     *parked, last = all_workers
@@ -122,7 +122,7 @@ def park(all_workers: list[Worker], patience: float) -> Worker:
 
 
 def complete(all_workers: list[Worker], last: Worker, size: int, patience: float) -> tuple[float, float]:
-    """Let the last one arrive, and check what all of them got; seconds until all were done, and when that was."""
+    """Let the last node arrive, and check all results; return the seconds until all were done, and the time."""
     assert last.ask("arrive", patience) == "parked"
     answers = [worker.hear(patience) for worker in all_workers]
     results: list[Result] = [result for _, some in answers for result in some]

@@ -3,11 +3,10 @@
     python -m benchmarks.calls [--one-core]
 
 Every server has a process of its own, and every client one connection. The contenders take turns, a batch of calls
-each, so that a busy moment hits all of them; a figure is the median of a contender's batches, in microseconds a call.
-The echo is what any blocking round trip costs Python. On an idle machine most of that is waking up: a busy one makes
-every round trip shorter, and what is computed in it a larger part. `--one-core` has all of it on one core, which takes
-the waking up of another one out, and gives the same figures each time. TCPStore's `set` is not comparable: it returns
-before the server has it. Its `get` waits for the key first, as ours does, but takes a round trip for that.
+each, so that busy moments hit all of them; a figure is the median of a contender's batches, in microseconds per call.
+The echo is the cost of any blocking round trip in Python. On an idle machine most of that is waking up. `--one-core`
+runs all on one core, without wake-ups of another, and gives stable figures. TCPStore's `set` is not comparable: it
+returns before the server has the value. Its `get` first waits for the key, as ours does, but by a further round trip.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ ECHO = "socket echo"
 
 
 def echo_server(pipe: Connection) -> None:
-    """Send back whatever comes over one connection."""
+    """Echo the bytes of one connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pipe.send(listener.getsockname()[1])
         peer, _ = listener.accept()
@@ -49,7 +48,7 @@ def echo_server(pipe: Connection) -> None:
 
 
 def of_client(client: store.sync.Client) -> Operations:
-    """Our store's own client."""
+    """Return the operations of our store's client."""
     client.put("key", VALUE)
     client.put("swapped", b"0")
     turns = itertools.cycle([(b"0", b"1"), (b"1", b"0")])
@@ -67,7 +66,7 @@ def of_client(client: store.sync.Client) -> Operations:
 
 
 def of_shared_store(shared: rdzv.sync.SharedStore) -> Operations:
-    """What members of a round share: every call is fenced."""
+    """Return those of a round's shared store: every call is fenced."""
     shared.set("key", VALUE)
     shared.set("swapped", b"0")
     turns = itertools.cycle([(b"0", b"1"), (b"1", b"0")])
@@ -80,7 +79,7 @@ def of_shared_store(shared: rdzv.sync.SharedStore) -> Operations:
 
 
 def of_torch(torch_store: Any) -> Operations:
-    """A `torch.distributed.Store`: theirs, or ours."""
+    """Return those of a `torch.distributed.Store`, PyTorch's or ours."""
     torch_store.set("key", VALUE.decode())
     torch_store.set("swapped", "0")
     turns = itertools.cycle([("0", "1"), ("1", "0")])
@@ -93,7 +92,7 @@ def of_torch(torch_store: Any) -> Operations:
 
 
 def torch_stores(url: str, port: int) -> dict[str, Operations]:
-    """Ours and theirs, through the same interface."""
+    """Return our store and PyTorch's behind one interface."""
     from torch.distributed import TCPStore
 
     from rdzv.torch import TorchStore
@@ -103,7 +102,7 @@ def torch_stores(url: str, port: int) -> dict[str, Operations]:
 
 
 def of_echo(port: int) -> Operations:
-    """The floor: as many bytes as a small request has, there and back."""
+    """Return those of the echo, with the bytes of a small request."""
     sock = socket.create_connection(("127.0.0.1", port))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -115,7 +114,7 @@ def of_echo(port: int) -> Operations:
 
 
 def of_redis(port: int) -> Operations:
-    """The client that most of Python speaks to redis with."""
+    """Return those of Python's usual redis client."""
     import redis  # type: ignore[import-not-found,unused-ignore]
 
     client = redis.Redis(port=port)
@@ -133,7 +132,7 @@ def of_redis(port: int) -> Operations:
 
 @contextlib.contextmanager
 def contenders() -> Iterator[dict[str, Operations]]:
-    """All that can take part, connected."""
+    """Yield all available contenders, connected."""
     calls = [(echo_server,)] + ([(support.torch_server,)] if support.HAS_TORCH else [])
     with contextlib.ExitStack() as stack:
         url = stack.enter_context(support.serving())
@@ -151,7 +150,7 @@ def contenders() -> Iterator[dict[str, Operations]]:
 
 
 def measure(batches: int, calls: int) -> dict[tuple[str, str], float]:
-    """Seconds of one call, by who is called and what for: the median of so many batches of calls."""
+    """Return the median seconds of one call, by contender and operation."""
     measured: dict[tuple[str, str], list[float]] = defaultdict(list)
     with contenders() as all_contenders:
         operations = list(all_contenders[ECHO])

@@ -1,9 +1,9 @@
-"""What durability costs: acknowledged puts per second, with a data directory and without, in one run.
+"""The cost of durability: acknowledged puts per second, with a data directory and without, in one run.
 
     python -m benchmarks.durable [--directory DIR]
 
-The server has a process of its own. Beside the rates stands how many puts one commit took, and what the disk itself can
-do: so many small appends per second, each with its own `fsync`. A single caller cannot be faster than that; many share.
+The server has a process of its own. The output also has the puts per commit, and the disk's own rate of small appends,
+each with an `fsync`. A single caller cannot be faster than that; many callers share commits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def server(pipe: Connection, directory: str | None) -> None:
-    """Serve a store, durable if there is a directory for it; tell its URL."""
+    """Serve a store, durable if there is a directory for it; report its URL."""
 
     async def serve() -> None:
         async with store.serve(data_dir=directory) as serving:
@@ -39,7 +39,7 @@ def server(pipe: Connection, directory: str | None) -> None:
 
 @contextlib.contextmanager
 def serving(parent: str | None) -> Iterator[str]:
-    """A new store; its URL."""
+    """Serve a new store and yield its URL."""
     with contextlib.ExitStack() as stack:
         directory = None if parent is None else stack.enter_context(tempfile.TemporaryDirectory(dir=parent))
         (process,) = stack.enter_context(support.workers((server, directory)))
@@ -47,7 +47,7 @@ def serving(parent: str | None) -> Iterator[str]:
 
 
 def measure_puts(parent: str | None, *, callers: int, clients: int, seconds: float) -> tuple[float, float]:
-    """Puts per second, and how many of them there were to a commit (0 in memory)."""
+    """Return puts per second, and puts per commit (0 in memory)."""
     clients = min(clients, callers)
     with serving(parent) as url, store.sync.connect(url) as observer:
         calls = [(putters, url, f"client-{one}", callers // clients, seconds) for one in range(clients)]
@@ -64,7 +64,7 @@ def measure_puts(parent: str | None, *, callers: int, clients: int, seconds: flo
 
 
 def measure_disk(parent: str, *, seconds: float) -> float:
-    """Appends per second, each of one value, and each followed by `fsync`."""
+    """Return appends of one value per second, each followed by `fsync`."""
     with tempfile.NamedTemporaryFile(dir=parent) as file:
         count, until = 0, time.monotonic() + seconds
         while time.monotonic() < until:

@@ -1,11 +1,11 @@
-"""Ends interpreters in every way while threads of ours run, and counts those that ended by a signal that nobody sent.
+"""Ends interpreters in every way while our threads run, and counts ends by an unexpected signal.
 
     python -m benchmarks.endings [--count 500] [--at-once 4]
 
-Each child joins a run, hosts its store or finds one, and then ends without having left its `with`: it returns, exits,
-raises, is interrupted, forks a child that ends as well, replaces itself by another program, or its main thread ends
-while another one goes on. A loop of ours that still ran while Python finalizes would end it by SIGSEGV. `faulthandler`
-is on. More children at once than the machine has cores are the load.
+Each child joins a run, hosts its store or finds one, and ends inside its `with`: it returns, exits, raises, is
+interrupted, forks a child that ends as well, replaces itself by another program, or its main thread ends while another
+one runs. A loop of ours that ran while Python finalizes would end it by SIGSEGV. `faulthandler` is on. More children
+than cores are the load.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SETTINGS = {
     "another's store": "URL = sys.argv[1]",
     "store.sync": "URL = store.sync.serve('127.0.0.1', 0).__enter__().url",
 }
-"""Where the store is: hosted by the node itself, in another process, or in a thread beside it."""
+"""The store's place: in the node itself, in another process, or in a thread beside it."""
 
 PORT = """
 def port():
@@ -56,7 +56,7 @@ ENDINGS: dict[str, tuple[str, int]] = {
     "exec": ("os.execv(sys.executable, [sys.executable, '-c', ''])", 0),
     "another thread": ("threading.Thread(target=lambda: (time.sleep(0.1), info.store.get('key'))).start()", 0),
 }
-"""What each does, and the status it is to end with."""
+"""The code of each ending, and its expected status."""
 
 
 def end_one(number: int, url: str) -> tuple[str, int, bool, str]:

@@ -1,19 +1,18 @@
-"""The rendezvous on etcd: how soon a round is complete, how many requests each node makes, and a leader that dies.
+"""The rendezvous on etcd: the time to complete a round, the requests per node, and the death of a leader.
 
     python -m benchmarks.etcd                                       # 4, 16, 64 and 128 nodes on one etcd
     python -m benchmarks.etcd --nodes 64 --runs 1 --fail-overs 3
     RDZV_TEST_ETCD=path/to/etcd python -m benchmarks.etcd --tls --nodes 300 --idle 20    # another release, over TLS
 
-The round is that of `benchmarks.barrier`: all nodes but one are parked, and the time runs from the arrival of the last
-until every node has its rank. Requests are those that etcd itself has counted (`/metrics`), from before the first
-connection until the last node is done, divided by the number of nodes; without those that renew leases and ask how
-etcd is, which are a matter of time and not of nodes.
+The round is that of `benchmarks.barrier`: all nodes but one are parked, and the time runs from the last arrival until
+every node has its rank. Requests are those counted by etcd (`/metrics`), from before the first connection until the
+last node is done, per node; without lease renewals and health checks, which depend on time and not on nodes.
 
-Before the last node arrives, all others wait: with `--idle` it is counted for so many seconds what they ask meanwhile,
-messages on streams included, how many connections they hold, and how much memory etcd has taken since it was started.
+`--idle` counts, for as many seconds, the requests of the waiting nodes, messages on streams included, their
+connections, and the memory that etcd has taken since its start.
 
-A fail-over: of a cluster of three the leader is killed while all nodes but one are parked; then the last one arrives.
-Measured is from the kill until every node has its rank. Data lies in memory where the system offers that.
+A fail-over: in a cluster of three the leader is killed while all nodes but one are parked; then the last one arrives.
+The time runs from the kill until every node has its rank. Data lies in memory where the system offers that.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STARTED = re.compile(r'^grpc_server_started_total\{grpc_method="(\w+)"')
-TIMELY = ("LeaseKeepAlive", "Status")  # the more of these, the longer it takes
+TIMELY = ("LeaseKeepAlive", "Status")  # depend on time
 
 
 def requests(etcd: Etcd) -> Counter[str]:
-    """How many requests of each kind etcd has counted so far."""
+    """Return the requests that etcd has counted, by kind."""
     counted: Counter[str] = Counter()
     for name, value in etcd.metrics().items():
         match = STARTED.match(name)
@@ -59,24 +58,24 @@ RECEIVED = re.compile(r"^grpc_server_msg_received_total\{")
 
 
 def received(etcd: Etcd) -> float:
-    """How many messages clients have sent so far."""
+    """Return the number of messages from clients."""
     return sum(value for name, value in etcd.metrics().items() if RECEIVED.match(name))
 
 
 def connections(member: Member) -> int:
-    """How many connections of clients a member holds."""
+    """Return the number of client connections of a member."""
     port = f":{member.client_port:04X}"
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     return sum(fields[1].endswith(port) and fields[3] == "01" for fields in map(str.split, lines))
 
 
 def resident(member: Member) -> int:
-    """Bytes of memory that a member has taken."""
+    """Return the resident bytes of a member."""
     return int(Path(f"/proc/{member.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def show_idle(etcd: Etcd, nodes: int, seconds: float, before: int) -> None:
-    """Print what waiting nodes cost one etcd."""
+    """Print the cost of waiting nodes for one etcd."""
     (member,) = etcd.members
     began, asked = time.monotonic(), received(etcd)
     time.sleep(seconds)
@@ -90,7 +89,7 @@ def show_idle(etcd: Etcd, nodes: int, seconds: float, before: int) -> None:
 
 @contextlib.contextmanager
 def served(*, tls: bool) -> Iterator[tuple[Etcd, str]]:
-    """One etcd, and what a URL needs in order to reach it."""
+    """Run one etcd; yield it with the parameters of its URL."""
     if not tls:
         with serve_etcd() as etcd:
             yield etcd, ""
@@ -110,7 +109,7 @@ def served(*, tls: bool) -> Iterator[tuple[Etcd, str]]:
 def measure(
     etcd: Etcd, size: int, processes: int, *, more: str = "", idle: float = 0.0, kill_leader: bool = False
 ) -> tuple[float, Counter[str]]:
-    """Seconds until everyone is done, and what was asked of etcd by all nodes together."""
+    """Return seconds until all are done, and the requests of all nodes."""
     url = f"{etcd.url}/barrier-{random.getrandbits(48):x}?min_nodes={size}&join_timeout=3600{more}"
     memory = resident(etcd.members[0])
     names = [[f"node-{number}" for number in share] for share in support.shares(size - 1, processes)]
@@ -130,7 +129,7 @@ def measure(
 
 
 def measure_fail_over(size: int, processes: int) -> float:
-    """Seconds from the leader's death until everyone is done."""
+    """Return seconds from the leader's death until all are done."""
     with serve_etcd(3) as etcd:
         return measure(etcd, size, processes, kill_leader=True)[0]
 

@@ -1,13 +1,13 @@
-"""Kills etcd's leader again and again, restarts its members in turn, and checks that nothing was lost or done twice.
+"""Kills etcd's leader repeatedly, restarts its members in turn, and checks that nothing was lost or repeated.
 
     python -m benchmarks.etcd_faults [--kills 100] [--adds 40000] [--rounds 20] [--watchers 150] [--nodes 300]
     RDZV_TEST_ETCD=path/to/etcd python -m benchmarks.etcd_faults                    # another release
 
-Three members on this machine. While clients count one key up, the leader is killed and comes back, so many times; then
-the key must hold what was added, and each client must have been told sums that grow. While nodes meet again and again,
-the leader is killed at a random moment of each round; all members must agree on every round. After a rolling restart
-the watchers of many clients must be spread over the members again, once their slow clock has struck. And so many nodes
-that only wait must not cost the cluster its leader.
+Three members on this machine. While clients increment one key, the leader is killed and returns, `--kills` times; then
+the key must hold the sum, and each client must have seen growing sums. While nodes meet repeatedly, the leader is
+killed at a random moment of each round; all members must agree on every round. After a rolling restart, and the next
+tick of their slow clock, the watchers of many clients must be spread over the members again. Many waiting nodes must
+not cost the cluster its leader.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ T = TypeVar("T")
 
 WRITERS = 8
 PATIENCE = 120.0  # seconds for any one thing
-DOWN = (0.0, 0.5)  # seconds that a killed leader stays away
+DOWN = (0.0, 0.5)  # seconds until a killed leader returns
 UP = (0.5, 2.0)  # seconds between its return and the next kill
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Do what blocks."""
+    """Run blocking work."""
     return await anyio.to_thread.run_sync(work)
 
 
 async def kill_leader(etcd: Etcd) -> None:
-    """Kill it, and start it again."""
+    """Kill the leader, and start it again."""
     leader = await in_thread(etcd.leader)
     await in_thread(leader.kill)
     await anyio.sleep(random.uniform(*DOWN))
@@ -58,7 +58,7 @@ async def kill_leader(etcd: Etcd) -> None:
 
 
 async def count(etcd: Etcd, adds: int, kills: int) -> None:
-    """Count one key up by several clients, over so many deaths of the leader."""
+    """Increment one key by several clients, over `kills` deaths of the leader."""
     done = killed = 0
 
     async def write() -> None:
@@ -88,7 +88,7 @@ async def count(etcd: Etcd, adds: int, kills: int) -> None:
 
 
 async def meet(etcd: Etcd, rounds: int) -> None:
-    """Have four nodes meet again and again, and kill the leader somewhere in each round."""
+    """Have four nodes meet repeatedly, and kill the leader during each round."""
     url = f"{etcd.url}/meet-{random.getrandbits(32):x}?min_nodes=4&join_timeout={PATIENCE:g}"
     async with AsyncExitStack() as stack:
         nodes = [await stack.enter_async_context(rdzv.connect(url, node_id=f"n{number}")) for number in range(4)]
@@ -107,7 +107,7 @@ async def meet(etcd: Etcd, rounds: int) -> None:
 
 
 async def spread(etcd: Etcd, watchers: int) -> None:
-    """Restart the members in turn, and see where the watchers are before, right after, and after their slow clock."""
+    """Restart the members in turn; check the watchers' members before, right after, and after their slow clock."""
     balance, members_room.BALANCE_AFTER = members_room.BALANCE_AFTER, 10.0
     try:
         async with AsyncExitStack() as stack:
@@ -143,7 +143,7 @@ def _shown(etcd: Etcd) -> str:
 
 
 def watchers_of(member: Member) -> int:
-    """How many watchers a member counts."""
+    """Return the number of watchers of a member."""
     for line in member.get("/metrics", timeout=10).decode().splitlines():
         if line.startswith("etcd_debugging_mvcc_watcher_total "):
             return int(float(line.rpartition(" ")[2]))
@@ -151,7 +151,7 @@ def watchers_of(member: Member) -> int:
 
 
 def leader_changes(etcd: Etcd) -> float:
-    """The most that any member has seen."""
+    """Return the most that any member has seen."""
     return max(
         float(line.rpartition(" ")[2])
         for member in etcd.members
@@ -161,7 +161,7 @@ def leader_changes(etcd: Etcd) -> float:
 
 
 async def keep_leader(etcd: Etcd, nodes: int, seconds: float) -> None:
-    """Let so many nodes arrive at once and wait, and see whether the cluster keeps its leader."""
+    """Let `nodes` nodes arrive at once and wait, and check that the cluster keeps its leader."""
     url = f"{etcd.url}/many-{random.getrandbits(32):x}?min_nodes={nodes + 1}&join_timeout=3600"
     before = leader_changes(etcd)
     async with AsyncExitStack() as stack:
@@ -183,7 +183,6 @@ async def keep_leader(etcd: Etcd, nodes: int, seconds: float) -> None:
 
 
 async def play(options: argparse.Namespace) -> None:
-    """All of it."""
     with serve_etcd(3) as etcd:
         if options.nodes:
             await keep_leader(etcd, options.nodes, options.idle)
@@ -196,7 +195,6 @@ async def play(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Play, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100, help="of the leader, at least, while it is counted")
     parser.add_argument("--adds", type=int, default=40_000, help="to one key, by all clients together")

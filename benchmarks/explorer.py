@@ -1,9 +1,9 @@
-"""Goes through every order of the messages of three nodes, one of which may fail, and says how many states there are.
+"""Explores every order of the messages of three nodes, one of which may fail, and prints the number of states.
 
     python -m benchmarks.explorer                   all of it, in a process for each part: half an hour, or more
-    python -m benchmarks.explorer --seconds 60      as much as there is time for: a part that was not ended says so
+    python -m benchmarks.explorer --seconds 60      within this time: a part that was not finished says so
 
-What is explored, and what must hold in each state, is said in docs/protocol.md and in `tests/sim/explorer`.
+docs/protocol.md and `tests/sim/explorer` describe the space and the conditions of each state.
 """
 
 from __future__ import annotations

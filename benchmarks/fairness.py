@@ -1,8 +1,7 @@
-"""How long others wait while somebody asks for as much as is legal (promise S11).
+"""The delay of other clients while one client sends the largest legal requests (promise S11).
 
-Each kind of request is sent at its limit, again and again, by a process of its own; a bystander in another one asks
-for one small key all the while. What it waits is printed: median, 99th percentile and worst, in milliseconds, beside
-what it waits when nobody else asks.
+One process sends each kind of request at its limit, repeatedly; a bystander in another one reads one small key all the
+while. The output is the bystander's delay: median, 99th percentile and worst, in milliseconds, beside the delay alone.
 
     python -m benchmarks.fairness [--seconds 3] [--only count,list]
 """
@@ -42,7 +41,7 @@ from tests.support.stores import Peer
 
 KEYS = 20_000
 MIB = 2**20
-HEAP = 2_000  # requests in one go, where each is small
+HEAP = 2_000  # small requests sent together
 
 
 async def prepare(client: store.Client) -> None:
@@ -54,7 +53,7 @@ async def prepare(client: store.Client) -> None:
 
 
 def requests() -> dict[str, tuple[Request[Any], ...]]:
-    """What is sent in one go, of each kind."""
+    """Return the requests that are sent together, by kind."""
     writes, conditions = range(Limits().writes_max), range(Limits().operations_max)
     return {
         "nobody else": (),
@@ -83,7 +82,7 @@ def requests() -> dict[str, tuple[Request[Any], ...]]:
 
 
 async def ask_at_the_limit(port: int, kind: str) -> None:
-    """Send it, read all answers, and send it again, until killed."""
+    """Send the requests, read all answers, and repeat until killed."""
     loop = asyncio.get_running_loop()
     while True:
         _, peer = await loop.create_connection(Peer, "127.0.0.1", port)
@@ -116,7 +115,7 @@ def _server(pipe: Any) -> None:
 
 
 async def stand_by(port: int, seconds: float) -> list[float]:
-    """What a bystander waits, each time."""
+    """Return the delays of a bystander."""
     waits = []
     async with store.connect(f"tcp://127.0.0.1:{port}") as client:
         until = time.perf_counter() + seconds
@@ -128,7 +127,7 @@ async def stand_by(port: int, seconds: float) -> list[float]:
 
 
 def measure(kind: str, seconds: float) -> list[float]:
-    """The waits of a bystander beside this kind of request."""
+    """Return the delays of a bystander beside this kind of request."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     server = context.Process(target=_server, args=(theirs,), daemon=True)
@@ -139,7 +138,7 @@ def measure(kind: str, seconds: float) -> list[float]:
         if requests()[kind]:
             asker = context.Process(target=_asker, args=(port, kind), daemon=True)
             asker.start()
-            time.sleep(1.0)  # it imports, and begins
+            time.sleep(1.0)  # it imports and begins
         return asyncio.run(stand_by(port, seconds))
     finally:
         for process in (asker, server):
@@ -149,7 +148,6 @@ def measure(kind: str, seconds: float) -> list[float]:
 
 
 def main() -> int:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3.0, help="for each kind")
     parser.add_argument("--only", default="", help="kinds that contain one of these words, separated by commas")

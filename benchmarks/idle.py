@@ -1,8 +1,8 @@
-"""What members cost that do nothing: the server's processor and bytes per second for so many of them in a round.
+"""The cost of idle members: the server's processor time and bytes per second for members of a round.
 
     python -m benchmarks.idle --nodes 64 256 1024
 
-Each renews its lease; nothing else happens. The figures are of ten seconds, once all have been in the round for five.
+Each renews its lease; nothing else happens. The figures are of ten seconds, five seconds after all are in the round.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SETTLE = 5.0  # seconds until the round's own traffic is over
 
 
 def measure(nodes: int, processes: int, *, seconds: float = 10.0) -> dict[str, float]:
-    """What they cost per second, all of them together."""
+    """Return the cost per second of all members."""
     with support.served() as server, store.sync.connect(server.url, timeout=600) as observer:
         url = f"{server.url}/idle?min_nodes={nodes}&join_timeout=3600"
         with support.workers(*arrivals.start(url, nodes, processes)) as workers:
@@ -39,7 +39,7 @@ def measure(nodes: int, processes: int, *, seconds: float = 10.0) -> dict[str, f
 
 
 def measure_pytorch(kind: str, nodes: int, processes: int, *, seconds: float = 10.0) -> dict[str, float]:
-    """The same for PyTorch's nodes, whose agents ask once a second; bytes are those of their record."""
+    """Return the cost of PyTorch's nodes, whose agents poll once a second; bytes are those of their record."""
     with pytorch.Round(kind, nodes, processes, 120.0, parked=False) as their_round:
         their_round.watch()
         time.sleep(SETTLE)

@@ -1,12 +1,12 @@
-"""What one request costs the server: 64 callers at once, each of which waits for its answer; beside its peers.
+"""The server's cost of a request: 64 callers, each waiting for its answer; beside its peers.
 
     python -m benchmarks.load [--callers 64] [--seconds 2]
 
 Ours, a bare echo on the same event loop (the floor for any server in Python), PyTorch's TCPStore, and redis where
-`redis-server` and the package `redis` are installed. The figure is the processor time of the server's process for each
-request: it does not depend on how many others use the machine, as seconds on the clock do.
+`redis-server` and the package `redis` are installed. The figure is the processor time of the server's process per
+request, which, unlike seconds, does not depend on other load of the machine.
 
-Fan-out is measured the same way: one put told to many watchers, beside one write to as many bare connections.
+Fan-out is measured the same way: one put sent to many watchers, beside one write to as many bare connections.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 VALUE = b"x" * 100
 PATIENCE = 120.0
 OPERATIONS = ("get", "set", "add", "compare_set")
-MANY = "multi_get"  # of as many keys, beside those who have it
-OPEN = contextlib.ExitStack()  # what this process keeps connected until its end
+MANY = "multi_get"  # of as many keys, for servers that have it
+OPEN = contextlib.ExitStack()  # connections of this process
 KEYS = [f"key-{number}" for number in range(100)]
 HAS_REDIS = importlib.util.find_spec("redis") is not None and shutil.which("redis-server") is not None
 
 
 class Echo(asyncio.Protocol):
-    """Sends back what comes; what any server in Python costs at least."""
+    """An echo, the least cost of a server in Python."""
 
     peers: set[asyncio.Transport]
 
@@ -52,12 +52,11 @@ class Echo(asyncio.Protocol):
         self._transport: Any = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Somebody has come."""
         self._transport = transport
         self._peers.add(self._transport)
 
     def data_received(self, data: bytes) -> None:
-        """Answer; or tell all, if that is what is asked for."""
+        """Echo, or send to all connections on request."""
         if data.startswith(b"tell"):
             for peer in self._peers:
                 peer.write(data)
@@ -66,7 +65,6 @@ class Echo(asyncio.Protocol):
 
 
 def echo_server(pipe: Connection) -> None:
-    """Serve it."""
 
     async def serve() -> None:
         peers: set[asyncio.Transport] = set()
@@ -108,7 +106,7 @@ def _torch_calls(address: Any) -> Calls:
     return {
         "put": lambda key: client.set(key, text),
         "get": lambda: client.get("key"),
-        "set": lambda: (client.set("key", text), client.check(["key"])),  # which waits until it has it
+        "set": lambda: (client.set("key", text), client.check(["key"])),  # waits until the server has it
         "add": lambda: client.add("counter", 1),
         "compare_set": lambda: client.compare_set("key", text, text),
         MANY: lambda: client.multi_get(KEYS),
@@ -137,7 +135,7 @@ CALLS = {"rdzv": _our_calls, "echo": _echo_calls, "TCPStore": _torch_calls, "red
 
 
 def callers(pipe: Connection, who: str, address: Any, count: int) -> None:
-    """So many callers, each in a thread, who do what is said until they are told to stop; tell how often each word."""
+    """Call in `count` threads, by the words of the parent; report the number of calls per word."""
     calls = [CALLS[who](address) for _ in range(count)]
     for key in ("key", *KEYS):
         calls[0]["put"](key)
@@ -173,7 +171,7 @@ def callers(pipe: Connection, who: str, address: Any, count: int) -> None:
 
 @contextlib.contextmanager
 def serving(who: str) -> Iterator[tuple[Any, int]]:
-    """A server of this kind in a process of its own: where it is, and the process."""
+    """Run a server of this kind in a process of its own; yield its address and pid."""
     if who == "rdzv":
         with support.served() as server:
             yield server.url, server.pid
@@ -204,12 +202,12 @@ def _until_it_answers(port: int) -> None:
 
 
 def operations_of(who: str) -> tuple[str, ...]:
-    """What is asked of this server: an echo has no keys."""
+    """Return the operations of this server; an echo has no keys."""
     return OPERATIONS if who == "echo" else (*OPERATIONS, MANY)
 
 
 def measure(who: str, *, count: int, processes: int, seconds: float) -> dict[str, tuple[float, float]]:
-    """By operation: seconds of the server's processor for one request, and requests per second."""
+    """Return, by operation, the server's processor seconds per request, and requests per second."""
     found = {}
     with serving(who) as (address, pid):
         calls = [(callers, who, address, len(share)) for share in support.shares(count, processes)]
@@ -219,7 +217,7 @@ def measure(who: str, *, count: int, processes: int, seconds: float) -> dict[str
             for operation in operations_of(who):
                 for worker in workers:
                     worker.ask(operation, PATIENCE)
-                time.sleep(0.3)  # until all of them are at it
+                time.sleep(0.3)  # until all of them are calling
                 began, used = time.monotonic(), support.cpu_seconds(pid)
                 before = sum(worker.ask("count", PATIENCE) for worker in workers)
                 time.sleep(seconds)
@@ -235,7 +233,7 @@ def measure(who: str, *, count: int, processes: int, seconds: float) -> dict[str
 
 
 def our_watchers(pipe: Connection, url: str, count: int) -> None:
-    """Watch one key over so many connections; tell when the last of them has heard of each change."""
+    """Watch one key over `count` connections; report when the last has received each change."""
 
     async def main() -> None:
         async with contextlib.AsyncExitStack() as stack:
@@ -252,7 +250,7 @@ def our_watchers(pipe: Connection, url: str, count: int) -> None:
 
 
 def bare_listeners(pipe: Connection, port: int, count: int) -> None:
-    """So many bare connections, from each of which one message is read for each word that is told to all."""
+    """Read one message per word from each of `count` bare connections."""
 
     async def main() -> None:
         streams = [await asyncio.open_connection("127.0.0.1", port) for _ in range(count)]
@@ -265,7 +263,7 @@ def bare_listeners(pipe: Connection, port: int, count: int) -> None:
 
 
 def measure_fan_out(who: str, count: int, *, times: int) -> float:
-    """Seconds of the server's processor to tell so many of one change."""
+    """Return the server's processor seconds for sending one change to `count` receivers."""
     with (
         serving(who) as (address, pid),
         support.workers((our_watchers if who == "rdzv" else bare_listeners, address, count)) as (worker,),
@@ -291,7 +289,7 @@ def measure_fan_out(who: str, count: int, *, times: int) -> float:
 
 
 def peers() -> list[str]:
-    """Who takes part here."""
+    """Return the peers that are available here."""
     return ["rdzv", "echo", *(["TCPStore"] if support.HAS_TORCH else []), *(["redis"] if HAS_REDIS else [])]
 
 

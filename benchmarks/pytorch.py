@@ -1,9 +1,8 @@
-"""PyTorch's own rendezvous, over `c10d` and over `etcd-v2`, with as many nodes as are wanted: the peers of ours.
+"""PyTorch's own rendezvous, over `c10d` and over `etcd-v2`, with any number of nodes: the peers of ours.
 
-Its nodes share one record, which each of them reads and rewrites until it is in; each looks once a second. A node is a
-thread with a connection of its own. Bytes are those of that record, as often as it was read and written, without what
-the store's protocol adds. `etcd-v2` needs the package `python-etcd`, and an etcd that still speaks version 2 of its
-interface (3.4 or 3.5 with `--enable-v2`).
+Its nodes share one record, which each reads and rewrites until it is in, once a second. A node is a thread with a
+connection of its own. Bytes are those of that record per read and write, without the store's protocol. `etcd-v2` needs
+the package `python-etcd`, and an etcd with version 2 of its interface (3.4 or 3.5 with `--enable-v2`).
 """
 
 from __future__ import annotations
@@ -27,17 +26,15 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 KINDS = ("c10d", "etcd-v2")
-CAS_BACKOFF = (
-    1.0  # seconds: up to so long a node waits, at random, that has lost a race to write; PyTorch's default is 0
-)
-LOOKS = 1.0  # seconds between two questions of an agent, whether anybody waits
-SETTLE = (0.5, 1.5)  # seconds between the last but one arrival and the last; at random, since nodes look each second
+CAS_BACKOFF = 1.0  # seconds: the largest random wait of a node after a lost write; PyTorch's default is 0
+LOOKS = 1.0  # seconds between an agent's polls for waiting nodes
+SETTLE = (0.5, 1.5)  # seconds between the last two arrivals; at random, since nodes poll each second
 
 Result = tuple[int, int, float]  # rank, world size, when
 
 
 def why_not(kind: str) -> str:
-    """Why this one cannot take part here; empty if it can."""
+    """Return the reason why this peer cannot take part, or ""."""
     if not support.HAS_TORCH:
         return "PyTorch is not installed"
     if kind == "etcd-v2":
@@ -49,7 +46,7 @@ def why_not(kind: str) -> str:
 
 
 class Counted:
-    """A backend of the rendezvous, and how many bytes of the record went through it."""
+    """A backend of the rendezvous that counts the bytes of the record."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -66,7 +63,7 @@ class Counted:
         return found
 
     def set_state(self, state: bytes, token: Any = None) -> Any:
-        """Write the record, if it is still what was read."""
+        """Write the record if it is unchanged since it was read."""
         self.bytes += _in_base64(len(state)) + (len(token) if isinstance(token, bytes) else 0)
         found = self._backend.set_state(state, token)
         self.bytes += _encoded(found)
@@ -82,7 +79,7 @@ def _in_base64(size: int) -> int:
 
 
 def backend_of(kind: str, address: Any, run_id: str) -> tuple[Any, Any]:
-    """A backend, and the store that goes with it."""
+    """Return a backend and its store."""
     if kind == "c10d":
         from torch.distributed import TCPStore
         from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
@@ -99,7 +96,7 @@ def backend_of(kind: str, address: Any, run_id: str) -> tuple[Any, Any]:
 
 
 def nodes(pipe: Connection, kind: str, address: Any, run_id: str, count: int, size: int) -> None:
-    """Carry some nodes: connect; at "arrive" let them call, and tell the results; at "watch" ask as agents do."""
+    """Run some nodes: connect; at "arrive" let them call and report; at "watch" poll as agents do."""
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
     from_backend: Any = DynamicRendezvousHandler.from_backend
@@ -117,7 +114,7 @@ def nodes(pipe: Connection, kind: str, address: Any, run_id: str, count: int, si
         try:
             info = handler.next_rendezvous()
             results.append((info.rank, info.world_size, time.monotonic()))
-        except Exception:  # noqa: BLE001  whatever it is, the run is void
+        except Exception:  # noqa: BLE001  any error makes the run void
             traceback.print_exc()
 
     def agent(handler: Any) -> None:
@@ -151,7 +148,7 @@ def nodes(pipe: Connection, kind: str, address: Any, run_id: str, count: int, si
 
 @contextlib.contextmanager
 def serving(kind: str) -> Iterator[tuple[Any, int]]:
-    """What the nodes share, in a process of its own: where it is, and the process."""
+    """Serve the nodes' store in a process of its own; yield its address and pid."""
     if kind == "c10d":
         with support.workers((support.torch_server,)) as (server,):
             assert server.process.pid is not None
@@ -164,7 +161,7 @@ def serving(kind: str) -> Iterator[tuple[Any, int]]:
 
 
 class Round:
-    """A rendezvous of so many nodes, which holds until the block ends.
+    """A rendezvous of some nodes, which holds until the block ends.
 
     Attributes:
         seconds: From the last node's call, or from the word to all, until each has its rank.
@@ -228,21 +225,21 @@ class Round:
             time.sleep(0.2)
 
     def members(self) -> int:
-        """How many nodes are in the record."""
+        """Return the number of nodes in the record."""
         found = self._backend.get_state()
         return 0 if found is None else len(pickle.loads(found[0]).participants)
 
     def watch(self) -> None:
-        """From now on all ask once a second whether anybody waits, as agents do."""
+        """Have all poll once a second for waiting nodes, as agents do."""
         for worker in self.workers:
             worker.pipe.send("watch")
 
     def count_bytes(self) -> int:
-        """What all nodes have read and written so far."""
+        """Return the bytes that all nodes have read and written."""
         return sum(int(worker.ask("bytes", self.patience)) for worker in self.workers)
 
     def lose_one(self) -> float:
-        """Kill the last node; seconds until the record is without it."""
+        """Kill the last node; return the seconds until the record is without it."""
         self.workers[-1].process.kill()
         killed = time.monotonic()
         self._until(lambda: self.members() < self.size)

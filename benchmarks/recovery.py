@@ -3,25 +3,25 @@
     python -m benchmarks.recovery                  every way, five runs each; ten minutes
     python -m benchmarks.recovery --only rounds preload handlers
 
-Three nodes of one worker each train together over gloo. One node, with its worker, is killed; measured is how long it
-takes until both survivors have made a step without it. Then a replacement is started; measured is how long it takes
-until all three have made a step together, and for how long the survivors made none meanwhile: a replacement's imports
-hold nobody up. The ways are torchrun with PyTorch's own backend and with ours, `rdzv run`, the same with `--preload
-torch`, and `rdzv.torch.rounds`, which starts nothing anew. Beside them stands what no launcher can save: the start of
-two workers at once, from nothing to their first step.
+Three nodes of one worker each train together over gloo. One node, with its worker, is killed; the first figure is the
+time until both survivors have made a step without it. Then a replacement starts; the second is the time until all three
+have made a step together, and the third the longest pause of the survivors: a replacement's imports delay no other
+node. The ways are torchrun with PyTorch's own backend and with ours, `rdzv run`, the same with `--preload torch`, and
+`rdzv.torch.rounds`, which restarts nothing. Beside them is the floor of any launcher: the start of two workers at once,
+to their first step.
 
-`torchrun, stuck` is torchrun with our backend and a job that does not let itself be ended: it handles SIGTERM in
-Python, and its main thread sits in a collective, where Python runs no handler. The agent waits 30 s before it kills
-such a worker, and no rendezvous can make that shorter: PyTorch 2.13 applies `--shutdown-timeout` when the agent ends,
-but not when it restarts its workers.
+`torchrun, stuck` is torchrun with our backend and a job that cannot be ended: it handles SIGTERM in Python, and its
+main thread is in a collective, where Python runs no handler. The agent waits 30 s before it kills such a worker, and no
+rendezvous can shorten that: PyTorch 2.13 applies `--shutdown-timeout` when the agent ends, but not when it restarts its
+workers.
 
-`rounds, untold` is the same where a collective that fails is not told to the store, which then waits for `gone_ttl`.
+`rounds, untold` does not report a failed collective to the store, which then waits for `gone_ttl`.
 
-`64 handlers` is the library alone, without PyTorch: 64 nodes, 8 in a process but for the one that is killed; a step is
-that a survivor has its next round.
+`64 handlers` is the library alone, without PyTorch: 64 nodes, 8 per process but for the killed one; a step is a
+survivor's next round.
 
-PyTorch's c10d waits for `last_call_timeout`, 30 s by default, which is 1 s here; and its sharing of the store is off,
-without which it never gets a replacement in (see `benchmarks.torchrun`).
+PyTorch's c10d waits for `last_call_timeout`, 30 s by default and 1 s here; and its sharing of the store is off, with
+which no replacement gets in (see `benchmarks.torchrun`).
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 PATIENCE = 120.0  # seconds for any one thing
-SETTLE = 1.0  # seconds of steps before something is done to the nodes
+SETTLE = 1.0  # seconds of steps before a change
 NODES = 3
 HANDLERS = 64
-PER_PROCESS = 8  # handlers of one process
-SHUTDOWN_TIMEOUT = 30  # seconds that torchrun waits for a job that is stuck, whatever `--shutdown-timeout` says
+PER_PROCESS = 8  # handlers
+SHUTDOWN_TIMEOUT = 30  # seconds that torchrun waits for a stuck job, whatever `--shutdown-timeout` says
 
 TELL = """
 import json, os, sys, time
@@ -139,12 +139,12 @@ for round in rdzv.torch.rounds(sys.argv[1]):
 
 @dataclass(frozen=True)
 class Figures:
-    """Seconds of one run; not a number where that is not measured.
+    """The seconds of one run; not a number if not measured.
 
     Attributes:
         alone: From the kill to the step of both survivors.
         all_of_them: From the replacement's start to the step of all.
-        pause: For how long the survivors made no step meanwhile.
+        pause: The survivors' longest time without a step meanwhile.
     """
 
     alone: float
@@ -160,9 +160,9 @@ class Way:
         name: As in the table.
         start: Starts one more node, given the store's endpoint and the folder of the scripts.
         target: Seconds from the kill to the step, beyond `start_counts` times the start of two workers.
-        start_counts: Whether workers are started anew.
-        own_store: Whether the first node hosts what the nodes meet at, rather than a store of ours.
-        replaces: Whether a replacement is measured, too.
+        start_counts: 1 if workers are restarted, else 0.
+        own_store: True if the first node hosts the store, rather than a store of ours.
+        replaces: True if a replacement is measured, too.
     """
 
     name: str
@@ -224,7 +224,7 @@ def measure(way: Way, folder: Path) -> Figures:
             return stack.enter_context(started(*command, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"))
 
         nodes = [start()]
-        if way.own_store:  # whoever hosts it must not be the one that is killed
+        if way.own_store:  # its host must not be killed
             _until_listening(port)
         nodes += [start() for _ in range(NODES - 1)]
         for node in nodes:
@@ -247,7 +247,7 @@ def measure(way: Way, folder: Path) -> Figures:
 
 
 def step_after(node: Agent, size: int, moment: float) -> dict[str, Any]:
-    """What a node said of its first step with so many nodes after a moment."""
+    """Return a node's report of its first step with `size` nodes after a moment."""
     while True:
         said = node.steps.get(timeout=PATIENCE)
         if said["size"] == size and said["at"] > moment:
@@ -264,7 +264,7 @@ def _until_listening(port: int) -> None:
 
 
 def start_of_workers(folder: Path) -> float:
-    """Seconds from the start of two workers at once to the first step of both."""
+    """Return seconds from the start of two workers at once to the first step of both."""
     port = str(free_port())
     begun = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -288,7 +288,7 @@ def start_of_workers(folder: Path) -> float:
 
 
 def handlers(pipe: Connection, url: str, names: list[str]) -> None:
-    """So many nodes in one process; tells of each round once all of them have it, until nobody listens any more."""
+    """Run several nodes in one process; report each round once all have it, until the pipe closes."""
 
     async def one(name: str, done: Callable[[int], None]) -> None:
         async with rdzv.connect(url, node_id=name, is_host=False) as handler, handler.changes() as changes:
@@ -321,7 +321,7 @@ def measure_handlers() -> Figures:
     parts = [others[low : low + PER_PROCESS] for low in range(0, len(others), PER_PROCESS)]
     with support.serving() as server:
         url = f"{server}/job?min_nodes={HANDLERS - 1}&max_nodes={HANDLERS}"
-        # Whoever comes first coordinates, and it is a plain member that is killed: `benchmarks.regroup` kills both.
+        # The first to arrive coordinates, so a plain member is killed: `benchmarks.regroup` kills both.
         with support.workers(*((handlers, url, part) for part in parts)) as survivors:
             time.sleep(SETTLE)
             with support.workers((handlers, url, [first])) as (victim,):
@@ -339,7 +339,7 @@ def measure_handlers() -> Figures:
 
 
 def _round_of(worker: support.Worker, size: int) -> float:
-    """When all handlers of a process had a round of this size."""
+    """Return the time when all handlers of a process had a round of this size."""
     while True:
         got, at = worker.hear(PATIENCE)
         if got == size:
@@ -363,12 +363,11 @@ def _row(name: str, figures: list[Figures], target: float) -> Iterator[object]:
 
 
 def main() -> None:
-    """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5, help="of each way (default: %(default)s)")
     parser.add_argument("--only", nargs="+", choices=[*WAYS, "handlers"], help="these ways; default: all")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whatever ends this ends the nodes, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the nodes end, too
     only = options.only or [*WAYS, "handlers"]
     print(support.describe_machine(), flush=True)
     if not support.HAS_TORCH:

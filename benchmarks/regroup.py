@@ -1,12 +1,11 @@
-"""From SIGKILL to each survivor's being told, and to the next round; real processes, one per node.
+"""From SIGKILL until each survivor is notified, and until the next round; real processes, one per node.
 
     python -m benchmarks.regroup
     python -m benchmarks.regroup --nodes 64 --killed 20      twenty at once, the coordinator among them
 
-Before a killed process counts as dead the store waits for it to come back: for `gone_ttl`, or, if many seem to die at
-once, for `disconnect_ttl`. The tables show the whole time, that included. The victim is a plain member, or the node
-that coordinates. No peer stands beside
-it: PyTorch's c10d rendezvous drops a dead node after 15 s by default, and tells nobody.
+Before a killed process counts as dead the store waits for its return: for `gone_ttl`, or, if many seem to die at once,
+for `disconnect_ttl`. The tables show the whole time, including that. The victim is a plain member, or the coordinator.
+There is no peer: PyTorch's c10d rendezvous drops a dead node after 15 s by default, and notifies no other.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ PATIENCE = 60.0
 
 
 def node(pipe: Connection, url: str, name: str) -> None:
-    """Meet; tell when a member is said to be lost; meet again, and tell when that is done."""
+    """Meet; report the loss of a member; meet again, and report that."""
 
     async def main() -> None:
         async with rdzv.connect(url, node_id=name, is_host=False) as handler, handler.changes() as changes:
@@ -46,7 +45,7 @@ def node(pipe: Connection, url: str, name: str) -> None:
 def measure(
     size: int, disconnect_ttl: float, *, killed: int, kill_coordinator: bool
 ) -> tuple[list[float], list[float]]:
-    """For each survivor: seconds from the kill until it was told, and until it had its next round."""
+    """Return, per survivor, seconds from the kill until it was notified, and until its next round."""
     names = [f"node-{number}" for number in range(size)]
     with support.serving() as server:
         url = f"{server}/regroup?min_nodes={size - killed}&max_nodes={size}&disconnect_ttl={disconnect_ttl}"

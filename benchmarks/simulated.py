@@ -4,13 +4,12 @@
     python -m benchmarks.simulated --nodes 10000 30000
 
 Handlers, coordinator, clients and server are the real ones, over a network in memory (`rdzv.testing`): each node has
-loops and a clock of its own, and a message is under way for 0.5 to 2 ms. All nodes call at the same moment. Five
-seconds later all of them call again.
+loops and a clock of its own, and a message takes 0.5 to 2 ms. All nodes call at the same moment, and again five seconds
+later.
 
-The machines are infinitely fast, and only waiting takes time. So the seconds that are shown are what the protocol
-itself costs: round trips, and whatever waits for a timer, if anything does. A term that is lost, a request that is
-asked twice, or an election that many enter would be seen here. What the processors add is what `benchmarks.arrivals`
-measures; CPU and memory are those of this process, in which the store and all nodes are.
+The machines are infinitely fast; only waiting takes time. So the seconds are the cost of the protocol: round trips and
+timers. They would show a lost term, a repeated request, or an election with many candidates. `benchmarks.arrivals` adds
+the cost of processors; CPU and memory are those of this process, with the store and all nodes.
 """
 
 from __future__ import annotations
@@ -34,22 +33,22 @@ from rdzv.testing.timeline import START
 if TYPE_CHECKING:
     from rdzv.node.handler import Handler
 
-AGAIN_AFTER = 5.0  # seconds of virtual time; the first rendezvous takes far less
+AGAIN_AFTER = 5.0  # seconds of virtual time
 LOOK_EVERY = 0.1  # seconds of virtual time
 
 
 @dataclass(kw_only=True)
 class Simulated:
-    """What one rendezvous of all nodes cost.
+    """The cost of one rendezvous of all nodes.
 
     Attributes:
-        nodes: How many took part.
+        nodes: The number of nodes.
         which: "first" or "again".
-        seconds: Of virtual time, from the word to begin until the last node has its rank.
+        seconds: Of virtual time, from the begin until the last node has its rank.
         requests: To the server, per node.
-        term: Of which coordinator the round is; the same for both, unless one has lost the role.
+        term: The coordinator's term; the same for both, unless one has lost the role.
         cpu: Seconds of this process, per node.
-        memory: Bytes of this process at most until then, all in all.
+        memory: Peak bytes of this process until then.
     """
 
     nodes: int
@@ -62,7 +61,7 @@ class Simulated:
 
 
 def measure(nodes: int, *, seed: int = 1) -> list[Simulated]:
-    """The first and the second rendezvous of so many nodes, all of which call at the same moment.
+    """Measure the first and the second rendezvous of `nodes` nodes, which all call at the same moment.
 
     Raises:
         TimeoutError: They have not met within five seconds of virtual time.
@@ -92,7 +91,7 @@ def measure(nodes: int, *, seed: int = 1) -> list[Simulated]:
             while len(some) < nodes:
                 for task in tasks:
                     if task.done():
-                        task.result()  # which raises: none ends before the simulation does
+                        task.result()  # raises: none ends before the simulation
                 if world.now >= began + AGAIN_AFTER:
                     raise TimeoutError(f"{len(some)} of {nodes} nodes have their rank after {AGAIN_AFTER:g} s")
                 world.timeline.run(world.now + LOOK_EVERY)
@@ -117,7 +116,7 @@ def measure(nodes: int, *, seed: int = 1) -> list[Simulated]:
 
 
 def _handler(world: World, name: str, nodes: int) -> tuple[Process, Handler]:
-    """A node's process, and the handler in it, which is not connected yet."""
+    """Return a node's process, and its unconnected handler."""
     process = Process(world, name, name, rng=random.Random(name))
     settings = parse(f"tcp://store/simulated?min_nodes={nodes}", {"node_id": name, "address": name}, {})
     handler = handler_of(
@@ -130,7 +129,6 @@ def _handler(world: World, name: str, nodes: int) -> tuple[Process, Handler]:
 
 
 def main() -> None:
-    """Measure, and print a table."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.simulated", description=(__doc__ or "").partition("\n")[0]
     )
@@ -138,7 +136,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     print(support.describe_machine())
-    gc.disable()  # each node pays for its own objects only, and not for walks over all the others'
+    gc.disable()  # nodes must not pay for collections of the others' objects
     rows = []
     for nodes in options.nodes:
         for one in measure(nodes, seed=options.seed):

@@ -1,15 +1,14 @@
-"""Runs that close, leave, die and time out, rounds, watches, leases and clients, for as long as asked: does it grow?
+"""A soak test: runs that close, leave, die and time out, rounds, watches, leases and clients must not grow.
 
     python -m benchmarks.soak                     an hour, on a store in memory and on one with a disk
     python -m benchmarks.soak --seconds 90
 
-One process serves each store, one is all the nodes, and each run that dies is a process of its own. What they take is
-looked at every second: resident memory, descriptors, threads, keys, leases, sessions, files. The table shows it after
-a third of the time, in the middle and at the end. Whatever is more in the last third than in the one before, beyond
-what is noise, is a slope, and the command fails. Last, the load stops; once `closed_ttl` is over, a store that still
-holds a key or a lease fails it, too.
+One process serves each store, one is all the nodes, and each run that dies is a process of its own. Every second their
+resident memory, descriptors, threads, keys, leases, sessions and files are read. The table shows them after a third of
+the time, in the middle and at the end. The command fails if the last third has more than the one before, beyond noise,
+or if the store still has a key or a lease `closed_ttl` after the load has stopped.
 
-The stores have small limits, so that what may grow up to a limit (history, sessions) has done so in the first third.
+The stores have small limits, so that history and sessions have reached theirs in the first third.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from multiprocessing.connection import Connection
 
-SETTLED_AFTER = 1 / 3  # of the time: caches, heaps and histories are full by then
+SETTLED_AFTER = 1 / 3  # of the time: caches, heaps and histories are full
 LIMITS = store.Limits(history_bytes_max=256 * 1024, session_ttl=3.0)
-CLOSED_TTL = 5.0  # less than a run has at least, which is shortened, too: a soak of a minute is to see runs go
-OF_RUNS = 0.6  # what runs hold goes up and down with how many a busy machine does in a second; at the end it is 0
-GONE_WITHIN = 30.0  # seconds in which all keys and leases are gone, once nobody comes any more
+CLOSED_TTL = 5.0  # shortened, so that a soak of a minute sees runs deleted
+OF_RUNS = 0.6  # the number of runs varies with the machine's load; at the end it is 0
+GONE_WITHIN = 30.0  # seconds until all keys and leases are gone, without load
 PATIENCE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Something that must not grow; `noise` is by how much it may, beside the share `growth` of what there was."""
+    """A figure that must not grow, beyond `noise` and the share `growth` of its earlier value."""
 
     name: str
     noise: float
@@ -85,7 +84,7 @@ def serve(pipe: Connection, data_dir: str | None) -> None:
 
 
 def nodes(pipe: Connection, url: str) -> None:
-    """Be all nodes until told to stop; then say how often each kind of load came to its end."""
+    """Run all nodes until told to stop; then report how often each kind of load has finished."""
 
     lease.RUN_TTL_LEAST = term.SHARED_TTL_LEAST = CLOSED_TTL
 
@@ -98,7 +97,7 @@ def nodes(pipe: Connection, url: str) -> None:
             for kind, live in KINDS.items():
                 group.start_soon(_again_and_again, kind, live, done, stop, url, names)
         pipe.send(done)
-        await asyncio.Event().wait()  # killed, so that nothing of what it holds is given back by its end
+        await asyncio.Event().wait()  # until killed, without releasing anything
 
     support.run(main())
 
@@ -121,7 +120,7 @@ def _run(url: str, run_id: str, *, nodes: int = 2) -> str:
 
 
 async def _meet(url: str, finish: Callable[[int, rdzv.Handler], Awaitable[None]]) -> None:
-    """Two nodes meet, share something, and finish each in its way."""
+    """Let two nodes meet, share a value, and finish each in its way."""
 
     async def node(number: int) -> None:
         async with rdzv.connect(url, node_id=f"node-{number}") as handler, handler.changes():
@@ -157,7 +156,7 @@ async def _time_out(url: str, run_id: str) -> None:
 
 
 async def _fail_health_check(url: str, run_id: str) -> None:
-    """Under a made-up name each time, in one run."""
+    """Fail with a new name each time, in one run."""
     with contextlib.suppress(rdzv.RendezvousError):
         async with rdzv.connect(
             _run(url, "unfit", nodes=1), node_id=run_id, health_check=lambda: "no GPU", join_timeout=1.0
@@ -174,7 +173,7 @@ async def _rounds(url: str, run_id: str) -> None:
 
 
 async def _watch_and_lease(url: str, run_id: str) -> None:
-    """A client of the store alone: a watch, a lease that is revoked, one that lapses, values that come and go."""
+    """Use the store alone: a watch, a revoked lease, an expired one, values that are written and deleted."""
     async with store.connect(url) as client, client.watch(f"alone/{run_id}/", snapshot=True) as watch:
         lease = await client.grant(30.0)
         await client.put(f"alone/{run_id}/a", bytes(200_000), lease=lease)
@@ -188,7 +187,7 @@ async def _watch_and_lease(url: str, run_id: str) -> None:
 
 
 async def _die(url: str, run_id: str) -> None:
-    """A process that is in a round, and killed."""
+    """Kill a process that is in a round."""
     with support.workers((_dying, _run(url, run_id, nodes=1))) as (worker,):
         await anyio.to_thread.run_sync(worker.hear, PATIENCE)
     await anyio.sleep(0.5)
@@ -221,7 +220,7 @@ KINDS: dict[str, Callable[[str, str], Awaitable[None]]] = {
 
 
 def of_process(pid: int) -> tuple[float, int, int]:
-    """Resident memory in MiB, descriptors and threads of a process."""
+    """Return resident memory in MiB, descriptors and threads of a process."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     fields = dict(line.split(":", 1) for line in status.splitlines())
     return (
@@ -232,14 +231,14 @@ def of_process(pid: int) -> tuple[float, int, int]:
 
 
 def look(server: int, load: int, client: store.sync.Client, data_dir: str | None) -> tuple[float, ...]:
-    """Every figure, now."""
+    """Return all figures."""
     stats = client.stats()
     files = sum(path.stat().st_size for path in Path(data_dir).iterdir()) / 2**20 if data_dir else 0.0
     return (*of_process(server), stats["keys"], stats["leases"], stats["sessions"], files, *of_process(load))
 
 
 def slopes(samples: list[tuple[float, ...]]) -> list[str]:
-    """What is more in the last third than in the one before."""
+    """Return the figures that have grown in the last third."""
     third = len(samples) // 3
     found = []
     for at, figure in enumerate(FIGURES):
@@ -251,7 +250,7 @@ def slopes(samples: list[tuple[float, ...]]) -> list[str]:
 
 
 def soak(data_dir: str | None, seconds: float) -> list[str]:
-    """Load a store for so long; what is wrong."""
+    """Load a store for `seconds`; return the problems."""
     where = "memory" if data_dir is None else "disk"
     with support.workers((serve, data_dir)) as (server,):
         url, server_pid = server.hear(PATIENCE)
@@ -285,7 +284,6 @@ def _what_is_left(client: store.sync.Client) -> list[str]:
 
 
 def main() -> None:
-    """Run it."""
     parser = argparse.ArgumentParser(description="Does anything grow?")
     parser.add_argument("--seconds", type=float, default=3600.0, help="on each store (default: %(default)g)")
     parser.add_argument("--stores", nargs="+", choices=["memory", "disk"], default=["memory", "disk"])

@@ -1,11 +1,10 @@
-"""How long a call takes, alone and beside a process that sends the server nothing but garbage.
+"""The latency of a call, alone and beside a process that sends the server only garbage.
 
     python -m benchmarks.strangers
 
-The server, the client that behaves, and the sender of garbage have a process each. The sender makes a connection for
-each input, since that is what an input costs it: random bytes, TLS, HTTP, frames of garbage before and after a good
-hello, frames that claim gigabytes, and frames full of empty arrays, which are the dearest to decode. No peer stands
-beside it: PyTorch's TCPStore asks nobody who they are.
+The server, the well-behaved client, and the sender of garbage have a process each. The sender opens a connection for
+each input: random bytes, TLS, HTTP, frames of garbage before and after a good hello, frames that claim gigabytes, and
+frames full of empty arrays, which cost most to decode. There is no peer: PyTorch's TCPStore does not authenticate.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ AT_ONCE = 20  # connections of one sender
 
 
 def bad_input(rng: random.Random) -> tuple[bytes, bytes]:
-    """Something that no client says; before it, if anything, a hello that is answered."""
+    """Return invalid input, and before it perhaps a valid hello."""
     hello = wire.encode_opening(wire.Hello(wire.VERSION, rng.randbytes(16), rng.randbytes(16), b""))
     garbage = rng.randbytes(rng.randrange(1, 300))
     framed = len(garbage).to_bytes(4, "big") + garbage
@@ -53,7 +52,7 @@ def bad_input(rng: random.Random) -> tuple[bytes, bytes]:
 
 
 def serve_quietly(pipe: Connection) -> None:
-    """A store; one line in the log for each input is what is promised, and too many here."""
+    """Serve a store without logging; the promised line per input would be too many here."""
     logging.getLogger("store").setLevel(logging.ERROR)
 
     async def main() -> None:
@@ -65,7 +64,7 @@ def serve_quietly(pipe: Connection) -> None:
 
 
 def sender(pipe: Connection, url: str, seed: int, rate: float) -> None:
-    """Send bad input until told to stop; tell how many. `rate` is how many a second, 0 as many as it can."""
+    """Send bad input until told to stop, `rate` per second or unlimited for 0; report the number."""
     address = Address.parse(url)
 
     async def send(rng: random.Random) -> None:
@@ -107,7 +106,7 @@ def sender(pipe: Connection, url: str, seed: int, rate: float) -> None:
 
 
 def caller(pipe: Connection, url: str, seconds: float) -> None:
-    """Behave: one call after the other for so many seconds; tell how long each took."""
+    """Call repeatedly for `seconds`; report the latencies."""
 
     async def main() -> None:
         times = []
@@ -128,7 +127,7 @@ def caller(pipe: Connection, url: str, seconds: float) -> None:
 
 
 def measure(senders: int, rate: float, seconds: float) -> tuple[list[float], int]:
-    """How long each call took, and how many bad inputs there were meanwhile."""
+    """Return the latencies, and the number of bad inputs meanwhile."""
     with support.workers((serve_quietly,)) as (server,):
         url = server.hear(PATIENCE)
         with support.workers(*[(sender, url, seed, rate) for seed in range(senders)]) as strangers:
@@ -141,7 +140,7 @@ def measure(senders: int, rate: float, seconds: float) -> tuple[list[float], int
 
 
 def quantile(times: list[float], share: float) -> float:
-    """The time that so many of all stay below."""
+    """Return the quantile of the times."""
     return sorted(times)[min(int(len(times) * share), len(times) - 1)]
 
 

@@ -1,7 +1,7 @@
-"""What the benchmarks share: processes with a pipe, a store in a process of its own, and plain tables.
+"""Shared by the benchmarks: processes with a pipe, a store in a process of its own, and plain tables.
 
-Processes are forked from one that has imported what they need, so that a hundred of them cost no hundred imports. All
-times are `time.monotonic()`, which is one clock for all processes of a machine.
+Processes are forked from one that has done the imports, so that a hundred do not import a hundred times. All times are
+`time.monotonic()`, one clock for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
-# The system's resolver asks no name server. PyTorch looks up the name of each socket's peer, for its log; where no
-# server answers, that takes seconds, which are the machine's and not PyTorch's. Names in /etc/hosts are found as ever.
+# The resolver asks no name server. PyTorch looks up each peer's name for its log, which takes seconds without a server.
+# Names in /etc/hosts are found.
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
 
 CONTEXT = multiprocessing.get_context("forkserver")
-FRESH = multiprocessing.get_context("spawn")  # an interpreter of its own, whose memory is its own, too
-OURS = ["rdzv.backends.builtin", "rdzv.node.handler", "store.server.server"]  # loaded at first use otherwise
+FRESH = multiprocessing.get_context("spawn")  # an interpreter with memory of its own
+OURS = ["rdzv.backends.builtin", "rdzv.node.handler", "store.server.server"]  # else loaded at first use
 CONTEXT.set_forkserver_preload([*OURS, *(["rdzv.torch"] if HAS_TORCH else [])])
 
 
 def fork_without_torch() -> None:
-    """Before any process is started: none of them needs PyTorch, which takes seconds to import."""
+    """Preload without PyTorch, whose import takes seconds; call it before any process is started."""
     CONTEXT.set_forkserver_preload(OURS)
 
 
@@ -63,7 +63,7 @@ class Worker:
         return self.hear(timeout)
 
     def hear(self, timeout: float) -> Any:
-        """Wait for what it says next; `TimeoutError` if that takes too long."""
+        """Wait for the next report; `TimeoutError` if that takes too long."""
         if not self.pipe.poll(timeout):
             raise TimeoutError(f"a worker has said nothing for {timeout:g} s")
         try:
@@ -73,7 +73,7 @@ class Worker:
 
 
 def hear_all(workers: Sequence[Worker], timeout: float) -> list[Any]:
-    """Wait for what each of them says next; if one ends before that, the others are not waited for."""
+    """Wait for the next report of each; if one ends before that, do not wait for the others."""
     deadline = time.monotonic() + timeout
     heard: dict[int, Any] = {}
     by_pipe = {worker.pipe: number for number, worker in enumerate(workers)}
@@ -89,7 +89,7 @@ def hear_all(workers: Sequence[Worker], timeout: float) -> list[Any]:
 
 @contextlib.contextmanager
 def workers(*calls: tuple[Any, ...], fresh: bool = False) -> Iterator[list[Worker]]:
-    """One process per call, which is a function and its arguments after the pipe; at the end they are killed."""
+    """Run one process per call, a function and its arguments after the pipe; kill them at the end."""
     context = FRESH if fresh else CONTEXT
     started: list[Worker] = []
     try:
@@ -117,7 +117,7 @@ class Served:
 
 @contextlib.contextmanager
 def served() -> Iterator[Served]:
-    """A new store in a process of its own, which was not forked: its memory is what a store needs."""
+    """Serve a new store in a process that was not forked, so that its memory is the store's."""
     with workers((_serve,), fresh=True) as (server,):
         assert server.process.pid is not None
         yield Served(server.hear(timeout=60), server.process.pid)
@@ -125,7 +125,7 @@ def served() -> Iterator[Served]:
 
 @contextlib.contextmanager
 def serving() -> Iterator[str]:
-    """A new store in a process of its own; its URL."""
+    """Serve a new store in a process of its own; yield its URL."""
     with served() as server:
         yield server.url
 
@@ -136,24 +136,24 @@ def _serve(pipe: Connection) -> None:
             pipe.send(server.url)
             await asyncio.Event().wait()
 
-    with short_collections():  # as `rdzv serve` has it
+    with short_collections():  # as in `rdzv serve`
         run(serve())
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine on the loop that our own commands use; thousands of nodes that say how busy it is stay silent."""
+    """Run a coroutine on the loop of our commands; thousands of busy nodes do not log."""
     logging.disable(logging.WARNING)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(work)
 
 
 async def hear(pipe: Connection) -> Any:
-    """In a worker's event loop: wait for what the parent says next."""
+    """Wait in a worker's event loop for the parent's next message."""
     return await anyio.to_thread.run_sync(pipe.recv)
 
 
 def torch_server(pipe: Connection) -> None:
-    """A process with PyTorch's TCPStore in it; tells its port."""
+    """Serve PyTorch's TCPStore; report its port."""
     from torch.distributed import TCPStore
 
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -162,22 +162,22 @@ def torch_server(pipe: Connection) -> None:
 
 
 def cpu_seconds(pid: int | None) -> float:
-    """What a process has used of the processors, with its threads that have ended (Linux)."""
+    """Return a process's processor seconds, with its ended threads (Linux)."""
     assert pid is not None, "it was started"
-    return time.clock_gettime(~pid << 3 | 2)  # the clock that `clock_getcpuclockid` gives
+    return time.clock_gettime(~pid << 3 | 2)  # the clock of `clock_getcpuclockid`
 
 
 def peak_memory(pid: int | None) -> int:
-    """The most bytes of memory that a process has had (Linux)."""
+    """Return the peak bytes of a process (Linux)."""
     with open(f"/proc/{pid}/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
 
 
 def as_in_a_process_of_its_own() -> None:
-    """A node does not pay for the garbage collector's walks over all the others that happen to share its process.
+    """Keep the garbage collector from walking over all nodes that share this process.
 
-    Nor for those that come while this one joins: what survives a collection is looked at no more. A node that is alone
-    in its process makes fewer objects, as it joins, than it takes for a single collection.
+    Nor over the one that joins: survivors of a collection are frozen. A node alone in its process makes too few
+    objects, as it joins, for a single collection.
     """
     gc.collect()
     gc.freeze()
@@ -191,13 +191,13 @@ def _freeze_what_survived(phase: str, _: dict[str, Any]) -> None:
 
 
 def shares(total: int, parts: int) -> list[range]:
-    """Numbers from 0 to `total`, in so many nearly equal ranges, without empty ones."""
+    """Split 0 to `total` into nearly equal ranges, without empty ones."""
     edges = [total * part // parts for part in range(parts + 1)]
     return [range(low, high) for low, high in itertools.pairwise(edges) if low < high]
 
 
 def describe_machine(*, load: bool = True) -> str:
-    """Under what circumstances this was measured; what else it does now, too."""
+    """Describe the machine, and its other load."""
     from importlib.metadata import PackageNotFoundError, version
 
     def of(package: str) -> str:
@@ -214,12 +214,12 @@ def describe_machine(*, load: bool = True) -> str:
 
 
 def median(values: Sequence[float]) -> float:
-    """Of an empty run of measurements: not a number."""
+    """Return the median; not a number for no values."""
     return statistics.median(values) if values else float("nan")
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table; numbers to the right."""
+    """Print a table, with numbers to the right."""
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     print(f"\n{title}")
@@ -231,15 +231,13 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -
 
 
 def ms(seconds: float) -> str:
-    """Seconds as milliseconds."""
     return "-" if math.isnan(seconds) else f"{seconds * 1e3:.1f}"
 
 
 def us(seconds: float) -> str:
-    """Seconds as microseconds."""
     return "-" if math.isnan(seconds) else f"{seconds * 1e6:.1f}"
 
 
 def ratio(theirs: float, ours: float) -> str:
-    """How many times longer theirs takes."""
+    """Return how many times longer theirs takes."""
     return "-" if math.isnan(theirs / ours) else f"{theirs / ours:.2f}x"

@@ -1,9 +1,9 @@
-"""Puts per second, each acknowledged, and how soon one put has reached many watchers.
+"""Acknowledged puts per second, and the time of one put to many watchers.
 
     python -m benchmarks.throughput
 
-The server has a process of its own. No peer stands beside it: PyTorch's TCPStore acknowledges no `set`, and its Python
-calls block, so that 256 at once would be 256 threads; it has no watches.
+The server has a process of its own. There is no peer: PyTorch's TCPStore acknowledges no `set`, and its Python calls
+block, so that 256 at once would be 256 threads; it has no watches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PATIENCE = 60.0
 
 
 def putters(pipe: Connection, url: str, name: str, callers: int, seconds: float) -> None:
-    """Over one connection, put from so many callers at once for so many seconds; tell how many were acknowledged."""
+    """Put over one connection from `callers` callers at once for `seconds`; report the number of acknowledged puts."""
 
     async def caller(client: store.Client, key: str, until: float) -> int:
         count = 0
@@ -47,7 +47,7 @@ def putters(pipe: Connection, url: str, name: str, callers: int, seconds: float)
 
 
 def measure_puts(clients: int, callers: int, seconds: float) -> float:
-    """Puts per second, with so many callers spread over so many processes."""
+    """Return puts per second, with callers spread over processes."""
     with support.serving() as url:
         calls = [(putters, url, f"client-{one}", callers // clients, seconds) for one in range(clients)]
         with support.workers(*calls) as processes:
@@ -60,7 +60,7 @@ def measure_puts(clients: int, callers: int, seconds: float) -> float:
 
 
 def watchers(pipe: Connection, url: str, count: int) -> None:
-    """Watch one key over so many connections; tell when the last of them has heard of each change."""
+    """Watch one key over `count` connections; report when the last has received each change."""
 
     async def main() -> None:
         async with contextlib.AsyncExitStack() as stack:
@@ -78,7 +78,7 @@ def watchers(pipe: Connection, url: str, count: int) -> None:
 
 
 def measure_fan_out(count: int, processes: int, puts: int) -> list[float]:
-    """Seconds from just before a put until the last watcher has it, for each of so many puts."""
+    """Return, per put, the seconds from just before it until the last watcher has it."""
     with support.serving() as url, store.sync.connect(url) as client:
         calls = [(watchers, url, len(share)) for share in support.shares(count, processes)]
         with support.workers(*calls) as all_watchers:

@@ -1,18 +1,19 @@
-"""Process groups in the loop of `rdzv.torch.rounds` while members come and go: real processes, real collectives.
+"""Process groups in the loop of `rdzv.torch.rounds` while members join and leave: real processes and collectives.
 
     python -m benchmarks.torch_churn                                       all three at full length
     python -m benchmarks.torch_churn --only drains --changes 5
 
-drains  Members come, and the oldest is drained, so that rank 0 goes as often as any: no collective may be aborted.
-rounds  One member leaves in the middle of a step and comes again, over and over: each time the others' group is
-        aborted. What a member that stays holds of threads, descriptors and memory must not grow.
-kills   A member is killed at each call that the making of its group makes to the store, and at moments between them:
-        now a newcomer, now the oldest. The others must make a step without it. Told is how long that took from the
-        kill; in the end the run's members are those that live, and no process is left behind.
+drains  Members join, and the oldest is drained, so that rank 0 leaves as often as any: no collective may be aborted.
+rounds  One member leaves in the middle of a step and joins again, repeatedly: each time the others' group is aborted.
+The
+        threads, descriptors and memory of a member that stays must not grow.
+kills   A member, a newcomer and the oldest in turn, is killed at each call to the store while its group is made, and at
+        moments between them. The others must make a step without it; the output is the time from the kill to that. In
+        the
+        end the run's members are those that live, and no process is left.
 
-Every other member awaits its rounds, in an event loop; the others block.
-
-The command fails if anything of this does not hold. What is short is in the tests.
+Every other member awaits its rounds in an event loop; the others block. The command fails if any of this does not hold.
+The tests have a short version.
 """
 
 from __future__ import annotations
@@ -43,21 +44,21 @@ if TYPE_CHECKING:
 PATIENCE: Final = 120.0  # seconds for any one thing
 STEP: Final = 0.002  # seconds
 STANDING: Final = 3  # members at any time
-TOGETHER: Final = 3  # steps that a member makes before it is somebody's turn
-SETTLED_AFTER: Final = 40  # rounds: caches and heaps are full by then
-DESCRIPTORS_NOISE: Final = 2  # a client's sockets: one for each thread that is in a call at the same moment
+TOGETHER: Final = 3  # steps of a member before the next change
+SETTLED_AFTER: Final = 40  # rounds, after which caches and heaps are full
+DESCRIPTORS_NOISE: Final = 2  # a client's sockets: one per thread in a call
 MEMORY_NOISE: Final = 4 * 1024  # KiB
-OF_PYTORCH: Final = 16  # KiB that each group leaves behind over any store: 5 in a group of two that nobody aborts
+OF_PYTORCH: Final = 16  # KiB that each group leaves behind over any store: 5 in a group of two without an abort
 CALLS: Final = ("set", "get", "add", "wait", "check", "multi_get", "multi_set")
 MARK: Final = "RDZV_CHURN"  # an environment variable of all processes of this one
-Moment = tuple[str, float]  # ("call", 3): at the fourth call; ("after", 0.004): so many seconds after the first
+Moment = tuple[str, float]  # ("call", 3): at the fourth call; ("after", 0.004): seconds after the first
 
 
 # --------------------------------------------------------------------------------------------- one member
 
 
 class Killer:
-    """Kills this process, in the making of its next group, once it has been told at which moment."""
+    """Kills this process at a given moment while its next group is made."""
 
     def __init__(self, pipe: Connection, name: str, moment: Moment | None) -> None:
         self._pipe, self._name, self._moment = pipe, name, moment
@@ -65,18 +66,18 @@ class Killer:
         self._calls = itertools.count()
 
     def listen(self) -> None:
-        """Wait to be told: in a thread."""
+        """Wait for the moment, in a thread."""
         with contextlib.suppress(EOFError, OSError):
-            self._moment = self._pipe.recv()  # None for one that is to stay from now on
+            self._moment = self._pipe.recv()  # None: stay from now on
             self.told = True
 
     def watch(self, store_class: type) -> None:
-        """Count the calls of the stores from now on."""
+        """Count the stores' calls from now on."""
         for name in CALLS:
             setattr(store_class, name, self._counted(getattr(store_class, name)))
 
     def group_begins(self) -> None:
-        """The calls of another group are counted anew."""
+        """Restart the count for another group."""
         self._calls = itertools.count()
 
     def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,11 +99,11 @@ class Killer:
 
 
 class Away(BaseException):
-    """Gets a member out of a round in the middle of a step, without a word."""
+    """Takes a member out of a round in the middle of a step, without a message."""
 
 
 def member(pipe: Connection, url: str, name: str, moment: Moment | None = None, *, flaps: bool = False) -> None:
-    """Take part until the run is closed, or until it is drained; with `flaps`, leave and come again all the time."""
+    """Take part until the run is closed, or until drained; with `flaps`, leave and join repeatedly."""
     import torch
 
     import rdzv.torch
@@ -127,7 +128,7 @@ def member(pipe: Connection, url: str, name: str, moment: Moment | None = None, 
     part = Part(pipe, name, lambda: flaps and not killer.told)
     awaits = int(name.rpartition("-")[2]) % 2 == 1
     while True:
-        # Who comes again may find the run closed; a loop that begins with that says so.
+        # A member that joins again may find the run closed, which raises.
         with contextlib.suppress(rdzv.RendezvousClosedError):
             try:
                 if awaits:
@@ -141,7 +142,7 @@ def member(pipe: Connection, url: str, name: str, moment: Moment | None = None, 
 
 
 class Part:
-    """One member's part in the rounds: it makes steps until each ends."""
+    """One member's part in the rounds: steps until each ends."""
 
     def __init__(self, pipe: Connection, name: str, leaves: Callable[[], bool]) -> None:
         self._pipe, self._name, self._leaves = pipe, name, leaves
@@ -160,7 +161,7 @@ class Part:
                         self._make_step(round, made, leave)
 
     async def take_awaiting(self, rounds: Any) -> None:
-        """The same, awaiting."""
+        """Go through the rounds, awaiting."""
         self._step = 0
         async with contextlib.aclosing(rounds):
             async for round in rounds:
@@ -199,7 +200,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Held:
-    """What a process has of what must not grow."""
+    """The resources of a process that must not grow."""
 
     threads: int
     descriptors: int
@@ -207,7 +208,7 @@ class Held:
 
 
 def _of_all(choose: Callable[[Iterable[int]], int], held: Sequence[Held]) -> Held:
-    """The most or the least of each, of some moments."""
+    """Return the maximum or minimum of each resource."""
     return Held(*(choose(column) for column in zip(*map(astuple, held), strict=True)))
 
 
@@ -222,7 +223,7 @@ def _held() -> Held:
 
 @dataclass
 class Crowd:
-    """All members, and what they have said."""
+    """All members, and their reports."""
 
     url: str
     processes: dict[str, ForkServerProcess] = field(default_factory=dict)
@@ -235,7 +236,7 @@ class Crowd:
     target: ClassVar[Callable[..., None]] = staticmethod(member)
 
     def start(self, *arguments: Any, **keywords: Any) -> str:
-        """Start one more member; its name."""
+        """Start one more member; return its name."""
         name = f"member-{next(self.numbers)}"
         ours, theirs = support.CONTEXT.Pipe()
         process = support.CONTEXT.Process(
@@ -247,7 +248,7 @@ class Crowd:
         return name
 
     def read_until(self, what: str, condition: Callable[[], bool]) -> None:
-        """Take in what is said until that holds."""
+        """Read reports until the condition holds."""
         while not condition():
             ready = wait(list(self.pipes.values()), timeout=PATIENCE)
             if not ready:
@@ -271,15 +272,15 @@ class Crowd:
                 self.aborted += 1
 
     def _ended(self, name: str) -> None:
-        """A member has, well or badly: `end` looks at how."""
+        """Record a member's end; `end` checks its status."""
 
     @property
     def alive(self) -> list[str]:
-        """Those who take part, the oldest first."""
+        """Return the members that take part, the oldest first."""
         return [name for name in self.pipes if name not in self.killed]
 
     def together(self, size: int, *, after: float = 0.0) -> Callable[[], bool]:
-        """Whether so many take part, and all of them in the same round, since a moment."""
+        """Return a condition: `size` members take part in one round since a moment."""
 
         def are() -> bool:
             of = [self.steps[name] for name in self.alive]
@@ -289,11 +290,11 @@ class Crowd:
         return are
 
     def gone(self, name: str) -> Callable[[], bool]:
-        """Whether a member has ended."""
+        """Return a condition: a member has ended."""
         return lambda: name not in self.pipes
 
     def end(self) -> None:
-        """Close the run, and see that all end well and leave nothing behind."""
+        """Close the run, and check that all members end well and leave no process."""
         asyncio.run(_close(self.url))
         self.read_until("the end", lambda: not self.pipes)
         for name, process in self.processes.items():
@@ -303,14 +304,14 @@ class Crowd:
         assert not _left_behind(), _left_behind()
 
     def kill(self) -> None:
-        """Leave nobody, however it went."""
+        """Kill all members."""
         for process in self.processes.values():
             process.kill()
             process.join()
 
 
 def _left_behind() -> list[str]:
-    """Processes of members that live on, or that nobody has waited for."""
+    """Return members' processes that still live, or are zombies."""
     ours = f"{MARK}={os.getpid()}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -341,11 +342,11 @@ async def _members(url: str) -> set[str]:
 
 
 def drains(crowd: Crowd, changes: int) -> str:
-    """So many arrivals, and so many drains."""
+    """Play `changes` arrivals and drains."""
     for _ in range(STANDING):
         crowd.start()
     crowd.read_until("the first round", crowd.together(STANDING))
-    crowd.aborted = 0  # who came late to the first round may have made one of fewer
+    crowd.aborted = 0  # a late arrival to the first round aborts one
     for _ in range(changes):
         crowd.start()
         crowd.read_until("an arrival", crowd.together(STANDING + 1))
@@ -358,7 +359,7 @@ def drains(crowd: Crowd, changes: int) -> str:
 
 
 def rounds(crowd: Crowd, number: int) -> str:
-    """So many rounds, each of which a member leaves in the middle of a step, or comes back in."""
+    """Play `number` rounds; a member leaves each in the middle of a step, or joins again."""
     stays, awaits = crowd.start(), crowd.start()
     crowd.read_until("the first round", crowd.together(2))
     flaps = crowd.start(flaps=True)
@@ -368,7 +369,7 @@ def rounds(crowd: Crowd, number: int) -> str:
     said = []
     for name in (stays, awaits):
         held = [it for size, it in crowd.held[name] if size == STANDING]
-        # The threads of a group end beside the next round: what is still held of it is no growth.
+        # A group's threads end during the next round and do not count as growth.
         first, last = _of_all(max, held[: min(SETTLED_AFTER, len(held) // 2) + 1]), _of_all(min, held[-3:])
         assert last.threads <= first.threads, (first, last)
         assert last.descriptors <= first.descriptors + DESCRIPTORS_NOISE, (first, last)
@@ -379,10 +380,10 @@ def rounds(crowd: Crowd, number: int) -> str:
 
 
 def moments(number: int) -> list[Moment]:
-    """Calls and times, in turn, spread over the making of a group, which takes some 15 ms and 6 calls.
+    """Return calls and times, in turn, over the making of a group, which takes some 15 ms and 6 calls.
 
-    The fourth call comes first: it asks for the others' addresses, so that who is killed there has told its own, and
-    the others connect to it, or wait for it to connect.
+    The fourth call comes first: it reads the others' addresses, so a member killed there has announced its own, and the
+    others connect to it, or wait for it.
     """
     return [
         ("call", (turn // 4 + 3) % 6) if turn % 2 else ("after", 0.001 * (turn // 2 * 7 % 24)) for turn in range(number)
@@ -390,11 +391,11 @@ def moments(number: int) -> list[Moment]:
 
 
 def kills(crowd: Crowd, number: int) -> str:
-    """So many kills while groups are made."""
+    """Play `number` kills while groups are made."""
     for _ in range(STANDING):
         crowd.start()
     crowd.read_until("the first round", crowd.together(STANDING))
-    took: dict[float, str] = {}  # and at which moment
+    took: dict[float, str] = {}  # with the moment
     for turn, moment in enumerate(moments(number)):
         if turn % 4 < 2:
             victim = crowd.start(moment)
@@ -423,7 +424,6 @@ PLAYED: Final[dict[str, tuple[Callable[[Crowd, int], str], str]]] = {
 
 
 def main() -> None:
-    """Play, and tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=PLAYED, default=list(PLAYED), help="what to play")
     parser.add_argument("--changes", type=int, default=50, help="arrivals, and drains (default: %(default)s)")

@@ -2,17 +2,16 @@
 
     python -m benchmarks.torch_faults --seconds 1200 --busy 1
 
-Five members train one model beside busy loops. Over and over something happens to them, in an order drawn by `--seed`:
-members are killed, stopped and drained, the run is resized, and the store's host is killed and started again on its
-data. Then all that live must make steps together. The command fails unless all of this holds:
+Five members train one model beside busy loops. Faults come in an order drawn by `--seed`: members are killed, stopped
+and drained, the run is resized, and the store's host is killed and started again on its data. After each, all that live
+must make steps together. The command fails unless all of this holds:
 
-- The members of a round have the same parameters after each step, bit by bit. Those at the end are what one process
-  comes to that makes every step once.
-- Whoever is not killed ends well: nobody ends with the error of another.
-- TCP connections that have nothing to do with the job, of which each member opens and closes some all the time, and
-  keeps one, carry every byte.
+- The members of a round have the same parameters after each step, bit by bit. The final ones are those of one process
+  that makes every step once.
+- Every member that is not killed ends well, and none with the error of another.
+- TCP connections unrelated to the job, which each member opens and closes all the time, keeping one, carry every byte.
 
-Told is what happened how often, and how long it took from the kill of members to the first step of all others. Every
+The output has the number of each fault, and the time from the kill of members to the first step of all others. Every
 other member awaits its rounds; the others block.
 """
 
@@ -49,10 +48,10 @@ if TYPE_CHECKING:
 
 MEMBERS: Final = 5
 STEP: Final = 0.01  # seconds
-WIDTH: Final = 8  # numbers that a batch has in each of its rows, one row for each of as many examples
-CLOSE: Final = 1e-9  # sums of some 1e5 gradients, each a mean over 2 to 5 members, which rounds in its own way
-FOREIGN: Final = 20  # connections of its own that a member has at any time
-# Now and then gloo loses a send whose connection goes in that moment: who was stopped for a `ttl` may wait so long.
+WIDTH: Final = 8  # columns of a batch, and its examples
+CLOSE: Final = 1e-9  # sums of some 1e5 gradients, each a mean over 2 to 5 members, with different rounding
+FOREIGN: Final = 20  # unrelated connections of a member
+# Rarely gloo loses a send whose connection closes at that moment: a member stopped for a `ttl` may wait so long.
 COLLECTIVES_TIMEOUT: Final = timedelta(minutes=1)
 SHORT_STOP, LONG_STOP = 3.0, 13.0  # seconds: less than a `ttl`, and more
 
@@ -61,7 +60,7 @@ SHORT_STOP, LONG_STOP = 3.0, 13.0  # seconds: less than a `ttl`, and more
 
 
 def new_model() -> tuple[Any, Any]:
-    """A model and its optimizer, the same on every member."""
+    """Return a model and its optimizer, the same on every member."""
     import torch
 
     torch.manual_seed(0)
@@ -70,9 +69,9 @@ def new_model() -> tuple[Any, Any]:
 
 
 def train(model: Any, optimizer: Any, step: int, rank: int = 0, size: int = 1) -> None:
-    """One step. Each rank has a batch of its own; the mean over all is that of a process which is alone.
+    """Make one step. Each rank has a batch of its own; the mean over all is that of a process alone.
 
-    The gradient does not depend on the parameters: a step that is lost, or made twice, shows for ever.
+    The gradient does not depend on the parameters, so a lost or repeated step stays visible.
     """
     import torch
 
@@ -83,12 +82,11 @@ def train(model: Any, optimizer: Any, step: int, rank: int = 0, size: int = 1) -
 
 
 def parameters(model: Any) -> bytes:
-    """All of them, as they are."""
     return b"".join(tensor.detach().numpy().tobytes() for tensor in model.parameters())
 
 
 def echo_for_ever(pipe: Connection, name: str) -> None:
-    """Open and close connections to this very process all the time; tell of each that does not carry its bytes."""
+    """Open and close connections to this process all the time; report each that does not carry its bytes."""
     listening = socket.create_server(("127.0.0.1", 0))
     connections: collections.deque[tuple[socket.socket, socket.socket]] = collections.deque()
 
@@ -152,7 +150,7 @@ class Trainee:
                     self._make_step(round, wrapped)
 
     async def take_awaiting(self, rounds: Any) -> None:
-        """The same, awaiting."""
+        """Go through the rounds, awaiting."""
         async for round in rounds:
             async with round:
                 self._step = await round.sync_state(self._model, self._optimizer, self._step)
@@ -190,7 +188,7 @@ class Made:
 
 @dataclass
 class Job(Crowd):
-    """All members, the host of their store, and what has been seen of them."""
+    """All members, the host of their store, and their reports."""
 
     port: int = 0
     folder: str = ""
@@ -204,20 +202,19 @@ class Job(Crowd):
     target = staticmethod(member)
 
     def start_host(self) -> None:
-        """Serve the store, on what it has on its disk."""
+        """Serve the store from its disk."""
         command = ["-m", "rdzv", "serve", "--data-dir", self.folder, "--port", str(self.port)]
         self.host = subprocess.Popen([sys.executable, *command], stderr=subprocess.DEVNULL)
         with store.sync.connect(f"tcp://127.0.0.1:{self.port}", timeout=PATIENCE):
             """It listens."""
 
     def kill_host(self) -> None:
-        """SIGKILL it."""
         assert self.host is not None
         self.host.kill()
         self.host.wait()
 
     def kill_members(self, number: int = 1) -> None:
-        """SIGKILL some, whichever."""
+        """Kill some members by SIGKILL."""
         for name in random.sample(self.alive, number):
             self.killed[name] = time.monotonic()
             self.processes[name].kill()
@@ -242,7 +239,7 @@ class Job(Crowd):
         assert name in self.killed or name in self.leaving, f"{name} has ended: {self.processes[name]}"
 
     def settled(self, size: int, *, after: float) -> Callable[[], bool]:
-        """Whether so many have made steps in the newest round since a moment, and nobody else has."""
+        """Return a condition: exactly `size` members have made steps in the newest round since a moment."""
 
         def are() -> bool:
             of = [self.last.get(name, Made()) for name in self.alive]
@@ -253,7 +250,7 @@ class Job(Crowd):
         return are
 
     def complete(self) -> None:
-        """Start as many as are missing, and see all train."""
+        """Start the missing members, and check that all train."""
         while len(self.alive) < MEMBERS:
             self.start()
         self.read_until("all to train", self.settled(MEMBERS, after=time.monotonic()))
@@ -263,7 +260,7 @@ class Job(Crowd):
 
 
 def lose(job: Job, number: int = 1, *, of_the_host: bool = False) -> float:
-    """Members are killed, perhaps right after the host's return; seconds until all others have made a step."""
+    """Kill members, perhaps right after the host's return; return seconds until all others have made a step."""
     if of_the_host:
         restart(job)
     job.kill_members(number)
@@ -273,20 +270,20 @@ def lose(job: Job, number: int = 1, *, of_the_host: bool = False) -> float:
 
 
 def restart(job: Job) -> None:
-    """The host is killed, and is back a moment later."""
+    """Kill the host; it is back a moment later."""
     job.kill_host()
     time.sleep(random.random())
     job.start_host()
 
 
 def go_on(job: Job) -> None:
-    """The host is killed and comes back while all train on."""
+    """Kill the host and restart it while all train on."""
     restart(job)
     time.sleep(1.0)
 
 
 def drain_one(job: Job) -> None:
-    """A member is to leave."""
+    """Drain a member."""
     name = random.choice(job.alive)
     job.leaving.add(name)
     asyncio.run(drain(job.url, name))
@@ -294,7 +291,7 @@ def drain_one(job: Job) -> None:
 
 
 def stop_one(job: Job, seconds: float) -> None:
-    """A member stands still for so long."""
+    """Stop a member for `seconds`."""
     pid = job.processes[random.choice(job.alive)].pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -303,7 +300,7 @@ def stop_one(job: Job, seconds: float) -> None:
 
 
 def resize(job: Job) -> None:
-    """There is room for one less, and then for it again."""
+    """Resize to one less, and back."""
     asyncio.run(_resize(job.url, MEMBERS - 1))
     job.read_until("one to wait", job.settled(MEMBERS - 1, after=time.monotonic()))
     asyncio.run(_resize(job.url, MEMBERS))
@@ -325,12 +322,12 @@ FAULTS: Final[tuple[tuple[str, Callable[[Job], float | None]], ...]] = (
     ("a long stop", partial(stop_one, seconds=LONG_STOP)),
     ("resized", resize),
 )
-"""What happens, in each lap in another order; a float is how long a loss took."""
+"""The faults, in another order in each lap; a float is the duration of a loss."""
 
 
 @dataclass
 class Seen:
-    """What happened of one kind.
+    """The faults of one kind.
 
     Attributes:
         next_steps: Seconds from kill to the first step of all others.
@@ -350,7 +347,7 @@ class Seen:
 
 
 def play(job: Job, seconds: float, only: Sequence[str]) -> dict[str, Seen]:
-    """Let one fault follow another for so long; what happened."""
+    """Play one fault after the other for `seconds`; return the results."""
     faults = [fault for fault in FAULTS if fault[0] in only]
     seen = {name: Seen() for name, _ in faults}
     job.complete()
@@ -370,7 +367,7 @@ def play(job: Job, seconds: float, only: Sequence[str]) -> dict[str, Seen]:
 
 
 def difference_from_one_process(job: Job) -> float:
-    """How far the newest state is from that of a process which has made each step once."""
+    """Return the distance of the newest state from that of a process which has made each step once."""
     import torch
 
     newest = max(job.last.values(), key=lambda made: made.step)
@@ -383,13 +380,12 @@ def difference_from_one_process(job: Job) -> float:
 
 
 def spin(_: Connection) -> None:
-    """Take a core."""
+    """Occupy a core."""
     while True:
         pass
 
 
 def main() -> None:
-    """Play, and tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=1200.0, help="(default: %(default)s)")
     names = list(dict(FAULTS))

@@ -4,13 +4,13 @@
 
 Every measurement has new processes, forked from one that has imported PyTorch, and a new server. The contenders take
 turns, so that a busy moment hits both of a pair; a figure is the median of the pairs' ratios, and of the times. Times
-go from the moment all ranks are told to begin to the moment the last is done; the processor time is that of all ranks
-and of the server, for each rank. The server of ours has a process of its own, as `rdzv serve` has; TCPStore lives in
-the process of rank 0, as PyTorch does it.
+run from the word to all ranks until the last is done; the processor time is that of all ranks and of the server, per
+rank. Our server has a process of its own, as `rdzv serve` has; TCPStore lives in the process of rank 0, as PyTorch does
+it.
 
-A forked process shares its memory until it writes to it, and Python writes to all that it looks at: without more, each
-rank of ours would pay some thousand copies of pages, 5 ms, which a worker that was started by itself does not know. So
-each rank of ours opens a store and uses it once before anything is measured. TCPStore is C++, and copies few pages.
+A forked process copies a page of memory when it writes to it, and Python writes to all that it reads: each rank of ours
+would copy some thousand pages, 5 ms, unlike a worker that was started by itself. So each rank of ours opens a store and
+uses it once before the measurement. TCPStore is C++, and copies few pages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PHASES = "connect", "init_process_group", "new_group"
 
 
 def member(pipe: Connection, url: str, rank: int, size: int, groups: int) -> None:
-    """One rank: tells of each phase when it was done, and what it has used of the processor."""
+    """Run one rank; report the end of each phase, and the processor time used."""
     import torch
     import torch.distributed as dist
 
@@ -68,7 +68,7 @@ def member(pipe: Connection, url: str, rank: int, size: int, groups: int) -> Non
 
 
 def _tell(pipe: Connection, used: float) -> float:
-    """Tell when a phase was done and what it has used, and wait for the next to begin; what was used up to then."""
+    """Report the end of a phase and its cost, and wait for the next; return the processor time so far."""
     pipe.send((time.monotonic(), time.process_time() - used))
     pipe.recv()
     return time.process_time()
@@ -76,11 +76,11 @@ def _tell(pipe: Connection, used: float) -> float:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a phase has cost.
+    """The cost of a phase.
 
     Attributes:
         wall: Milliseconds until the last rank was done.
-        cpu: Milliseconds of processor for each rank, the server's share included.
+        cpu: Milliseconds of processor per rank, the server's share included.
     """
 
     wall: float
@@ -91,12 +91,12 @@ class Cost:
 
 
 def measure(ours: bool, size: int, groups: int) -> dict[str, Cost]:
-    """What each phase has cost with so many ranks, and the first two together."""
+    """Return the cost of each phase, and of the first two together."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(support.served()) if ours else None
         url = "" if server is None else server.url
         ranks = stack.enter_context(support.workers(*((member, url, rank, size, groups) for rank in range(size))))
-        port = sum(rank.hear(PATIENCE) for rank in ranks)  # of the one that serves TCPStore
+        port = sum(rank.hear(PATIENCE) for rank in ranks)  # of the rank that serves TCPStore
         for rank in ranks:
             rank.ask(port, PATIENCE)
         costs = {}
@@ -113,7 +113,6 @@ def measure(ours: bool, size: int, groups: int) -> dict[str, Cost]:
 
 
 def main() -> None:
-    """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="8,16,24", help="how many ranks")
     parser.add_argument("--pairs", type=int, default=7, help="how often to measure both")

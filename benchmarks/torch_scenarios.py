@@ -1,13 +1,13 @@
-"""What a user of torchrun sees when something befalls a job: the same script on `rdzv` and on `c10d`, side by side.
+"""A torchrun user's view of faults: the same script on `rdzv` and on `c10d`, side by side.
 
     python -m benchmarks.torch_scenarios [--backends rdzv,c10d] [--only NAME NAME] [--limit 75]
 
 Two agents of one worker each train, with PyTorch's and our defaults but for `--max-restarts=5` and one to three nodes;
-then something happens. Told is, of the agent to which it does not happen: the longest time in which its workers made no
-step, how many of its restarts were counted, its exit status when the job is told to end afterwards, and how many lines
-its screen had for it, those of its worker left out. "not" stands for what did not come about within the limit.
+then a fault happens to one. The output is about the other agent: the longest time without a step, its counted restarts,
+its exit status when the job is told to end afterwards, and the lines on its screen without its worker's. "not" means
+not within the limit.
 
-The first agent hosts the store, unless the scenario is that of a store of its own.
+The first agent hosts the store, unless the scenario has a store of its own.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from benchmarks.torchrun import free_port
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-START = 120.0  # seconds for agents to come to their first step together
-END = 45.0  # seconds for the job to end, once it is told to
-STEADY = 3.0  # seconds of steps after which things are as they are to be
+START = 120.0  # seconds until the first step together
+END = 45.0  # seconds for the job to end
+STEADY = 3.0  # seconds of steps until the state counts as steady
 STEP = 0.05  # seconds
 
 WORKER = """
@@ -69,23 +69,23 @@ class Agent:
     """A torchrun: the steps of its worker, and the lines of its screen."""
 
     process: subprocess.Popen[str]
-    steps: list[tuple[float, int, int, int]] = field(default_factory=list)  # when, of how many, restarts, process
+    steps: list[tuple[float, int, int, int]] = field(default_factory=list)  # time, size, restarts, process
     lines: list[str] = field(default_factory=list)
 
     def read(self) -> None:
-        """Until it has ended: in a thread."""
+        """Read to the end, in a thread."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             with contextlib.suppress(ValueError):
                 self.steps.append(tuple(json.loads(line)))
 
     def read_errors(self) -> None:
-        """Until it has ended: in a thread."""
+        """Read to the end, in a thread."""
         assert self.process.stderr is not None
         self.lines.extend(line for line in self.process.stderr if line.strip() and not line.startswith("[rank"))
 
     def signal(self, number: int, *, worker: bool = True) -> None:
-        """Send it, and perhaps its worker, a signal."""
+        """Send a signal to it, and perhaps to its worker."""
         for pid in (self.process.pid, *([self.steps[-1][3]] if worker and self.steps else [])):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -158,7 +158,7 @@ class Job:
         return False
 
     def end(self, agent: Agent) -> str:
-        """Tell the job to end; the agent's status, or that it does not end."""
+        """Tell the job to end; return the agent's status, or that it does not end."""
         self._stop.touch()
         try:
             return str(agent.process.wait(END))
@@ -166,7 +166,7 @@ class Job:
             return "none"
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Kill all processes."""
         for agent in self.agents:
             agent.signal(signal.SIGCONT)
             agent.signal(signal.SIGKILL)
@@ -175,7 +175,8 @@ class Job:
             self.kill_store()
 
 
-Scenario = tuple[int, "Callable[[Job, Agent, Agent], Agent]"]  # the size afterwards; what happens, and to whom not
+# the size afterwards; the fault, which returns the agent that it spares
+Scenario = tuple[int, "Callable[[Job, Agent, Agent], Agent]"]
 
 
 def _killed_worker(_: Job, first: Agent, second: Agent) -> Agent:
@@ -246,11 +247,11 @@ SCENARIOS: dict[str, Scenario] = {
     "store's host killed": (0, _host_killed),
     "store's host ended (SIGTERM)": (0, _host_ended),
 }
-"""What happens, and how many workers train afterwards; 0: the others cannot go on."""
+"""The faults, and the number of workers that train afterwards; 0: the others cannot continue."""
 
 
 def play(backend: str, name: str, limit: float, say: bool) -> tuple[Any, ...]:
-    """Seconds without a step, restarts counted, status, and lines."""
+    """Return seconds without a step, counted restarts, status, and lines."""
     size, act = SCENARIOS[name]
     with tempfile.TemporaryDirectory() as folder:
         job = Job(backend, Path(folder), limit)
@@ -285,7 +286,6 @@ def play(backend: str, name: str, limit: float, say: bool) -> tuple[Any, ...]:
 
 
 def main() -> None:
-    """Play, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backends", default="rdzv,c10d", help="which to compare")
     parser.add_argument(

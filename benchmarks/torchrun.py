@@ -2,17 +2,17 @@
 
     python -m benchmarks.torchrun [--backends rdzv,c10d] [--runs 3] [--c10d-last-call-timeout 1] [--only host]
 
-Each run starts two agents, waits for the first step of both, kills one agent together with its worker, and measures how
-long it takes until the other has made a step alone; then it starts another agent, and measures how long it takes until
-both have made a step together. What any backend has to pay is measured beside it: how long one worker takes from its
-start to its first step by itself, and how long an agent takes to import what it needs.
+Each run starts two agents, waits for the first step of both, kills one agent with its worker, and measures the time
+until the other has made a step alone; then it starts another agent, and measures the time until both have made a step
+together. The floor of any backend is measured beside it: one worker's time from its start to its first step, and an
+agent's imports.
 
-Then, with a store that the first agent hosts, that agent is killed with its worker: measured is how long it takes until
-the other has ended, with which status, and how many lines its screen has for that, those of its worker left out.
+Then, with a store that the first agent hosts, that agent is killed with its worker: the figures are the time until the
+other has ended, its status, and the lines on its screen without its worker's.
 
-PyTorch's c10d by default takes 44 s for the first, its last call of 30 s included: `last_call_timeout` bounds that
-here, while ours has its defaults, and ends a last call when nobody else is known to be coming. By default it never gets
-to the second, as a newcomer waits for an address that nobody publishes again; here its sharing of the store is off.
+PyTorch's c10d by default takes 44 s for the first, with its last call of 30 s: `last_call_timeout` limits that here,
+while ours has its defaults, and ends a last call when no other node is known to come. By default it never gets to the
+second, as a newcomer waits for an address that is not published again; here its sharing of the store is off.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ for step in range(10**9):
 
 @dataclass
 class Agent:
-    """A torchrun, or a worker by itself, and the first steps that it has told of."""
+    """A torchrun, or a worker alone, and its first steps."""
 
     process: subprocess.Popen[str]
     steps: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
     pids: list[int] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)  # on standard error, but for those of the worker
+    lines: list[str] = field(default_factory=list)  # on standard error, without the worker's
 
     def read(self) -> None:
-        """Until it has ended: in a thread."""
+        """Read to the end, in a thread."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith('{"size"'):
@@ -75,12 +75,12 @@ class Agent:
                 self.steps.put(said)
 
     def read_errors(self) -> None:
-        """Until it has ended: in a thread."""
+        """Read to the end, in a thread."""
         assert self.process.stderr is not None
         self.lines.extend(line for line in self.process.stderr if line.strip() and not line.startswith("[rank"))
 
     def first_step(self, size: int) -> float:
-        """When it made the first step with so many workers."""
+        """Return the time of its first step with `size` workers."""
         while True:
             said = self.steps.get(timeout=PATIENCE)
             if said["size"] == size:
@@ -96,7 +96,7 @@ class Agent:
 
 @contextlib.contextmanager
 def started(*command: str, **env: str) -> Iterator[Agent]:
-    """Run something for as long as the block lasts."""
+    """Run a command during the block."""
     process = subprocess.Popen(
         [sys.executable, *command],
         stdout=subprocess.PIPE,
@@ -118,7 +118,7 @@ def started(*command: str, **env: str) -> Iterator[Agent]:
 
 
 def measure(backend: str, script: str, last_call_timeout: float) -> tuple[float, float]:
-    """Seconds from the kill to the survivor's step, and from a replacement's start to the step of both."""
+    """Return seconds from the kill to the survivor's step, and from a replacement's start to the step of both."""
     port = free_port()
     with contextlib.ExitStack() as stack:
         if backend == "rdzv":
@@ -135,7 +135,7 @@ def measure(backend: str, script: str, last_call_timeout: float) -> tuple[float,
                 )
             )
 
-        survivor = agent()  # of c10d it hosts the store, without which nobody could go on
+        survivor = agent()  # under c10d it hosts the store, so it must survive
         if backend == "c10d":
             time.sleep(8)
         victim = agent()
@@ -153,7 +153,7 @@ def measure(backend: str, script: str, last_call_timeout: float) -> tuple[float,
 
 
 def measure_host(backend: str, script: str) -> tuple[float, int, int]:
-    """Seconds from the kill of the store's host to the other agent's end, that one's status, and its lines for it."""
+    """Return seconds from the kill of the store's host to the other agent's end, its status, and its lines."""
     endpoint = f"127.0.0.1:{free_port()}"
     common = ("-m", "torch.distributed.run", f"--rdzv-backend={backend}", f"--rdzv-endpoint={endpoint}")
     options = ("--rdzv-id=job", "--nnodes=1:2", "--max-restarts=5", "--local-addr=127.0.0.1", script)
@@ -174,7 +174,7 @@ def measure_host(backend: str, script: str) -> tuple[float, int, int]:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago: c10d cannot be told to listen on port 0."""
+    """Return a port that was free a moment ago, as c10d cannot listen on port 0."""
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -183,7 +183,7 @@ def free_port() -> int:
 
 
 def worker_start(script: str) -> float:
-    """Seconds from the start of a worker by itself to its first step."""
+    """Return seconds from the start of a worker alone to its first step."""
     begun = time.monotonic()
     env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with started(script, **env) as worker:
@@ -191,7 +191,7 @@ def worker_start(script: str) -> float:
 
 
 def agent_start() -> float:
-    """Seconds that an agent takes to import what it needs."""
+    """Return the seconds of an agent's imports."""
     begun = time.monotonic()
     program = "import torch.distributed.run, torch.distributed.elastic.rendezvous.registry"
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -199,7 +199,6 @@ def agent_start() -> float:
 
 
 def main() -> None:
-    """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backends", default="rdzv,c10d", help="which to compare")
     parser.add_argument("--runs", type=int, default=3, help="how many of each")

@@ -1,10 +1,10 @@
-"""What it costs to look at a busy store: a scrape, the page, `rdzv status`, `rdzv runs`, by bytes, time and processor.
+"""The cost of reading a busy store: a scrape, the page, `rdzv status`, `rdzv runs`, in bytes, time and processor.
 
     python -m benchmarks.watching                               # 10,000 runs that are over, 1,000 that are not
     python -m benchmarks.watching --ended 1000 --live 100
 
-The store is `rdzv serve --http-port` in a process of its own. One run of one node was closed, one goes on; all others
-have the keys of one of these. The first look reads what the next ones only ask about.
+The store is `rdzv serve --http-port` in a process of its own. One run of one node was closed, one is live; all others
+have the keys of one of these. The first look reads values that later ones only check.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 ALONE = "min_nodes=1&last_call_timeout=0"
-PATIENCE = 120.0  # seconds for one look
+PATIENCE = 120.0  # seconds per look
 
 
 async def copy(client: store.Client, name: str, count: int, lease: int | None = None) -> None:
-    """Make so many runs of one: the same keys under other names."""
+    """Copy a run `count` times: the same keys under other names."""
     root = f"/rdzv/{name}/"
     there = await client.list(root)
     for number in range(1, count):
@@ -59,7 +59,7 @@ async def measure(ended: int, live: int) -> None:
             size = await way()
             seconds, spent = time.perf_counter() - began, support.cpu_seconds(served.pid) - before
             rows.append((f"{what}, {which}", f"{size:,}", support.ms(seconds), support.ms(spent)))
-            await anyio.sleep(1.0 + 5 * seconds)  # for four times as long, an answer serves whoever asks
+            await anyio.sleep(1.0 + 5 * seconds)  # an answer is cached for four times its cost
 
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(store.connect(url))
@@ -70,7 +70,7 @@ async def measure(ended: int, live: int) -> None:
         await copy(client, "ended", ended)
         handler = await stack.enter_async_context(rdzv.connect(f"{url}/live?{ALONE}", is_host=False))
         await handler.next_rendezvous()
-        await anyio.sleep(1.0)  # its coordinator says how it stands
+        await anyio.sleep(1.0)  # its coordinator writes its state
         await copy(client, "live", live, lease.id)
         timeout = aiohttp.ClientTimeout(total=PATIENCE)
         session = await stack.enter_async_context(aiohttp.ClientSession(page, timeout=timeout))

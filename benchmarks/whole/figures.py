@@ -1,8 +1,8 @@
 """Pure: a figure as SVG: lines over logarithmic axes.
 
-The documents show these figures. They are drawn here, since a plotting library would be the largest thing that the
-benchmarks need. The same values give the same text. There is no background, and all colours have contrast to white and
-to the black of a dark page: whoever shows the figure decides, and need not tell it.
+The documents show these figures. They are drawn here, since a plotting library would be the largest dependency of the
+benchmarks. The same values give the same text. There is no background, and all colours have contrast to white and to
+the black of a dark page.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ PREFIXES = {-3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """Points over a size, one line for each who was measured; both axes are logarithmic.
+    """Points over a size, one line per contender; both axes are logarithmic.
 
     Attributes:
-        title: What is shown.
-        across: What the horizontal axis counts.
-        up: What the vertical one shows, with its unit in words.
+        title: The title.
+        across: The quantity of the horizontal axis.
+        up: The quantity of the vertical one, with its unit in words.
         unit: Of the vertical axis: "s", "B", or none.
         lines: The points of each line, by its name.
         dashed: The names of those that are not ours.
@@ -46,7 +46,7 @@ class Lines:
 
 
 def quantity(value: float, unit: str) -> str:
-    """A number with its unit, in the prefix that suits it: 0.0125 s are 12.5 ms."""
+    """Return a number with its unit and a fitting prefix: 0.0125 s are 12.5 ms."""
     if not unit:
         return f"{value:,.0f}" if value >= 1 else f"{value:.3g}"
     if value == 0:
@@ -59,7 +59,7 @@ def quantity(value: float, unit: str) -> str:
 
 
 def draw(figure: Lines) -> str:
-    """The figure, as the text of an SVG file."""
+    """Return the figure as SVG."""
     middle = (HEIGHT - BOTTOM + TOP) / 2
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">',
@@ -115,6 +115,6 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
 
 
 def _decades(low: float, high: float) -> tuple[int, int]:
-    """The powers of ten between which these lie; at least one apart."""
+    """Return the powers of ten around these; at least one apart."""
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     return first, max(last, first + 1)

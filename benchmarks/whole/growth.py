@@ -1,10 +1,9 @@
 """Pure: how a cost grows with N, and how much of it grows faster than N log N.
 
-A cost is fitted as a sum of what is fixed, what grows with N, with N log N and with N squared, none of them below
-nothing, by the least squares of the relative errors: each size counts the same. What falls to N squared at the largest
-size is what N log N does not explain; a cost that grows like N log N has next to nothing of it, whatever is fixed, and
-one of N^1.5 has nearly all. The exponent beside it is that of the one power of N that fits best: easier to read, but
-misled by what is fixed.
+A cost is fitted as a sum of a constant and terms of N, N log N and N squared, none of them negative, by the least
+squares of the relative errors: each size counts the same. The share of N squared at the largest size is the part that N
+log N does not explain: next to nothing for a cost that grows like N log N, nearly all for one of N^1.5. The exponent
+beside it is that of the best single power of N: easier to read, but misled by constants.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ TERMS: dict[str, Callable[[float], float]] = {
     "N^2": lambda n: n * n,
 }
 ABOVE_MOST = 0.5
-"""The share of N squared at the largest size up to which a cost counts as one that grows no faster than N log N.
+"""The largest share of N squared, at the largest size, of a cost that counts as N log N.
 
-From 4 to 10,000 nodes, measured with errors of 15 %, costs of N log N come out above it once in a hundred times, and
-those of N^1.5 always, at 0.8 and more.
+From 4 to 10,000 nodes, with errors of 15 %, costs of N log N exceed it once in a hundred times, and those of N^1.5
+always, at 0.8 and more.
 """
 JUDGED_FROM = 1000
-"""Nodes that the largest size has at least, if a growth is to be judged: below, what is fixed hides the rest."""
+"""Nodes at least, at the largest size, for a verdict: below, constants hide the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +41,7 @@ class Fit:
     """How a cost grows.
 
     Attributes:
-        terms: What each term of `TERMS` is multiplied with.
+        terms: The factor of each of `TERMS`.
         exponent: Of the power of N that fits best; not a number below two sizes.
         above: The share of N squared in the cost at the largest size; not a number below four sizes.
     """
@@ -52,12 +51,12 @@ class Fit:
     above: float
 
     def at(self, n: float) -> float:
-        """What the cost is at this size."""
+        """Return the cost at this size."""
         return sum(factor * TERMS[name](n) for name, factor in self.terms.items())
 
 
 def power(points: Sequence[Point]) -> float:
-    """The exponent of the power of N that fits best; not a number below two sizes. N squared comes out as 2."""
+    """Return the exponent of the power of N that fits best; not a number below two sizes. N squared gives 2."""
     logs = [(math.log(n), math.log(value)) for n, value in points if n > 0 and value > 0]
     if len({n for n, _ in logs}) < 2:
         return math.nan
@@ -68,7 +67,7 @@ def power(points: Sequence[Point]) -> float:
 
 
 def fit(points: Sequence[Point]) -> Fit:
-    """Fit the terms to a cost, of which each point is a size and what it costs all in all."""
+    """Fit the terms to a cost; each point is a size and its total cost."""
     known = [(n, value) for n, value in points if n > 0 and value > 0]
     if len({n for n, _ in known}) < len(TERMS):
         return Fit(terms={}, exponent=power(known), above=math.nan)
@@ -92,7 +91,7 @@ def fit(points: Sequence[Point]) -> Fit:
 
 
 def _least_squares(rows: list[list[float]]) -> list[float] | None:
-    """The factors with which the columns come closest to 1 in every row; none if they depend on each other."""
+    """Return the factors with which the columns come closest to 1 in every row; None if they are dependent."""
     size = len(rows[0])
     scales = [max(row[column] for row in rows) for column in range(size)]
     scaled = [[value / scale for value, scale in zip(row, scales, strict=True)] for row in rows]

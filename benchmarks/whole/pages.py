@@ -4,8 +4,8 @@
     ...
     <!-- measured: end -->
 
-`python -m benchmarks --docs` writes them; a test holds the pages to the results that lie beside them. The lines of the
-README that have figures are in `README_LINES`; all of them come from the part `beside`, which is one run.
+`python -m benchmarks --docs` writes them; a test compares the pages with the results beside them. The README's lines
+with figures are in `README_LINES`; all come from the part `beside`, which is one run.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def _largest(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 class Constants:
-    """What one more node costs, at the most nodes that were measured."""
+    """The cost of one more node, at the largest measured size."""
 
     def __init__(self, results: Results) -> None:
         first = {**US, "way": "at once", "which": "first"}
@@ -266,7 +266,7 @@ class Constants:
         _, self.bytes_first = _largest(results.points("rendezvous", "nodes", "bytes", **first))
         _, self.bytes_again = _largest(results.points("rendezvous", "nodes", "bytes", **again))
         _, self.node_first = _largest(results.points("rendezvous", "nodes", "node_cpu", **first))
-        parked = {**US, "way": "parked", "which": "again"}  # where it is always a node with a process of its own
+        parked = {**US, "way": "parked", "which": "again"}  # the coordinator has a process of its own
         size, coordinator = _largest(results.points("rendezvous", "nodes", "coordinator_cpu", **parked))
         self.coordinator = coordinator / size
         size, connections = _largest(results.points("rendezvous", "nodes", "connections", **again))
@@ -356,14 +356,14 @@ BLOCKS: dict[str, dict[str, Callable[[Results], str]]] = {
     },
     "docs/scaling.md": {"constants": _constants, "on-paper": _on_paper},
 }
-"""By page, what makes each block."""
+"""The function of each block, by page."""
 
 
 # ------------------------------------------------------------------------------------------ README.md
 
 
 def _of(results: Results, figure: str, unit: str, *nodes: int, who: str = "rdzv") -> str:
-    """A figure of the part `beside` for each of these numbers of nodes."""
+    """Return a figure of the part `beside` for each of these numbers of nodes."""
     return " / ".join(_shown(results.value("beside", figure, who=who, nodes=each), unit) for each in nodes)
 
 
@@ -413,14 +413,14 @@ README_LINES: tuple[Callable[[Results], tuple[str, str]], ...] = (
     _row_of_barrier,
     _row_of_bytes,
 )
-"""Lines of the README: the beginning, by which each is found, and the rest, which has the figures."""
+"""Lines of the README: the beginning, which finds the line, and the rest, with the figures."""
 
 
 # ------------------------------------------------------------------------------------------ writing
 
 
 def render(page: str, text: str, results: Results) -> str:
-    """Return the page with the results in it: its blocks, or the README's lines."""
+    """Return the page with the results in its blocks, or in the README's lines."""
     if page == "README.md":
         for make in README_LINES:
             beginning, rest = make(results)
@@ -439,7 +439,7 @@ def render(page: str, text: str, results: Results) -> str:
 
 
 def write(root: Path, results: Results) -> list[Path]:
-    """Write the results, the figures and the pages of a tree; what was written."""
+    """Write the results, the figures and the pages of a tree; return their paths."""
     kept = root / "docs" / "benchmarks.json"
     results.save(kept)
     written = [kept]

@@ -2,9 +2,9 @@
 
     python -m benchmarks.whole.parts NAME [--quick] [--seconds 60] [--nodes ...]
 
-runs one part, and prints each row as JSON on a line of its own, behind the word ROW. The steps come in the order of
-what matters: every size once, before any of them a second time. No step is begun when the part's time is over, or when
-it took longer before than is left. A step that fails is told of, and the others go on.
+runs one part, and prints each row as JSON on a line of its own, behind the word ROW. The steps come in order of
+importance: every size once, before any a second time. A step begins only if its last duration fits into the rest of the
+part's time. A failed step is printed, and the others continue.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 NODES = (4, 64, 256, 1024, 4096, 10_000)
 QUICK_NODES = (4, 16, 64, 128)
-PEER_NODES = (4, 64, 128, 256)  # its nodes share one record, which all of them rewrite: more take minutes
-PEER_PATIENCE = 60.0  # seconds for each step of a round of theirs
-STEP_MOST = 150  # seconds for any one step; the longest takes 30 on a quiet machine
+PEER_NODES = (4, 64, 128, 256)  # its nodes rewrite one shared record: more take minutes
+PEER_PATIENCE = 60.0  # seconds per step of their round
+STEP_MOST = 150  # seconds per step; the longest takes 30 on a quiet machine
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much is to be measured."""
+    """The amount to measure."""
 
     quick: bool = False
     nodes: tuple[int, ...] = NODES
@@ -49,7 +49,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Step:
-    """One measurement; the same name again is the same once more."""
+    """One measurement; the same name means a repetition."""
 
     name: str
     measure: Callable[[], list[Row]]
@@ -57,15 +57,15 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What is measured together.
+    """Measurements that belong together.
 
     Attributes:
-        section: (a) the rendezvous, (b) calls, (c) what idles, (d) how soon a death is heard.
-        says: What is measured, in words.
+        section: (a) rendezvous, (b) calls, (c) idle members, (d) detection of a death.
+        says: The description.
         seconds: Its share of a whole run of 25 minutes.
-        steps: What is done, in this order.
-        lacks: Why it cannot be measured here; empty if it can.
-        torch: Whether PyTorch takes part.
+        steps: The steps, in order.
+        lacks: Why it cannot be measured here; else empty.
+        torch: True if PyTorch takes part.
     """
 
     section: str
@@ -88,7 +88,7 @@ def _rendezvous(plan: Plan) -> Iterator[Step]:
 
 
 def _runs(nodes: int) -> int:
-    """How often a size is measured: small ones vary more, and cost less."""
+    """Return the number of runs of a size: small ones vary more, and cost less."""
     return 5 if nodes <= 256 else 3 if nodes <= 1024 else 2
 
 
@@ -97,7 +97,7 @@ def _pytorch_meets(kind: str, nodes: int, processes: int, way: str) -> dict[str,
     try:
         with pytorch.Round(kind, nodes, processes, PEER_PATIENCE, parked=way == "parked") as one:
             figures = {"seconds": one.seconds, "bytes": one.bytes, "server_cpu": one.server_cpu}
-    except TimeoutError as error:  # PyTorch's rendezvous does not always complete; that is no failure of ours
+    except TimeoutError as error:  # PyTorch's rendezvous does not always complete: no failure of ours
         print(f"not done: {error}", flush=True)
     return figures
 
@@ -135,7 +135,7 @@ def _requests(plan: Plan) -> Iterator[Step]:
 
 def _calls(plan: Plan) -> Iterator[Step]:
     def measure(run: int) -> list[Row]:
-        if hasattr(os, "sched_setaffinity"):  # on several cores a call takes as long as the system takes to wake one
+        if hasattr(os, "sched_setaffinity"):  # on several cores, waking one dominates a call
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before any process is forked
         found = calls.measure(10 if plan.quick else 40, 100)
         return [
@@ -301,7 +301,7 @@ PARTS = {
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise `TimeoutError` in what takes longer, wherever it waits; in a process that has no other use for SIGALRM."""
+    """Raise `TimeoutError` after `seconds`, in any wait; in a process that has no other use for SIGALRM."""
 
     def end(*_: object) -> None:
         raise TimeoutError(f"not within {seconds:g} s")
@@ -337,7 +337,7 @@ def run(
         try:
             with limit():
                 rows = step.measure()
-        except Exception as error:  # noqa: BLE001  the other steps have their own chance
+        except Exception as error:  # noqa: BLE001  the other steps continue
             traceback.print_exc()
             print(f"FAILED {step.name}: {type(error).__name__}: {error}".replace("\n", " "), flush=True)
             rows = []
@@ -359,7 +359,7 @@ def main() -> None:
     options = parser.parse_args()
     nodes = tuple(options.nodes or (QUICK_NODES if options.quick else NODES))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket for each node, and two in its own process
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket per node, and two in its own process
     with contextlib.suppress(KeyboardInterrupt):
         run(
             options.name,

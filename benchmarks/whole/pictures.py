@@ -1,4 +1,4 @@
-"""Which figures there are, and what they show; each from the results alone. A part that is missing leaves its out."""
+"""The figures, each made of the results alone. A missing part leaves its figures out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TURNS = [(way, which) for way in ("at once", "parked") for which in ("first", "a
 US = {"who": "rdzv"}
 FIRST = {**US, "way": "at once", "which": "first"}
 AGAIN = {**US, "way": "at once", "which": "again"}
-PARKED = {**US, "way": "parked"}  # where it is always the node with a process of its own that coordinates
+PARKED = {**US, "way": "parked"}  # the coordinator has a process of its own
 
 
 def _rendezvous(results: Results) -> Lines:
@@ -156,11 +156,11 @@ FIGURES: dict[str, tuple[str, Callable[[Results], Lines]]] = {
     "idle": ("idle", _idle),
     "detection": ("detection", _detection),
 }
-"""Each figure by its name: the part that it is of, and what draws it."""
+"""Each figure by its name: its part, and the function that draws it."""
 
 
 def figures(results: Results) -> dict[str, Lines]:
-    """The figures of which something was measured; a line without points is left out."""
+    """Return the figures with measurements; a line without points is left out."""
     found: dict[str, Lines] = {}
     for name, (part, make) in FIGURES.items():
         if results.rows(part):
@@ -171,5 +171,5 @@ def figures(results: Results) -> dict[str, Lines]:
 
 
 def svgs(results: Results) -> dict[str, str]:
-    """Each figure as the text of a file, by the file's name."""
+    """Return each figure as SVG, by the file's name."""
     return {f"bench-{name}.svg": draw(figure) for name, figure in figures(results).items()}

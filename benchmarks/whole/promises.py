@@ -1,7 +1,7 @@
-"""Each ratio that docs/benchmarks.md promises: its sentence, how it is taken from the results, its limit.
+"""Each ratio that docs/benchmarks.md promises: its sentence, its value in the results, its limit.
 
 A promise is a ratio within one run, or a count, so that it holds on any machine; `python -m benchmarks` fails if one is
-broken, and names it. What was not measured is said to be that, and breaks nothing.
+broken, and names it. A missing measurement is named, and breaks nothing.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Points = "Sequence[tuple[float, float]]"
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """One figure, and what it may be.
+    """One figure and its limit.
 
     Attributes:
-        sentence: As it stands in the documents.
+        sentence: As in the documents.
         measured: The figure; not a number if it was not measured.
-        most: What it may be at most; or
-        least: what it must be at least.
+        most: The maximum; or
+        least: the minimum.
         unit: Of the figure: "s", "B" or "%"; none of a ratio.
     """
 
@@ -45,20 +45,20 @@ class Limit:
     unit: str = ""
 
     def shown(self, value: float) -> str:
-        """A value of the figure, with its unit."""
+        """Return a value with the unit."""
         if self.unit == "%":
             return f"{value * 100:.3g} %"
         return quantity(value, self.unit) if self.unit else f"{value:,.3g}"
 
     @property
     def bound(self) -> str:
-        """The limit, in words."""
+        """Return the limit in words."""
         return f"at most {self.shown(self.most)}" if self.most < math.inf else f"at least {self.shown(self.least)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What became of a limit: kept, broken, or not measured (none)."""
+    """The verdict on a limit: kept, broken, or not measured (none)."""
 
     limit: Limit
     value: float
@@ -66,7 +66,7 @@ class Verdict:
 
 
 def judge(limits: Sequence[Limit], results: Results) -> list[Verdict]:
-    """Hold the results against each limit."""
+    """Compare the results with each limit."""
     verdicts = []
     for limit in limits:
         value = limit.measured(results)
@@ -79,7 +79,7 @@ def judge(limits: Sequence[Limit], results: Results) -> list[Verdict]:
 
 
 def _slower(kind: str, way: str) -> Callable[[Results], float]:
-    """How many times as long the peer takes, where it comes closest to us."""
+    """Return how many times as long the peer takes, where it comes closest to us."""
 
     def measured(results: Results) -> float:
         ours = dict(results.points("rendezvous", "nodes", "seconds", **US, way=way, which="first"))
@@ -102,7 +102,7 @@ def _more_bytes(kind: str, nodes: int) -> Callable[[Results], float]:
 
 
 def _most_bytes(results: Results, *, of_64: bool = False, nodes_least: int = 0) -> float:
-    """The bytes of the node that moves most of them, all at once; or times those it moves in a round of 64."""
+    """Return the bytes of the node that moves most, all at once; or their ratio to a round of 64."""
     found = []
     for which in ("first", "again"):
         points = dict(results.points("rendezvous", "nodes", "bytes", **US, way="at once", which=which))
@@ -165,11 +165,11 @@ COSTS: dict[str, Callable[[Results], Sequence[tuple[float, float]]]] = {
     "the server's processor for N idle members": lambda results: results.points("idle", "nodes", "cpu", **US),
     "bytes per second of N idle members": lambda results: results.points("idle", "nodes", "bytes", **US),
 }
-"""What must not grow faster than N log N: all nodes' cost together, by its name."""
+"""The costs of all nodes, by name, that must not grow faster than N log N."""
 
 
 def _above(results: Results) -> float:
-    """The largest share of a cost that N log N does not explain."""
+    """Return the largest share of a cost that N log N does not explain."""
     return max(
         (share for share in map(_share_above, (of(results) for of in COSTS.values())) if share >= 0), default=math.nan
     )

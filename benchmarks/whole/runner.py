@@ -1,7 +1,7 @@
 """Run one part in a process of its own, and take its rows as they come.
 
-A part that hangs, crashes or leaves processes behind costs itself alone: it has a session of its own, all of which is
-killed when it has ended, or when its time is over by far.
+A part that hangs, crashes or leaves processes behind harms only itself: it has a session of its own, which is killed
+when the part has ended, or is far beyond its time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-GRACE = 120.0  # seconds beyond its time for the step that was begun
+GRACE = 120.0  # seconds beyond its time for a running step
 
 
 def run(
@@ -32,14 +32,14 @@ def run(
     say: Callable[[str], None],
     log: Path,
 ) -> tuple[str, list[str]]:
-    """Run it: how it ended ("done", "stopped" early, or "failed"), and what went wrong.
+    """Run a part; return its end ("done", "stopped" early, or "failed"), and its problems.
 
     Args:
-        command: That prints rows, as `benchmarks.whole.parts` does.
-        seconds: After which it should have ended by itself.
+        command: Prints rows, as `benchmarks.whole.parts` does.
+        seconds: The limit within which it should end.
         row: Called with each row.
         say: Called with each other line.
-        log: Where its standard error goes.
+        log: The file of its standard error.
     """
     deadline = time.monotonic() + seconds + GRACE
     status = "done"
@@ -92,5 +92,5 @@ def _started(
 
 
 def command_of(part: str, options: Sequence[str]) -> list[str]:
-    """What runs a part."""
+    """Return the command of a part."""
     return [sys.executable, "-u", "-m", "benchmarks.whole.parts", part, *options]
