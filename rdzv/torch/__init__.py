@@ -5,13 +5,13 @@
     PrefixStore, gloo, the agent        >  TorchStore     >  the blocking shared store  >  one socket per thread
     DynamicRendezvousHandler            >  TorchRendezvousBackend  >  a blocking client
 
-They translate and forward; what a rendezvous is, is decided elsewhere. Nothing of ours is pickled on any wire: only the
-state that PyTorch's own `DynamicRendezvousHandler` gives to a backend is a pickle, which PyTorch makes and reads.
+They translate calls. Nothing of ours is pickled on any wire; only PyTorch's own `DynamicRendezvousHandler` gives its
+backend a pickled state, which PyTorch makes and reads.
 
-What PyTorch has of what these rooms use, and since when, stands in `pytorch`.
+`pytorch` lists the names of PyTorch that these modules use, with their releases.
 
-**C++ and Python.** A `torch.distributed.Store` is a C++ object with a Python half. C++ calls the Python half's methods
-of certain names, two of them in camel case, and does not keep it alive: see `TorchStore`.
+**C++ and Python.** A `torch.distributed.Store` is a C++ object with a Python half. C++ calls methods of the Python
+half, two of them in camel case, and does not keep it alive: see `TorchStore`.
 """
 
 from rdzv.torch.backend import TorchRendezvousBackend

@@ -1,4 +1,4 @@
-"""Shell: the state of PyTorch's own `DynamicRendezvousHandler` in our store, fenced by the revision of its key."""
+"""Shell: the state of PyTorch's `DynamicRendezvousHandler` in our store, fenced by the revision of its key."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ __all__ = ["TorchRendezvousBackend"]
 
 
 MARK: Final = b"rdzv-torch-state-1\n"
-"""What a state begins with in the store. PyTorch unpickles what it is given: bytes of others must not get that far."""
+"""The first bytes of a state in the store. PyTorch unpickles states, so foreign bytes are rejected."""
 
 
 class TorchRendezvousBackend(RendezvousBackend):
-    """Keeps the state of PyTorch's own `DynamicRendezvousHandler` in our store, fenced by the revision of its key.
+    """Keeps the state of PyTorch's `DynamicRendezvousHandler` in our store, fenced by the revision of its key.
 
         store, backend = TorchStore(url), TorchRendezvousBackend(url, run_id)
         DynamicRendezvousHandler.from_backend(run_id, store, backend, min_nodes, max_nodes)
 
-    For comparison, and for those who need that handler's ways. The state is PyTorch's, a pickle that it makes and reads
-    itself: let nobody write to this store who should not. Our own handler needs nothing of this.
+    For comparison, and for users of that handler. The state is a pickle that PyTorch makes and reads: restrict the
+    writers of this store. Our own handler does not need this class.
 
     Args:
-        url: A URL of ours; what it says of the run is not looked at.
-        run_id: Which run's state to keep.
+        url: A URL of ours; its run is ignored.
+        run_id: The run of the state.
         overrides: The URL's parameters as keywords.
     """
 
@@ -44,31 +44,31 @@ class TorchRendezvousBackend(RendezvousBackend):
             refuse("the run_id is empty; give the job a name")
         self._client, settings = open_store(url, overrides)
         self._key = Keys(settings.prefix, run_id).root + "torch/state"
-        weakref.finalize(self, self._client.close).atexit = False  # PyTorch has no call that would close it
+        weakref.finalize(self, self._client.close).atexit = False  # PyTorch has no call to close it
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of the backend."""
         return "rdzv"
 
     def get_state(self) -> tuple[bytes, Any] | None:
-        """The state and its token; None if there is none.
+        """Return the state and its token; None if there is none.
 
         Raises:
-            RendezvousStateError: Somebody else has written to its key.
+            RendezvousStateError: The key holds something else.
         """
         with self._torch_errors():
             entry = self._client.get(self._key)
         return (self._state_in(entry), entry.mod_revision) if entry is not None else None
 
     def set_state(self, state: bytes, token: Any | None = None) -> tuple[bytes, Any, bool] | None:
-        """Write the state if the token is that of the one there, or if there is none and no token was given.
+        """Write the state if `token` is the token of the present state, or if both are missing.
 
         Returns:
-            The state that is there now, its token, and whether it is what was just written; None if there is none.
+            The state that is there now, its token, and True if it was just written; None if there is none.
         """
         if token is not None and type(token) is not int:
-            current = self.get_state()  # no token of ours, so it cannot be that of the state
+            current = self.get_state()  # no token of ours matches
             return (*current, False) if current is not None else None
         with self._torch_errors():
             result = self._client.compare_and_set(self._key, MARK + state, expected_revision=token or 0)
@@ -85,7 +85,7 @@ class TorchRendezvousBackend(RendezvousBackend):
         return entry.value.removeprefix(MARK)
 
     def close(self) -> None:
-        """Hang up."""
+        """Disconnect."""
         self._client.close()
 
     @contextlib.contextmanager

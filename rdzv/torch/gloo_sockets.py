@@ -1,17 +1,16 @@
-"""Shell: which of this process's sockets are gloo's, and how they are shut down.
+"""Shell: finds gloo's sockets in this process, and shuts them down.
 
-A gloo collective whose peer was killed fails by itself on the peer's neighbours only; the others wait until the group's
-timeout, and PyTorch's own abort changes nothing about that (2.13). What ends it at once is to shut down the sockets
-that the group has connected: then every collective on it raises `RuntimeError: ... Connection closed by peer`.
+If a peer is killed, a gloo collective fails only on its neighbours. The others wait for the group's timeout, and
+PyTorch's abort does not end that (2.13). Shutting down the sockets of the group does: every collective on it raises
+`RuntimeError: ... Connection closed by peer`.
 
-Gloo's sockets are known by their addresses, and never by when they came: other libraries of the process open sockets at
-any time. Each member of a group listens at an address of its own, which it writes into the group's store, and reads
-those of the others from there. So a socket is gloo's if one of its two ends is such an address. That holds for every
-group over that store, whoever makes it. Where the addresses cannot be read, all sockets are left alone.
+Gloo's sockets are recognised by their addresses, as other libraries may open sockets at any time. Each member of a
+group listens at an address of its own, writes it into the group's store, and reads the others' from there. A socket is
+gloo's if one of its ends is such an address, for every group over that store. If the addresses cannot be read, no
+socket is touched.
 
-A listening socket is never touched: gloo aborts the process when its accept fails. Descriptors are looked at by the
-system's own calls, since a `socket.socket` made of one makes it non-blocking for all who have it, where somebody has
-called `socket.setdefaulttimeout`.
+A listening socket is never touched, as gloo aborts the process when accept fails. Descriptors are read by system calls:
+a `socket.socket` of a descriptor makes it non-blocking for all its owners after `socket.setdefaulttimeout`.
 """
 
 from __future__ import annotations
@@ -31,25 +30,25 @@ __all__ = ["GlooSockets"]
 Address = tuple[int, bytes]  # a port, and an address of 4 or 16 bytes
 
 STORAGE_BYTES: Final = 128  # of a `sockaddr_storage`
-ADDRESS_BYTES: Final = STORAGE_BYTES + 8  # gloo's own: that, and a number
-HOST_BYTES_MAX: Final = 256  # of a name that comes before an address
+ADDRESS_BYTES: Final = STORAGE_BYTES + 8  # gloo's: that, and a number
+HOST_BYTES_MAX: Final = 256  # of the name before an address
 
 
 class GlooSockets:
-    """The sockets of the gloo groups whose addresses pass through one store."""
+    """The sockets of the gloo groups that exchange addresses through one store."""
 
     def __init__(self) -> None:
         self._addresses: set[Address] = set()
 
     def heed(self, value: str | bytes) -> None:
-        """Look at a value that was written or read: whether it says at what address a member's gloo listens."""
+        """Record the address of a member's gloo if a value that was written or read contains one."""
         if isinstance(value, bytes) and len(value) > ADDRESS_BYTES and (address := _listens_at(value)) is not None:
             self._addresses.add(address)
 
     def shut_down(self) -> None:
-        """End the connections between these addresses; from any thread."""
+        """Shut down the connections between these addresses; from any thread."""
         for name in os.listdir("/dev/fd"):
-            # A copy, so that the descriptor which was looked at is the one that is shut down; closed since: no matter.
+            # Shut down a copy: the number may be another file by now.
             with contextlib.suppress(OSError):
                 copy = os.dup(int(name))
                 try:
@@ -59,12 +58,12 @@ class GlooSockets:
                     os.close(copy)
 
     def _is_gloos(self, number: int) -> bool:
-        peer = _address_of(number, "getpeername")  # None of one that listens
+        peer = _address_of(number, "getpeername")  # None for a listening socket
         return peer is not None and not self._addresses.isdisjoint((peer, _address_of(number, "getsockname")))
 
 
 def _listens_at(value: bytes) -> Address | None:
-    """The address in what a member writes of itself: its host's name, that, and more, each behind its length."""
+    """Return the address in a member's value: its host's name, the address, and more, each after its length."""
     host = int.from_bytes(value[:8], sys.byteorder)
     if host <= HOST_BYTES_MAX and value[8 + host : 16 + host] == ADDRESS_BYTES.to_bytes(8, sys.byteorder):
         return _address_in(value[16 + host :])
@@ -72,7 +71,7 @@ def _listens_at(value: bytes) -> Address | None:
 
 
 def _address_in(storage: bytes) -> Address | None:
-    """The address that a `sockaddr_storage` says; None if it is not of the internet."""
+    """Return the address in a `sockaddr_storage`; None unless it is an internet address."""
     family = storage[1] if sys.platform == "darwin" else int.from_bytes(storage[:2], sys.byteorder)
     (port,) = struct.unpack_from("!H", storage, 2)
     if family == socket.AF_INET:

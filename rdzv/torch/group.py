@@ -1,14 +1,14 @@
-"""Shell: the process group of one round: made, aborted by another thread when a member is lost, gone without a trace.
+"""Shell: the process group of one round: it is made, aborted by another thread after a loss, and removed.
 
 **gloo.** `gloo_sockets` ends its collectives.
 
-**nccl.** PyTorch's abort ends a collective. All members must abort once one has, or the others wait for the timeout:
-every member hears of the loss from its own node and aborts. An abort waits for the GPU, and so has a thread of its own;
-`close` waits for its end, since only then another group can be made. Two variables have to be set before the first
-group is made, and `make` refuses without them. `TORCH_NCCL_ASYNC_ERROR_HANDLING=0`: the watchdog must not end the
-process meanwhile. `TORCH_NCCL_BLOCKING_WAIT=1`: without it a collective returns before the GPU has done it, one that is
-aborted raises nothing, and the optimizer would write what is no gradient into the state that survivors keep. All of
-this was written from PyTorch's documentation and sources, and has never run on a GPU.
+**nccl.** PyTorch's abort ends a collective. All members must abort, or the others wait for the timeout: each member
+learns of the loss from its own node and aborts. An abort waits for the GPU, so it runs in a thread of its own, and
+`close` waits for that before another group can be made. Two variables must be set before the first group, or `make`
+raises. `TORCH_NCCL_ASYNC_ERROR_HANDLING=0`: the watchdog must not end the process. `TORCH_NCCL_BLOCKING_WAIT=1`:
+without it a collective returns before the GPU is done and an aborted one raises nothing; then the optimizer would apply
+an invalid gradient to the state that survivors keep. This follows PyTorch's documentation and sources, and has never
+run on a GPU.
 """
 
 from __future__ import annotations
@@ -34,13 +34,11 @@ from rdzv.torch.store import TorchStore
 
 __all__ = ["RoundGroup", "refuse_existing_group"]
 
-CONNECT_WITHIN: Final = 1.0  # seconds in which a gloo group of a few stands, at the first attempt
+CONNECT_WITHIN: Final = 1.0  # seconds to connect a small gloo group, at the first attempt
 CONNECT_WITHIN_PER_RANK: Final = 0.05
 GLOO_WAITS: Final = 5  # gloo waits for so many of its timeouts until a connection is made (its `waitUntilConnected`)
-ATTEMPTS: Final = 5  # each with twice the time of the one before, for machines that are busy
-LOOK_AGAIN_AFTER: Final = (
-    0.01  # seconds between looks for new sockets while a group that is to be aborted is being made
-)
+ATTEMPTS: Final = 5  # each with twice the time, for busy machines
+LOOK_AGAIN_AFTER: Final = 0.01  # seconds between searches for new sockets while an aborted group is still being made
 VERDICT: Final = "rdzv.group/verdict"
 GO_ON: Final = b"go on"
 AGAIN: Final = b"again"
@@ -48,18 +46,18 @@ NEEDED_BY_NCCL: Final = (
     ("ASYNC_ERROR_HANDLING", "0", "PyTorch's watchdog ends the process when a member is lost"),
     ("BLOCKING_WAIT", "1", "a collective that is aborted when a member is lost raises nothing, and the step goes on"),
 )
-"""Names of variables behind `TORCH_NCCL_`, or `NCCL_` as they were called once; their values, and what happens else."""
+"""The variables after `TORCH_NCCL_`, formerly `NCCL_`; their values, and the effect without them."""
 
 
 class RoundGroup:
-    """The default process group of this process, for as long as a round lasts.
+    """The default process group of this process during a round.
 
     Args:
-        store: A `torch.distributed.Store` that the members share, and that no other round's members see.
+        store: A `torch.distributed.Store` for the members of this round only.
         rank: This process's rank.
-        world_size: How many members there are.
-        backend: `gloo`, `nccl`, or whatever else PyTorch knows.
-        timeout: How long a collective may take, once the group stands.
+        world_size: The number of members.
+        backend: `gloo`, `nccl`, or another one of PyTorch's.
+        timeout: The limit of a collective, once the group is connected.
     """
 
     def __init__(self, store: Any, *, rank: int, world_size: int, backend: str, timeout: timedelta) -> None:
@@ -74,14 +72,14 @@ class RoundGroup:
         self._sockets = GlooSockets()
         self._making = threading.Lock()
         self._aborted = threading.Event()
-        self._excepthooks: tuple[Any, Any] | None = None  # before PyTorch's last making of this group, and after it
+        self._excepthooks: tuple[Any, Any] | None = None  # before and after PyTorch's last making of the group
 
     def make(self) -> None:
         """Make the default process group.
 
         Raises:
-            RuntimeError: A member is not there, or went meanwhile (PyTorch's own error).
-            RendezvousSettingsError: A variable is not set that nccl needs.
+            RuntimeError: A member is missing or has gone (PyTorch's own error).
+            RendezvousSettingsError: A variable that nccl needs is not set.
             RendezvousStateError: This process has a default group already.
         """
         refuse_existing_group()
@@ -92,14 +90,14 @@ class RoundGroup:
                     f"group; otherwise {otherwise}"
                 )
         if not self._uses_gloo or set_group_timeout is None:
-            # Where PyTorch cannot change it afterwards, the collectives' timeout counts from the start.
+            # If PyTorch cannot change the timeout later, the collectives' timeout applies from the start.
             self._make_once(self._store, self._timeout)
             if self._aborted.is_set():
-                self.abort()  # what was not there yet
+                self.abort()  # the sockets that were made meanwhile
             return
-        # A gloo group knows one timeout, for connecting and for every collective. Connecting gets a short one, since it
-        # waits in vain for a member that dies now, and the sockets to abort for that one do not exist. On a busy
-        # machine it may be too short for members that all live: then all try again, with more time.
+        # A gloo group has one timeout for connecting and for collectives. Connecting needs a short one: it waits in
+        # vain for a member that dies meanwhile, and has no sockets to abort. If it is too short for a busy machine, all
+        # try again with more time.
         within = CONNECT_WITHIN + CONNECT_WITHIN_PER_RANK * self._world_size
         failure: RuntimeError | None = None
         for attempt in range(ATTEMPTS):
@@ -133,13 +131,13 @@ class RoundGroup:
             self._sockets.shut_down()
 
     def _wait_for_all(self, store: Any) -> None:
-        """Wait until every member is here: the store's waits end when one is lost, gloo's do not."""
+        """Wait for every member in the store, whose waits end at a loss; gloo's do not."""
         if store.add("rdzv.group/came", 1) == self._world_size:
             store.set("rdzv.group/all", "1")
         store.wait(["rdzv.group/all"])
 
     def _all_have_made_it(self, store: Any, *, made: bool) -> bool:
-        """Come to one answer with all members: who tried again alone would wait for those whose group stands.
+        """Agree with all members on success: a member that tried again alone would wait for the others.
 
         Raises:
             RuntimeError: A member has gone meanwhile.
@@ -151,43 +149,44 @@ class RoundGroup:
         return bool(store.get(VERDICT) == GO_ON)
 
     def abort(self) -> None:
-        """End every collective that is under way, and every later one; from any thread, as often as one likes."""
+        """End all present and future collectives; from any thread, repeatedly."""
         self._aborted.set()
         if self._uses_gloo:
             self._sockets.shut_down()
             if self._making.locked():
-                # Not here: this may be the node's thread, which keeps leases, and gloo tries again for ten seconds.
+                # In a thread: the caller may be the node's thread, which renews leases, and gloo retries for ten
+                # seconds.
                 threading.Thread(target=self._shut_down_until_made, name="rdzv group abort", daemon=True).start()
         aborting = self._aborting
         if self._uses_nccl and abort_process_group is not None and (aborting is None or not aborting.is_alive()):
-            # Not here either: it waits for the GPU.
+            # In a thread, too: it waits for the GPU.
             self._aborting = threading.Thread(target=_abort_all, name="rdzv group abort", daemon=True)
             self._aborting.start()
 
     def _shut_down_until_made(self) -> None:
-        """End what connects while a group is being made: in a thread of its own, which ends with the making."""
+        """Shut down connections until the making of the group has ended."""
         while not self._making.acquire(timeout=LOOK_AGAIN_AFTER):
             self._sockets.shut_down()
         self._sockets.shut_down()
         self._making.release()
 
     def close(self) -> None:
-        """Destroy all process groups; their threads and sockets go with them."""
+        """Destroy all process groups, with their threads and sockets."""
         if self._aborting is not None:
-            self._aborting.join()  # at its end it has destroyed them
+            self._aborting.join()  # it destroys them
         if dist.is_initialized():
             destroy_process_groups()
-        # PyTorch wraps the hook that prints an uncaught error, to put the rank before its lines, and leaves it so: each
-        # line would come with the ranks of all rounds before it, and after a thousand rounds the hook would fail.
+        # PyTorch wraps the hook for uncaught errors, to put the rank before lines, and does not restore it: lines would
+        # get the ranks of all earlier rounds, and after a thousand rounds the hook would fail.
         if self._excepthooks is not None and sys.excepthook is self._excepthooks[1]:
             sys.excepthook = self._excepthooks[0]
 
 
 def refuse_existing_group() -> None:
-    """Raise if this process has a default group: a second one would mix its collectives with that one's.
+    """Raise if this process has a default group, whose collectives a second group would mix with its own.
 
     Raises:
-        RendezvousStateError: It has.
+        RendezvousStateError: There is one.
     """
     if dist.is_initialized():
         raise RendezvousStateError(
@@ -197,6 +196,6 @@ def refuse_existing_group() -> None:
 
 
 def _abort_all() -> None:
-    """Abort all of nccl's groups, and destroy them."""
-    with contextlib.suppress(ValueError, AssertionError):  # they have been destroyed, or were never made
+    """Abort and destroy all of nccl's groups."""
+    with contextlib.suppress(ValueError, AssertionError):  # destroyed already, or never made
         abort_process_group()

@@ -1,4 +1,4 @@
-"""Shell: PyTorch's rendezvous handler over ours, which is what `torchrun --rdzv-backend=rdzv` uses."""
+"""Shell: PyTorch's rendezvous handler over ours, for `torchrun --rdzv-backend=rdzv`."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 _CHECKED: Final = {"bootstrap_check": True}
 _BY_NAME: Final = {"rank_order": "survivors_then_name"}
-"""What PyTorch's users expect: its own handler sorts by address, so that rank 0 is on the first host of the list."""
+"""As PyTorch's own handler, which sorts by address: rank 0 is on the first host of the list."""
 
 SERVED: Final = "rdzv/torch/agent_store"
-"""The key of the round's store by which rank 0's agent says that it serves the workers' store."""
+"""The key of the round's store that says that rank 0's agent serves the workers' store."""
 
 _ANY_PORT: Final = re.compile(r"(tcps?://)?(\[[^\]]*\]|[^][/?#:]*):0+([/?].*)?")
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
 _PORT_TAKEN: Final = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
 READ_TIMEOUT: Final = 60.0
-"""In seconds; PyTorch's default for `read_timeout`, which its agents' store has as its timeout."""
+"""In seconds; PyTorch's default for `read_timeout`, the timeout of its agents' store."""
 
 _TORCH_ERRORS: Final[tuple[tuple[type[ours.RendezvousError], type[Exception]], ...]] = (
     (ours.RendezvousClosedError, torch_api.RendezvousClosedError),
@@ -76,23 +76,22 @@ _TORCH_ERRORS: Final[tuple[tuple[type[ours.RendezvousError], type[Exception]], .
 
 
 def _as_torch(error: ours.RendezvousError) -> Exception:
-    """PyTorch's error for one of ours, with our message, which PyTorch's own mostly lack."""
+    """Return PyTorch's error for one of ours, with our message."""
     return next(theirs(str(error)) for kind, theirs in _TORCH_ERRORS if isinstance(error, kind))
 
 
 class _Choices:
-    """What `torchrun` was told, in our terms.
+    """The parameters of `torchrun` as ours.
 
     Attributes:
-        url: Where the run is.
-        overrides: Everything else that is ours, as keywords of `rdzv.sync.connect`.
-        reserved: Holds the port of a store of this job's own, which no other job shares, until that listens.
-        read_timeout: How long the agent's store waits for a key.
-        regroup_on_loss: Whether members meet again when one has gone.
+        overrides: Keywords of `rdzv.sync.connect`.
+        reserved: Holds the port of this job's own store until that listens.
+        read_timeout: The timeout of the agent's store.
+        regroup_on_loss: True if members meet again after a loss.
     """
 
-    # PyTorch adds `timeout=900` to what the user says, whatever that is, and its dynamic handler reads `join_timeout`.
-    # `heartbeat_timeout` bounds its heartbeat's calls, `use_libuv` and `store_type` choose its store: nothing of ours.
+    # PyTorch always adds `timeout=900`, and its dynamic handler reads `join_timeout`. `heartbeat_timeout` limits its
+    # heartbeat, `use_libuv` and `store_type` choose its store: not ours.
     IGNORED: Final = ("timeout", "heartbeat", "heartbeat_timeout", "use_libuv", "store_type")
 
     def __init__(self, params: Any) -> None:
@@ -115,7 +114,7 @@ class _Choices:
 
         endpoint = params.endpoint.strip()
         if not endpoint and params.run_id == NO_NAME and params.max_nodes == 1:
-            endpoint = "localhost:0"  # it shares nothing with another job by intention
+            endpoint = "localhost:0"  # no other job shares it
         self.reserved: socket.socket | None = None
         if (own := _ANY_PORT.fullmatch(endpoint)) is not None:
             if params.min_nodes > 1:
@@ -147,7 +146,7 @@ class _Choices:
 
 
 def _reserved(host: str) -> socket.socket:
-    """Return a socket that holds a free port of this machine, at which another socket can listen."""
+    """Return a socket that reserves a free port of this machine for a listening one."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind((host, 0))
@@ -164,38 +163,36 @@ def _truth(params: Any, name: str, *, default: bool) -> bool:
 
 
 class TorchRendezvousHandler(torch_api.RendezvousHandler):
-    """PyTorch's rendezvous handler over ours: what `torchrun --rdzv-backend=rdzv` uses.
+    """PyTorch's rendezvous handler over ours, for `torchrun --rdzv-backend=rdzv`.
 
-    `--rdzv-endpoint` is `host[:port]`, or any URL of ours without the run, such as `etcd://head:2379`. `--rdzv-conf`
-    takes our parameters, and PyTorch's own: `join_timeout`, `last_call_timeout`, `close_timeout`, `is_host`,
+    `--rdzv-endpoint` is `host[:port]`, or a URL of ours without the run, such as `etcd://head:2379`. `--rdzv-conf`
+    takes our parameters, and PyTorch's: `join_timeout`, `last_call_timeout`, `close_timeout`, `is_host`,
     `keep_alive_interval` and `keep_alive_max_attempt` (their product is our `ttl`), `read_timeout` (for the agent's
-    store), `heartbeat_timeout` (accepted, and of no use here), and:
+    store), `heartbeat_timeout` (accepted and ignored), and:
 
         regroup_on_loss     members meet again when one has died or left (true); false waits, as PyTorch does, until
                             their workers fail
 
-    **Deaths on the way.** An agent waits for what every other member writes, for `read_timeout`, and fails if that does
-    not come. So `next_rendezvous` returns a round only once all its members have come out of it, and meets again if one
-    dies before that. A member that dies in the milliseconds after it still costs the others `read_timeout`.
+    **Deaths on the way.** An agent waits for the values of every other member for `read_timeout`, and fails without
+    them. So `next_rendezvous` returns a round only once all members have received it, and meets again if one dies
+    before that. A member that dies in the milliseconds after it still costs the others `read_timeout`.
 
-    **Closing.** `shutdown` closes the run, as PyTorch's does; torchrun calls it when an agent ends in whatever way but
-    by a signal. After a signal the node only leaves, in an exit handler, and the others are told at once. A node that
-    never was in a round, and could not get in, does not close the run of those who are.
+    **Closing.** `shutdown` closes the run, as PyTorch's does; torchrun calls it at each end of an agent but by a
+    signal. After a signal the node only leaves, in an exit handler, and the others learn of it at once. A node that was
+    never in a round, and could not join one, does not close the run.
 
     **Spares.** When the run is closed, a spare gets PyTorch's `RendezvousGracefulExitError`. PyTorch's agent (2.13 and
-    before) takes that, and then stumbles over the missing result of such a run, with an AttributeError. So under
-    `torchrun`, where nobody could take the error, `next_rendezvous` raises `SystemExit(0)`, which goes through agent
-    and launcher. The caller of `elastic_launch` gets the error from `shutdown`, which PyTorch's launcher
-    calls on its way out.
+    before) accepts it, but then raises AttributeError for the missing result. So under `torchrun`, where no caller
+    could catch the error, `next_rendezvous` raises `SystemExit(0)`. The caller of `elastic_launch` gets the error from
+    `shutdown`, which PyTorch's launcher calls at its end.
 
-    Ranks, drains, restarts and `torch_store=tcp` are for its users to know: docs/pytorch.md. For a run without a name
-    see `agent.unnamed_run`.
+    docs/pytorch.md explains ranks, drains, restarts and `torch_store=tcp`; `agent.unnamed_run` runs without a name.
 
     Args:
         params: PyTorch's `RendezvousParameters`.
 
     Raises:
-        RendezvousSettingsError: One of them is wrong; a `ValueError`. Nothing is connected before it is needed.
+        RendezvousSettingsError: A parameter is wrong; a `ValueError`. The handler connects only when needed.
     """
 
     def __init__(self, params: torch_api.RendezvousParameters) -> None:
@@ -203,7 +200,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._run_id = params.run_id
         try:
             self._choices = choices = _Choices(params)
-            # Now, not at the first rendezvous, it is said what is wrong with the settings.
+            # Report wrong settings now, not at the first rendezvous.
             self._settings = unconnected_handler(choices.url, choices.overrides).settings
         except ours.RendezvousSettingsError as error:
             if runs_under_torchrun():
@@ -213,42 +210,42 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._graceful_exit: Exception | None = None
         self._screen = Screen(self._run_id)
         self._signals = EndSignals(self._hosts, partial(self._screen.ends, serves_for=None))
-        self._tcp_store: Any = None  # of this round: rank 0's is served as long as this object lives
-        self._workers_store: WorkersStore | None = None  # of this round, if this is the agent of rank 0
-        self._taken: set[int] = set()  # promised ports that were taken when the round came
+        self._tcp_store: Any = None  # of this round: rank 0 serves it while this object lives
+        self._workers_store: WorkersStore | None = None  # of this round, at rank 0
+        self._taken: set[int] = set()  # promised ports that were taken
         self._logs_lost = False
-        self._logs_of: int | None = None  # the round whose workers PyTorch has started last
-        self._store: TorchStore | None = None  # of this round, where that is the agent's
+        self._logs_of: int | None = None  # the round of the last started workers
+        self._store: TorchStore | None = None  # of this round, if the agent uses it
         self._stack = contextlib.ExitStack()
         self._handler: sync.Handler | None = None
         self._was_member = False
-        self._beats: Path | None = None  # where workers say how far they are
+        self._beats: Path | None = None  # for the workers' step files
         self._worker_ends: WorkerEnds | None = None
         self._life: Life | None = None  # of this round
-        self._kept_out = False  # the last attempt to get in failed
+        self._kept_out = False  # the last attempt to join failed
         self._over = False
         self._pid = os.getpid()
 
     def get_backend(self) -> str:
-        """What it was asked for as: "rdzv", unless registered under another name."""
+        """Return the backend's registered name, by default "rdzv"."""
         return str(self._backend)
 
     def get_run_id(self) -> str:
-        """Which run this is."""
+        """Return the run's name."""
         return str(self._run_id)
 
     @property
     def use_agent_store(self) -> bool:
-        """True unless `agent_store=0`: workers use the TCPStore that rank 0's agent serves at MASTER_ADDR:MASTER_PORT.
+        """True unless `agent_store=0`: workers use the TCPStore of rank 0's agent at MASTER_ADDR:MASTER_PORT.
 
-        It is there before the workers start, outlives rank 0's worker, and is new in every round. False leaves the port
-        to rank 0's worker. With PyTorch 2.4 it is always False: there, workers put their restart count before all keys,
-        and the agents of one round may have different counts.
+        It is there before the workers start, outlives rank 0's worker, and is new in every round. If False, rank 0's
+        worker uses the port. With PyTorch 2.4 it is False: its workers put their restart count before all keys, and the
+        agents of one round may have different counts.
         """
         return self._settings.agent_store is not False and not KEYS_BY_RESTARTS
 
     def _begin_life(self, handler: sync.Handler) -> None:
-        """Hear of what ends this round, and of how workers fail; take their steps from the files that they write."""
+        """Follow the end of this round, failures of workers, and their step files."""
         assert handler.membership is not None, "next_rendezvous has just made it a member"
         agent = agent_above()
         self._life = life = Life(handler.own_node, handler.membership, partial(self._hear_of_ending, agent))
@@ -259,14 +256,14 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._worker_ends.follow(agent.next_workers(), agent.raised_by)
         if self._beats is None:
             self._beats = make_own_folder("rdzv-beats-")
-            # Not a TemporaryDirectory: it warns when it goes with its handler, and forked children remove it, too.
+            # Not a TemporaryDirectory, which warns when collected, and which forked children would remove.
             weakref.finalize(self, _remove_in, os.getpid(), self._beats)
-            os.environ[BEAT_DIR] = str(self._beats)  # which the agent hands on to its workers
+            os.environ[BEAT_DIR] = str(self._beats)  # for the agent's workers
         forget_beats(self._beats)
         start_to_follow(handler, self._beats)
 
     def _hear_of_ending(self, agent: Agent | None, ending: Ending) -> None:
-        """Have it said, by a thread that whoever reads the screen may hold up; called in the node's."""
+        """Write the end of a round, in a thread, as the screen may block; called in the node's loop."""
         handler = self._handler
         if handler is not None:
             done = agent is not None and agent.is_done
@@ -274,10 +271,10 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 handler.start(in_thread(partial(self._screen.ended, ending, handler.closed, done=done)))
 
     def _end_life(self, why: str = "") -> None:
-        """Hear no more of this round; and say why it ends for the others, if a worker here has failed.
+        """Stop following this round; announce why it ends if a worker here has failed.
 
         Args:
-            why: How it has failed, where nobody could say so when it did.
+            why: The failure, if it was not announced at once.
         """
         life, handler = self._life, self._handler
         self._forget_workers()
@@ -288,28 +285,28 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 handler.start(life.be_first(why)).wait()
 
     def _forget_workers(self) -> None:
-        """The agent stops them: how they end is of no interest."""
+        """Ignore the ends of workers that the agent stops."""
         if self._worker_ends is not None:
             self._worker_ends.forget()
 
     def next_rendezvous(self) -> torch_api.RendezvousInfo:
-        """Leave the current round, if in one, and return once this node is a member of the next.
+        """Leave the current round, if any, and return once this node is a member of the next.
 
         Raises:
             RendezvousGracefulExitError: This node was a spare and the run is closed. Under torchrun `SystemExit` with
-                status 0 is raised instead. See the class.
-            RendezvousError: Of PyTorch's classes the one that fits. Under torchrun the error is said in one line, and
-                `SystemExit` with status 1 is raised instead: PyTorch would print a hundred lines of its own.
+                status 0. See the class.
+            RendezvousError: The fitting class of PyTorch's. Under torchrun one line and `SystemExit` with status 1, as
+                PyTorch would print a hundred lines.
         """
         try:
             info = self._next_whole_round()
         except ours.RendezvousGracefulExitError as error:
             if self._run_id == NO_NAME and self._settings.max_nodes == 1 and not self._was_member:
-                # That run is another job's, which has this one's name by accident.
+                # That run is another job's with the same name.
                 self._kept_out = True
                 self._refuse(ours.RendezvousClosedError(f"{error}, and has run nothing"))
             log.info("%s", error)
-            self._was_member, self._kept_out = False, True  # the run may go on, and is not ours to close
+            self._was_member, self._kept_out = False, True  # the run may continue: do not close it
             if runs_under_torchrun():
                 sys.exit(0)
             self._graceful_exit = torch_api.RendezvousGracefulExitError(str(error))
@@ -317,7 +314,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         except ours.RendezvousError as error:
             self._kept_out = True
             if self._handler is not None and self._handler.store_gone is not None:
-                self._was_member = False  # there is nothing left to close or to leave
+                self._was_member = False  # nothing to close or leave
             self._refuse(error)
         self._was_member, self._kept_out = True, False
         store = self._tcp_store
@@ -336,7 +333,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         raise explained from None
 
     def _next_whole_round(self) -> sync.RendezvousInfo:
-        """The next round of which nobody has gone before all have come: agents wait for one another right after it."""
+        """Return the next round that all members have received, as agents wait for one another right after it."""
         began = time.monotonic()
         handler, agent = self._connected(), agent_above()
         self._end_life(self._with_remedy(agent.problem) if agent is not None else "")
@@ -357,16 +354,16 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             log.info("run %s, round %d: a member went before all had come; meeting again", info.run_id, info.round)
 
     def _serves_workers(self, info: sync.RendezvousInfo) -> bool:
-        """Serve the workers' TCPStore at rank 0; False if its port is taken, and another one can be promised."""
+        """Serve the workers' TCPStore at rank 0; False if its port is taken and another can be promised."""
         if not self.use_agent_store or info.rank != 0:
             return True
         self._workers_store = serve_workers(info, self._settings.master_port, self._taken)
         return self._workers_store is not None
 
     def _agents_tcp_store(self, info: sync.RendezvousInfo) -> Any:
-        """Return the TCPStore of the agents: the workers' under a prefix, or else one at another port."""
+        """Return the agents' TCPStore: the workers' under a prefix, or one at another port."""
         timeout = self._choices.read_timeout
-        if not self.use_agent_store:  # rank 0's worker is to listen at the round's port
+        if not self.use_agent_store:  # rank 0's worker listens at the round's port
             return open_tcp_store(info, timeout, port=0)
         if info.rank == 0:
             info.store.set(SERVED, "1")
@@ -384,13 +381,13 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._workers_store = None
 
     def _with_remedy(self, how: str) -> str:
-        """How a worker has failed, and what helps if that is because this node serves at its port."""
+        """Add the remedy to a worker's failure if this node serves at the worker's port."""
         if self.use_agent_store and _PORT_TAKEN.search(how):
             return f"{how} (at MASTER_PORT rank 0's agent listens; agent_store=0 leaves that port to the workers)"
         return how
 
     def _keep_logs(self, agent: Agent | None, round: int) -> None:
-        """Keep the logs of the workers of the round before, which PyTorch deletes unless it counts a restart."""
+        """Keep the logs of the last round's workers, which PyTorch deletes unless it counts a restart."""
         if agent is not None and self._logs_of is not None:
             try:
                 agent.keep_logs(self._logs_of)
@@ -401,14 +398,14 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._logs_of = round
 
     def _next_round(self, handler: sync.Handler) -> sync.RendezvousInfo:
-        """The next round; of a run without a name, once the former job of that name has ended."""
+        """Return the next round; in a run without a name, after the former job of that name has ended."""
         began = time.monotonic()
         while True:
             was_open = not handler.is_closed()
             try:
                 return handler.next_rendezvous()
             except ours.RendezvousClosedError:
-                # A node that was there before the closing has waited for that job, and its work is done, or has failed.
+                # A node that was there before the close belonged to that job, which is done or has failed.
                 if self._run_id != NO_NAME or self._was_member or was_open:
                     raise
                 left = self._settings.join_timeout - (time.monotonic() - began)
@@ -443,7 +440,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         return translated
 
     def is_closed(self) -> bool:
-        """Whether the run is closed."""
+        """Return True if the run is closed."""
         try:
             return self._connected().is_closed()
         except ours.RendezvousError as error:
@@ -457,11 +454,12 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             raise _as_torch(error) from None
 
     def num_nodes_waiting(self) -> int:
-        """How many nodes there are to meet again for: that wait, are to leave, or with `regroup_on_loss` have gone.
+        """Return the number of nodes to meet again for: waiting, leaving, or with `regroup_on_loss` lost.
 
-        Above 0 the agent restarts its workers. It asks ten times a second, and is answered from what was pushed. Once
-        the run is closed it is 0: there is no next round. A member of which a worker has failed has gone, too, though
-        its agent may need 30 s to stop those beside it: workers here may hang in a collective meanwhile.
+        Above 0 the agent restarts its workers. It asks ten times a second; pushed state answers. Once the run is closed
+        it is
+        0. A member with a failed worker counts as lost, though its agent may need 30 s to stop the other workers:
+          workers here may hang in a collective meanwhile.
         """
         handler, life, on_loss = self._handler, self._life, self._choices.regroup_on_loss
         if handler is None:
@@ -478,7 +476,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         return changed
 
     def shutdown(self) -> bool:
-        """Close the run, and leave; whether that could be done. See the class for who does not close it."""
+        """Close the run and leave; return True on success. See the class for nodes that do not close it."""
         if self._over:
             return True
         try:
@@ -497,10 +495,10 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         return True
 
     def _close_or_leave(self) -> None:
-        # PyTorch 2.5 and later let us alone after a signal; the agent of 2.4 shuts us down while it handles it.
+        # PyTorch 2.5 and later do not call this after a signal; the agent of 2.4 does while handling it.
         end = end_of_agent()
         if end.signal is not None:
-            if self._handler is not None:  # else it was told to end while it waited for the store
+            if self._handler is not None:  # else the signal came while it waited for the store
                 self._handler.leaves_because(told_to_end(end.signal))
                 self._handler.leave()
         elif self._was_member or not self._kept_out:
@@ -508,7 +506,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             if handler.is_closed():
                 return
             if end.has_failed and self._was_member:
-                handler.give_up(end.why, status=1)  # no spare is to report a success
+                handler.give_up(end.why, status=1)  # no spare may report success
             else:
                 handler.set_closed(end.why if self._was_member else "shut down before it began")
 
@@ -522,18 +520,18 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         return self._handler is not None and self._handler.hosts_store
 
     def _end_by_signal(self, name: str) -> None:
-        """Leave, and serve the store until the others have gone; not in an exit handler, which can start no thread."""
+        """Leave, and serve the store until the others have gone; not in an exit handler, which cannot start threads."""
         self._signals.leave(name)
         self._screen.ends(name, serves_for=self._settings.close_timeout if self._hosts() else None)
         if self._handler is not None and not self._over:
-            with contextlib.suppress(ours.RendezvousError):  # it is cut off
+            with contextlib.suppress(ours.RendezvousError):  # it is disconnected
                 self._handler.leaves_because(told_to_end(name))
             self._leave_at_exit()
             atexit.unregister(self._leave_at_exit)
             self._close()
 
     def _leave_at_exit(self) -> None:
-        """Leave, but close nothing, and wait for nobody: the process was told to end."""
+        """Leave without closing or waiting: the process was told to end."""
         if self._handler is not None and self._pid == os.getpid():
             self._end_life()
             with contextlib.suppress(ours.RendezvousError):
@@ -541,6 +539,6 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
 
 def _remove_in(pid: int, folder: Path) -> None:
-    """Remove a folder, if this is the process that made it."""
+    """Remove a folder in the process that made it."""
     if os.getpid() == pid:
         shutil.rmtree(folder, ignore_errors=True)

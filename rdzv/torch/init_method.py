@@ -1,4 +1,4 @@
-"""Shell: `init_process_group(init_method="rdzv://...")`: each group of processes is a round of a run."""
+"""Shell: `init_process_group(init_method="rdzv://...")`: each process group is a round of a run."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 EXIT_CLOSE_TIMEOUT: Final = 5.0
-"""In seconds. A script that ends should not seem to hang: it waits this long for those who use the store that it hosts,
-unless `close_timeout` in its URL says otherwise."""
+"""In seconds: how long a script's end waits for clients of its store, unless the URL has `close_timeout`."""
 
 _SCHEMES: Final = {"rdzv": "tcp", "rdzv+tcps": "tcps", "rdzv+etcd": "etcd", "rdzv+etcds": "etcds"}
 
@@ -32,19 +31,19 @@ _registered: set[str] = set()
 
 
 def register() -> None:
-    """Let `init_process_group` take URLs of ours; calling it again does nothing.
+    """Register our URLs for `init_process_group`; repeated calls do nothing.
 
         rdzv.torch.register()
         torch.distributed.init_process_group(init_method="rdzv://head:29400/job-7?min_nodes=4")
 
-    What follows the run's name behind a slash, which callers append, sets keys apart: groups of one process with
-    different such segments share a round. With `torch_store=tcp` the store is a TCPStore that the round's rank 0 hosts.
-    `torch.distributed.rpc` takes such URLs, too.
+    A segment after the run's name, which callers append, separates keys: groups of one process with different segments
+    share a round. With `torch_store=tcp` the store is a TCPStore on the round's rank 0. `torch.distributed.rpc` accepts
+    such URLs, too.
 
-    The schemes are rdzv, rdzv+tcps, rdzv+etcd and rdzv+etcds. `rank` and `world_size` may be given as usual: they stand
-    for `requested_rank`, and for as many nodes at least and at most. The timeout of `init_process_group` is that of the
-    store, and of joining unless the URL has a `join_timeout`. A process stays in its round until it ends, or calls
-    `init_process_group` with the same URL again, having destroyed the group: then it joins the next round.
+    The schemes are rdzv, rdzv+tcps, rdzv+etcd and rdzv+etcds. `rank` and `world_size` are optional: they mean
+    `requested_rank`, and the minimum and maximum of nodes. The timeout of `init_process_group` is that of the store,
+    and of joining unless the URL has a `join_timeout`. A process stays in its round until it ends, or until it destroys
+    the group and calls `init_process_group` with the same URL again: then it joins the next round.
     """
     for scheme in _SCHEMES.keys() - _registered:
         dist.register_rendezvous_handler(scheme, _rendezvous)
@@ -52,14 +51,12 @@ def register() -> None:
 
 
 def _rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    """What PyTorch iterates over: store, rank and world size, once for each round."""
+    """Yield store, rank and world size of each round, for PyTorch."""
     scheme, colon, rest = url.partition(":")
     url, segments = split_off_segments(f"{_SCHEMES[scheme]}{colon}{rest}")
     parts = split_url(url)
     parameters = dict(parts.parameters)
-    rank, size = (
-        int(parameters.pop(name, -1)) for name in ("rank", "world_size")
-    )  # -1 is PyTorch's word for not given
+    rank, size = (int(parameters.pop(name, -1)) for name in ("rank", "world_size"))  # -1 if not given, in PyTorch
     defaults: dict[str, Any] = {"join_timeout": timeout.total_seconds(), "close_timeout": EXIT_CLOSE_TIMEOUT}
     if size >= 0:
         defaults.update(min_nodes=size, max_nodes=size)
@@ -76,17 +73,17 @@ def _is_given(name: str, parameters: Mapping[str, str]) -> bool:
 
 
 class _Joined:
-    """A run that this process has joined by `init_process_group`, for as long as it lives.
+    """A run that this process has joined by `init_process_group`, for the life of the process.
 
-    PyTorch drops the iterator once it has the store, so nothing there can hold the membership. It is given up by a
-    thread that waits for the main thread to end: exit handlers run later, when no thread can be started any more.
+    PyTorch drops the iterator once it has the store, so it cannot hold the membership. A thread that waits for the end
+    of the main thread leaves the run: in exit handlers no thread can be started any more.
     """
 
     _all: Final[dict[tuple[int, str], _Joined]] = {}
 
     @classmethod
     def by_url(cls, url: str, overrides: Mapping[str, Any]) -> _Joined:
-        """The one of this URL in this process, not counting a parent's before `fork()`."""
+        """Return the run of this URL in this process; a parent's before `fork()` does not count."""
         key = os.getpid(), url
         joined = cls._all.get(key)
         if joined is None:
@@ -96,7 +93,7 @@ class _Joined:
     def __init__(self, url: str, overrides: Mapping[str, Any]) -> None:
         self._settings = unconnected_handler(url, overrides).settings
         self._round: tuple[sync.RendezvousInfo, dist.Store] | None = None
-        self._used: set[str] = set()  # the segments that have been asked for in this round
+        self._used: set[str] = set()  # the segments of this round
         self._stack = contextlib.ExitStack()
         try:
             self._handler = self._stack.enter_context(sync.connect(url, **overrides))
@@ -107,11 +104,11 @@ class _Joined:
     def next_round(
         self, timeout: timedelta, segments: str, *, expected_rank: int, expected_size: int
     ) -> tuple[dist.Store, int, int]:
-        """Store, rank and world size of the next round; of this one, if these segments are new in it.
+        """Return store, rank and world size of the next round; of this one if the segments are new in it.
 
         Raises:
             DistNetworkError: The store cannot be reached.
-            DistStoreError: No round came about; the message says why.
+            DistStoreError: No round came about, with the reason.
         """
         if self._round is None or segments in self._used:
             self._used.clear()

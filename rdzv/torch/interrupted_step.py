@@ -1,9 +1,9 @@
-"""Shell: what a step that a loss interrupts leaves in a survivor, and how `sync_state` takes it back.
+"""Shell: undoes in survivors, in `sync_state`, a step that a loss has interrupted.
 
-A survivor keeps its model in memory, and a step changes more of it than the parameters. A gradient that was not used
-would be added to that of the next step: `sync_state` drops the gradients of all members. Buffers (the running numbers
-of BatchNorm) have counted a part of a batch: `check` copies those that have changed, and `sync_state` restores the
-copies, unless the optimizer has made its step since. `TorchRound.sync_state` names all else that a step may leave.
+A step changes more of a model than its parameters. An unused gradient would be added to the next step's: `sync_state`
+drops the gradients of all members. Buffers (BatchNorm's running statistics) contain a part of a batch: `check` copies
+changed ones, and `sync_state` restores the copies, unless the optimizer has stepped since. `TorchRound.sync_state`
+lists the rest.
 """
 
 from __future__ import annotations
@@ -20,42 +20,44 @@ __all__ = ["InterruptedStep"]
 log: Final = logging.getLogger(__name__)
 
 ALWAYS_COPIED: Final = 65_536
-"""In numbers. PyTorch does not count the changes that batch normalization makes to its running mean and variance, so
-what is as small as these is copied at each `check`; a larger buffer (a mask, a table) only if a change was counted."""
+"""In numbers: buffers up to this size are copied at each `check`, larger ones after a counted change.
+
+PyTorch does not count the changes of BatchNorm's running statistics.
+"""
 
 
 class _Copy(NamedTuple):
-    """A buffer at the last `check`: a copy of it, the buffer itself, and how often it had been changed in place."""
+    """A buffer at the last `check`: its copy, the buffer, and its count of in-place changes."""
 
     kept: torch.Tensor
     buffer: torch.Tensor
     version: int | None
 
     def may_differ(self, buffer: torch.Tensor) -> bool:
-        """Return False if the buffer is known to be as it was."""
+        """Return False if the buffer is unchanged for certain."""
         if buffer is not self.buffer or buffer.numel() <= ALWAYS_COPIED:
             return True
         return self.version is None or _version(buffer) != self.version
 
     def is_like(self, buffer: torch.Tensor) -> bool:
-        """Return True if the copy can be written into the buffer, and the buffer into the copy."""
+        """Return True if copy and buffer can replace each other."""
         kept = self.kept
         same = (buffer.shape, buffer.dtype, buffer.device) == (kept.shape, kept.dtype, kept.device)
         return same and not buffer.is_inference()
 
 
 class InterruptedStep:
-    """What one process remembers of its models at each `check`, from round to round."""
+    """The state of the models of one process at the last `check`, from round to round."""
 
     def __init__(self) -> None:
         self._models: weakref.WeakKeyDictionary[Any, dict[str, _Copy]] = weakref.WeakKeyDictionary()
-        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # which report their steps
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # with a hook for steps
         self._steps = 0  # of the optimizers since the last check
         self._steps_before = 0  # between the last two checks
         self._has_warned = False
 
     def remember(self) -> None:
-        """Copy the buffers of all models that `sync_state` was given: a `check` begins."""
+        """Copy the buffers of all models of `sync_state` as a `check` begins."""
         self._steps_before, self._steps = self._steps, 0
         for model, copies in self._models.items():
             into, of, now = list[torch.Tensor](), list[torch.Tensor](), dict[str, _Copy]()
@@ -72,13 +74,13 @@ class InterruptedStep:
             self._models[model] = now
 
     def take_back(self, model: Any, optimizer: Any, *, announced: bool) -> None:
-        """Drop all gradients, and restore the buffers if no optimizer has made its step since the last check.
+        """Drop all gradients, and restore the buffers if no optimizer has stepped since the last check.
 
         Args:
-            model: A model that `sync_state` was given; None if it was given none.
-            optimizer: Its optimizer; perhaps None.
-            announced: Whether the round before ended at an agreed step. Then a gradient that no optimizer has used is
-                lost because `check` was given smaller steps than the optimizer's.
+            model: A model of `sync_state`, or None.
+            optimizer: Its optimizer, or None.
+            announced: True if the last round ended at an agreed step. Then an unused gradient means that `check` was
+                given smaller steps than the optimizer's.
         """
         if self._steps == 0 and model is not None:
             self._restore(model)
@@ -107,11 +109,11 @@ class InterruptedStep:
                 setattr(model.get_submodule(owner), attribute, copy.kept.clone())
 
     def follow(self, model: Any, optimizer: Any) -> None:
-        """Remember the state that `sync_state` has brought, and watch these from now on."""
+        """Record the state that `sync_state` has brought, and follow these from now on."""
         if model is not None:
             self._models.setdefault(model, {})
         if optimizer is not None and optimizer not in self._optimizers:
-            with contextlib.suppress(AttributeError):  # it is no `torch.optim.Optimizer`
+            with contextlib.suppress(AttributeError):  # not a `torch.optim.Optimizer`
                 optimizer.register_step_post_hook(self._count)
                 self._optimizers.add(optimizer)
         self.remember()
@@ -121,5 +123,5 @@ class InterruptedStep:
 
 
 def _version(buffer: torch.Tensor) -> int | None:
-    """Return how often a tensor was changed in place; None if PyTorch does not count that."""
+    """Return the number of in-place changes of a tensor; None if PyTorch does not count them."""
     return None if buffer.is_inference() else buffer._version

@@ -1,7 +1,7 @@
-"""The names of PyTorch that these rooms use, all in one place, with the releases that have them.
+"""The names of PyTorch that these modules use, with the releases that have them.
 
-Importing this room imports PyTorch, and says what to install where there is none. What is not in PyTorch's own
-documentation is in `PRIVATE`, and what is not in every release from `OLDEST` on is looked up here with a fallback.
+Importing this module imports PyTorch, or says how to install it. `PRIVATE` has the names that PyTorch does not
+document; names that a release since `OLDEST` lacks are looked up here with a fallback.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ __all__ = [
 T = TypeVar("T")
 
 OLDEST: Final = (2, 4)
-"""The oldest release that has `RendezvousInfo` and the store shared with the agent."""
+"""The oldest release with `RendezvousInfo` and the store shared with the agent."""
 
 
 RELEASE: Final = tuple(int(part) for part in torch.__version__.split(".")[:2])
-"""The one that is installed: `(2, 13)`, say."""
+"""The installed release: `(2, 13)`, say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +85,11 @@ class Private:
     """A name that PyTorch does not document.
 
     Attributes:
-        module: Where it is.
-        name: What it is called there; with a dot, an attribute of a class.
-        within: The function in whose code it is to be found, where it is a variable, or an attribute of an instance.
-        since: The first release that has it, as far as we need to know: from `OLDEST` on.
-        used_for: What we need it for, and what happens without it.
+        module: Its module.
+        name: The name; with a dot, an attribute of a class.
+        within: The function whose code contains it, for a variable or an attribute of an instance.
+        since: The first release with it, from `OLDEST` on.
+        used_for: Its use here, and the effect without it.
     """
 
     module: str
@@ -221,17 +221,17 @@ PRIVATE: Final = (
         used_for="rendezvous_reconfigure, which cannot be had without it",
     ),
 )
-"""Every private name that these rooms use."""
+"""All private names that these modules use."""
 
 LAUNCHER: Final = "torch.distributed.run"
-"""The module of `torchrun`, which `accelerate launch` calls, too."""
+"""The module of `torchrun`; `accelerate launch` calls it, too."""
 
 
 _NO_CODE: Final = compile("", "", "exec")
 
 
 class _Never(BaseException):
-    """Nobody raises it: it stands for a class that this release does not have."""
+    """Stands for a class that this release lacks; never raised."""
 
 
 SignalException: Final[Any] = getattr(multiprocessing, "SignalException", _Never)
@@ -239,18 +239,18 @@ SignalException: Final[Any] = getattr(multiprocessing, "SignalException", _Never
 QueueEmptyError: Final = getattr(dist, "QueueEmptyError", dist.DistStoreError)
 
 abort_process_group: Final[Any] = getattr(dist.distributed_c10d, "_abort_process_group", None)
-"""Aborts all groups of a backend that can be aborted (nccl)."""
+"""Aborts all groups of a backend that can abort (nccl)."""
 
 world_of_groups: Final[Any] = getattr(dist.distributed_c10d, "_world", None)
-"""All that PyTorch knows of this process's groups."""
+"""PyTorch's registry of this process's groups."""
 
 set_group_timeout: Final[Any] = (
     getattr(dist, "set_timeout", getattr(dist.distributed_c10d, "_set_pg_timeout", None)) if RELEASE >= (2, 9) else None
 )
-"""Changes the timeout of a group's collectives, once it has been made. Before 2.9 gloo does not heed it."""
+"""Changes the timeout of a group's collectives. Before 2.9 gloo ignores it."""
 
 reconfigure_handle: Final[Any] = getattr(dist, "_get_reconfigure_handle", None)
-"""What other members of a group need to reach this one when it is given other members; None before 2.14."""
+"""Returns the handle by which other members of a group reach this one after a reconfiguration; since 2.14."""
 
 KEYS_BY_RESTARTS: Final[bool] = (
     "TORCHELASTIC_RESTART_COUNT"
@@ -258,23 +258,24 @@ KEYS_BY_RESTARTS: Final[bool] = (
         getattr(sys.modules.get("torch.distributed.rendezvous"), "_create_c10d_store", None), "__code__", _NO_CODE
     ).co_consts
 )
-"""Whether workers that use the agent's store put their restart count before all keys, as in 2.4."""
+"""True if workers that use the agent's store put their restart count before all keys, as in 2.4."""
 
 LISTENING_STORE: Final[dict[str, Any]] = {} if RELEASE >= (2, 5) else {"use_libuv": False}
-"""What else a TCPStore is to be given together with a socket that listens: 2.4 takes one in its older server only."""
+"""Arguments of a TCPStore with a listening socket: in 2.4 only the older server takes one."""
 
 
 LETS_GO_AFTER: Final = 0.05
-"""In seconds: how long others may take to let go of a group, and its threads of a collective that has ended.
+"""In seconds: the time for threads to release a group after a collective has ended.
 
-The error of a collective refers to its group, and leaves the caller's thread a moment after the group is destroyed:
-the thread that lets go last waits for the group's. Before 2.8 it keeps the interpreter's lock meanwhile (PyTorch's pull
-request 154976). A thread that lets go of a tensor needs that lock, and so neither ever ends: with TCPStore, too.
+A collective's error refers to its group and leaves the caller's thread a moment after the group is destroyed; the last
+thread to release the group waits for the group's threads. Before 2.8 it holds the interpreter's lock meanwhile
+(PyTorch's pull request 154976). A thread that releases a tensor needs that lock, so both would block for ever, also
+with TCPStore.
 """
 
 
 def copy_all(into: list[torch.Tensor], of: list[torch.Tensor]) -> None:
-    """Copy each tensor into another one of its shape."""
+    """Copy tensors into others of the same shapes."""
     with torch.no_grad():
         if into and hasattr(torch, "_foreach_copy_"):
             torch._foreach_copy_(into, of)
@@ -284,10 +285,10 @@ def copy_all(into: list[torch.Tensor], of: list[torch.Tensor]) -> None:
 
 
 def destroy_process_groups() -> None:
-    """`torch.distributed.destroy_process_group`, also right after a collective, and without waiting for its threads.
+    """Destroy all process groups, also right after a collective, without waiting for their threads.
 
-    What is slow is the end of the groups' threads, some 15 ms: a thread of its own waits for that. The interpreter
-    waits for this thread before it ends.
+    The threads take some 15 ms to end: a thread of its own waits for them. The interpreter waits for that thread at
+    exit.
     """
     groups = list(world_of_groups.pg_map) if world_of_groups is not None else []
     dist.destroy_process_group()
@@ -295,13 +296,13 @@ def destroy_process_groups() -> None:
 
 
 def _let_go(groups: list[Any]) -> None:
-    """Let what may be the last reference to each group go; nothing tells when its threads have."""
+    """Release the groups; there is no notification that their threads have done so."""
     time.sleep(LETS_GO_AFTER)
     groups.clear()
 
 
 def same_device(work: Callable[..., T]) -> Callable[..., T]:
-    """The same work, for another thread: on the GPU that is this thread's, where this process uses any."""
+    """Wrap work for another thread, on this thread's GPU if the process uses any."""
     if not torch.cuda.is_initialized():
         return work
     device = torch.cuda.current_device()
@@ -314,21 +315,21 @@ def same_device(work: Callable[..., T]) -> Callable[..., T]:
 
 
 def count_groups_anew() -> None:
-    """Let the next default group of this process be called as everybody's first.
+    """Reset the number of the next default group of this process.
 
-    PyTorch names a default group by how many groups this process has begun to make since it last destroyed one, and the
-    name is in all of its keys. Where a making fails there is nothing to destroy, and the next group of this process
-    would wait for keys that those whose making has not failed never write, and they for its.
+    PyTorch numbers default groups since the last destroyed one, and the number is in all of the group's keys. After a
+    failed making there is nothing to destroy, so the next group of this process would wait for keys of another number
+    than the others'.
     """
     if world_of_groups is not None and not dist.is_initialized():
         world_of_groups.group_count = 0
 
 
 def runs_under_torchrun() -> bool:
-    """Whether PyTorch's launcher is above us on the stack: then nobody can take an error, but for the shell."""
+    """Return True if PyTorch's launcher is above us on the stack: then no caller can catch an error."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        spec = frame.f_globals.get("__spec__")  # its name is the module's under `python -m`, too
+        spec = frame.f_globals.get("__spec__")  # also right under `python -m`
         if frame.f_code.co_name == "run" and getattr(spec, "name", None) == LAUNCHER:
             return True
         frame = frame.f_back
@@ -337,11 +338,11 @@ def runs_under_torchrun() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """What PyTorch's agent above us on the stack is about.
+    """The workers of PyTorch's agent above us on the stack.
 
     Attributes:
-        problem: What has befallen one of them, for which it meets the others again; empty if nothing has.
-        group: PyTorch's object for all of them.
+        problem: The failure that makes it meet the others again; else empty.
+        group: PyTorch's object for all workers.
         itself: PyTorch's object for the agent.
     """
 
@@ -351,11 +352,11 @@ class Agent:
 
     @property
     def is_done(self) -> bool:
-        """Whether they have succeeded: it meets nobody again, and only waits for the other agents to end."""
-        return bool(getattr(self.group, "state", "") == "SUCCEEDED")  # of `WorkerState`, which are strings, too
+        """True if they have succeeded: the agent only waits for the other agents."""
+        return bool(getattr(self.group, "state", "") == "SUCCEEDED")  # of `WorkerState`, a string enum
 
     def next_workers(self) -> Callable[[], Mapping[int, int]]:
-        """What gives the process ids of the workers that it starts next, by local rank, once all have been started."""
+        """Return a function that returns the pids of the next workers by local rank, once all have been started."""
         before = self._pids()  # each round has new processes
 
         def pids() -> Mapping[int, int]:
@@ -365,15 +366,15 @@ class Agent:
         return pids
 
     def raised_by(self, local_rank: int) -> str:
-        """What a worker has written to its error file."""
+        """Return the content of a worker's error file."""
         files = getattr(getattr(self.itself, "_pcontext", None), "error_files", {})
         return raised_in(files[local_rank]) if local_rank in files else ""
 
     def keep_logs(self, round: int) -> None:
-        """Rename the folder of a round's logs if PyTorch is about to empty it, since it counts no restart.
+        """Rename a round's log folder if PyTorch is about to empty it, as it counts no restart.
 
         Raises:
-            OSError: It could not be renamed, or this release keeps its logs in another way.
+            OSError: It could not be renamed, or this release has other log folders.
         """
         specs = getattr(self.itself, "_logs_specs", None)
         remaining = getattr(self.itself, "_remaining_restarts", None)
@@ -392,7 +393,7 @@ class Agent:
 
 
 def agent_above() -> Agent | None:
-    """The agent that has called us; None if none has, or if its code is none that we know."""
+    """Return the agent that has called us; None without one, or if its code is unknown."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "_invoke_run" and frame.f_globals.get("__name__") == _AGENT:
@@ -407,7 +408,7 @@ def agent_above() -> Agent | None:
 
 
 def stops_workers(thread: int) -> bool:
-    """Whether an agent, in the thread of this number, is about to stop its workers: then they end because of that."""
+    """Return True if an agent in this thread is about to stop its workers."""
     frame = sys._current_frames().get(thread)
     while frame is not None:
         if frame.f_code.co_name == "close" and frame.f_globals.get("__name__") == _PROCESSES:
@@ -417,7 +418,7 @@ def stops_workers(thread: int) -> bool:
 
 
 def signal_of(error: BaseException | None) -> str | None:
-    """The name of the signal that has ended an agent, if this is why; SIGTERM, where PyTorch does not say which.
+    """Return the name of the signal that has ended an agent, if any; SIGTERM if PyTorch does not name it.
 
     PyTorch handles signals from its first workers on; before that, Ctrl-C is Python's.
     """
@@ -430,13 +431,13 @@ def signal_of(error: BaseException | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class AgentEnd:
-    """How an agent ends that shuts its handler down; see `end_of_agent`.
+    """The end of an agent that shuts its handler down; see `end_of_agent`.
 
     Attributes:
-        signal: The name of the signal that ends it; None if none does.
-        why: In words, for the others.
-        has_failed: It ends by an error.
-        has_no_result: It has stumbled over a result that is not there, as after the good end of a spare.
+        signal: The name of the signal that ends it, or None.
+        why: The reason, for the other nodes.
+        has_failed: True if an error ends it.
+        has_no_result: It has raised for a missing result, as after the good end of a spare.
     """
 
     signal: str | None
@@ -446,9 +447,9 @@ class AgentEnd:
 
 
 def end_of_agent() -> AgentEnd:
-    """How the agent ends that is shutting its handler down: it tells that to nobody, but shuts down on its way out.
+    """Return the end of the agent that is shutting its handler down, from the exception in flight.
 
-    So what it raises just then is read; without that, it has ended well.
+    Without an exception it has ended well.
     """
     error, why = sys.exception(), "an agent has ended"
     if isinstance(error, ChildFailedError):
@@ -460,18 +461,18 @@ def end_of_agent() -> AgentEnd:
 
 
 def in_words(failure: Any) -> str:
-    """What has befallen a worker, of PyTorch's `ProcessFailure`."""
+    """Describe a worker's failure, PyTorch's `ProcessFailure`."""
     return how_ended(failure.local_rank, failure.exitcode, raised_in(failure.error_file))
 
 
 def how_ended(local_rank: int, status: int, raised: str) -> str:
-    """How a worker has ended, by its exit status, which is negative for a signal, and by what it has raised."""
+    """Describe the end of a worker by its exit status, negative for a signal, and its exception."""
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     return f"worker {local_rank} {how}{f': {raised}' * bool(raised)}"
 
 
 def underlying_store(store: Any) -> Any:
-    """The store at the bottom of any number of `PrefixStore`s; None where PyTorch does not tell."""
+    """Return the store below any number of `PrefixStore`s; None if PyTorch does not give it."""
     while isinstance(store, dist.PrefixStore):
         store = getattr(store, "underlying_store", None)
     return store
@@ -479,13 +480,13 @@ def underlying_store(store: Any) -> Any:
 
 @functools.cache
 def teach_prefix_store(kind: type, prefix_of: Callable[[Any], str]) -> None:
-    """Let `PrefixStore` have from Python what C++ does not ask the Python half of a store for: queues, and `list_keys`.
+    """Let `PrefixStore` call the Python half for queues and `list_keys`, which C++ does not.
 
-    Over any other store its methods do what they did before. Without this they raise `NotImplementedError` over ours.
+    Over other stores its methods are unchanged. Without this they raise `NotImplementedError` over ours.
 
     Args:
         kind: The Python store that has them.
-        prefix_of: Tells what the keys of a `PrefixStore` begin with there.
+        prefix_of: Returns the prefix of the keys of a `PrefixStore`.
     """
     for name in ("queue_push", "queue_pop", "queue_len", "list_keys"):
         original = getattr(dist.PrefixStore, name, None)
@@ -500,7 +501,7 @@ def _asked_below(original: Callable[..., Any], kind: type, prefix_of: Callable[[
         if not isinstance(bottom, kind):
             return original(self, *arguments, **keywords)
         prefix, below = prefix_of(self), getattr(bottom, original.__name__)
-        if not arguments:  # all keys are asked for
+        if not arguments:  # all keys
             return [key.removeprefix(prefix) for key in below() if key.startswith(prefix)]
         key, *rest = arguments
         return below(prefix + key, *rest, **keywords)

@@ -1,10 +1,9 @@
-"""Shell: what `torch.distributed._reconfigure` needs from its surroundings, of a round: one number, and all handles.
+"""Shell: the number and the handles for `torch.distributed._reconfigure`, from a round.
 
-From 2.14 on PyTorch can give a process group other members without making it anew, which is experimental there. Every
-member needs the same number, a fresh one each time, and the handles of all members in the order of their ranks; how
-these come to be is left to whoever calls it. Here they are exchanged in the round's store.
+Since 2.14 PyTorch can change the members of a process group in place, as an experiment. All members need the same fresh
+number, and the handles of all members by rank. They are exchanged in the round's store.
 
-`rdzv.torch.rounds` makes a group for each round instead: on 2.15, 4 gloo ranks, that took as long.
+`rdzv.torch.rounds` makes a group per round instead: on 2.15, with 4 gloo ranks, that took as long.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ def rendezvous_reconfigure(round: Round | AsyncTorchRound, group: Any = None) ->
     Every member of the round calls it, as often as the others, and in the same order. It blocks.
 
     Args:
-        round: One of `rdzv.sync.rounds` or of `rdzv.torch.rounds`; of the latter's awaited ones `in_thread`.
-        group: One that was made with `enable_reconfigure=True`; by default the process's default group.
+        round: A round of `rdzv.sync.rounds` or `rdzv.torch.rounds`; of an awaited one, call it `in_thread`.
+        group: Made with `enable_reconfigure=True`; by default the process's default group.
 
     Returns:
-        A number that no earlier call has given in this run, and a handle for each rank of the round.
+        A number that is new in this run, and a handle for each rank of the round.
 
     Raises:
         RendezvousSettingsError: This PyTorch cannot reconfigure groups.
-        RendezvousError: A member has gone meanwhile, or has not called it within the store's timeout.
+        RendezvousError: A member has gone, or has not called it within the store's timeout.
     """
     if reconfigure_handle is None:
         raise RendezvousSettingsError(

@@ -14,19 +14,18 @@
                 await round.check(step)
                 step = await round.in_thread(train, model, optimizer, step)
 
-Nothing is restarted: survivors keep model and optimizer in memory. When a member is lost, the group is aborted from the
-node's thread, so that a collective that hangs raises at once; leaving the block swallows that, and the next round has a
-new group, under another prefix of another store. `sync_state` brings everybody to the state of the member who has
-finished the most steps: survivors who lag by one, and newcomers.
+Survivors keep model and optimizer in memory. After a loss the node's thread aborts the group, so that a hanging
+collective raises at once. Leaving the block swallows that error, and the next round has a new group, under another
+prefix of another store. `sync_state` brings all members, survivors one step behind and newcomers, to the state with the
+most steps.
 
-A group whose making fails, because a member has gone meanwhile, is a round that has ended before its body began: the
-loop goes on to the next by itself.
+If a group cannot be made because a member has gone, the round has ended before its body began, and the loop continues.
 
-**Awaited.** Collectives block. So the group is made, and state is brought, in a thread of the round's own, and
-`in_thread` has it do whatever else blocks. A loss aborts the group, which ends what the thread does, and cancels the
-body; who is cancelled waits for that end, so that nothing of one round writes to the model in the next. All else ends
-the body at a `check`, also where `rdzv.rounds` would cancel it because it has begun no step: who is cancelled in a
-collective leaves the others in it.
+**Awaited.** Collectives block. So a thread of the round makes the group and syncs state, and `in_thread` runs other
+blocking work there. A loss aborts the group, which ends the thread's work, and cancels the body. A cancelled call waits
+for the thread, so that nothing of one round writes to the model in the next. All other changes end the body at a
+`check`, also where `rdzv.rounds` would cancel it before its first step: a body cancelled in a collective would leave
+the others in it.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ __all__ = ["AsyncTorchRound", "TorchRound", "TorchRounds", "rounds"]
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT: Final = timedelta(minutes=30)
-"""PyTorch's own default for collectives that are not nccl's."""
+"""PyTorch's default for collectives that are not nccl's."""
 
 
 def rounds(
@@ -82,14 +81,14 @@ def rounds(
 ) -> TorchRounds:
     """Take part in a run, round after round, with a process group in each, until the run is closed.
 
-    Iterate over it by `for`, which gives a `TorchRound` each time, or by `async for`, which gives an `AsyncTorchRound`.
+    Iterate over it by `for`, which yields a `TorchRound`, or by `async for`, which yields an `AsyncTorchRound`.
 
     Args:
         url: As for `rdzv.connect`.
-        backend: Of the process group: `gloo`, `nccl`, or whatever else PyTorch knows. See `rdzv.torch.group`.
-        timeout: How long a collective may take. A loss ends it sooner.
-        on_waiting: See `rdzv.rounds`. Here a body that never calls `check` is never interrupted by newcomers: they wait
-            until the round ends otherwise.
+        backend: Of the process group: `gloo`, `nccl`, or another one of PyTorch's. See `rdzv.torch.group`.
+        timeout: The limit of a collective. A loss ends it sooner.
+        on_waiting: See `rdzv.rounds`. Here newcomers never interrupt a body without `check`: they wait for the round's
+            end.
         progress: See `rdzv.rounds`.
         no_progress: See `rdzv.rounds`.
         overrides: As for `rdzv.connect`.
@@ -98,8 +97,8 @@ def rounds(
         GiveUp: The body has raised it.
         RunGivenUpError: A body of another member has, or there was no progress.
         RendezvousError: The next round was not reached, and a retry would not help.
-        RendezvousSettingsError: The backend or the timeout is none.
-        RendezvousStateError: This process has a process group already, of another loop perhaps.
+        RendezvousSettingsError: The backend or the timeout is invalid.
+        RendezvousStateError: This process has a process group already, perhaps of another loop.
     """
     given: object = timeout
     if not isinstance(given, timedelta) or given <= timedelta():
@@ -115,7 +114,7 @@ def rounds(
 
 
 class TorchRounds:
-    """The rounds of a run, for those who block and for those who await; made by `rounds`. It is good for one loop."""
+    """The rounds of a run, for `for` or `async for`; made by `rounds`, for one loop."""
 
     def __init__(
         self, url: str, overrides: dict[str, Any], *, backend: str, timeout: timedelta, options: Options
@@ -139,7 +138,7 @@ class TorchRounds:
         return next(self._blocking)
 
     def close(self) -> None:
-        """Leave for good, as the end of a `for` loop does that was left by `break`, once nothing refers to it."""
+        """Leave for good; collecting the rounds after a `break` does so, too."""
         if self._blocking is not None:
             self._blocking.close()
 
@@ -158,16 +157,16 @@ class TorchRounds:
         return self._awaited
 
     async def aclose(self) -> None:
-        """Leave for good, as `close` does for those who block."""
+        """Leave for good, as `close`."""
         if self._awaited is not None:
             await self._awaited.aclose()
 
 
 class _GroupOfRound(MemberOfRound):
-    """What both twins of a round have beside the round: a process group, the process's default one meanwhile.
+    """The part of a round that both twins share: the process group, which is the process's default one.
 
     Attributes:
-        group: The group. Whatever further ones are made over the default one are aborted with it.
+        group: The group. Groups made over it are aborted with it.
     """
 
     group: RoundGroup
@@ -190,10 +189,10 @@ class _GroupOfRound(MemberOfRound):
 
     @abstractmethod
     async def _make(self) -> None:
-        """Make the group. For those who block it is there before there is anything to wait for."""
+        """Make the group; without a wait in the blocking twin."""
 
     async def begin(self) -> bool:
-        """Make the group, whose failing is judged as a body's; False if the round is over by that."""
+        """Make the group; a failure counts as the body's. Return False if that ends the round."""
         self.life.start()
         try:
             await self._make()
@@ -204,7 +203,7 @@ class _GroupOfRound(MemberOfRound):
         return True
 
     def _dispose(self) -> None:
-        """Leave nothing of the group behind, and nothing of its store but the word that it is over."""
+        """Remove the group and its store's contents."""
         self.group.close()
         self._torch_store.end(f"round {self.number} of run {self.run_id}")
 
@@ -217,7 +216,7 @@ class _GroupOfRound(MemberOfRound):
 
 
 class TorchRound(_GroupOfRound, blocking.Round):
-    """One round of `rounds`, for those who block, with its process group."""
+    """One round of `rounds` for blocking code, with its process group."""
 
     def __init__(self, handler: Any, info: Any, loop: RoundLoop[Any], **of_group: Any) -> None:
         super().__init__(handler, info, loop)
@@ -227,7 +226,7 @@ class TorchRound(_GroupOfRound, blocking.Round):
         self.group.make()
 
     def _ended(self, ending: Ending) -> None:
-        """Let no collective wait for who has gone; from the node's thread. Who leaves by agreement is in none."""
+        """Abort the group after a loss; from the node's thread. An agreed leave happens outside collectives."""
         super()._ended(ending)
         if ending.others_have_gone:
             self.group.abort()
@@ -243,18 +242,17 @@ class TorchRound(_GroupOfRound, blocking.Round):
         super().check(step)
 
     def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:
-        """Make a group of some members: `torch.distributed.new_group`, whose groups are aborted with the round, too."""
+        """Make a group of some members by `torch.distributed.new_group`; it is aborted with the round, too."""
         return dist.new_group(ranks, **options)
 
     def sync_state(self, model: Any = None, optimizer: Any = None, extra: Any = None) -> Any:
-        """Bring all members to the state of the one who has finished the most steps; a collective, so all call it.
+        """Bring all members to the state with the most finished steps; a collective, so all call it.
 
-        A member that lags behind takes the other's state once all of it is there: if the other dies meanwhile, it still
-        has its own.
+        A member that lags behind replaces its state once the other is complete: if the source dies meanwhile, it keeps
+        its own.
 
-        Nothing of an interrupted step remains in what is given here: the gradients of all members are set to None, and
-        buffers are as at the last `check`, unless the optimizer has made its step since. What it cannot know of is the
-        program's to restore:
+        No trace of an interrupted step remains in the arguments: the gradients of all members are None, and buffers are
+        as at the last `check`, unless the optimizer has stepped since. The program restores the rest:
 
         * gradients that a CUDA graph or a flat buffer owns: zero that buffer, since an optimizer skips what is None;
           and large buffers that a CUDA graph changes: bring them in `extra`
@@ -265,27 +263,27 @@ class TorchRound(_GroupOfRound, blocking.Round):
         * a step of several optimizers: what one of them has done is done
 
         Args:
-            model: A `torch.nn.Module`; its parameters and buffers are written in place, those too that are not in its
-                `state_dict`, and what its modules' `get_extra_state` gives is brought.
-            optimizer: A `torch.optim.Optimizer`, or whatever has `state_dict` and `load_state_dict`.
-            extra: Anything that pickles: the step, the state of a scheduler, of a generator of random numbers.
+            model: A `torch.nn.Module`. Parameters and buffers are written in place, also those outside its
+                `state_dict`, and the results of its modules' `get_extra_state` are set.
+            optimizer: A `torch.optim.Optimizer`, or any object with `state_dict` and `load_state_dict`.
+            extra: Any picklable value: the step, the state of a scheduler or of a random generator.
 
         Returns:
-            The `extra` of that member.
+            The `extra` of the source.
 
         Raises:
-            ValueError: This member's model has other tensors than that one's; the first that differs is named, with
-                both shapes. The others meet again without this member. Or the model is sharded (`fully_shard`): what
-                was on a member that is lost, nobody has.
+            ValueError: This member's model has other tensors; the message names the first, with both shapes. The others
+                meet again without this member. Or the model is sharded (`fully_shard`): the part of a lost member is
+                lost.
         """
         return self._synchronized(model, optimizer, extra)
 
 
 class AsyncTorchRound(_GroupOfRound, awaited.Round):
-    """One round of `rounds`, for those who await, with its process group.
+    """One round of `rounds` for awaiting code, with its process group.
 
     Attributes:
-        blocking_store: The round's store for what blocks, in `in_thread`.
+        blocking_store: The round's store for blocking code, in `in_thread`.
     """
 
     def __init__(self, handler: Handler, info: Any, loop: RoundLoop[Any], **of_group: Any) -> None:
@@ -300,15 +298,15 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         await self.in_thread(self.group.make)
 
     def _ended(self, ending: Ending) -> None:
-        """Let no collective wait for who has gone, and cancel the body; from the node's thread."""
+        """Abort the group after a loss, and cancel the body; from the node's thread."""
         if ending.others_have_gone:
             self._end_thread_waits()
         elif self.life.phase is Phase.AT_WORK:
-            return  # it leaves at its next `check`, as all do; until then it may be in a collective
+            return  # it leaves at its next `check`; until then it may be in a collective
         super()._ended(ending)
 
     def _end_thread_waits(self) -> None:
-        """Get the round's thread out of whatever it waits for: the others in a collective, or a key of the store."""
+        """End the waits of the round's thread, in a collective or for a key of the store."""
         self.blocking_store.end_waits()
         self.group.abort()
 
@@ -317,7 +315,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
             self._released = True
             with anyio.CancelScope(shield=True):
                 await self._loop.run_in_executor(self._thread, self._dispose)
-            self._thread.shutdown()  # it has nothing to do any more: no wait to speak of
+            self._thread.shutdown()  # it is idle: a short wait
             self._client.close()
 
     # ------------------------------------------------------------------------------------------ for the body
@@ -328,12 +326,11 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         await super().check(step)
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Have a thread do what blocks, a step of training, say, and see it to its end.
+        """Run blocking work, such as a training step, in the round's thread, and wait for its end.
 
-        One thing after the other: the thread is the round's own. Who is cancelled meanwhile waits until it has ended,
-        which it does soon, since its collectives are aborted and its waits in the store end. If it has come to its end
-        all the same, what it returns counts, and the body is cancelled where it awaits next: so the number of a step
-        and its effect stay together.
+        One call runs at a time. A cancelled call waits for the end of the work, which comes soon, as its collectives
+        are aborted and its waits in the store end. If the work has finished all the same, its result counts, and the
+        body is cancelled at its next await: so the number of a step and its effect stay together.
         """
         doing = self._loop.run_in_executor(self._thread, functools.partial(same_device(work), *arguments))
         try:
@@ -346,7 +343,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
                 return doing.result()
             raise
         finally:
-            # Its error refers to this frame: together they would keep the group, with its threads and sockets.
+            # Its error refers to this frame: a cycle would keep the group, with its threads and sockets.
             del doing
 
     async def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:
@@ -354,5 +351,5 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         return await self.in_thread(functools.partial(dist.new_group, ranks, **options))
 
     async def sync_state(self, model: Any = None, optimizer: Any = None, extra: Any = None) -> Any:
-        """Bring all members to the state of the one who has finished the most steps; see `TorchRound.sync_state`."""
+        """Bring all members to the state with the most finished steps; see `TorchRound.sync_state`."""
         return await self.in_thread(self._synchronized, model, optimizer, extra)

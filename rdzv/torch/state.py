@@ -1,16 +1,15 @@
-"""Shell: bring the state of all members of a process group to that of one: model, optimizer, and whatever else.
+"""Shell: brings all members of a process group to the state of one: model, optimizer and more.
 
-First the source tells, as one pickled object, how its state looks: a skeleton with a place for each tensor. Every
-member compares the model's part with its own. Only when all agree, the tensors follow, each by a broadcast of its
-bytes into the place where it is to be: gloo knows few types of numbers, but bytes it knows. A model's parameters and
-buffers are written in place, those that are not in its `state_dict` too. What a module keeps beside its tensors
-(`get_extra_state`) and an optimizer's state are made anew: a newcomer has none yet, or of another shape.
+First the source sends the structure of its state, as one pickled object with a place for each tensor. Every member
+compares the model's part with its own. If all agree, the tensors follow, each as a broadcast of its bytes into its
+place: gloo does not know all number types. A model's parameters and buffers are written in place, also those outside
+its `state_dict`. `get_extra_state` values and an optimizer's state are made anew, as a newcomer has none yet, or of
+another shape.
 
-A member that lags has a state of its own, which is worth something if the source dies meanwhile: half of one state and
-half of another is none. So it receives the model's tensors into new ones, too, and takes them over when all are there.
+A member that lags has a state of its own, which counts if the source dies meanwhile; a mixture of two states does not.
+So it receives the model's tensors into new ones, and replaces its own when all are there.
 
-A model of which each member has a part (a `DTensor`, as `fully_shard` makes them) is refused: what a member had that is
-lost, no other has.
+A sharded model (`DTensor`, as `fully_shard` makes them) is rejected: the part of a lost member is lost.
 
 The pickle is PyTorch's (`broadcast_object_list`), among the members of one group; it never enters a store of ours.
 """
@@ -31,7 +30,7 @@ SHARDED: Final = "is sharded (a DTensor): the part of a member that is lost is g
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor goes; of one that is sharded it is only known that it is."""
+    """The place of a tensor; a sharded one is only marked so."""
 
     index: int
     shape: tuple[int, ...]
@@ -66,14 +65,14 @@ def synchronize(source: int, *, rank: int, lags: bool, model: Any, optimizer: An
         for target, sent in later:
             target.copy_(sent)
     if rank != source and more:
-        model.load_state_dict(more, strict=False)  # which hands each module its own
+        model.load_state_dict(more, strict=False)  # gives each module its own
     if rank != source and optimizer is not None:
         optimizer.load_state_dict(optimizer_state)
     return extra
 
 
 def _parts(model: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """A model's tensors by their names, and whatever else is in its `state_dict`."""
+    """Return a model's tensors by name, and the rest of its `state_dict`."""
     state = model.state_dict(keep_vars=True) if model is not None else {}
     rest = {name: value for name, value in state.items() if _is_extra(name, value)}
     tensors = {name: value for name, value in state.items() if name not in rest}
@@ -83,12 +82,12 @@ def _parts(model: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def _is_extra(name: str, value: Any) -> bool:
-    """Whether it is what `get_extra_state` has given: PyTorch's documentation says what its name ends with."""
+    """Return True for the name of a `get_extra_state` value, as PyTorch documents it."""
     return not isinstance(value, torch.Tensor) or name.rpartition(".")[2] == "_extra_state"
 
 
 def _take(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The same structure, with a place for each tensor, which is put into the list."""
+    """Return the structure with a place for each tensor, and append the tensors to the list."""
     if isinstance(value, torch.Tensor):
         sharded = hasattr(value, "device_mesh")
         tensors.append(value.detach())
@@ -101,7 +100,7 @@ def _take(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _fill(value: Any, source: int, rank: int, tensors: list[torch.Tensor], received: dict[int, torch.Tensor]) -> Any:
-    """The structure with its tensors; every member walks it in the same order."""
+    """Return the structure with its tensors; every member walks it in the same order."""
     if isinstance(value, _Place):
         if value.sharded:
             raise ValueError(f"the optimizer's state {SHARDED}")
@@ -117,7 +116,7 @@ def _fill(value: Any, source: int, rank: int, tensors: list[torch.Tensor], recei
 
 
 def _broadcast(tensor: torch.Tensor, source: int) -> torch.Tensor:
-    """Broadcast one tensor, on the device that the group's backend works on."""
+    """Broadcast one tensor, on the device of the group's backend."""
     sent = tensor.contiguous()
     if dist.get_backend() == "nccl" and sent.device.type != "cuda":
         sent = sent.cuda()
@@ -126,7 +125,7 @@ def _broadcast(tensor: torch.Tensor, source: int) -> torch.Tensor:
 
 
 def _difference(there: dict[str, _Place], here: dict[str, _Place]) -> str | None:
-    """The first thing in which a model differs from the source's, in words."""
+    """Describe the first difference of a model from the source's."""
     for name in dict.fromkeys([*there, *here]):
         if name not in here or name not in there:
             return f"{name} is missing {'here' if name not in here else 'at the newest'}; {REMEDY}"
@@ -138,11 +137,11 @@ def _difference(there: dict[str, _Place], here: dict[str, _Place]) -> str | None
 
 
 def _agree(difference: str | None) -> None:
-    """Raise at every member if the model of any differs: who raised alone would leave the others in a broadcast.
+    """Raise at every member if any model differs: a member that raised alone would leave the others in a broadcast.
 
     Raises:
-        ValueError: This member's model does.
-        RoundChanged: Another member's does, which leaves: the others meet again without it.
+        ValueError: This member's model differs.
+        RoundChanged: Another member's model differs; the others meet again without it.
     """
     found: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(found, difference)

@@ -1,4 +1,4 @@
-"""Shell: a `torch.distributed.Store` over our store: translates calls, values and errors."""
+"""Shell: a `torch.distributed.Store` over our store, with PyTorch's calls, values and errors."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_TIMEOUT", "TorchStore", "open_store", "raise_as_torch"]
 
 GLOO_EXTENDED_API: Final = "GLOO_ENABLE_STORE_V2_API"
-"""The environment variable by which gloo reads its peers' addresses with one `multi_get` for each group.
+"""The environment variable by which gloo reads its peers' addresses with one `multi_get` per group.
 
-Without it gloo asks for each peer with a `wait` and a `get`: at 16 ranks 32 round trips instead of 1. It writes the
-same keys in either way, so ranks that differ in it still meet. It is set unless the user has set it; gloo looks at it
-when it makes a group.
+Without it gloo calls `wait` and `get` for each peer: at 16 ranks 32 round trips instead of 1. The keys are the same, so
+ranks may differ in it. It is set unless the user has set it; gloo reads it when it makes a group.
 """
 
 P = ParamSpec("P")
@@ -45,11 +44,11 @@ T = TypeVar("T")
 V = TypeVar("V", str, bytes, "str | bytes")
 
 DEFAULT_TIMEOUT: Final = timedelta(seconds=300)
-"""PyTorch's own default for a store."""
+"""PyTorch's default for a store."""
 
 
 def open_store(url: str, overrides: Mapping[str, Any]) -> tuple[BlockingStore, Settings]:
-    """A blocking client of the store that a URL names, and what was chosen."""
+    """Return a blocking client of the store of a URL, and the settings."""
     handler = unconnected_handler(
         url if split_url(url).run_id else replace(split_url(url), run_id="default").url, overrides
     )
@@ -57,10 +56,10 @@ def open_store(url: str, overrides: Mapping[str, Any]) -> tuple[BlockingStore, S
 
 
 def unconnected_handler(url: str, overrides: Mapping[str, Any]) -> Handler:
-    """The handler of a URL, which says what is wrong with it and what was chosen, and is not to be connected.
+    """Return the handler of a URL, to check and read its settings; do not connect it.
 
     Raises:
-        RendezvousSettingsError: Something is wrong with it, or its backend is not one of ours.
+        RendezvousSettingsError: The URL is wrong, or its backend is not one of ours.
     """
     handler = rendezvous_handler_registry.create_handler(RendezvousParameters.from_url(url, overrides))
     if not isinstance(handler, Handler):
@@ -71,7 +70,7 @@ def unconnected_handler(url: str, overrides: Mapping[str, Any]) -> Handler:
 
 
 def split_off_segments(url: str) -> tuple[str, str]:
-    """A URL without what follows the run's name behind a slash, and that: callers append it to tell groups apart."""
+    """Split off the segments after the run's name: callers append them to separate groups."""
     parts = split_url(url)
     run_id, _, segments = parts.run_id.partition("/")
     return (replace(parts, run_id=run_id).url if segments else url), segments.strip("/")
@@ -79,11 +78,11 @@ def split_off_segments(url: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """How another process opens the store that a `TorchStore` reads: without any secret's value.
+    """The origin of a `TorchStore`, by which another process opens it: without any secret's value.
 
     Attributes:
-        url: With a run, but no parameters.
-        overrides: The files in which the secrets are, and such like.
+        url: With a run, without parameters.
+        overrides: Parameters, such as the files of secrets.
     """
 
     NAMES: ClassVar[tuple[str, ...]] = ("token_file", "ca", "cert", "key", "user", "password_file", "prefix")
@@ -93,13 +92,13 @@ class Origin:
 
     @classmethod
     def of(cls, settings: Settings) -> Origin:
-        """Where these settings lead."""
+        """Return the origin of these settings."""
         overrides = {name: getattr(settings, name) for name in cls.NAMES if getattr(settings, name) is not None}
         return cls(f"{settings.endpoint.url}/{quote(settings.run_id, safe='')}", overrides)
 
 
 def raise_as_torch(error: Exception) -> NoReturn:
-    """Raise what TCPStore raises in such a case, with our words."""
+    """Raise TCPStore's error for one of ours, with our message."""
     message = str(error)
     match error:
         case ours.SharedStoreTimeoutError():
@@ -112,7 +111,7 @@ def raise_as_torch(error: Exception) -> NoReturn:
         case StoreUsageError():
             raise ValueError(message) from error
         case ours.RendezvousSettingsError():
-            raise error  # a ValueError, which it is to PyTorch's users, too
+            raise error  # a ValueError also in PyTorch
         case _:
             raise dist.DistStoreError(message) from error
 
@@ -120,7 +119,7 @@ def raise_as_torch(error: Exception) -> NoReturn:
 def _with_torch_errors(
     method: Callable[Concatenate[TorchStore, P], T],
 ) -> Callable[Concatenate[TorchStore, P], T]:
-    """The method, raising PyTorch's errors instead of ours."""
+    """Wrap a method to raise PyTorch's errors."""
 
     @functools.wraps(method)
     def call(self: TorchStore, /, *arguments: P.args, **keywords: P.kwargs) -> T:
@@ -135,7 +134,7 @@ def _with_torch_errors(
 def _passed_on(
     method: Callable[Concatenate[BlockingSharedStore, P], T],
 ) -> Callable[Concatenate[TorchStore, P], T]:
-    """The same of PyTorch's store, which asks ours, and raises PyTorch's errors."""
+    """Make a method that calls the shared store's and raises PyTorch's errors."""
 
     @_with_torch_errors
     @functools.wraps(method)
@@ -147,7 +146,7 @@ def _passed_on(
 
 
 class _Probed(threading.local):
-    """The keys of which a `PrefixStore` has asked in this thread while it is probed; None otherwise."""
+    """The keys that a probed `PrefixStore` has asked for in this thread; else None."""
 
     keys: list[str] | None = None
 
@@ -163,32 +162,30 @@ class TorchStore(dist.Store):
         PrefixStore("ckpt", TorchStore(info.store))         # of a round: fenced, gone with the round
 
     Stores of one URL hold the same keys, apart from those of other runs. It serves nothing: `rdzv serve`, or a node of
-    the run, does. Errors are those of TCPStore: `DistStoreError` when a wait runs out, naming the keys that were
-    missing; `QueueEmptyError`; `DistNetworkError` when the store cannot be reached. Once a round is over, its store
-    says so with `DistStoreError`.
+    the run, does. Errors are those of TCPStore: `DistStoreError` after a timeout, with the missing keys;
+    `QueueEmptyError`; `DistNetworkError` if the store cannot be reached. After the round, its store raises
+    `DistStoreError`.
 
-    C++ holds the C++ half of this object only, and calls of a Python half that is gone fail with an internal assertion:
-    `PrefixStore("p", TorchStore(url))` would be enough. There is no telling when C++ has let go, so every instance is
-    kept until the process ends. Clones share one client, with a socket for each thread that is in a call at the same
-    moment. `close` lets go of the sockets; calls then say that it is closed. Of a round's store, what is left once the
-    next round has come is a few hundred bytes.
+    C++ holds only the C++ half of this object, and calls after the end of the Python half fail with an internal
+    assertion: `PrefixStore("p", TorchStore(url))` would be enough. C++ does not report its release, so every instance
+    is kept until the process ends. Clones share one client, with a socket for each thread in a call. `close` closes the
+    sockets, and later calls say so. Of a round's store a few hundred bytes remain after the next round has come.
 
-    Queues and `list_keys` cannot be overridden for C++. `PrefixStore` has them from Python all the same: the first
-    `TorchStore` of a process teaches it to ask the store below. In `num_keys` and `list_keys` only keys of this URL or
-    round count.
+    Queues and `list_keys` cannot be overridden for C++. The first `TorchStore` of a process patches `PrefixStore` in
+    Python to ask the store below. `num_keys` and `list_keys` count only keys of this URL or round.
 
-    **Processes.** A forked child, such as a `DataLoader`'s worker, goes on with a client of its own. A pickled store
-    carries the URL, what its keys begin with, the timeout, and the names of files with secrets; never a secret's value:
-    a token that was given by value must be in the other process's environment, as RDZV_TOKEN or RDZV_TOKEN_FILE.
+    **Processes.** A forked child, such as a `DataLoader`'s worker, uses a client of its own. A pickled store carries
+    the URL, the prefix of its keys, the timeout, and the names of files with secrets, but no secret's value: a token
+    that was given by value must be in the other process's RDZV_TOKEN or RDZV_TOKEN_FILE.
 
     Args:
-        url: One of ours, the run's part of it at will, and what follows that behind a slash sets keys apart; or a
-            blocking shared store, as `rdzv.sync` gives it.
-        timeout: How long a wait may take, and the first connection.
+        url: One of ours, with or without a run; a further segment separates keys. Or a blocking shared store of
+            `rdzv.sync`.
+        timeout: The limit of a wait, and of the first connection.
         overrides: The URL's parameters as keywords.
 
     Attributes:
-        overheard_by: Called with each value that is written or read; also of clones that are made since.
+        overheard_by: Called with each value that is written or read; also in later clones.
 
     Raises:
         DistNetworkError: The store cannot be reached.
@@ -214,20 +211,20 @@ class TorchStore(dist.Store):
             self._shared.set_timeout(timeout)
         self._pid = os.getpid()
         self._last_timeout = timeout
-        self.set_timeout(timeout)  # kept by the base class, so that PrefixStore and C++ set and read the same
+        self.set_timeout(timeout)  # the base class keeps it for PrefixStore and C++
         _kept.add(self)
 
     @classmethod
     def of_round(cls, shared: BlockingSharedStore, timeout: timedelta, settings: Settings) -> TorchStore:
-        """One of a round's store, which can be pickled with its secrets' files, since it knows the settings."""
+        """Return a round's store, which the settings make picklable with its secrets' files."""
         store = cls(shared, timeout)
         store._origin = Origin.of(settings)
         return store
 
     def _shared_here(self) -> BlockingSharedStore:
-        """The shared store, as this process may use it, with the timeout that was set last, be it by C++."""
+        """Return the shared store of this process, with the latest timeout, which C++ may have set."""
         if self._pid != os.getpid():
-            # A child that was forked since has a client of its own. Two threads of it may both make one: each is good.
+            # A forked child has a client of its own. If two threads both make one, each is good.
             self._shared, self._owns_client, self._pid = self._shared.reopened(), True, os.getpid()
         timeout = self.timeout
         if timeout != self._last_timeout:
@@ -252,8 +249,8 @@ class TorchStore(dist.Store):
     add = _passed_on(BlockingSharedStore.add)
     append = _passed_on(BlockingSharedStore.append)
     compare_set = _passed_on(BlockingSharedStore.compare_set)
-    delete_key = deleteKey = _passed_on(BlockingSharedStore.delete_key)  # noqa: N815  as C++ calls it
-    num_keys = getNumKeys = _passed_on(BlockingSharedStore.num_keys)  # noqa: N815  as C++ calls it
+    delete_key = deleteKey = _passed_on(BlockingSharedStore.delete_key)  # noqa: N815  C++'s name
+    num_keys = getNumKeys = _passed_on(BlockingSharedStore.num_keys)  # noqa: N815  C++'s name
     list_keys = _passed_on(BlockingSharedStore.list_keys)
     queue_push = _passed_on(BlockingSharedStore.queue_push)
     queue_pop = _passed_on(BlockingSharedStore.queue_pop)
@@ -267,11 +264,11 @@ class TorchStore(dist.Store):
 
     @_with_torch_errors
     def get(self, key: str) -> bytes:
-        """Wait for a key, and read it."""
+        """Wait for a key and return its value."""
         return self._overheard(self._shared_here().get(key))
 
     def _in_parts(self, keys: Iterable[str], within: float) -> Iterator[tuple[BlockingSharedStore, list[str], float]]:
-        """Yield as many keys as one request takes, with the seconds left of the time for all of them."""
+        """Yield as many keys as one request takes, with the seconds left for all."""
         shared, keys, deadline = self._shared_here(), list(keys), time.monotonic() + within
         for first in range(0, max(len(keys), 1), shared.keys_max):
             if first:
@@ -288,37 +285,37 @@ class TorchStore(dist.Store):
 
     @_with_torch_errors
     def multi_get(self, keys: Iterable[str]) -> list[bytes]:
-        """Wait for all keys, and read them; as they are at one moment, if one request takes so many."""
+        """Wait for all keys and return their values; of one moment, if one request takes all."""
         parts = self._in_parts(keys, self.timeout.total_seconds())
         return [self._overheard(value) for shared, some, _ in parts for value in shared.multi_get(some)]
 
     @_with_torch_errors
     def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> None:
-        """Write several values; at once, if one request takes so many."""
+        """Write several values; at once, if one request takes all."""
         keys, values = list(keys), [self._overheard(value) for value in values]
         try:
             if len(keys) != len(values):
-                self._shared_here().multi_set(keys, values)  # which says so
+                self._shared_here().multi_set(keys, values)  # raises the error
             rest = iter(values)
             for shared, some, _ in self._in_parts(keys, self.timeout.total_seconds()):
                 shared.multi_set(some, list(itertools.islice(rest, len(some))))
         except ValueError as error:
-            raise dist.DistStoreError(str(error)) from error  # as TCPStore calls lists of different lengths
+            raise dist.DistStoreError(str(error)) from error  # as TCPStore raises for lists of different lengths
 
     @_with_torch_errors
     def check(self, keys: Iterable[str]) -> bool:
-        """Whether all keys exist now."""
-        if _probed.keys is not None:  # only `_prefix_of` asks, in this thread
+        """Return True if all keys exist."""
+        if _probed.keys is not None:  # only `_prefix_of` sets it, in this thread
             _probed.keys.extend(keys)
             return True
         return self._shared_here().check(keys)
 
     def has_extended_api(self) -> bool:
-        """Whether `append`, `multi_get` and `multi_set` are there: they are."""
+        """Return True: `append`, `multi_get` and `multi_set` are there."""
         return True
 
     def clone(self) -> TorchStore:
-        """Another object for the same keys, on the same client, with a timeout of its own."""
+        """Return another store for the same keys and client, with a timeout of its own."""
         clone = TorchStore(self._shared_here(), self.timeout)
         clone._origin, clone._owns_client = self._origin, self._owns_client
         clone.overheard_by = self.overheard_by
@@ -326,7 +323,7 @@ class TorchStore(dist.Store):
 
     @_with_torch_errors
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
-        """Wait until `world_size` callers have come; each key is good for one barrier."""
+        """Wait for `world_size` callers; each key serves one barrier."""
         try:
             self._shared_here().barrier(key, world_size, timeout)
         except ours.SharedStoreTimeoutError as error:
@@ -335,17 +332,17 @@ class TorchStore(dist.Store):
             ) from error
 
     def end(self, of_what: str) -> None:
-        """Keep nothing but the word that the round is over: who was in a thousand rounds has made as many of these."""
+        """Drop all but the message that the round is over: a process makes one store per round."""
         self._shared = cast("BlockingSharedStore", _Over(f"{of_what} is over, and so is the store of its members"))
 
     def close(self) -> None:
-        """Hang up; clones too. A store made of a round's leaves that to the round."""
+        """Disconnect, clones too. A round closes its own store."""
         if self._owns_client and self._pid == os.getpid():
             self._shared.close()
 
 
 class _Over:
-    """What stands for the shared store of a round that is over: whatever is asked of it is answered by that."""
+    """Replaces the shared store of a finished round; every call raises its error."""
 
     def __init__(self, message: str) -> None:
         self._message = message
@@ -355,10 +352,10 @@ class _Over:
 
 
 def _reached(client: BlockingStore, url: str, *, timeout: timedelta, **rest: Any) -> BlockingSharedStore:
-    """The shared store on a client, once that has got an answer.
+    """Return the shared store on a client that has got an answer.
 
     Raises:
-        DistNetworkError: It has not.
+        DistNetworkError: The store does not answer.
     """
     try:
         client.ping(timeout=timeout.total_seconds())
@@ -371,7 +368,7 @@ def _reached(client: BlockingStore, url: str, *, timeout: timedelta, **rest: Any
 def _unpickled(
     origin: Origin, prefix: str, fence: tuple[Condition, ...], lease: int | None, timeout: timedelta
 ) -> TorchStore:
-    """The store of `TorchStore.__reduce__`, in another process."""
+    """Return the store of `TorchStore.__reduce__` in another process."""
     client, _ = open_store(origin.url, origin.overrides)
     shared = _reached(client, origin.url, prefix=prefix, fence=fence, lease=lease, timeout=timeout)
     store = TorchStore(shared, timeout)
@@ -383,9 +380,9 @@ _PREFIX_PROBE: Final = "rdzv/which-prefix-is-this"
 
 
 def _prefix_of(store: Any) -> str:
-    """What the keys of a `PrefixStore` over a `TorchStore` begin with there.
+    """Return the prefix of the keys of a `PrefixStore` over a `TorchStore`.
 
-    It tells its prefix to nobody, but puts it before every key that it asks for.
+    The prefix is not readable, but precedes every key that it asks for.
     """
     _probed.keys = []
     try:

@@ -1,13 +1,12 @@
-"""Shell: real TCPStores of a round, which its rank 0 hosts: for PyTorch alone, and for `torch_store=tcp`.
+"""Shell: TCPStores on a round's rank 0, for PyTorch, and for `torch_store=tcp`.
 
-The members have met over our store, and go on using it to hear of losses and closing. A TCPStore is for code that asks
-for its class or its host, for queues through `PrefixStore`, and for the speed of C++. It asks no client for a token,
-encrypts nothing, and lets a node that was dropped from the round write to it as before. It ends with the process that
-hosts it.
+The members still learn of losses and closing from our store. A TCPStore is for code that needs its class or its host,
+for queues through `PrefixStore`, and for the speed of C++. It has no token and no encryption, lets a dropped node go on
+writing, and ends with its host's process.
 
-`WorkersStore` listens at the round's bootstrap port and at no other: workers dial that port, and at another one two
-jobs of one machine would share a store. `open_tcp_store` may listen at any port of that host, which the members are
-told through the round's own store. They connect once it listens, so that no first attempt is refused.
+`WorkersStore` listens at the round's bootstrap port only: workers connect there, and with another port two jobs of one
+machine would share a store. `open_tcp_store` may listen at any port of that host; rank 0 announces the port in the
+round's store once it listens, so no first attempt is refused.
 """
 
 from __future__ import annotations
@@ -35,28 +34,28 @@ __all__ = ["WorkersStore", "open_tcp_store", "serve_workers"]
 log: Final = logging.getLogger(__name__)
 
 PORT: Final = "rdzv/torch/tcp_store/port"
-"""The key of the round's store under which rank 0 tells its port."""
+"""The key of rank 0's port in the round's store."""
 
 BACKLOG: Final = 4096
-"""How many connections may wait to be accepted: as many as Linux allows by default, since all ranks come at once."""
+"""The backlog, Linux's default: all ranks connect at once."""
 
 
-FREE_WITHIN: Final = 3.0  # seconds: the process of the last round's rank 0 may have a single `master_port` until then
-TIMEOUT: Final = timedelta(seconds=60)  # PyTorch's default for the store of an agent
-TRY_AGAIN_AFTER: Final = 0.05  # seconds, while the process of the last round's rank 0 lets go of the port
+FREE_WITHIN: Final = 3.0  # seconds: the last round's rank 0 may hold the only `master_port` until then
+TIMEOUT: Final = timedelta(seconds=60)  # PyTorch's default for an agent's store
+TRY_AGAIN_AFTER: Final = 0.05  # seconds, until the last round's rank 0 releases the port
 
 
 class WorkersStore:
-    """The TCPStore that the workers of a round share, in the process of their rank 0's launcher.
+    """The TCPStore for the workers of a round, in the process of rank 0's launcher.
 
     Args:
         host: The round's bootstrap address.
         port: The round's bootstrap port.
         timeout: The store's own.
-        within: In seconds, how long to wait for the port.
+        within: In seconds, the limit of waiting for the port.
 
     Raises:
-        OSError: The port is taken, or may not be used.
+        OSError: The port is taken, or not permitted.
     """
 
     def __init__(self, host: str, port: int, timeout: timedelta, *, within: float = 0.0) -> None:
@@ -73,12 +72,12 @@ class WorkersStore:
         _served.add(self)
 
     def close(self) -> None:
-        """End it: the port is free again."""
+        """Close the store and release the port."""
         _served.discard(self)
         self._store = None
 
     def close_in_child(self) -> None:
-        """Close the listening socket that a forked worker has inherited, and would keep the port with."""
+        """Close the listening socket in a forked worker, which would hold the port."""
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, self._file, inheritable=False)
         os.close(null)
@@ -90,13 +89,13 @@ def serve_workers(info: RendezvousInfo | AwaitedInfo, ports: str | None, taken: 
     Args:
         info: The round.
         ports: `master_port`.
-        taken: The bootstrap ports of this run that were taken; such a port is noted here.
+        taken: The taken bootstrap ports of this run; a taken port is added.
 
     Returns:
-        The store; None if the port is taken, and another one can be promised: leave the round, and meet again.
+        The store; None if the port is taken and another can be promised: leave the round, and meet again.
 
     Raises:
-        RendezvousSettingsError: The port is taken, and no other may be used.
+        RendezvousSettingsError: The port is taken, and no other is permitted.
     """
     (host, port), where = info.bootstrap_address, f"run {info.run_id}, round {info.round}"
     is_single = ports is not None and len(set(ports.split("-"))) == 1
@@ -127,15 +126,15 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def open_tcp_store(info: RendezvousInfo, timeout: timedelta, *, port: int) -> dist.TCPStore:
-    """Host the round's TCPStore if this is rank 0, connect to it otherwise; every member calls it, once.
+    """Host the round's TCPStore on rank 0, connect to it elsewhere; every member calls it, once.
 
     Args:
         info: The round.
-        timeout: How long to wait for rank 0, and the store's own timeout.
-        port: Where rank 0 is to listen; 0: at any free port.
+        timeout: The limit for rank 0, and the store's own timeout.
+        port: The port of rank 0; 0 for any.
 
     Raises:
-        DistStoreError: Rank 0 has not said in time where it listens.
+        DistStoreError: Rank 0 has not announced its port in time.
         RendezvousError: This node is no longer in the round, or our store cannot be reached.
     """
     host, _ = info.bootstrap_address
@@ -156,7 +155,7 @@ def open_tcp_store(info: RendezvousInfo, timeout: timedelta, *, port: int) -> di
 
 
 def _hosted(host: str, listening: socket.socket, timeout: timedelta) -> dist.TCPStore:
-    """Return a TCPStore that serves at a listening socket, which it closes at its end."""
+    """Return a TCPStore on a listening socket, which it closes at its end."""
     return dist.TCPStore(
         host,
         listening.getsockname()[1],
@@ -169,7 +168,7 @@ def _hosted(host: str, listening: socket.socket, timeout: timedelta) -> dist.TCP
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """A listening socket at the port, or at another one if that is taken; on loopback only if the host is that."""
+    """Return a listening socket at the port, or at a free one; on loopback only if the host is."""
     try:
         return _listen(host, port)
     except OSError as error:
@@ -179,7 +178,7 @@ def _listener(host: str, port: int) -> socket.socket:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    here = ""  # on all interfaces: a name, and an address behind which another one stands, may be any of them
+    here = ""  # all interfaces: a name, or a translated address, may be any of them
     with contextlib.suppress(ValueError):
         here = host if ipaddress.ip_address(host).is_loopback else ""
     both = not here and socket.has_dualstack_ipv6()

@@ -269,7 +269,7 @@ def environment_of(
         "TORCHELASTIC_RUN_ID": info.run_id,
         "TORCHELASTIC_RESTART_COUNT": str(restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
-        "TORCHELASTIC_USE_AGENT_STORE": str(job.agent_store),  # without it, env:// has rank 0 make one
+        "TORCHELASTIC_USE_AGENT_STORE": str(job.agent_store),  # else rank 0 makes one under env://
         ERROR_FILE: error_file,
         "RDZV_RUN_ID": info.run_id,
         "RDZV_ROUND": str(info.round),

@@ -378,7 +378,7 @@ async def _say_what_it_has_cost(handler: Handler) -> None:
 
 
 def _server_of_workers(ports: str | None) -> Callable[[RendezvousInfo], contextlib.closing[Any] | None]:
-    """Return what serves PyTorch's store to the workers of a round: None if its port is taken.
+    """Return the function that serves PyTorch's store to a round's workers: it returns None if the port is taken.
 
     Raises:
         RendezvousSettingsError: There is no PyTorch.

@@ -1,1 +1,1 @@
-"""Shell: what belongs to torchrun and its agents alone: what they say, hear of each other, and runs without a name."""
+"""Shell: torchrun's agents: their screen, the ends of their workers, and runs without a name."""

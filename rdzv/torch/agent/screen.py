@@ -1,12 +1,11 @@
-"""Shell: what an agent says on its screen of the rendezvous: one line for each thing that happens to the job.
+"""Shell: the lines that an agent writes about the rendezvous, one for each event of the job.
 
     W1122 05:12:48.611 16128 rdzv] run job: lost: node-c: its process ended; meeting again
     I1122 05:12:48.703 16128 rdzv] run job, round 1: 2 nodes; gone: node-c (its process ended); this one, node-a, ...
     I1122 05:12:49.704 16128 rdzv] run job so far: 14 min 2 s; training 99.1 %, ...; 1 loss, of node-c
 
-The lines have the prefix of PyTorch's own, and go where those go. LOGLEVEL is obeyed, as PyTorch obeys it; unless it is
-set, these lines are shown from INFO on, and those of the rest of `rdzv` and `store` from WARNING on. Whoever has
-configured logging is left alone: the lines are then the configuration's.
+The lines have PyTorch's prefix and destination, and obey LOGLEVEL. Without it these lines begin at INFO, and other
+lines of `rdzv` and `store` at WARNING. If logging is configured, that configuration applies.
 """
 
 from __future__ import annotations
@@ -40,23 +39,23 @@ __all__ = ["Screen", "configure_logging", "end_with", "told_to_end"]
 log: logging.Logger = escaping(logging.getLogger("rdzv.torch"))
 
 WAITS_SILENTLY: Final = 3.0
-"""In seconds: whoever waits for longer is told for what."""
+"""In seconds: a longer wait is explained."""
 
 SAYS_AGAIN_AFTER: Final = 30.0
-"""In seconds: what is waited for is repeated so often, if it has not changed."""
+"""In seconds: the repetition of an unchanged reason."""
 
 JOIN_WITHIN: Final = 1.0
-"""In seconds: the threads of this room end as soon as they are told to; nobody waits for longer."""
+"""In seconds: the limit for joining the threads of this module, which end at once."""
 
 COST_AFTER: Final = 1.0
-"""In seconds: when a round after a loss is told what the run has cost until now; its processes are about to start."""
+"""In seconds: the cost of the run is written so long after the round that follows a loss."""
 
 
 class _Formatter(logging.Formatter):
     """PyTorch's prefix, without the path: level, date, time, process."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, or several with a traceback."""
+        """Return one line, or several with a traceback."""
         stamp = time.strftime("%m%d %H:%M:%S", time.localtime(record.created))
         milliseconds = int(record.msecs)
         room = record.name.partition(".")[0]
@@ -65,7 +64,7 @@ class _Formatter(logging.Formatter):
 
 
 def configure_logging() -> None:
-    """Let the loggers of `rdzv` and `store` write to standard error, unless somebody has configured them."""
+    """Let the loggers of `rdzv` and `store` write to standard error, unless logging is configured."""
     chosen = logging.getLevelName(os.environ.get("LOGLEVEL", "").upper())
     level = chosen if isinstance(chosen, int) else None
     for name in ("rdzv", "store"):
@@ -82,11 +81,7 @@ def configure_logging() -> None:
 
 
 class Screen:
-    """What one handler says; see the module.
-
-    Args:
-        run_id: The run that it speaks of.
-    """
+    """The lines of one handler, about the run `run_id`."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -94,7 +89,7 @@ class Screen:
         self._has_warned = False
 
     def begins(self, settings: Settings, node_id: str, *, hosts: bool) -> None:
-        """Say where the others are to be met, and as whom."""
+        """Write the address of the store, and this node's name."""
         least, most = settings.min_nodes, settings.max_nodes
         log.info(
             "run %s: joining at %s, %s node%s; this one is %s%s",
@@ -104,10 +99,10 @@ class Screen:
         )
 
     def end_quietly(self, end: Callable[[str], None]) -> None:
-        """Let an agent that a signal ends do that without PyTorch's traceback.
+        """Let an agent that a signal ends do so without PyTorch's traceback.
 
         Args:
-            end: Is told the name of the signal.
+            end: Takes the name of the signal.
         """
         before = sys.excepthook
 
@@ -121,7 +116,7 @@ class Screen:
         sys.excepthook = say
 
     def ends(self, name: str, *, serves_for: float | None) -> None:
-        """Say that a signal ends this agent, and for how long it serves the store to others of its run, if it does."""
+        """Write that a signal ends this agent, and for how long it serves its store to the others, if it does."""
         what_then = "the run goes on without it"
         if serves_for is not None:
             what_then = (
@@ -131,13 +126,13 @@ class Screen:
         log.warning("run %s: this agent ends, since %s; %s", self._run_id, told_to_end(name), what_then)
 
     def stop(self) -> None:
-        """Say no more of what the run has cost."""
+        """Write no more of the run's cost."""
         if self._cost is not None:
             self._cost.cancel()
 
     @contextlib.contextmanager
     def meeting(self, handler: sync.Handler) -> Iterator[None]:
-        """Say what is waited for, while the block meets the others and takes longer than a moment."""
+        """Write the reason for a wait while the block meets the others."""
         done = threading.Event()
         waiting = threading.Thread(target=self._say_reasons, args=(handler, done), name="rdzv waiting", daemon=True)
         waiting.start()
@@ -148,12 +143,12 @@ class Screen:
             waiting.join(JOIN_WITHIN)
 
     def met(self, handler: sync.Handler, *, again: bool, seconds: float) -> None:
-        """Say that a round has come about, and who is not in it any more, or is new.
+        """Write the new round, with members that have gone or come.
 
         Args:
-            handler: That of a member of it.
-            again: It was in another one before.
-            seconds: Which it took to meet.
+            handler: The handler of a member.
+            again: True if the member was in another round before.
+            seconds: The duration of the meeting.
         """
         assert handler.membership is not None
         round, rank = handler.membership.round, handler.membership.rank
@@ -172,7 +167,7 @@ class Screen:
             self._cost.start()
 
     def ended(self, ending: Ending, closed: Closed | None, *, done: bool = False) -> None:
-        """Say why a round has ended; `done` if this agent's workers have succeeded: it does not come again."""
+        """Write why a round has ended; `done` if this agent's workers have succeeded and it does not meet again."""
         if ending.kind is EndKind.CLOSED and closed is not None:
             by = f" by {closed.by}" if closed.by else ""
             log.info("run %s is closed%s%s", self._run_id, by, f": {closed.reason}" if closed.reason else "")
@@ -181,8 +176,7 @@ class Screen:
             log.warning("run %s: %s; %s", self._run_id, ending.reason, then)
 
     def _say_cost(self, handler: sync.Handler) -> None:
-        """Say what the run has cost until now, if the store is there to tell."""
-        with contextlib.suppress(RendezvousError):  # it is closed, or the store is away: others will say so
+        with contextlib.suppress(RendezvousError):  # closed, or the store is away: both are logged elsewhere
             _, _, cost = handler.account()
             log.info("run %s so far: %s", self._run_id, str(cost).removeprefix(f"{self._run_id}: "))
 
@@ -201,7 +195,7 @@ class Screen:
                     )
             except RendezvousError as error:
                 reason = str(error)
-            kind = without_durations(reason)  # seconds that run down are no news
+            kind = without_durations(reason)  # only durations differ
             if done.is_set() or (kind == said and time.monotonic() - at < SAYS_AGAIN_AFTER):
                 continue
             said, at = kind, time.monotonic()
@@ -209,12 +203,12 @@ class Screen:
 
 
 def told_to_end(signal: str) -> str:
-    """Why an agent leaves that a signal ends; the others are told, too."""
+    """Return the reason for leaving at a signal, also for the other nodes."""
     return f"it was told to end by {signal}"
 
 
 def end_with(error: Exception) -> None:
-    """End the process of an agent for an error, in one sentence; with LOGLEVEL=DEBUG its traceback comes first.
+    """End an agent's process with one sentence for an error; with LOGLEVEL=DEBUG after its traceback.
 
     Raises:
         SystemExit: With status 1.

@@ -1,11 +1,11 @@
-"""Shell: the signals that tell an agent to end: before it has workers, and while it leaves.
+"""Shell: the signals that end an agent, before it has workers and while it leaves.
 
-PyTorch handles them from its first workers on. Before that, SIGTERM would end the process without a word, and with it
-the store that it may serve to others; and Ctrl-C would have PyTorch close the run for all. So these raise PyTorch's
-`SignalException` here, too: then the node only leaves.
+PyTorch handles them from its first workers on. Before that, SIGTERM would end the process, and its store, without a
+message, and after Ctrl-C PyTorch would close the run for all. So PyTorch's `SignalException` is raised here, too: the
+node only leaves.
 
-An agent that serves no store has a second and a half for that. One that does waits until the others have gone, as
-`rdzv run` does. A signal that comes a second or more after the first ends it at once; an earlier one is the same wish.
+An agent without a store has a second and a half for that. One with a store waits for the others to go, as `rdzv run`
+does. A signal a second or more after the first ends it at once; an earlier one is ignored.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ __all__ = ["EndSignals"]
 
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 UNHANDLED: Final = (signal.SIG_DFL, signal.default_int_handler)
-AGAIN_AFTER: Final = 1.0  # seconds from which on a signal is another wish
-LEAVES_WITHIN: Final = 1.5  # seconds, also while no store answers
+AGAIN_AFTER: Final = 1.0  # seconds after which a signal counts again
+LEAVES_WITHIN: Final = 1.5  # seconds, also if no store answers
 
 
 class EndSignals:
-    """What one agent does when it is told to end; in the main thread.
+    """Handles the signals that end one agent; in the main thread.
 
     Args:
-        hosts: Tells whether the process serves a store.
-        give_up: Called before the process ends since it could not leave in time.
+        hosts: Returns True if the process serves a store.
+        give_up: Called before the process ends because it could not leave in time.
     """
 
     def __init__(self, hosts: Callable[[], bool], give_up: Callable[[str], None]) -> None:
@@ -44,17 +44,17 @@ class EndSignals:
         self._since: float | None = None
 
     def handle(self) -> None:
-        """Handle the signals that end a process without a word, until PyTorch handles them."""
+        """Handle the signals that would end the process without a message, until PyTorch handles them."""
         if threading.current_thread() is threading.main_thread():
             for number in ENDING:
                 if signal.getsignal(number) in UNHANDLED:
                     signal.signal(number, self._heed)
 
     def leave(self, name: str) -> None:
-        """Handle signals while the agent leaves, which it has a limited time for unless it serves a store.
+        """Handle signals while the agent leaves, within a limited time unless it serves a store.
 
         Args:
-            name: The signal that it was told to end by.
+            name: The signal that ends it.
         """
         self._begin(signal.Signals[name])
         if threading.current_thread() is threading.main_thread():

@@ -1,7 +1,7 @@
-"""Shell: runs that nobody has named, which end with their last node instead of staying closed for a day.
+"""Shell: runs without a name, which end with their last node instead of staying closed for a day.
 
-PyTorch calls a run "none" if it is not told a name, and `accelerate` cannot tell it one. So jobs that have nothing to
-do with each other come to the same endpoint under the same name, one after the other, and the second finds it closed.
+PyTorch's default name of a run is "none", and `accelerate` cannot set another. So unrelated jobs use the same name at
+one endpoint, one after the other, and the second job would find the run closed.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ __all__ = ["NO_NAME", "begin_anew"]
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 NO_NAME: Final = "none"
-"""What PyTorch calls a run by default: `--rdzv-id` of its launcher."""
+"""PyTorch's default for `--rdzv-id`."""
 
 LOOK_EVERY: Final = 0.2
-"""In seconds: how often to look whether the former job's nodes have gone. They go within seconds of its closing."""
+"""In seconds: the interval of checks if the former job's nodes have gone, which takes seconds after its close."""
 
 
 def begin_anew(url: str, overrides: Mapping[str, Any], *, wait: float) -> bool:
-    """Take back the closing of a run without live nodes, waiting for those it has; whether it may be joined now.
+    """Reopen a closed run without live nodes, after waiting for its nodes; return True if it can be joined.
 
     Args:
-        url: Where the run is.
+        url: The URL of the run.
         overrides: The URL's parameters as keywords.
-        wait: In seconds, how long its nodes may take to go.
+        wait: In seconds, the limit for its nodes to go.
     """
     deadline = time.monotonic() + wait
     client, settings = open_store(url, overrides)
@@ -50,7 +50,7 @@ def begin_anew(url: str, overrides: Mapping[str, Any], *, wait: float) -> bool:
                 return True
             nodes = client.count(keys.nodes)
             if not nodes:
-                # Not on condition of there being no node: one that came since finds the run closed, as we did.
+                # The condition is not that there are no nodes: a node that came since also found the run closed.
                 unchanged = when.mod_revision(keys.closed) == closed.mod_revision
                 client.transact(when=(unchanged,), then=(Delete(keys.closed),))
                 return True

@@ -1,12 +1,12 @@
-"""Shell: how a worker of this agent has failed, at the moment it does.
+"""Shell: reports a failed worker of this agent at once.
 
-PyTorch's agent looks at its workers ten times a second; once it has seen that one has failed, it first stops those
-beside it, for up to 30 s, and only then meets the others again. Nobody else would know meanwhile what has happened, and
-their workers may hang in a collective. So the workers' ends are waited for here (Linux's pidfd), in the node's loop,
-and how each has ended is read without reaping it, which is the agent's to do.
+PyTorch's agent polls its workers ten times a second. After a failure it first stops the other workers, for up to 30 s,
+and then meets the others again. Meanwhile other nodes' workers may hang in a collective. So this module waits for the
+ends of the workers in the node's loop (Linux's pidfd), and reads their status without reaping them: the agent does
+that.
 
-An agent that stops its workers is not told on: these end because of that. Where there is no pidfd, and where the agent
-is none that we know, nothing is told before it meets the others again.
+While an agent stops its workers, their ends are not reported. Without pidfd, or with an unknown agent, the other nodes
+learn of a failure only when the agent meets them again.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 __all__ = ["WorkerEnds"]
 
 LOOKS_EVERY: Final = 0.02
-"""In seconds, until the agent has started all workers of a round: it does so as soon as it has the round."""
+"""In seconds, until the agent has started all workers of a round, right after it has the round."""
 
 
 class WorkerEnds:
     """Waits for the ends of one agent's workers.
 
     Args:
-        start: Begins a coroutine in the loop where it waits: the node's.
-        on_failure: Awaited there once, with how the first worker has failed.
+        start: Starts a coroutine in the node's loop.
+        on_failure: Awaited there once, with the description of the first failure.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class WorkerEnds:
         self._waiting: Call[None] | None = None
 
     def follow(self, workers: Callable[[], Mapping[int, int]], raised_by: Callable[[int], str]) -> None:
-        """Wait for the ends of these, and of no others any more; called by the agent's thread.
+        """Wait for the ends of these workers only; called by the agent's thread.
 
         Args:
-            workers: Gives their process ids, by local rank, once all have been started; before that, none.
-            raised_by: Gives what the worker of a local rank has raised.
+            workers: Returns their process ids by local rank once all have been started, and none before.
+            raised_by: Returns the exception of the worker of a local rank.
         """
         self.forget()
         if hasattr(os, "pidfd_open"):
             self._waiting = self._start(self._wait(workers, raised_by, threading.get_ident()))
 
     def forget(self) -> None:
-        """Wait for none any more: the agent is about to stop them, or they are of a round that is over."""
+        """Stop waiting: the agent is about to stop the workers, or their round is over."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.cancel()
@@ -70,7 +70,7 @@ class WorkerEnds:
     async def _wait(
         self, workers: Callable[[], Mapping[int, int]], raised_by: Callable[[int], str], agent: int
     ) -> None:
-        while not (pids := workers()):  # noqa: ASYNC110  nothing announces it
+        while not (pids := workers()):  # noqa: ASYNC110  there is no notification
             await anyio.sleep(LOOKS_EVERY)
         ended: asyncio.Queue[int] = asyncio.Queue()
         loop, files = asyncio.get_running_loop(), dict[int, int]()
@@ -81,7 +81,7 @@ class WorkerEnds:
 
         try:
             for rank, pid in pids.items():
-                with contextlib.suppress(OSError):  # it has been reaped: the agent knows
+                with contextlib.suppress(OSError):  # the agent has reaped it
                     file = os.pidfd_open(pid)
                     files[file] = rank
                     loop.add_reader(file, hear, file)
@@ -98,10 +98,10 @@ class WorkerEnds:
 
 
 def _status_of(file: int) -> int:
-    """How the process behind a pidfd has ended, negative for a signal; 0 if it is not for us to know any more."""
+    """Return the status of the process of a pidfd, negative for a signal; 0 if the agent has reaped it."""
     try:
         ended = os.waitid(os.P_PIDFD, file, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except OSError:  # the agent was quicker, and has reaped it
+    except OSError:  # the agent has reaped it first
         return 0
     if ended is None:
         return 0
