@@ -31,15 +31,7 @@ from rdzv.torch.agent.screen import Screen, configure_logging, end_with, told_to
 from rdzv.torch.agent.signals import EndSignals
 from rdzv.torch.agent.unnamed_run import NO_NAME, begin_anew
 from rdzv.torch.agent.worker_ends import WorkerEnds
-from rdzv.torch.pytorch import (
-    KEYS_BY_RESTARTS,
-    Agent,
-    agent_above,
-    dist,
-    end_of_agent,
-    runs_under_torchrun,
-    torch_api,
-)
+from rdzv.torch.pytorch import KEYS_BY_RESTARTS, Agent, agent_above, dist, end_of_agent, runs_under_torchrun, torch_api
 from rdzv.torch.store import TorchStore, unconnected_handler
 from rdzv.torch.tcp_store import WorkersStore, open_tcp_store, serve_workers
 from store.net.threads import in_thread
@@ -63,9 +55,7 @@ _ANY_PORT: Final = re.compile(r"(tcps?://)?(\[[^\]]*\]|[^][/?#:]*):0+([/?].*)?")
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
 _PORT_TAKEN: Final = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
-READ_TIMEOUT: Final = 60.0
-"""In seconds; PyTorch's default for `read_timeout`, the timeout of its agents' store."""
-
+READ_TIMEOUT: Final = 60.0  # in seconds; PyTorch's default for `read_timeout`, the timeout of its agents' store
 _TORCH_ERRORS: Final[tuple[tuple[type[ours.RendezvousError], type[Exception]], ...]] = (
     (ours.RendezvousClosedError, torch_api.RendezvousClosedError),
     (ours.RendezvousTimeoutError, torch_api.RendezvousTimeoutError),

@@ -72,12 +72,10 @@ __all__ = [
 
 T = TypeVar("T")
 
-OLDEST: Final = (2, 4)
-"""The oldest release with `RendezvousInfo` and the store shared with the agent."""
+OLDEST: Final = (2, 4)  # the oldest release with `RendezvousInfo` and the store shared with the agent
 
 
-RELEASE: Final = tuple(int(part) for part in torch.__version__.split(".")[:2])
-"""The installed release: `(2, 13)`, say."""
+RELEASE: Final = tuple(int(part) for part in torch.__version__.split(".")[:2])  # the installed release: `(2, 13)`, say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,8 +221,7 @@ PRIVATE: Final = (
 )
 """All private names that these modules use."""
 
-LAUNCHER: Final = "torch.distributed.run"
-"""The module of `torchrun`; `accelerate launch` calls it, too."""
+LAUNCHER: Final = "torch.distributed.run"  # the module of `torchrun`; `accelerate launch` calls it, too
 
 
 _NO_CODE: Final = compile("", "", "exec")

@@ -65,8 +65,7 @@ __all__ = ["AsyncTorchRound", "TorchRound", "TorchRounds", "rounds"]
 
 T = TypeVar("T")
 
-DEFAULT_TIMEOUT: Final = timedelta(minutes=30)
-"""PyTorch's default for collectives that are not nccl's."""
+DEFAULT_TIMEOUT: Final = timedelta(minutes=30)  # PyTorch's default for collectives that are not nccl's
 
 
 def rounds(

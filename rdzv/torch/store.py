@@ -43,8 +43,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 V = TypeVar("V", str, bytes, "str | bytes")
 
-DEFAULT_TIMEOUT: Final = timedelta(seconds=300)
-"""PyTorch's default for a store."""
+DEFAULT_TIMEOUT: Final = timedelta(seconds=300)  # PyTorch's default for a store
 
 
 def open_store(url: str, overrides: Mapping[str, Any]) -> tuple[BlockingStore, Settings]:
@@ -116,9 +115,7 @@ def raise_as_torch(error: Exception) -> NoReturn:
             raise dist.DistStoreError(message) from error
 
 
-def _with_torch_errors(
-    method: Callable[Concatenate[TorchStore, P], T],
-) -> Callable[Concatenate[TorchStore, P], T]:
+def _with_torch_errors(method: Callable[Concatenate[TorchStore, P], T]) -> Callable[Concatenate[TorchStore, P], T]:
     """Wrap a method to raise PyTorch's errors."""
 
     @functools.wraps(method)
@@ -131,9 +128,7 @@ def _with_torch_errors(
     return call
 
 
-def _passed_on(
-    method: Callable[Concatenate[BlockingSharedStore, P], T],
-) -> Callable[Concatenate[TorchStore, P], T]:
+def _passed_on(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> Callable[Concatenate[TorchStore, P], T]:
     """Make a method that calls the shared store's and raises PyTorch's errors."""
 
     @_with_torch_errors

@@ -33,11 +33,8 @@ __all__ = ["WorkersStore", "open_tcp_store", "serve_workers"]
 
 log: Final = logging.getLogger(__name__)
 
-PORT: Final = "rdzv/torch/tcp_store/port"
-"""The key of rank 0's port in the round's store."""
-
-BACKLOG: Final = 4096
-"""The backlog, Linux's default: all ranks connect at once."""
+PORT: Final = "rdzv/torch/tcp_store/port"  # the key of rank 0's port in the round's store
+BACKLOG: Final = 4096  # the backlog, Linux's default: all ranks connect at once
 
 
 FREE_WITHIN: Final = 3.0  # seconds: the last round's rank 0 may hold the only `master_port` until then

@@ -24,17 +24,7 @@ if TYPE_CHECKING:
     from rdzv.core.round import Participant
     from rdzv.membership import RendezvousInfo
 
-__all__ = [
-    "CHECKPOINT_FILE",
-    "NPROC",
-    "Job",
-    "OnChange",
-    "Place",
-    "Then",
-    "arguments",
-    "environment_of",
-    "place_of",
-]
+__all__ = ["CHECKPOINT_FILE", "NPROC", "Job", "OnChange", "Place", "Then", "arguments", "environment_of", "place_of"]
 
 NPROC: Final = "nproc"  # the attribute
 

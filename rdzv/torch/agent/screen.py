@@ -38,17 +38,10 @@ __all__ = ["Screen", "configure_logging", "end_with", "told_to_end"]
 
 log: logging.Logger = escaping(logging.getLogger("rdzv.torch"))
 
-WAITS_SILENTLY: Final = 3.0
-"""In seconds: a longer wait is explained."""
-
-SAYS_AGAIN_AFTER: Final = 30.0
-"""In seconds: the repetition of an unchanged reason."""
-
-JOIN_WITHIN: Final = 1.0
-"""In seconds: the limit for joining the threads of this module, which end at once."""
-
-COST_AFTER: Final = 1.0
-"""In seconds: the cost of the run is written so long after the round that follows a loss."""
+WAITS_SILENTLY: Final = 3.0  # in seconds: a longer wait is explained
+SAYS_AGAIN_AFTER: Final = 30.0  # in seconds: the repetition of an unchanged reason
+JOIN_WITHIN: Final = 1.0  # in seconds: the limit for joining the threads of this module, which end at once
+COST_AFTER: Final = 1.0  # in seconds: the cost of the run is written so long after the round that follows a loss
 
 
 class _Formatter(logging.Formatter):

@@ -42,9 +42,7 @@ class WorkerEnds:
     """
 
     def __init__(
-        self,
-        start: Callable[[Coroutine[Any, Any, None]], Call[None]],
-        on_failure: Callable[[str], Awaitable[object]],
+        self, start: Callable[[Coroutine[Any, Any, None]], Call[None]], on_failure: Callable[[str], Awaitable[object]]
     ) -> None:
         self._start = start
         self._on_failure = on_failure
