@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["TorchRendezvousBackend"]
 
 
-MARK: Final = b"rdzv-torch-state-1\n"
-"""The first bytes of a state in the store. PyTorch unpickles states, so foreign bytes are rejected."""
+MARK: Final = b"rdzv-torch-state-1\n"  # PyTorch unpickles states, so foreign bytes are rejected
 
 
 class TorchRendezvousBackend(RendezvousBackend):

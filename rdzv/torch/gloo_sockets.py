@@ -71,7 +71,6 @@ def _listens_at(value: bytes) -> Address | None:
 
 
 def _address_in(storage: bytes) -> Address | None:
-    """Return the address in a `sockaddr_storage`; None unless it is an internet address."""
     family = storage[1] if sys.platform == "darwin" else int.from_bytes(storage[:2], sys.byteorder)
     (port,) = struct.unpack_from("!H", storage, 2)
     if family == socket.AF_INET:

@@ -196,6 +196,5 @@ def refuse_existing_group() -> None:
 
 
 def _abort_all() -> None:
-    """Abort and destroy all of nccl's groups."""
     with contextlib.suppress(ValueError, AssertionError):  # destroyed already, or never made
         abort_process_group()

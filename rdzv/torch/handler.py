@@ -66,7 +66,6 @@ _TORCH_ERRORS: Final[tuple[tuple[type[ours.RendezvousError], type[Exception]], .
 
 
 def _as_torch(error: ours.RendezvousError) -> Exception:
-    """Return PyTorch's error for one of ours, with our message."""
     return next(theirs(str(error)) for kind, theirs in _TORCH_ERRORS if isinstance(error, kind))
 
 
@@ -275,7 +274,6 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 handler.start(life.be_first(why)).wait()
 
     def _forget_workers(self) -> None:
-        """Ignore the ends of workers that the agent stops."""
         if self._worker_ends is not None:
             self._worker_ends.forget()
 
@@ -529,6 +527,5 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
 
 def _remove_in(pid: int, folder: Path) -> None:
-    """Remove a folder in the process that made it."""
     if os.getpid() == pid:
         shutil.rmtree(folder, ignore_errors=True)

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-EXIT_CLOSE_TIMEOUT: Final = 5.0
-"""In seconds: how long a script's end waits for clients of its store, unless the URL has `close_timeout`."""
+EXIT_CLOSE_TIMEOUT: Final = 5.0  # in seconds, for clients of a script's store at its end; or `close_timeout`
 
 _SCHEMES: Final = {"rdzv": "tcp", "rdzv+tcps": "tcps", "rdzv+etcd": "etcd", "rdzv+etcds": "etcds"}
 
@@ -51,7 +50,6 @@ def register() -> None:
 
 
 def _rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    """Yield store, rank and world size of each round, for PyTorch."""
     scheme, colon, rest = url.partition(":")
     url, segments = split_off_segments(f"{_SCHEMES[scheme]}{colon}{rest}")
     parts = split_url(url)

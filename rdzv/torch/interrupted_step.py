@@ -123,5 +123,4 @@ class InterruptedStep:
 
 
 def _version(buffer: torch.Tensor) -> int | None:
-    """Return the number of in-place changes of a tensor; None if PyTorch does not count them."""
     return None if buffer.is_inference() else buffer._version

@@ -202,7 +202,6 @@ class _GroupOfRound(MemberOfRound):
         return True
 
     def _dispose(self) -> None:
-        """Remove the group and its store's contents."""
         self.group.close()
         self._torch_store.end(f"round {self.number} of run {self.run_id}")
 

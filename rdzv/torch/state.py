@@ -72,7 +72,6 @@ def synchronize(source: int, *, rank: int, lags: bool, model: Any, optimizer: An
 
 
 def _parts(model: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return a model's tensors by name, and the rest of its `state_dict`."""
     state = model.state_dict(keep_vars=True) if model is not None else {}
     rest = {name: value for name, value in state.items() if _is_extra(name, value)}
     tensors = {name: value for name, value in state.items() if name not in rest}
@@ -116,7 +115,6 @@ def _fill(value: Any, source: int, rank: int, tensors: list[torch.Tensor], recei
 
 
 def _broadcast(tensor: torch.Tensor, source: int) -> torch.Tensor:
-    """Broadcast one tensor, on the device of the group's backend."""
     sent = tensor.contiguous()
     if dist.get_backend() == "nccl" and sent.device.type != "cuda":
         sent = sent.cuda()
@@ -125,7 +123,6 @@ def _broadcast(tensor: torch.Tensor, source: int) -> torch.Tensor:
 
 
 def _difference(there: dict[str, _Place], here: dict[str, _Place]) -> str | None:
-    """Describe the first difference of a model from the source's."""
     for name in dict.fromkeys([*there, *here]):
         if name not in here or name not in there:
             return f"{name} is missing {'here' if name not in here else 'at the newest'}; {REMEDY}"

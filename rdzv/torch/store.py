@@ -116,7 +116,6 @@ def raise_as_torch(error: Exception) -> NoReturn:
 
 
 def _with_torch_errors(method: Callable[Concatenate[TorchStore, P], T]) -> Callable[Concatenate[TorchStore, P], T]:
-    """Wrap a method to raise PyTorch's errors."""
 
     @functools.wraps(method)
     def call(self: TorchStore, /, *arguments: P.args, **keywords: P.kwargs) -> T:

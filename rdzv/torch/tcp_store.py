@@ -152,7 +152,6 @@ def open_tcp_store(info: RendezvousInfo, timeout: timedelta, *, port: int) -> di
 
 
 def _hosted(host: str, listening: socket.socket, timeout: timedelta) -> dist.TCPStore:
-    """Return a TCPStore on a listening socket, which it closes at its end."""
     return dist.TCPStore(
         host,
         listening.getsockname()[1],

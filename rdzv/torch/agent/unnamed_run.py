@@ -25,8 +25,7 @@ __all__ = ["NO_NAME", "begin_anew"]
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 NO_NAME: Final = "none"  # PyTorch's default for `--rdzv-id`
-LOOK_EVERY: Final = 0.2
-"""In seconds: the interval of checks if the former job's nodes have gone, which takes seconds after its close."""
+LOOK_EVERY: Final = 0.2  # in seconds, for the former job's nodes to go, which takes seconds after its close
 
 
 def begin_anew(url: str, overrides: Mapping[str, Any], *, wait: float) -> bool:

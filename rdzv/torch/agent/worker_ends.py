@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerEnds"]
 
-LOOKS_EVERY: Final = 0.02
-"""In seconds, until the agent has started all workers of a round, right after it has the round."""
+LOOKS_EVERY: Final = 0.02  # in seconds, until the agent has started all workers of its round
 
 
 class WorkerEnds:
