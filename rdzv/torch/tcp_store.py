@@ -35,8 +35,6 @@ log: Final = logging.getLogger(__name__)
 
 PORT: Final = "rdzv/torch/tcp_store/port"  # the key of rank 0's port in the round's store
 BACKLOG: Final = 4096  # the backlog, Linux's default: all ranks connect at once
-
-
 FREE_WITHIN: Final = 3.0  # seconds: the last round's rank 0 may hold the only `master_port` until then
 TIMEOUT: Final = timedelta(seconds=60)  # PyTorch's default for an agent's store
 TRY_AGAIN_AFTER: Final = 0.05  # seconds, until the last round's rank 0 releases the port

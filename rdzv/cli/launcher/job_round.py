@@ -19,7 +19,7 @@ import math
 import os
 import signal
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from rdzv.cli.launcher.preload import PreloadServer
     from rdzv.cli.launcher.stacks import WorkerStacks
     from rdzv.membership import RendezvousInfo
+    from rdzv.torch.tcp_store import WorkersStore
 
 __all__ = ["SUCCEEDED", "JobRound", "Workplace", "describe"]
 
@@ -68,7 +69,7 @@ class Workplace:
     stacks: WorkerStacks | None
     files: int
     preloaded: PreloadServer | None = None
-    serve_workers: Callable[[RendezvousInfo], contextlib.closing[Any] | None] | None = None
+    serve_workers: Callable[[RendezvousInfo], WorkersStore | None] | None = None
 
 
 Wished = NodesWaiting | Draining | Resized  # announced changes, which may wait for a checkpoint
@@ -137,7 +138,7 @@ class JobRound:
                 if store is None:
                     self.life.end(Ending(kind=EndKind.DROPPED, reason="the port that was promised is taken"))
                     return Outcome.MEET_AGAIN
-                serving.enter_context(store)
+                serving.callback(store.close)
             return await self._run_at(place)
 
     async def _run_at(self, place: Place) -> Outcome | signal.Signals:

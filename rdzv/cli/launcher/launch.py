@@ -28,8 +28,9 @@ import resource
 import shutil
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from rdzv import Handler
     from rdzv.cli.launcher.job import Job
     from rdzv.membership import RendezvousInfo
+    from rdzv.torch.tcp_store import WorkersStore
 
 __all__ = ["run"]
 
@@ -377,7 +379,7 @@ async def _say_what_it_has_cost(handler: Handler) -> None:
             say_error(f"rdzv run: {printable(str(cost))}")
 
 
-def _server_of_workers(ports: str | None) -> Callable[[RendezvousInfo], contextlib.closing[Any] | None]:
+def _server_of_workers(ports: str | None) -> Callable[[RendezvousInfo], WorkersStore | None]:
     """Return the function that serves PyTorch's store to a round's workers: it returns None if the port is taken.
 
     Raises:
@@ -387,10 +389,4 @@ def _server_of_workers(ports: str | None) -> Callable[[RendezvousInfo], contextl
         from rdzv.torch.tcp_store import serve_workers
     except ImportError as error:
         raise RendezvousSettingsError(f"agent_store is set, and {error}") from None
-    taken: set[int] = set()
-
-    def serve(info: RendezvousInfo) -> contextlib.closing[Any] | None:
-        store = serve_workers(info, ports, taken)
-        return None if store is None else contextlib.closing(store)
-
-    return serve
+    return partial(serve_workers, ports=ports, taken=set())
