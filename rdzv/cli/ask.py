@@ -54,7 +54,7 @@ async def _stacks(options: argparse.Namespace) -> int:
     async with open_store(options.url, timeout=options.timeout) as (client, keys):
         there = set(await read_nodes(client, keys))
         if not there:
-            raise RendezvousStateError(f"nobody is in run {keys.run_id}")
+            raise RendezvousStateError(f"run {keys.run_id} has no nodes")
         if options.node not in there:
             here = first_of(sorted(there), NODES_NAMED_MOST)
             raise RendezvousStateError(f"run {keys.run_id} has no node {options.node}; it has {here}")
@@ -108,7 +108,7 @@ async def _chaos(options: argparse.Namespace) -> int:
                 await anyio.sleep(rng.expovariate(options.kill))
                 there = sorted(await read_nodes(client, keys))
                 if not there:
-                    say("nobody is in the run")
+                    say("the run has no nodes")
                     continue
                 node_id, answer = rng.choice(there), "no answer: only a launcher gives one, rdzv run"
                 with anyio.move_on_after(ANSWER_WITHIN):

@@ -99,9 +99,9 @@ def _table(runs: list[Usage], uptime: float) -> list[str]:
 
 @command(
     "forget",
-    "delete all that a store holds of a run of which nobody is left",
+    "delete a run without nodes from a store",
     *RUN,
-    flag("--force", "also if nodes are left; the run is closed for them first"),
+    flag("--force", "also a run with nodes, which is closed for them first"),
 )
 async def _forget(options: argparse.Namespace) -> int:
     async with open_run(options) as run:

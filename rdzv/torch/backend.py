@@ -79,7 +79,7 @@ class TorchRendezvousBackend(RendezvousBackend):
         if not entry.value.startswith(MARK):
             raise torch_api.RendezvousStateError(
                 f"the state in {self._key} is corrupt: its {len(entry.value)} bytes were not written by this backend; "
-                f"see who else uses this key, and delete it"
+                f"find the other user of this key, and delete it"
             )
         return entry.value.removeprefix(MARK)
 

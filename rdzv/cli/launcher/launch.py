@@ -305,7 +305,7 @@ class _Launcher:
             self._tally = Tally.of(await handler.change_tally(lambda was: change(Tally.of(was)).pack()))
         except RendezvousError as error:
             self._tally = change(self._tally)
-            log.warning("what the run counts is not known: %s", error)
+            log.warning("the restarts of the run cannot be read: %s", error)
 
     async def _follow(self, handler: Handler, info: RendezvousInfo, round: JobRound, outcome: Outcome) -> int | None:
         """Return the exit status that follows from a round's end, or None to meet again."""
