@@ -137,15 +137,11 @@ class _Terminal:
         from rich.console import Group
         from rich.text import Text
 
-        self._live.update(
-            Group(
-                *(
-                    Text(line.text, style=STYLES.get(line.meant, ""), no_wrap=line.may_be_cut, overflow="ellipsis")
-                    for line in draw(frame, height=shutil.get_terminal_size().lines)
-                )
-            ),
-            refresh=True,
+        lines = (
+            Text(line.text, style=STYLES.get(line.meant, ""), no_wrap=line.may_be_cut, overflow="ellipsis")
+            for line in draw(frame, height=shutil.get_terminal_size().lines)
         )
+        self._live.update(Group(*lines), refresh=True)
 
     def pressed(self) -> None:
         letters = os.read(sys.stdin.fileno(), 64)

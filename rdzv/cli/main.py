@@ -70,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
-    flags, words = _without_flags(arguments)
+    count = next((at for at, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
+    flags, words = list(arguments[:count]), list(arguments[count:])
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]
     if not words and not flags:
@@ -91,11 +92,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
         return parser_of(command).parse_intermixed_args([*flags, *_with_url(command, words[:split])], known)
     except SystemExit as leaving:  # after the help, or an error
         raise SystemExit(command.first_status + WRONG_USAGE if leaving.code else 0) from None
-
-
-def _without_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    count = next((at for at, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
-    return list(arguments[:count]), list(arguments[count:])
 
 
 def _with_url(command: Command, words: list[str]) -> list[str]:

@@ -36,14 +36,8 @@ POLL = 20  # milliseconds between checks if the group has ended
 CANNOT_EXECUTE = 126  # as in shells
 IN_PASSING = 0x80  # above the numbers of signals, which end at 64
 STARTED: set[int] = set()  # In a launcher: its own children, which it waits for
-PASSED_OVER = (  # the launcher passes them on; Slurm sends them to every process of a job
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
+# The launcher passes these on; Slurm sends them to every process of a job.
+PASSED_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def main(control: int, files: int, command: list[str], signals: str = "") -> NoReturn:

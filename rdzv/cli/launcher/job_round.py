@@ -123,11 +123,7 @@ class JobRound:
             return await self.life.conclude(error, in_node=self._handler.call, release=self._ask_all_to_end)
         log.info(
             "run %s, round %d: ranks %d to %d of %d, to meet at %s:%d",
-            info.run_id,
-            info.round,
-            place.first_rank,
-            place.first_rank + job.nproc - 1,
-            place.world_size,
+            *(info.run_id, info.round, place.first_rank, place.first_rank + job.nproc - 1, place.world_size),
             *info.bootstrap_address,
         )
         forget_beats(self._workplace.beats)
@@ -335,10 +331,7 @@ class JobRound:
         if self._running_now():
             log.warning(
                 "run %s, round %d: told to end, and not done after --grace %g s; to be killed with these stacks:\n%s",
-                self._info.run_id,
-                self._info.round,
-                self._job.grace,
-                await self.stacks(),
+                *(self._info.run_id, self._info.round, self._job.grace, await self.stacks()),
             )
         for process in self._processes:
             process.send(signal.SIGKILL)
