@@ -167,8 +167,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     before that. A member that dies in the milliseconds after it still costs the others `read_timeout`.
 
     **Closing.** `shutdown` closes the run, as PyTorch's does; torchrun calls it at each end of an agent but by a
-    signal. After a signal the node only leaves, in an exit handler, and the others learn of it at once. A node that was
-    never in a round, and could not join one, does not close the run.
+    signal. After a signal the node only leaves, and the others learn of it at once. A node that was never in a
+    round, and could not join one, does not close the run.
 
     **Spares.** When the run is closed, a spare gets PyTorch's `RendezvousGracefulExitError`. PyTorch's agent (2.13 and
     before) accepts it, but then raises AttributeError for the missing result. So under `torchrun`, where no caller
@@ -420,9 +420,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _explained(self, error: ours.RendezvousError) -> Exception:
         translated = _as_torch(error)
         if isinstance(error, ours.RendezvousClosedError) and self._run_id == NO_NAME:
-            return type(translated)(
-                f"{error}; give each job a name of its own: --rdzv-id=NAME"
-            )  # "none" is the default
+            return type(translated)(f"{error}; give each job a name of its own: --rdzv-id=NAME")
         if isinstance(error, ours.RendezvousClosedError) and not self._was_member:
             return type(translated)(f"{error}; rdzv reopen opens it again, or give the job another --rdzv-id")
         return translated
@@ -444,10 +442,9 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return the number of nodes to meet again for: waiting, leaving, or with `regroup_on_loss` lost.
 
-        Above 0 the agent restarts its workers. It asks ten times a second; pushed state answers. Once the run is closed
-        it is
-        0. A member with a failed worker counts as lost, though its agent may need 30 s to stop the other workers:
-          workers here may hang in a collective meanwhile.
+        Above 0 the agent restarts its workers. It asks ten times a second; pushed state answers. A closed run has none.
+        A member with a failed worker counts as lost, though its agent may need 30 s to stop the other workers: workers
+        here may hang in a collective meanwhile.
         """
         handler, life, on_loss = self._handler, self._life, self._choices.regroup_on_loss
         if handler is None:
