@@ -118,26 +118,17 @@ def flag(name: str, help: str, **settings: Any) -> Argument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One subcommand.
-
-    Attributes:
-        help: One line, which begins with a small letter and has no full stop.
-        usage: The usage in `--help`, if argparse's would be wrong.
-        means_url: Tells if a word is a URL.
-        takes_command: True if a command follows after "--", in `options.words`.
-        ends_with: Maps the exit status of an error.
-        limited: True if `--timeout` limits the whole command, not only the time until its first output.
-    """
+    """One subcommand."""
 
     name: str
-    help: str
+    help: str  # begins with a small letter and has no full stop
     run: Run
     arguments: tuple[Argument, ...] = ()
-    usage: str | None = None
-    means_url: Callable[[str], bool] = lambda word: "://" in word
-    takes_command: bool = False
-    ends_with: Callable[[argparse.Namespace, int], int] = lambda _, status: status
-    limited: bool = False
+    usage: str | None = None  # if argparse's would be wrong
+    means_url: Callable[[str], bool] = lambda word: "://" in word  # tells if a word is a URL
+    takes_command: bool = False  # it follows after "--", in `options.words`
+    ends_with: Callable[[argparse.Namespace, int], int] = lambda _, status: status  # maps the status of an error
+    limited: bool = False  # by `--timeout` as a whole, else only until its first output
 
     @property
     def takes_url(self) -> bool:

@@ -70,14 +70,7 @@ def _as_torch(error: ours.RendezvousError) -> Exception:
 
 
 class _Choices:
-    """The parameters of `torchrun` as ours.
-
-    Attributes:
-        overrides: Keywords of `rdzv.sync.connect`.
-        reserved: Holds the port of this job's own store until that listens.
-        read_timeout: The timeout of the agent's store.
-        regroup_on_loss: True if members meet again after a loss.
-    """
+    """The parameters of `torchrun` as ours."""
 
     # PyTorch always adds `timeout=900`, and its dynamic handler reads `join_timeout`. `heartbeat_timeout` limits its
     # heartbeat, `use_libuv` and `store_type` choose its store: not ours.
@@ -104,7 +97,7 @@ class _Choices:
         endpoint = params.endpoint.strip()
         if not endpoint and params.run_id == NO_NAME and params.max_nodes == 1:
             endpoint = "localhost:0"  # no other job shares it
-        self.reserved: socket.socket | None = None
+        self.reserved: socket.socket | None = None  # holds the port of this job's own store until that listens
         if (own := _ANY_PORT.fullmatch(endpoint)) is not None:
             if params.min_nodes > 1:
                 refuse(

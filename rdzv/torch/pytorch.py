@@ -80,21 +80,13 @@ RELEASE: Final = tuple(int(part) for part in torch.__version__.split(".")[:2])  
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Private:
-    """A name that PyTorch does not document.
-
-    Attributes:
-        module: Its module.
-        name: The name; with a dot, an attribute of a class.
-        within: The function whose code contains it, for a variable or an attribute of an instance.
-        since: The first release with it, from `OLDEST` on.
-        used_for: Its use here, and the effect without it.
-    """
+    """A name that PyTorch does not document."""
 
     module: str
-    name: str
-    within: str = ""
-    since: tuple[int, int] = OLDEST
-    used_for: str
+    name: str  # with a dot, an attribute of a class
+    within: str = ""  # the function whose code contains it, for a variable or an attribute of an instance
+    since: tuple[int, int] = OLDEST  # the first release with it, from `OLDEST` on
+    used_for: str  # and the effect without it
 
 
 _ELASTIC: Final = "torch.distributed.elastic"
@@ -335,17 +327,11 @@ def runs_under_torchrun() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """The workers of PyTorch's agent above us on the stack.
+    """The workers of PyTorch's agent above us on the stack."""
 
-    Attributes:
-        problem: The failure that makes it meet the others again; else empty.
-        group: PyTorch's object for all workers.
-        itself: PyTorch's object for the agent.
-    """
-
-    problem: str
-    group: Any = None
-    itself: Any = None
+    problem: str  # the failure that makes it meet the others again; else empty
+    group: Any = None  # PyTorch's object for all workers
+    itself: Any = None  # PyTorch's object for the agent
 
     @property
     def is_done(self) -> bool:
@@ -428,19 +414,12 @@ def signal_of(error: BaseException | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class AgentEnd:
-    """The end of an agent that shuts its handler down; see `end_of_agent`.
+    """The end of an agent that shuts its handler down; see `end_of_agent`."""
 
-    Attributes:
-        signal: The name of the signal that ends it, or None.
-        why: The reason, for the other nodes.
-        has_failed: True if an error ends it.
-        has_no_result: It has raised for a missing result, as after the good end of a spare.
-    """
-
-    signal: str | None
-    why: str
-    has_failed: bool
-    has_no_result: bool
+    signal: str | None  # the name of the signal that ends it, or None
+    why: str  # the reason, for the other nodes
+    has_failed: bool  # true if an error ends it
+    has_no_result: bool  # it has raised for a missing result, as after the good end of a spare
 
 
 def end_of_agent() -> AgentEnd:

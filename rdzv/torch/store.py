@@ -77,17 +77,12 @@ def split_off_segments(url: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of a `TorchStore`, by which another process opens it: without any secret's value.
-
-    Attributes:
-        url: With a run, without parameters.
-        overrides: Parameters, such as the files of secrets.
-    """
+    """The origin of a `TorchStore`, by which another process opens it: without any secret's value."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("token_file", "ca", "cert", "key", "user", "password_file", "prefix")
 
-    url: str
-    overrides: Mapping[str, Any]
+    url: str  # with a run, without parameters
+    overrides: Mapping[str, Any]  # such as the files of secrets
 
     @classmethod
     def of(cls, settings: Settings) -> Origin:

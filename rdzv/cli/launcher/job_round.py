@@ -86,13 +86,7 @@ class Wait:
 
 
 class JobRound:
-    """The processes of one node in one round.
-
-    Attributes:
-        life: The end of the round and its outcome.
-        achieved: True if the job has written a checkpoint, or reported a second step.
-        failed: The failure of a process of this node, and its status.
-    """
+    """The processes of one node in one round."""
 
     def __init__(self, workplace: Workplace, handler: Handler, info: RendezvousInfo, *, restarts: int) -> None:
         membership = handler.membership
@@ -110,8 +104,8 @@ class JobRound:
         self._passed_on: set[int] = set()
         self._loop = asyncio.get_running_loop()
         self.life: Life = Life(handler.node, membership, self._hear_of_ending, finished=SUCCEEDED)
-        self.achieved: bool = False
-        self.failed: tuple[str, int] | None = None
+        self.achieved: bool = False  # the job has written a checkpoint, or reported a second step
+        self.failed: tuple[str, int] | None = None  # how a process of this node failed, and its status
 
     async def run(self) -> Outcome | signal.Signals:
         """Run the command until the round ends; return the outcome, or a passed-on signal that ended the command."""
