@@ -188,7 +188,7 @@ class Screen:
                     )
             except RendezvousError as error:
                 reason = str(error)
-            kind = without_durations(reason)  # only durations differ
+            kind = without_durations(reason)  # a changed duration is no news
             if done.is_set() or (kind == said and time.monotonic() - at < SAYS_AGAIN_AFTER):
                 continue
             said, at = kind, time.monotonic()
