@@ -327,7 +327,7 @@ class Term:
     # ------------------------------------------------------------------------------------------ the commit
 
     async def _commit_if_there_is_room(self, decision: Complete) -> int | None:
-        """Commit. If the store is full, delete the last round's shared keys and retry; else report it to every node."""
+        """Commit. If the store is full, free the last round's shared keys and retry; if still full, report that."""
         try:
             return await self._commit(decision)
         except LimitExceeded as error:
@@ -340,8 +340,7 @@ class Term:
     async def _commit(self, decision: Complete) -> int | None:
         """Write the ranks, and then, in one transaction and only if all conditions hold, the round.
 
-        Where the store caps conditions, a first call writes the ranks and the marker; once that is known, another
-        commits.
+        Where the store caps conditions, a first call writes the ranks and the marker; a later one commits.
         """
         office, keys, last = self._office, self._keys, self._view.round
         marked, self._marked = self._marked, None

@@ -1,7 +1,6 @@
 """Shell: runs that are followed for displays: one is read again only once one of its keys has changed.
 
-What members say of their steps comes with their keep-alives and changes no key, so that it is read each time, and more
-rarely where that takes long and nothing is said.
+Members' steps come with keep-alives and change no key: they are read each time, but rarely if that is slow and idle.
 """
 
 from __future__ import annotations
@@ -32,20 +31,11 @@ if TYPE_CHECKING:
 __all__ = ["FollowedRun", "FollowedRuns"]
 
 FOLLOWED_FOR: Final = 30.0  # seconds after the last reading
-IDLE_SHARE: Final = 0.002  # of the time, for steps of which none is said
+IDLE_SHARE: Final = 0.002  # of the time, to read the steps of members that report none
 
 
 class FollowedRun:
-    """A run, and all that is known of it.
-
-    Args:
-        store: The store that it is in.
-        keys: Its keys.
-        on_change: Called when one of its keys has changed.
-
-    Attributes:
-        used_at: When it was read last, on the store's clock.
-    """
+    """A run with its known state; `on_change` is called when one of its keys has changed."""
 
     def __init__(self, store: Store, keys: Keys, on_change: Callable[[], object]) -> None:
         self._store = store
@@ -66,11 +56,11 @@ class FollowedRun:
 
     @property
     def is_lost(self) -> bool:
-        """Whether changes are not told any more."""
+        """True if changes are not reported any more."""
         return any(task.done() for task in self._tasks)
 
     async def aclose(self) -> None:
-        """Follow it no longer."""
+        """Stop following it."""
         for task in self._tasks:
             await cancel_and_wait(task)
 
@@ -81,18 +71,14 @@ class FollowedRun:
     async def _watch(self, prefix: str) -> None:
         try:
             async with self._store.watch(prefix) as watch:
-                self._mark()  # what has changed before
+                self._mark()  # for earlier changes
                 async for _ in watch.batches():
                     self._mark()
         except StoreError:
             self._mark()
 
     async def refresh(self) -> None:
-        """Read what has changed.
-
-        Raises:
-            StoreError: The store does not tell it.
-        """
+        """Read the changes; raise StoreError if the store does not give them."""
         await self._follower.synced.wait()
         if self._follower.error is not None:
             raise self._follower.error
@@ -117,7 +103,7 @@ class FollowedRun:
                 self._version += 1
 
     def now(self) -> tuple[RunStatus, History]:
-        """Return how it stands now, by what was read, and what is remembered of it."""
+        """Return its present status, by the last reading, and its history."""
         assert self._read is not None, "it was refreshed"
         (status, history), now = self._read, self._store.time()
         later = as_of(status, now - self._read_at, reason="")
@@ -129,20 +115,20 @@ class FollowedRun:
         return self._read[0].now + self._store.time() - self._read_at
 
     def cost(self) -> Account:
-        """Return what it has cost until now."""
+        """Return its cost until now."""
         assert self._read is not None, "it was refreshed"
         (status, history), passed = self._read, self._store.time() - self._read_at
         waited = None if status.waited is None else status.waited + passed
         return account(self._keys.run_id, history, now=self.hour(), waited=waited)
 
     def report(self) -> dict[str, Any]:
-        """Return its report of when it was read last: the hours in it are right, and the ages are of then."""
+        """Return its report as of the last reading: the hours in it are right, the ages are as of then."""
         if self._reported != self._version:
             self._report, self._reported = report(self.now()[0]), self._version
         return self._report
 
     def streamed(self) -> dict[str, Any]:
-        """Return its report without what changes by itself; the same object until something has changed."""
+        """Return its report without values that change by themselves; the same object until a change."""
         if self._streamed != self._version:
             assert self._read is not None, "it was refreshed"
             history = self._read[1]
@@ -152,7 +138,7 @@ class FollowedRun:
         return self._stream
 
     def in_numbers(self) -> dict[str, Any]:
-        """Return it in numbers, and the last step of each member, for the metrics."""
+        """Return its numbers, and the last step of each member, for the metrics."""
         full, cost = self.report(), self.cost()
         assert self._read is not None, "it was refreshed"
         return in_numbers(full, cost, self._read[1].chapters, self.hour())
@@ -161,13 +147,9 @@ class FollowedRun:
 class FollowedRuns:
     """The runs of a store that are followed.
 
-    Args:
-        store: The store.
-        prefix: What the keys of all runs start with.
-
     Attributes:
-        changed: The names of runs that have changed; whoever has looked at one takes it out.
-        listeners: Notified when one has changed.
+        changed: The names of runs that have changed; a reader takes out the one that it has read.
+        listeners: Notified when a run has changed.
     """
 
     def __init__(self, store: Store, prefix: str) -> None:
@@ -182,11 +164,7 @@ class FollowedRuns:
         self.listeners.changed()
 
     async def refreshed(self, run_id: str) -> FollowedRun:
-        """Return a run, as it stands; follow it from now on.
-
-        Raises:
-            StoreError: The store does not tell it.
-        """
+        """Return a run, and follow it from now on; raise StoreError if the store does not give it."""
         run = self._runs.get(run_id)
         if run is None or run.is_lost:
             keys = Keys(self._prefix, run_id)
@@ -197,11 +175,11 @@ class FollowedRuns:
         return self._runs[run_id]
 
     def hour(self, run_id: str) -> float:
-        """Return the hour of a run that is followed; of another one, that of this machine."""
+        """Return the hour of a followed run; for another one, this machine's."""
         return self._runs[run_id].hour() if run_id in self._runs else time.time()
 
     async def numbers_of(self, run_id: str) -> dict[str, Any]:
-        """Return a run in numbers, and do not follow it: it is over."""
+        """Return the numbers of a run that is over, without following it."""
         run = FollowedRun(self._store, Keys(self._prefix, run_id), int)
         try:
             await run.refresh()
@@ -210,7 +188,7 @@ class FollowedRuns:
             await run.aclose()
 
     async def drop(self, unused_for: float = FOLLOWED_FOR) -> None:
-        """Follow those no longer that were not read for so many seconds."""
+        """Stop following runs that were not read for `unused_for` seconds."""
         now = self._store.time()
         for run_id in [run_id for run_id, run in self._runs.items() if now - run.used_at >= unused_for]:
             await self._runs.pop(run_id).aclose()

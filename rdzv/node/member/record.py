@@ -119,8 +119,7 @@ class Recording:
     ) -> tuple[TransactionResult, float]:
         """Send the transaction that writes a record over the one of the `expected` revision; 0 for none.
 
-        `run`, the run's lease, is granted if given. Returns the answer, and when the request that named the lease was
-        sent.
+        `run`, the run's lease, is granted if given. Returns the answer, and the sending time of the lease's request.
         """
         part, link, keys = self._part, self._link, self._part.keys
         own = keys.node(part.node_id)
