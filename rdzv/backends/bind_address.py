@@ -1,13 +1,11 @@
 """Shell: the address on which a node listens if it starts the embedded store, or why it must not start one.
 
-The URL names a host. A machine starts the store only if the host's addresses are its own, as each machine decides
-alone:
-if a name stands for several machines (a headless Service of Kubernetes, round-robin DNS), each of them would start a
-store, and one job would become several. An address belongs to this machine if a socket can be bound to it, or if a
-connection to it arrives here (NAT, a floating address). A loopback address belongs to every machine.
-
-An address that refuses the connection, or is silent for three seconds, belongs to another machine. A store that accepts
-a connection at any address of the host is used in any case.
+A machine starts the store only if the addresses of the URL's host are its own, as each machine decides alone: if a name
+stands for several machines (a headless Service of Kubernetes, round-robin DNS), each of them would start a store, and
+one job would become several. An address belongs to this machine if a socket can be bound to it, or if a connection to
+it arrives here (NAT, a floating address). A loopback address belongs to every machine. An address that refuses the
+connection, or is silent for three seconds, belongs to another machine. A store that accepts a connection at any address
+of the host is used in any case.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def _cluster(settings: Settings, credentials: Credentials) -> dict[str, Any]:
         "renew": credentials.renew,
         "user": settings.user,
         "password": credentials.read_password,
-        # No run has an empty name, so the key collides with none; and a user who may write runs may write there.
+        # No run has an empty name, so this collides with none; and a user that may write runs may write there.
         "receipts": f"{settings.prefix}//receipts/",
     }
 
@@ -229,8 +229,8 @@ class _WayToTcp:
 
     async def _host_if_called_for(self) -> None:
         if self._hosting is None:
-            # At the first connect only, unless that found a store that was shutting down: a second, empty store must
-            # not stand beside a live run.
+            # At the first connect, or after a store that was shutting down: a second store must not stand beside a live
+            # run.
             self._hosting = hosting = Hosting(self._settings, self._credentials, self.client, self._rng)
             self.node.on_close(hosting.aclose)
             self.node.hosts_store = lambda: hosting.hosts

@@ -1,18 +1,16 @@
 """Shell: the node that starts the embedded store, and for how long it stays.
 
-The URL names a host. A node on that machine starts the store while it first looks for one, if no process listens yet;
-of several nodes on one machine, the one whose bind succeeds. `bind_address` decides if this is the machine, and where
-to listen. A node never starts a store on a reconnect: a second, empty store must not stand beside a run that lives on
-elsewhere.
+A node on the machine of the URL's host starts the store while it first looks for one, if no process listens yet; of
+several nodes there, the one whose bind succeeds. `bind_address` decides if this is the machine, and where to listen. A
+node never starts a store on a reconnect: a second, empty store must not stand beside a run that lives on elsewhere.
 
 The store runs in a thread of that process, and dies with it. So that rank zero may leave first, it stays after its own
 node is done until no other client is connected, for at most `close_timeout`.
 
 New nodes must not join in a store that is shutting down, and be dropped with it. So its host first writes a key that
 says so; every arrival is conditional on it. Nodes of the next job then look for another store as if they had found none
-(`Node`), and one of them starts it once the port is free. Nodes that joined before that key was written are waited for
-as long as they stay. The key expires soon after the last check of its host: a durable store continues under another
-host.
+(`Node`), and one of them starts it once the port is free. Nodes that joined before are waited for as long as they stay.
+The key expires soon after its host's last check: a durable store continues under another host.
 """
 
 from __future__ import annotations

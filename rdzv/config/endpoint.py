@@ -153,8 +153,8 @@ class UrlParts:
         return f"{self.scheme}://{self.authority}/{quote(self.run_id, safe='')}" + (f"?{query}" if query else "")
 
 
-# RFC 3986, appendix B, with the underscore that PyTorch allows in names of backends. Not `urllib.parse.urlsplit`: it
-# silently drops newlines and tabs, and not every version takes a list of IPv6 hosts.
+# RFC 3986, appendix B, with underscores as in PyTorch's backends. `urllib.parse.urlsplit` silently drops newlines and
+# tabs, and in some versions rejects a list of IPv6 hosts.
 _URL: Final = re.compile(
     r"(?P<scheme>[A-Za-z][\w+.-]*)://(?P<authority>[^/?#]*)(?P<path>/[^?#]*)?(\?(?P<query>[^#]*))?", re.ASCII
 )

@@ -84,7 +84,7 @@ class Kind:
     """The type of a parameter."""
 
     limit: str  # completes "it must be ..."
-    # Returns the canonical value, from text or from that value itself. Raises `ValueError` or `TypeError` for others.
+    # Returns the canonical value, from text or from itself; raises `ValueError` or `TypeError` for others.
     convert: Callable[[Any], Any]
     example: str  # a valid value, as text, for the remedy in an error
 
@@ -189,8 +189,7 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 
 def _payload(raw: Any) -> Any:
-    # Through msgpack and back: later changes of the caller's object have no effect, and a node reads its own payload
-    # exactly as others do.
+    # Through msgpack and back: later changes of the object have no effect, and all nodes read the same.
     try:
         packed = msgpack.packb(raw)
         copy = msgpack.unpackb(packed, strict_map_key=False)

@@ -63,8 +63,7 @@ class Absent(Record, kw_only=True):
     # Live members of the last round, if nodes wait for them to leave it and they are few.
     staying: tuple[str, ...] = ()
     staying_at: tuple[str, ...] = ()  # the address of each of these
-    # The time of this write, in seconds since 1970 by the coordinator's clock; 0 if unknown. For readers that find it
-    # in the store and cannot know its age.
+    # Seconds since 1970 by the coordinator's clock; 0 if unknown. For readers that do not know the age of this.
     said_at: float = 0.0
 
     def without_durations(self) -> Absent:

@@ -58,8 +58,7 @@ def way_of(seen_as: str, sends_from: str, store_at: str) -> tuple[str, str, str]
     if not is_loopback(sends_from):
         if is_loopback(seen_as):  # something on the store's own host forwards
             return sends_from, sends_from, store_at
-        # The store sees the address to which the node connected: a forwarder is there and not the store. `store_at`
-        # would mislead nodes that look for the store's host.
+        # This is a forwarder's address, at which no node must look for the store's host.
         if seen_as == store_at != sends_from:
             return sends_from, "", ""
     return seen_as, sends_from, store_at

@@ -67,8 +67,7 @@ class Incident(Record, kw_only=True):
     after: float | None  # seconds since the round completed; None if unknown
     count: int = 0  # the number of nodes
     node_ids: tuple[str, ...] = ()  # the first of them, by name
-    # The reason and author of a closing; the reason of giving up; the unbanned node, author and reason; or why these
-    # nodes were lost or left, if known.
+    # Reason and author of a closing or unbanning; why the run was given up; why these nodes are gone, if known.
     reason: Prose = ""
     at: float | None = None  # seconds since 1970 by the coordinator's clock; None if not recorded
 

@@ -1,9 +1,8 @@
 """Pure: the orders in which the members of a round get their ranks (promise R12).
 
 An order is a function from the next members, in order of arrival, and the last round's ranks, to the same nodes in
-order of rank. Only the coordinator calls it, so all members agree.
-
-How ranks change for survivors, when some members go and as many newcomers join:
+order of rank. Only the coordinator calls it, so all members agree. Ranks of survivors, when some members go and as many
+newcomers join:
 
     survivors   keep their order and close gaps: each moves down by the number of lost ranks below its own. Rank 0 was
                 a member before.

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["ASK_WITHIN", "EndKind", "Ending", "Outcome", "Phase", "gave_up", "news_within", "own_failure"]
 
 ASK_WITHIN: Final = 2.0  # seconds for one call to the round's store, before a member continues without
-# Seconds after its lease's end until a member's death is known to all: a lease expires within 0.1 s, and a coordinator
-# is replaced in less.
+# Seconds until a death is known after its lease's end: expiry takes 0.1 s, a new coordinator less than the rest.
 NEWS_OF_A_LOSS: Final = 1.0
 
 

@@ -1,10 +1,10 @@
-"""Pure: members of a round accuse another one that does not answer them although its lease is live.
+"""Pure: accusations: a member of a round says that another one does not answer, although its lease is live.
 
-The store sees that a node reaches the store, but not if nodes reach each other. A collective that fails does, and names
-its peer. One accusation proves nothing: the accuser may be cut off itself. Two members that accuse the same one are
-believed, and it is removed from the round; its own accusations are then ignored. A round of two has no second accuser.
-One accuser is believed if the store doubts the accused, too: see `rdzv.node.coordinator.accusations`. A member that
-sees a closed connection without its peer's name accuses `SOMEBODY`: then the store is asked about all members.
+The store sees that a node reaches the store, but not if nodes reach each other. A failed collective shows that, and
+names the peer. One accusation proves nothing: the accuser may be cut off itself. Two members that accuse the same one
+are believed, and it is removed from the round; its own accusations are then ignored. One accuser is believed if the
+store doubts the accused, too: see `rdzv.node.coordinator.accusations`. A member that sees a closed connection without
+its peer's name accuses `SOMEBODY`: then the store is asked about all members.
 
 Accusations are keys beside the nodes' records, so that the coordinator sees both in order and no other node is sent
 them. They are on the accuser's lease, and count for one round.
