@@ -8,14 +8,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from store.messages import Entry
 
-__all__ = ["AsOf", "Past"]
+__all__ = ["Past"]
 
 FORGOTTEN_AT_ONCE = 2048  # notes: about a millisecond
 
@@ -65,23 +65,3 @@ class Past:
             if not noted:
                 del self._before[key]
         return bool(self._order) and self._order[0][0] <= until
-
-
-class AsOf:
-    """A mapping of keys to their entries at a revision, which can move to later ones."""
-
-    def __init__(self, past: Past, names: set[str], revision: int) -> None:
-        self._past = past
-        self._entries: dict[str, Entry | None] = {}  # of keys that changed since
-        self.move_to(revision, names)
-
-    def move_to(self, revision: int, changed: set[str] | list[str]) -> None:
-        """Move to a revision; only these keys have changed up to it."""
-        self._entries.update((name, self._past.as_of(name, revision)) for name in changed)
-
-    def get(self, key: Any) -> Entry | None:
-        """Return the entry of a key."""
-        return self._entries[key] if key in self._entries else self._past.entries.get(key)
-
-    def __contains__(self, key: object) -> bool:
-        return self.get(key) is not None

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from store.engine.applied import Answer, Delivery, Overtaken, Work
 from store.engine.keyspace import answer_bytes, put_event
-from store.engine.past import AsOf
 from store.engine.snapshots import PART_BYTES, STEP_KEYS, Snapshot
 from store.engine.waits import Parked, wait_bytes
 from store.engine.watches import Watcher, watch_bytes
@@ -433,27 +432,28 @@ class Requests:
         """
         parked = self._waits.parked[watcher]
         keys = {*parked.keys}
-        later = self._past.changed_after(keys.union(condition.key for condition in parked.when), since)
-        changed = {name for each in later.values() for name in each}
-        entries = AsOf(self._past, changed, since)
+        names = keys.union(condition.key for condition in parked.when)
+        entries = {name: entry for name in names if (entry := self._past.as_of(name, since)) is not None}
         looks = len(parked.keys) + len(parked.when)
         if self._look_at_wait(watcher, entries, since) is None:
             return looks
-        missing = {key for key in keys if key not in entries} if later else keys
+        later = self._past.changed_after(names, since)
+        missing = keys - entries.keys()
         conditions: dict[str, list[Condition]] = {}
-        for condition in parked.when:
-            if condition.key in changed:
-                conditions.setdefault(condition.key, []).append(condition)
+        for condition in parked.when if later else ():
+            conditions.setdefault(condition.key, []).append(condition)
         most = 2 * looks + LOOKS_A_STEP
         for revision in sorted(later):
-            entries.move_to(revision, later[revision])
             affected = [condition for name in later[revision] for condition in conditions.get(name, ())]
             looks += len(later[revision]) + len(affected)
             for name in later[revision]:
-                if name in entries:
+                if (entry := self._past.as_of(name, revision)) is not None:
+                    entries[name] = entry
                     missing.discard(name)
-                elif name in keys:
-                    missing.add(name)
+                else:
+                    entries.pop(name, None)
+                    if name in keys:
+                        missing.add(name)
             if not (missing and _all_hold(affected, entries)):
                 self._look_at_wait(watcher, entries, revision)
                 return looks
@@ -465,7 +465,7 @@ class Requests:
         self._waits.move(watcher, place)
         return looks
 
-    def _look_at_wait(self, watcher: Watcher, entries: Mapping[str, Entry] | AsOf, revision: int) -> int | None:
+    def _look_at_wait(self, watcher: Watcher, entries: Mapping[str, Entry], revision: int) -> int | None:
         """Answer a wait if it has ended at this revision and return None; else return the index of a missing key."""
         peer, request_id = watcher
         parked = self._waits.parked[watcher]
@@ -484,14 +484,14 @@ class Requests:
         return None
 
 
-def _all_hold(when: Sequence[Condition], entries: Mapping[str, Entry] | AsOf) -> bool:
+def _all_hold(when: Sequence[Condition], entries: Mapping[str, Entry]) -> bool:
     for condition in when:  # noqa: SIM110 - twice as fast as a generator; members of a round always have conditions
         if not condition.holds(entries.get(condition.key)):
             return False
     return True
 
 
-def _broken(when: Sequence[Condition], entries: Mapping[str, Entry] | AsOf) -> str:
+def _broken(when: Sequence[Condition], entries: Mapping[str, Entry]) -> str:
     broken = next(condition for condition in when if not condition.holds(entries.get(condition.key)))
     return f"{broken.target.name.lower()} of {shown(broken.key)} is no longer {shown(broken.expected)}"
 
