@@ -72,6 +72,7 @@ class Conversations:
         self._turns: Turns[Peer] = Turns()
         self._pass_comes = False
         self.telling: Telling = Telling(peers, stopwatch=stopwatch, have_pass=self._have_pass)
+        self.write_later: Callable[[Peer], None] = self.telling.write_later
         # peers that are not read until the disk or their notifications have caught up
         self._slowed: dict[Peer, None] = {}
         self._for_disk: OrderedDict[Peer, None] = OrderedDict()  # peers whose next request waits for room in a group
@@ -129,10 +130,6 @@ class Conversations:
         if peer.unread is None:
             peer.resume_reading(self._clock())
 
-    def write_later(self, peer: Peer) -> None:
-        """Write more to a peer after others."""
-        self.telling.write_later(peer)
-
     # ------------------------------------------------------------------------------------------ turns
 
     def _done_at_once(self, peer: Peer, data: bytes, now: float) -> bool:
@@ -140,7 +137,7 @@ class Conversations:
         began = self._stopwatch()
         try:
             asked = peer.connection.only_request(data)
-            if asked is None or self._must_wait(peer, asked[2]):
+            if asked is None or self._durability.must_wait(asked[2], has_more=bool(peer.outbox.held)):
                 return False
             response = self._apply(peer, asked, now, alone=True)
         except ProtocolError as error:
@@ -195,7 +192,7 @@ class Conversations:
                 elif isinstance(item, Bye):
                     peer.close(Closing.GOODBYE)
                 elif item is not None:  # else a large request is being decoded
-                    if self._must_wait(peer, item[2]):
+                    if self._durability.must_wait(item[2], has_more=bool(peer.outbox.held)):
                         peer.stalled = item
                         peer.pause_reading()
                         self._for_disk[peer] = None
@@ -221,9 +218,6 @@ class Conversations:
     def _welcome(self, peer: Peer, welcome: bytes) -> None:
         self.telling.say(peer, welcome)
         self.telling.flush()
-
-    def _must_wait(self, peer: Peer, request: Request[Any]) -> bool:
-        return self._durability.must_wait(request, has_more=bool(peer.outbox.held))
 
     @property
     def _busy(self) -> bool:

@@ -41,23 +41,18 @@ class Host(Protocol):
 
     def accepted(self, peer: Peer) -> None:
         """Handle a new connection."""
-        ...
 
     def received(self, peer: Peer, size: int) -> None:
         """Handle bytes in the buffer."""
-        ...
 
     def read_on(self, peer: Peer) -> None:
         """Carry out the pending requests of a peer, and read it again, if possible."""
-        ...
 
     def write_later(self, peer: Peer) -> None:
         """Write more to a peer after others."""
-        ...
 
     def lost(self, peer: Peer) -> None:
         """Handle the end of a connection."""
-        ...
 
 
 class Peer(asyncio.BufferedProtocol):

@@ -47,7 +47,6 @@ class Stranger(Protocol):
 
     def abort(self) -> None:
         """Close it at once."""
-        ...
 
 
 @dataclass(slots=True)
