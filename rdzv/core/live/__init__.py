@@ -1,1 +1,1 @@
-"""Pure: what a display that stays open has to be told of a run, and of its changes."""
+"""Pure: the messages to a display that stays open: a run, and its changes."""

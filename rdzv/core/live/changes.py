@@ -1,4 +1,4 @@
-"""Pure: a report without what changes by itself, in numbers, and what has changed between two of them."""
+"""Pure: a report in numbers, or without the fields that change by themselves, and the changes between two of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AGES: Final = frozenset(
         *("step_age", "seconds_ago", "how", "seconds_left", "ends_in"),
     )
 )
-"""The fields that change by themselves; beside each is one that does not, mostly an hour."""
+"""The fields that change by themselves; beside each is a stable one, mostly an hour."""
 
 
 def in_numbers(full: dict[str, Any], cost: Account, chapters: Sequence[Chapter], now: float) -> dict[str, Any]:
@@ -42,11 +42,11 @@ SUMMED: Final = (
     *("run_id", "phase", "phase_since", "state", "waits_for", "waiting_since", "round", "world_size", "closed"),
     *("closing", "pace"),
 )
-"""What the numbers of a run take over from its report."""
+"""The fields of a report that are among its numbers."""
 
 
 def without_ages(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return a report without what changes by itself, and without what a page does not show."""
+    """Return a report without the fields that change by themselves, or that a page does not show."""
     outside = {*plain["waiting"], *plain["spares"], *(one["node_id"] for one in plain["missing"])}
     told = {
         name: _without_ages(value)
@@ -74,9 +74,9 @@ def _without_ages(value: Any) -> Any:
 
 
 def settled(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return a report in which hours that have only wavered are as before: each was reckoned from an age anew.
+    """Return a report with the previous hours where they only wavered: each was computed from an age again.
 
-    A member that has not changed is the same object as before, so that `changes` compares no more than that.
+    An unchanged member is the same object as before, so that `changes` compares no more than that.
     """
     made = {name: _settled(before.get(name), value) for name, value in now.items() if name != "members"}
     members = {one["node_id"]: one for one in before.get("members", ())}
@@ -96,7 +96,7 @@ def _settled(before: Any, now: Any) -> Any:
             return now
 
 
-HOURS_FROM: Final = 1e9  # an hour is the only number as large as this
+HOURS_FROM: Final = 1e9  # no number but an hour is as large as this
 WAVERS: Final = 1.0  # seconds
 
 
@@ -107,7 +107,7 @@ def _settled_member(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[
 
 
 def message(before: dict[str, Any] | None, now: dict[str, Any]) -> bytes:
-    """Return what a page is sent, as a server-sent event: all at first, then the changes, or a beat with the hour."""
+    """Return a page's next server-sent event: everything at first, then the changes, or a beat with the hour."""
     at, told = round(now["now"], 2), now if before is None else changes(before, now)
     if not told:
         return f"event: beat\ndata: {at}\n\n".encode()
@@ -116,11 +116,11 @@ def message(before: dict[str, Any] | None, now: dict[str, Any]) -> bytes:
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return what a page has to be told that knows a state; empty if nothing has changed but the time.
+    """Return the changes for a page that has the state `before`; empty if only the time has changed.
 
     Args:
-        before: The state that it knows: the store, the chosen run, all `runs` in numbers, the chosen `run` as a report.
-        now: The same as it stands.
+        before: The page's state: the store, the chosen run, all `runs` in numbers, the chosen `run` as a report.
+        now: The current state.
     """
     known = {one["run_id"]: _news(one) for one in before["runs"]}
     runs = [one for one in now["runs"] if known.pop(one["run_id"], None) != _news(one)]
