@@ -116,24 +116,22 @@ def _guarded(request: Request[R], when: Iterable[Condition]) -> Request[R]:
 
 
 def _several(keys: Iterable[str]) -> tuple[str, ...]:
-    """Return several keys; reject a single string, which would be split into letters."""
+    """Return several keys; reject a single string."""
     if isinstance(keys, str):
         raise StoreUsageError(f"{keys!r} is one key where several are taken: write [{keys!r}]")
     return tuple(keys)
 
 
 def _there(entries: Iterable[Entry | None]) -> list[Entry]:
-    """Return the entries of a listing in which none is missing."""
     return [entry for entry in entries if entry is not None]
 
 
 class Cuts:
     """The ends of one client's connections, for the keepers of its leases. Safe to use from several threads.
 
-    Once a connection has ended, the server may expire a lease before its TTL. A server that starts again gives each
-    lease its full TTL. So listeners are called with the time of each end, with infinity once connecting is refused, and
-    with the time at which that changes. `look` checks if a connection has ended, for clients that only read during a
-    call.
+    After one the server may expire a lease early; a restarted server gives each its full TTL. So listeners are called
+    with the time of each end, with infinity once connecting is refused, and with the time at which that changes. `look`
+    checks for ends, for clients that only read during a call.
     """
 
     def __init__(self, time: Callable[[], float], look: Callable[[], object] = lambda: None) -> None:
@@ -334,7 +332,7 @@ class Calls(ABC):
         """Return the size of each group of keys (with the same first two parts), by name. etcd: `Unsupported`."""
         found: list[KeyGroup] = []
         more, left = True, self._left(timeout)
-        while more:  # in pages: a store with many groups must not delay others
+        while more:  # in pages, for the sake of others
             page = await self.call(ListGroups(after=found[-1].name if found else ""), timeout=left())
             found += page.groups
             more = page.more
@@ -351,7 +349,7 @@ class Calls(ABC):
         return found
 
     def _left(self, timeout: float | None) -> Callable[[], float | None]:
-        """Return a function that returns the time left of a call with several requests."""
+        """Return a function that returns the time left of a call."""
         within = getattr(self, "timeout", None) if timeout is None else timeout
         until = None if within is None else self.time() + within
         return lambda: None if until is None else max(until - self.time(), 0.0)
@@ -456,7 +454,7 @@ class Block(contextlib.AbstractContextManager[T]):
             raise
 
     def _close(self, error: BaseException) -> None:
-        """Leave the context if a signal's handler raised before it was entered or left."""
+        """Leave the context if a signal's handler raised around it."""
         with contextlib.suppress(Exception):
             finished(self._context.__aexit__(type(error), error, error.__traceback__))
 

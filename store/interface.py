@@ -5,17 +5,16 @@ A store on another system (an etcd cluster, a fake in tests) implements `call` a
 Every call takes `timeout=` in seconds, by default the client's own; `wait` has none. Write calls take `when=`,
 conditions made by `store.when`: if one is false, `ConditionFailed` is raised and nothing is written.
 
-The same calls work on an etcd cluster, with these differences:
+An etcd cluster differs:
 
-- Leases have whole seconds, rounded up, and at least the cluster's minimum (2 s by default): see `Lease.ttl`. The keys
-  of an expired lease are deleted up to a second late. `disconnect_ttl` and `gone_ttl` are ignored: etcd does not know
-  which client keeps a lease.
-- A write whose answer was lost is settled by a receipt that it left. After a minute out of reach the receipt is gone,
-  and the caller gets `ConnectionLost` with `maybe_applied=True`.
+- Leases have whole seconds, rounded up, and at least the cluster's minimum (2 s by default): see `Lease.ttl`. Keys of
+  an expired lease are deleted up to a second late. `disconnect_ttl` and `gone_ttl` are ignored.
+- A write whose answer was lost is settled by its receipt. After a minute out of reach the receipt is gone, and the
+  caller gets `ConnectionLost` with `maybe_applied=True`.
 - `add` and `append` read, then write if the key has not changed; with many writers on one key, some retry.
 - A request may have 1.5 MiB, and a transaction `operations_max` conditions or operations: 126.
-- Identity (S10) is the cluster's id, and revisions that never go back. A cluster whose data was deleted and has seen
-  more changes since is not recognised.
+- Identity (S10) is the cluster's id, and revisions that never go back; data deleted and then changed more often is not
+  recognised.
 - Revisions also advance for other users of the cluster, and for a write that changed nothing after a lost answer.
 - `ping` asks the consensus, not one member; `stats` has the few figures that etcd gives.
 """
@@ -90,7 +89,7 @@ class Store(Calls):
     """
 
     tells_causes: bool = True
-    operations_max: int = 126  # any store takes these; the store's own limits replace them
+    operations_max: int = 126  # any store takes these, until its own limits are known
     writes_max: int = 126
     lease_ttl_max: float = math.inf
     fail_over: float = 0.0
@@ -164,7 +163,7 @@ class BlockingWatch(ABC):
         """Yield one list per revision."""
 
     def __iter__(self) -> Iterator[Event]:
-        # No call between taking and yielding an event: a signal's handler could raise in it.
+        # No call between taking and yielding an event, where a handler could raise.
         yield from self._rest
         for rest in map(iter, self.batches()):
             self._rest = rest

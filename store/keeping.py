@@ -1,9 +1,8 @@
 """Shell: keeps leases: renews them in time, and knows when they may be lost.
 
 A lease is valid until its TTL has passed since the *sending* of the last acknowledged keep-alive, on this client's
-clock (promise R9). Then its holder is told. `kept_lease` and `BlockingKeptLease` are for users of the store alone.
-Their leases may end early with their connection, once the client has noticed. A node's leases are kept in a thread, by
-the same `Keeping`.
+clock (promise R9). Then its holder is told. If it was granted to end early with its connection, it is valid for no
+longer than that once the client has noticed the end. A node's leases are kept in a thread, by the same `Keeping`.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ log: logging.Logger = logging.getLogger(__name__)
 RENEWALS_PER_TTL = 3  # a lease survives two lost keep-alives
 LATE = 1.0  # seconds by which a keep-alive may be late before its note says so
 UNANSWERED = 1.7  # seconds without an answer to keep-alives before `on_silence` is called
-# of the time left of a lease after its connection ended: how often a blocking client checks the connection
+# of the time left of a lease whose connection ended: how often a blocking client looks
 LOOK_SHARE = 0.1
 LOOK_LEAST = 0.03  # seconds; the least of that
 RELEASE_WITHIN = 2.0  # seconds to revoke a lease on leaving; else it expires by itself
@@ -95,8 +94,8 @@ class Belief:
 class Keeping:
     """The leases kept over one store client, in its event loop.
 
-    `on_silence` is called with the time of the first keep-alive that has had no answer for `UNANSWERED`, and with None
-    once there is an answer, or no lease is left.
+    `on_silence` is called with the time of the first keep-alive without an answer for `UNANSWERED`, and with None after
+    the next answer.
     """
 
     def __init__(self, store: Calls) -> None:
@@ -216,13 +215,13 @@ class HeldLease:
         return self._belief.until
 
     def heard(self, cut_at: float) -> None:
-        """Note the end of a connection: renew the lease at once on another one, or give it up in time."""
+        """Note the end of a connection: renew on another one, or give up in time."""
         self._belief.heard(cut_at)
         self.renew_now()
         self._look()
 
     def _look(self) -> None:
-        """Give it up if it may be gone; after a cut, look again when it may be."""
+        """Give it up if it may be gone, or look again when it may be."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -250,7 +249,7 @@ class HeldLease:
         renew_every = self.ttl / RENEWALS_PER_TTL
         pause = (belief.until - now()) / RENEWALS_PER_TTL
         while self.lost is None:
-            # A new connection must keep the lease at once: `renew_now` ends this sleep.
+            # `renew_now` ends this sleep: a new connection must keep the lease at once.
             await self._sleep(min(pause, belief.until - now()))
             sent_at = now()
             self._wanted = False
@@ -261,8 +260,7 @@ class HeldLease:
                     await self._lease.keep_alive(note=said, timeout=max(belief.until - sent_at, 0.001))
                     keeping.heard()
                     belief.renewed(sent_at, cut_before=now())
-                    # Counted from the sending: a cut may have delayed the answer, and the next cut must find the lease
-                    # as fresh.
+                    # Counted from the sending: a cut may have delayed the answer, and another may follow.
                     pause = max(sent_at + renew_every - now(), 0.0)
                     if self._wanted:  # during the keep-alive, with a newer note
                         pause = 0.0
@@ -283,7 +281,7 @@ class HeldLease:
         _check(self.id, self.lost)
 
     async def _sleep(self, seconds: float) -> None:
-        """Sleep, or until `renew_now`. A scope of anyio's would double the cost of a renewal."""
+        """Sleep, or until `renew_now`; a scope of anyio's costs more."""
         loop = asyncio.get_running_loop()
         self._sleeping = loop.create_future()
         timer = loop.call_later(max(seconds, 0.0), _wake, self._sleeping)
@@ -294,7 +292,7 @@ class HeldLease:
             self._sleeping = None
 
     async def release(self, *, within: float = RELEASE_WITHIN) -> None:
-        """Stop keeping it and revoke it, also if its grant is unknown; wait at most `within` seconds."""
+        """Stop keeping it and revoke it within `within` seconds, also if its grant is unknown."""
         if self.kept and not self._keeping.drop(self):
             return  # lost, or released before
         await to_the_end(self._revoke(), within=within)
@@ -307,14 +305,13 @@ class HeldLease:
 
 
 async def _forget(granting: asyncio.Future[tuple[Lease, float]]) -> None:
-    """Revoke a lease whose caller was cancelled before the grant."""
     with anyio.move_on_after(RELEASE_WITHIN), contextlib.suppress(StoreError):
         lease, _ = await granting
         await lease.revoke(timeout=RELEASE_WITHIN)
 
 
 async def _granted(store: Calls, ttl: float, terms: LeaseTerms) -> tuple[Lease, float]:
-    """Grant a lease; return it and the time from which its TTL counts."""
+    """Grant a lease; return it and the start of its TTL."""
     sent_at, timeout = store.time(), terms.get("timeout")
     asked: LeaseTerms = {"gone_ttl": None, **terms}
     lease = await store.grant(ttl, **asked)
@@ -331,7 +328,7 @@ async def renewed_if_old(
 ) -> float:
     """Renew a lease whose grant took long, as after an outage. Return when the last request was sent.
 
-    By this clock the lease may have expired; then raise `LeaseNotFound`. It is unused, so a renewal is safe.
+    By this clock it may have expired; then raise `LeaseNotFound`.
     """
     now = time()
     if now < sent_at + lease.ttl / RENEWALS_PER_TTL:
@@ -372,8 +369,8 @@ def retry_pause(ttl: float) -> float:
 async def kept_lease(keeping: Keeping, ttl: float, **terms: Unpack[LeaseTerms]) -> AsyncIterator[HeldLease]:
     """Keep a lease during a block, and revoke it at the end; the block may end in another task.
 
-    If the lease is lost, the task that entered the block is cancelled until it leaves, and `LeaseNotFound` is raised.
-    The caller's event loop renews the lease: blocking the loop for longer than the TTL loses it.
+    If it is lost, the task that entered the block is cancelled until it leaves, and `LeaseNotFound` is raised. Blocking
+    the event loop for longer than the TTL loses it.
     """
     loss = Cancelling()
     lease = await keeping.hold(ttl, loss.begin, **terms)
@@ -390,10 +387,7 @@ async def kept_lease(keeping: Keeping, ttl: float, **terms: Unpack[LeaseTerms]) 
 
 
 class _Keeper:
-    """Grants a lease in a thread, renews it, and revokes it once its holder has left or was collected.
-
-    No signal's handler runs in this thread. `known` is set once `lease` or `error` is.
-    """
+    """Grants a lease in a thread, where no signal's handler runs, renews it, and revokes it after its holder."""
 
     lease: Lease
 
@@ -409,7 +403,7 @@ class _Keeper:
 
     @property
     def lost(self) -> str | None:
-        """Why the lease is lost, or None; by the clock, also while the thread waits for an answer."""
+        """Why the lease is lost, or None; also while the thread waits."""
         if self._lost is None and not self.left.is_set():
             self._lost = self.belief.lost(self._store.time())
         return self._lost
@@ -522,7 +516,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
 
 
 def _note_of(note: NoteOf | None, away: bool) -> bytes:
-    """Return the note of a keep-alive; if it fails or is too long, none: the lease is renewed anyway."""
+    """Return the note of a keep-alive; none if it fails or is too long."""
     try:
         said = b"" if note is None else note(away)
     except Exception:  # of the caller's `note`

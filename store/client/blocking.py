@@ -36,7 +36,7 @@ __all__ = ["Client", "Watch"]
 
 IDLE_MOST = 60.0  # seconds; channels idle for longer are closed, except the last one ...
 GIVEN_BACK_AT_ONCE = 8  # ... at most so many by one call, which waits for it
-PASSED_ON_WITHIN = 1.0  # seconds for moving leases to another connection before one is closed
+PASSED_ON_WITHIN = 1.0  # seconds for moving leases before a connection is closed
 LEASED = frozenset({Grant, KeepAlive, Revoke, Transact})  # requests after which another connection may keep a lease
 
 R = TypeVar("R", bound=Response)
@@ -128,7 +128,7 @@ class Client(interface.BlockingStore):
         self._close_free()
 
     def __copy__(self) -> Client:
-        """Return a new client of the same store, on sockets of its own, for a forked child."""
+        """Return a new client of the same store, for a forked child."""
         shared = self.shared
         client = Client(self.address, token=shared.token, tls=self.tls, renew=shared.renew, timeout=self.timeout)
         client.shared.store_id = self.store_id
@@ -156,7 +156,7 @@ class Client(interface.BlockingStore):
             return channel
 
     def _note_lease(self, request: Request[Any], answer: Any, channel: Channel) -> None:
-        """Note that this channel keeps a lease, if the lease would end early with its connection."""
+        """Note that this channel keeps a lease that would end early with its connection."""
         granted: dict[int, float] = {}
         match request:
             case Grant() if request.disconnect_ttl is not None:
@@ -174,7 +174,7 @@ class Client(interface.BlockingStore):
                 channel.leases = {each: until for each, until in channel.leases.items() if until > now}
 
     def _give_back(self, now: float) -> None:
-        """Close channels that have been idle for long, the longest idle first. Move their leases before."""
+        """Close the channels longest idle, after their leases were moved."""
         for _ in range(GIVEN_BACK_AT_ONCE):
             try:
                 if len(self._free) < 2 or now - self._free[0].idle_since < IDLE_MOST:
@@ -247,8 +247,7 @@ class Watch(interface.BlockingWatch):
         """Yield one list of events per revision; see `interface.BlockingWatch`."""
         for event in self._rest:
             yield [event]
-        # A signal's handler may raise at any call. So an assignment marks a batch as given; the cursor is updated
-        # later.
+        # A handler may raise at any call: an assignment marks a batch as given, and the cursor follows later.
         while not self._channel.ended:
             if self._given:
                 self._cursor.delivered(self._batch)
@@ -261,7 +260,7 @@ class Watch(interface.BlockingWatch):
                 yield batch
 
     def _take_batch(self) -> None:
-        """Take the next message, or wait for it; reopen the watch if its connection is lost."""
+        """Take the next message, or wait for it; reopen the watch if necessary."""
         channel = self._channel
         try:
             if channel.pushed:
@@ -294,7 +293,7 @@ class Watch(interface.BlockingWatch):
                 self._reopen()
 
     def _reopen(self) -> None:
-        """Reopen it, without a time limit; the next batch is a `reset` if history was compacted."""
+        """Reopen it, without a time limit; the next batch may be a `reset`."""
         while not self._channel.ended:
             try:
                 self._open()
@@ -308,7 +307,7 @@ class Watch(interface.BlockingWatch):
             except StoreTimeoutError as error:
                 if raised_by_handler(error):
                     raise
-                self._channel.close()  # the server may still open it, and would send every event twice
+                self._channel.close()  # the server may still open it
             else:
                 if self._reset is not None:
                     self._batch, self._reset = (self._reset,), None

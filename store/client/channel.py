@@ -96,7 +96,7 @@ class Shared:
         self.cuts = Cuts(time.monotonic, self._look)
 
     def seen_revision(self) -> int:
-        """Return the latest revision seen on any channel. The store must not go back behind it."""
+        """Return the latest revision seen on any channel."""
         return max([self._seen_revision, *[channel.connection.seen_revision for channel in list(self.channels)]])
 
     def drop(self, channel: Channel) -> None:
@@ -108,7 +108,6 @@ class Shared:
                 self.channels.remove(channel)
 
     def _look(self) -> None:
-        """Notice connections that the peer has closed while no call reads."""
         for channel in tuple(self.channels):
             sock = channel.sock
             if sock is not None and sock not in self._closed and _is_closed(sock):
@@ -135,7 +134,6 @@ class Shared:
 
 
 def _is_closed(sock: socket.socket) -> bool:
-    """Return True if the peer has closed or reset a connection."""
     looking = select.poll()
     with contextlib.suppress(ValueError):  # another thread has closed it here
         looking.register(sock, getattr(select, "POLLRDHUP", 0))
@@ -179,7 +177,7 @@ class Channel:
         self._previous: socket.socket | None = None
 
     def call(self, request: Request[R], timeout: float | None) -> tuple[R, int]:
-        """Ask, and wait for the answer over as many connections as it takes. Return it and the request's id."""
+        """Ask over as many connections as it takes. Return the answer and the request's id."""
         try:
             return self._ask(request, timeout)
         except BaseException as error:
@@ -222,7 +220,6 @@ class Channel:
         self._shared.check(request)
 
     def _connect(self, item: InFlight, deadline: float) -> None:
-        """Make one attempt to connect and shake hands, for this request."""
         check = partial(self._check, item.request)
         self._pause(deadline)
         check()
@@ -241,14 +238,14 @@ class Channel:
                 f"the connection to {self._name} broke, and the server has since forgotten this client's session",
                 maybe_applied=True,
             )
-        # `interrupt` has no effect while there is no socket: check what it has set meanwhile.
+        # `interrupt` has no effect while there is no socket.
         check()
 
     def _pause(self, deadline: float) -> None:
         now = time.monotonic()
         if now >= deadline:  # an attempt without time would fail at once
             raise _Expired
-        # Pause, too, before reconnecting to a server that closes soon after each welcome.
+        # Pause, too, for a server that closes soon after each welcome.
         if self._attempt or now - self._welcomed_at < LASTED:
             pause = self._patience.pause(max(self._attempt - 1, 0), away=self._shared.outages.lasts_for(now))
             if now + pause >= deadline:
@@ -285,7 +282,7 @@ class Channel:
         self.sock = sock
 
     def _shake_hands(self, deadline: float) -> None:
-        """Wait for the server's welcome, after the TLS handshake if there is one."""
+        """Wait for the server's welcome, after any TLS handshake."""
         secure, met = self._shared.tls is not None, self._shared.store_id is not None
         self.connection.store_id = self._shared.store_id
         self.connection.seen_revision = self._shared.seen_revision()
@@ -348,12 +345,11 @@ class Channel:
             raise self._refusal(error) from None
 
     def _refusal(self, error: StoreError) -> BaseException:
-        """Return the error to raise if the conversation cannot go on."""
         for each in (error, error.__cause__):  # a handler may have raised while bytes were decoded
             if each is not None and raised_by_handler(each):
                 return each
         met = self._shared.store_id is not None and self.connection.welcomed is None
-        # A full server may have room later. Another server at the store's address may be replaced by the store later.
+        # A full server may have room later, and the store may come back in place of another server.
         if isinstance(error, LimitExceeded) or (met and not isinstance(error, StoreReplaced)):
             return dialing.TurnedAway(str(error))
         return self._shared.fail(error)
@@ -386,7 +382,7 @@ class Channel:
                 return data
 
     def _pulse(self, since: float) -> Pulse:
-        """Begin to measure the silence of this connection, on which a call has been reading since then."""
+        """Begin to measure the silence of this connection, read since then."""
         pulse = Pulse(self._patience, since)
         in_flight = self.connection.in_flight.values()
         if self.connection.welcomed is None or any(not waits(item.request) for item in in_flight):
@@ -394,7 +390,7 @@ class Channel:
         return pulse
 
     def _look_up(self, sock: socket.socket, pulse: Pulse, now: float) -> None:
-        """Ping a silent connection, or raise `TimeoutError` if it was silent for too long."""
+        """Ping a silent connection, or raise `TimeoutError`."""
         line = Line(*outstanding(sock), welcomed=self.connection.welcomed is not None)
         say, _ = pulse.look(now, line)
         if say is Say.PING:
@@ -402,7 +398,7 @@ class Channel:
             if not line.unsent_bytes:  # else those ask
                 self._tell(Ping())
         elif say is Say.SEEK:
-            # Keep it open: the server would take its end for this process's death.
+            # Keep it open: its end would count as this process's death.
             if line.welcomed:
                 self._previous, self.sock = sock, None
             self._patience.changed_connection()
@@ -414,7 +410,7 @@ class Channel:
         """Send a frame while the server keeps reading. After the deadline, close and raise `_Expired`."""
         assert self.sock is not None
         rest, stuck = memoryview(frame), 0.0
-        while True:  # not sendall(): its timeout covers the whole frame, and a large value may take longer
+        while True:  # not sendall(), whose timeout covers the whole frame
             within = self._limit(self.sock, deadline - time.monotonic())
             try:
                 sent = self.sock.send(rest)
@@ -446,7 +442,7 @@ class Channel:
         self._send(frame)
 
     def keep(self, leases: Iterable[int], within: float) -> bool:
-        """Keep these leases on this connection from now on; return True if the store has certainly noted it."""
+        """Keep these leases on this connection; return True if the store has certainly noted it."""
         self.call(Ping(), within)  # connects if necessary
         connection = self._welcomed_at
         try:
@@ -468,7 +464,7 @@ class Channel:
         return f"{lost}{self._problem}{self._shared.addresses.where()}"
 
     def _give_up(self, item: InFlight) -> None:
-        """Abandon a request; if it is a parked wait, end it at the server, too."""
+        """Abandon a request; end a parked wait at the server, too."""
         self._abandon(item)
         if waits(item.request) and item.sent and self.connection.welcomed is not None:
             try:
@@ -479,11 +475,11 @@ class Channel:
     def _abandon(self, item: InFlight) -> None:
         self.connection.abandon(item)
         if self.sock is None:
-            # Again: without a connection it gets no reply, and would block the acknowledgement of later ones.
+            # Again: without a reply it would block the acknowledgement of later ones.
             self.connection.disconnected()
 
     def disconnected(self, error: OSError) -> None:
-        """Note that the connection is lost by an error of the system. Raise errors of a signal's handler."""
+        """Note a lost connection. Raise errors of a signal's handler."""
         if raised_by_handler(error):
             raise error
         self._problem = self._shared.problem = dialing.describe(error)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "Watch"]
 
-IN_FLIGHT_MAX = 2048  # requests; fewer if the server keeps fewer than twice as many replies
+IN_FLIGHT_MAX = 2048  # requests; at most half of the replies that the server keeps
 WATCH_BUFFER_BYTES = 16 * 1024 * 1024  # of events that the reader has not taken
 EVENT_BYTES = 200  # memory per event, besides key and value
 
@@ -45,7 +45,7 @@ R = TypeVar("R", bound=Response)
 
 
 class Watch(interface.Watch):
-    """A watch on one client; see `interface.Watch`. The events that its reader has not taken are bounded in bytes."""
+    """A watch on one client; see `interface.Watch`. The events not taken by its reader are bounded in bytes."""
 
     def __init__(self, client: Client, cursor: WatchCursor) -> None:
         self._client = client
@@ -98,7 +98,7 @@ class Watch(interface.Watch):
         self._cursor.opened(revision)
 
     def deliver(self, events: tuple[Event, ...]) -> None:
-        """Take events. If the reader is too far behind, close the watch at the server, which keeps later ones."""
+        """Take events. If the reader is too far behind, close the watch at the server."""
         self._cursor.delivered(events)
         self._push(list(events))
         if self._held_bytes > WATCH_BUFFER_BYTES and self._cursor.resumable:
@@ -106,7 +106,7 @@ class Watch(interface.Watch):
             self._release(at_server=True)
 
     def lagged(self, revision: int) -> None:
-        """Reopen it: the server has closed it because this client reads too slowly. All up to `revision` has come."""
+        """Reopen it: the server closed it because this client reads too slowly."""
         self._cursor.nothing_before(revision)
         self._release()
         self.resume()
@@ -117,7 +117,7 @@ class Watch(interface.Watch):
             self._cursor.nothing_before(revision)
 
     def interrupted(self) -> None:
-        """Note that the connection is lost. If the server has not answered, the request itself is sent again."""
+        """Note a lost connection. An unanswered request is sent again."""
         if self._is_open:
             self._release()
 
@@ -127,7 +127,7 @@ class Watch(interface.Watch):
             self._opening = asyncio.create_task(self._reopen(), name=f"reopen a watch at {self._client.name}")
 
     def end(self, error: StoreError) -> None:
-        """Raise this error in its reader, after the events that have come; the first error counts."""
+        """Raise this error in its reader, after the present events; the first error counts."""
         if self._ended is None:
             self._ended = error
         self._news.set()
@@ -141,7 +141,7 @@ class Watch(interface.Watch):
         self._news.set()
 
     async def _reopen(self) -> None:
-        """Reopen it, without a time limit: a slow server ends the connection, not the watch."""
+        """Reopen it, without a time limit."""
         try:
             await self._open(None)
         except WatchCompacted as error:
@@ -157,7 +157,7 @@ class Watch(interface.Watch):
             self.end(ConnectionLost(f"a watch at {self._client.name} has failed: {error!r}", maybe_applied=False))
 
     async def _open(self, timeout: float | None) -> None:
-        """Ask the server to open it. Events may come before the answer; they carry the request's id."""
+        """Ask the server to open it. Events may come before the answer."""
         request, reset = self._cursor.opening()
         if reset is not None:
             self._push([reset])
@@ -336,7 +336,7 @@ class Client(Reconnecting, interface.Store):
                     self._eased.clear()
                     await self._eased.wait()
                 self.check_usable()
-                # No await until the turn ends: a caller cancelled here would leave the request behind.
+                # No await until the turn ends: a cancelled caller would leave the request behind.
                 return self.ask(request, timeout, waited=self.time() - came_at)
         crowd = f"{len(self._connection.in_flight)} requests to {self.name} are in flight"
         raise StoreTimeoutError(f"{crowd}, and there was no room for another within {timeout:g} s")
@@ -344,7 +344,7 @@ class Client(Reconnecting, interface.Store):
     def ask(
         self, request: Request[R], timeout: float | None, *, waited: float = 0.0
     ) -> tuple[InFlight, asyncio.Future[R]]:
-        """Send a request now, or when connected. The future gets the answer. `waited` seconds of `timeout` are over."""
+        """Send a request now, or when connected. `waited` seconds of `timeout` are over."""
         answer: asyncio.Future[R] = self._loop.create_future()
         item = self._connection.ask(request, answer)
         if waits(request):
@@ -399,7 +399,7 @@ class Client(Reconnecting, interface.Store):
             item.timer.cancel()
         self._connection.abandon(item)
         if isinstance(item.request, messages.Watch) or item.request_id in self._parked:
-            # Else it would stay at the server, and for ever if it were sent again after a reconnect.
+            # Else it would stay at the server.
             self._parked.discard(item.request_id)
             self._connection.answered(item.request_id)
             if item.sent and self._ready:

@@ -27,7 +27,7 @@ def settle(item: InFlight, outcome: Response | StoreError) -> None:
 
 
 def with_doubt(error: StoreError, item: InFlight) -> StoreError:
-    """Return the error for one caller of a lost connection: its own request may have been applied."""
+    """Return the error for one caller of a lost connection."""
     mine = unsent(error)
     if isinstance(error, ConnectionLost | ProtocolError | AuthenticationError):
         mine.maybe_applied = item.mutates and item.sent
@@ -35,7 +35,7 @@ def with_doubt(error: StoreError, item: InFlight) -> StoreError:
 
 
 def out_of_time(item: InFlight, timeout: float, name: str, trouble: str | None) -> StoreError:
-    """Return the error for a caller whose timeout is over; `trouble`: the problem with the connection, if any."""
+    """Return the error for a caller whose timeout is over; `trouble` of the connection, if any."""
     what = f"{type(item.request).__name__} at {name}"
     maybe = item.mutates and item.sent
     if trouble is None:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["HEARTBEAT", "LASTED", "SILENCE", "Patience"]
 
 BACKOFF_FIRST = 0.1  # seconds; the longest first pause, doubled each time ...
-BACKOFF_MOST = 2.0  # ... up to this. Full jitter, so that thousands do not reconnect at once
-LASTED = 0.25  # seconds; a connection lost after so long is replaced without a pause
-SOON = 1.0  # seconds after a loss: leases may expire early while disconnected (S5) ...
+BACKOFF_MOST = 2.0  # ... up to this, with full jitter
+LASTED = 0.25  # seconds; a connection that lasted so long is replaced without a pause
+SOON = 1.0  # seconds after a loss: leases may expire early (S5) ...
 BACKOFF_SOON = 0.25  # ... so pauses are at most so long at first
 BACKOFF_RECENT = 0.5  # seconds; the longest pause of a client with a lease, and of any client ...
-RECENT = 30.0  # ... for so many seconds: a restarted store is back within them
+RECENT = 30.0  # ... for so many seconds, in which a restarted store is back
 
-HEARTBEAT = 5.0  # seconds of silence before a ping if idle, and again before hanging up
+HEARTBEAT = 5.0  # seconds of silence before a ping, and again before hanging up
 SILENCE = 1.0  # seconds without an answer, before a fresh connection is tried
 SILENCE_MOST = 5.0  # and after several fresh connections without an answer
 BUSY_FACTOR = 10.0  # times as long, for a server whose system acknowledges ...
@@ -83,7 +83,7 @@ class Patience:
         return self._unanswered_changes > 0
 
     def silence(self, now: float, *, acknowledged: bool = False) -> float:
-        """Return the seconds without an answer before a fresh connection is tried; `now` as in `was_silent`."""
+        """Return the seconds without an answer before a fresh connection is tried."""
         longest = min(SILENCE * 2.0 ** min(self._unanswered_changes, 8), SILENCE_MOST)
         share = 1 / SHARE_OF_LEASE
         if acknowledged:
@@ -113,7 +113,7 @@ class Patience:
         return min((remaining() for remaining in self._leases), default=math.inf)
 
     def _within_leases(self, longest: float, share: float) -> float:
-        """Limit a time to this share of what is left of a lease, but not below a few round trips."""
+        """Limit a time to this share of a lease, but at least some round trips."""
         return max(min(longest, max(self._remaining() * share, LEAST)), ROUND_TRIPS * (self._round_trip or 0.0))
 
     def _slowness(self, now: float) -> float:

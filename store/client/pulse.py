@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Line", "Pulse", "Say"]
 
 HEARTBEATS_OF_BUSY = 6.0  # times as long, if the other system acknowledges
-WATCHES_HEAR_EVERY = 20.0  # seconds; a ping tells watches the store's revision, so that they resume there
+WATCHES_HEAR_EVERY = 20.0  # seconds; a ping tells watches the store's revision
 LATE = 0.1  # seconds; after a look so late, the loop was busy
 LOOKS = 8  # at most, within a patience that has become shorter
 SOON = 0.001  # seconds by which a timer may be early
@@ -82,7 +82,7 @@ class Pulse:
         self.seeking = False
 
     def look(self, now: float, line: Line, *, late: float = 0.0) -> tuple[Say, float]:
-        """Return the action to take and the time of the next look. This look is `late` by so many seconds."""
+        """Return the action to take and the time of the next look. This look is `late` seconds late."""
         before, self._unsent_bytes = self._unsent_bytes, line.unsent_bytes
         moved = before is not None and line.unsent_bytes < before
         if moved:
@@ -91,7 +91,7 @@ class Pulse:
             self.asked_at = now
         elif self.asked_at is not None and late >= LATE:  # answers may be unread
             self.asked_at = min(self.asked_at + late, now)
-            if not self._postponed:  # else a loop that is always busy would never look
+            if not self._postponed:  # else a busy loop would never look
                 self._postponed = True
                 return Say.NOTHING, now
         self._postponed = False

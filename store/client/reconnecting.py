@@ -96,7 +96,7 @@ class Link(asyncio.Protocol):
             self._owner.received(self, data)
 
     def write(self, data: bytes) -> None:
-        """Send data, unless the connection is closing: uvloop would raise, and requests are sent again anyway."""
+        """Send data, unless the connection is closing, where uvloop would raise."""
         assert self.transport is not None, "it was made before anybody has something to say on it"
         if not self.transport.is_closing():
             self.transport.write(data)
@@ -182,7 +182,7 @@ class Link(asyncio.Protocol):
             self._look_soon()
 
     def _look_soon(self) -> None:
-        """Look in time for an answer. An unneeded look costs less than a timer for each request."""
+        """Look in time for an answer; cheaper than a timer for each request."""
         if not self._looks_soon:
             self._looks_soon = True
             self._look_at(self.pulse.first_look_at(self._loop.time()))
@@ -263,7 +263,7 @@ class Reconnecting(ABC):
 
     @abstractmethod
     def _take_welcome(self, welcome: Welcome) -> None:
-        """Start the conversation: send the requests without an answer again, in the same order."""
+        """Start the conversation: send requests without an answer again, in order."""
 
     @abstractmethod
     def _disconnected(self) -> None:
@@ -292,7 +292,7 @@ class Reconnecting(ABC):
             raise ConnectionLost(why, maybe_applied=False)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """Fail all calls if the task ends with its event loop, or by a defect, which `_stop` raises."""
+        """Fail all calls if the task ends with its event loop, or by a defect."""
         error = None if task.cancelled() else task.exception()
         why = "has ended with its event loop" if error is None else f"has failed: {error!r}"
         self.fail(ConnectionLost(f"the client of {self.name} {why}", maybe_applied=False))
@@ -304,7 +304,7 @@ class Reconnecting(ABC):
             raise error
 
     def _what_is_wrong(self) -> str:
-        """Say why there was no welcome. The end of an earlier connection says more than silence."""
+        """Say why there was no welcome."""
         mute = self._trying is not None and not self.met
         problem = SAYS_NOTHING[self._secure] if mute and self.last_problem == NEVER_ANSWERED else self.last_problem
         return problem + ("" if self._addresses is None else self._addresses.where())
@@ -359,7 +359,6 @@ class Reconnecting(ABC):
     # ------------------------------------------------------------------------------------------ connecting
 
     async def _stay_connected(self) -> None:
-        """Connect, and reconnect after each loss, until the client is closed or unusable."""
         self._away_since = self.time()
         successor: Link | None = None
         with contextlib.suppress(AuthenticationError):  # the client has failed with it
@@ -369,8 +368,7 @@ class Reconnecting(ABC):
                 welcomed, successor = await self._converse(link)
                 if welcomed:
                     self._attempt, self._away_since = 0, self.time()
-                # Reconnect at once, or the server counts this client as dead (R20). But pause after a goodbye or a
-                # short stay.
+                # Reconnect at once: else this client counts as dead (R20). Pause after a goodbye or a short stay.
                 at_once = welcomed and not link.farewell and self._away_since - began >= LASTED
                 if successor is None and not at_once and self._failed is None:
                     await self._pause()
@@ -382,8 +380,7 @@ class Reconnecting(ABC):
     async def _fresh_link(self) -> Link:
         """Connect, again and again, until a server speaks; return that connection.
 
-        Raise the error of a defect in `dial`, and `AuthenticationError` for a server never met without a trusted
-        certificate.
+        Raise defects of `dial`, and `AuthenticationError` for an untrusted server never met.
         """
         while True:
             if self._addresses is not None:
@@ -408,10 +405,7 @@ class Reconnecting(ABC):
                     return link
 
     async def _attempted_link(self) -> Link | None:
-        """Connect once, and wait for the server's first word; return None if it does not come in time.
-
-        After a cut the next attempt passes at once, while TCP would retransmit only after seconds.
-        """
+        """Connect once, and wait for the server's first word; return None if it is late."""
         began, links = self.time(), list[Link]()
 
         def make_link() -> Link:
@@ -440,7 +434,7 @@ class Reconnecting(ABC):
         return None
 
     async def _converse(self, link: Link) -> tuple[bool, Link | None]:
-        """Serve one connection until it ends or is replaced. Return if it was welcomed, and its replacement."""
+        """Serve one connection. Return if it was welcomed, and its replacement."""
         self._link = link
         self._connection.connected(nonce=secrets.token_bytes(16))
         successor: Link | None = None
@@ -505,11 +499,10 @@ class Reconnecting(ABC):
                     case bytes():  # our hello
                         link.write(item)
         except LimitExceeded as error:
-            # The server is full. It may have room later, so try again within the caller's time.
+            # A full server may have room later.
             link.leave(str(error))
         except (AuthenticationError, ProtocolError, StoreReplaced) as error:
-            # If the store was met before, something else may answer for a while: a proxy, or a machine with its old
-            # address.
+            # Before the welcome of a known store something else may answer: a proxy, or another machine.
             if self.met and self._connection.welcomed is None and not isinstance(error, StoreReplaced):
                 link.leave(str(error))
             else:

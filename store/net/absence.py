@@ -27,7 +27,7 @@ FIRST: Final = (3.0, 10.0, 30.0)
 """Seconds after which it is logged; from then on each time after twice as long."""
 
 FORGOTTEN_AFTER: Final = 10.0
-"""Seconds without a failed attempt after which an outage is forgotten: the client made no calls."""
+"""Seconds without a failed attempt after which an outage is forgotten."""
 
 _waiting: defaultdict[str, list[object]] = defaultdict(list)  # waits for a store, the oldest first
 
@@ -90,7 +90,7 @@ class Outages:
         loop.call_later(FIRST[0], lambda: self.failed(loop.time()) if self._lasts else None)
 
     def over(self, now: float = math.inf) -> None:
-        """Note an answer of the store; without `now`, that the outage does not matter any more."""
+        """Note an answer of the store; without `now`, forget the outage."""
         if self._said and now < math.inf:
             self._say("the store at %s is back after %s%s", now, "")
         self._lasts = self._said = False
@@ -99,5 +99,5 @@ class Outages:
     def _say(self, text: str, now: float, more: str) -> None:
         if self._log.isEnabledFor(logging.INFO):
             said = (text, self._name, in_words(now - self._since), more)
-            # In a thread: a blocked terminal or pipe must not block the event loop.
+            # In a thread: a terminal or pipe may block.
             threading.Thread(target=self._log.info, args=said, name="log", daemon=True).start()

@@ -65,7 +65,7 @@ class TcpDial:
             renewed = await anyio.to_thread.run_sync(self._renew, abandon_on_cancel=True)
             context = (renewed or context) if self.secure else None
         try:
-            # No await between the two: the socket could be leaked there.
+            # No await between the two, or the socket may leak.
             sock = await connected_socket(self.addresses)
             prepare(sock)  # not by uvloop's socket object, which takes three times as long
             return await loop.create_connection(
@@ -90,7 +90,7 @@ WITHOUT_A_WORD = "it closed the connection without a word; if it speaks TLS, wri
 
 
 def left_without_a_word(*, secure: bool, met: bool) -> ConnectionResetError:
-    """Return the error for a connection closed before the server's first word; `met`: was the server met before?"""
+    """Return the error for a connection closed before the first word of a server, `met` before or not."""
     if secure:
         return HungUp(IN_THE_HANDSHAKE)
     return ConnectionResetError() if met else HungUp(WITHOUT_A_WORD)
@@ -140,7 +140,7 @@ def describe(error: BaseException) -> str:
 
 
 def lack_of(error: BaseException) -> str:
-    """Return which limit of this process an error comes from, and how to raise it; empty for other errors."""
+    """Return which limit of this process an error comes from, and its remedy; empty for other errors."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         return f"{error.strerror}: this process may have {soft} of at most {hard}; raise ulimit -n"

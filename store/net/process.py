@@ -33,7 +33,7 @@ def check_made_here(made_in: bytes, name: str) -> None:
 def loopback_id() -> str:
     """Return an id of this process's loopback network, equal in processes that share it."""
     try:
-        # Containers of one host share the boot id; network namespaces have the same numbers on every host.
+        # One host's containers share the boot id; hosts number their networks alike.
         where = Path("/proc/sys/kernel/random/boot_id").read_text() + str(Path("/proc/self/ns/net").readlink())
     except OSError:
         where = socket.gethostname()

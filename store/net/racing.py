@@ -41,7 +41,7 @@ LOOKED_UP_WITHIN = 1.0  # seconds; then the last known addresses are used
 HOLDS_FOR = 3.0  # seconds; longer than the longest pause between attempts
 TOLD_MOST = 4  # addresses of a name in one message
 UNDER_WAY = frozenset({0, errno.EINPROGRESS, errno.EALREADY, errno.EAGAIN})  # the last on systems short of memory
-WORKED, SILENT = -1, 1  # the standing of the address that worked last, and of those that failed since
+WORKED, SILENT = -1, 1  # of the address that worked last, and of those that failed since
 SMALL_SEGMENT = 1024  # bytes; with headers such a packet passes all IPv6 networks and most tunnels
 
 Resolved = tuple[int, int, int, str, Any]
@@ -92,7 +92,7 @@ class Addresses:
     def resolve(self, within: float = math.inf) -> list[Resolved] | None:
         """Look up the addresses, and return them in the order to try them; raise `OSError` if there are none.
 
-        Return None after a second, or `within`: ask again. A later answer of the name server is for the next attempt.
+        Return None after a second, or `within`: ask again.
         """
         if not self.literal and time.monotonic() >= self._holds_until:
             looking, wait = self._looking, not self._has_worked
@@ -121,7 +121,7 @@ class Addresses:
             self._problem = error
 
     def _look_up(self, flags: int = 0) -> None:
-        # As bytes if ASCII: for text Python loads its IDNA tables, which takes longer than connecting.
+        # As bytes if ASCII: for text Python loads its IDNA tables, which takes long.
         host = self.host.encode() if self.host.isascii() else self.host
         found = socket.getaddrinfo(host, self.port, type=socket.SOCK_STREAM, flags=flags)
         if not found:
@@ -139,7 +139,7 @@ class Addresses:
     def did_not_work(self, addresses: Iterable[Any]) -> None:
         """Note that these failed, or had not answered by the end of the race."""
         self._standing.update(dict.fromkeys(addresses, SILENT))
-        # Not a generator: closing one early swallows the exception of a signal's handler.
+        # Not a generator: closing one may swallow a handler's exception.
         if {self._standing.get(one[4]) for one in self._resolved} <= {SILENT}:
             self._standing.clear()  # all are equal again
 
@@ -147,7 +147,7 @@ class Addresses:
 class Race:
     """One attempt to connect: non-blocking sockets that connect to the addresses of one host; close it.
 
-    The caller starts the next address when it is time, and passes each of `connecting` that is writable to `won`.
+    Start the next address when it is time, and pass each of `connecting` that is writable to `won`.
     """
 
     def __init__(self, addresses: Addresses, order: Iterable[Resolved]) -> None:

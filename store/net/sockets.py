@@ -45,7 +45,7 @@ SIOCOUTQNSD = 0x894B  # <linux/sockios.h>: the bytes in a socket's queue that we
 TCP_INFO_PROBES = 3  # <linux/tcp.h>: the byte of tcp_info that counts unanswered probes
 SO_MEMINFO = 55  # <asm-generic/socket.h>: a socket's memory, as several numbers ...
 MEMINFO_BYTES = 4  # ... of which the first is that of received data
-PROBES_ANSWERED = 1  # so many may be unanswered for a moment, though the peer is there
+PROBES_ANSWERED = 1  # may be unanswered for a moment, though the peer is there
 PASSED_ON = sys.platform == "linux"  # accepted connections inherit their listener's options
 SYSTEM_TELLS = sys.platform == "linux"  # how much sent data it holds
 LISTEN_ATTEMPTS = 5  # to find one port that is free on several addresses
@@ -66,7 +66,7 @@ CALLED = frozenset(
 
 
 def raised_by_handler(error: BaseException | None) -> bool:
-    """Return True if a signal's handler raised this error: its code is of no package called here."""
+    """Return True if a signal's handler raised this error: no package called here did."""
     if error is None or threading.current_thread() is not threading.main_thread():  # where handlers run
         return False
     trace = error.__traceback__
@@ -104,10 +104,7 @@ def outstanding(sock: Any, buffered: int = 0) -> tuple[int, bool, bool]:
 
 
 def _queued_bytes(sock: Any) -> tuple[int, int]:
-    """Return the bytes sent and not acknowledged, and the bytes not sent yet.
-
-    If the peer does not answer probes the network is broken: then unsent bytes count as sent.
-    """
+    """Return the bytes sent and not acknowledged, and those not sent: the former, if probes get no answer."""
     held = unsent = 0
     with SystemErrorsSuppressed(OSError, ValueError):  # closed, or the system is not Linux
         held, unsent = (
@@ -129,7 +126,7 @@ def _unanswered_probes(sock: Any) -> int:
 
 
 def _holds_unreadable(sock: Any) -> bool:
-    """Return True if received data cannot be read, since earlier data was lost: for ever, if large packets are."""
+    """Return True if received data cannot be read, since earlier data was lost."""
     held = b""
     with SystemErrorsSuppressed(OSError, ValueError):  # closed
         held = sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO_BYTES)
@@ -184,7 +181,7 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
 
 
 def _bound(family: int, address: tuple[Any, ...]) -> socket.socket | None:
-    """Return a listening socket, or None if this machine lacks the address or its family."""
+    """Return a listening socket, or None without such an address here."""
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError:
@@ -195,7 +192,7 @@ def _bound(family: int, address: tuple[Any, ...]) -> socket.socket | None:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # or "::" would take the port from "0.0.0.0"
         sock.setblocking(False)
         sock.bind(address)
-        # Several sockets may bind one port until one listens; uvloop would not report the failure.
+        # Several sockets may bind one port until one listens.
         sock.listen()
     except OSError as error:
         sock.close()
@@ -227,7 +224,7 @@ _limit_before = (0, 0)
 
 @contextlib.contextmanager
 def raised_file_limit() -> Iterator[int]:
-    """Raise the limit of open files; the last user restores it, unless more files are open."""
+    """Raise the limit of open files; the last user restores it, unless more are open."""
     global _limit_users, _limit_before
     if not _limit_users:
         _limit_before = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -32,7 +32,7 @@ EARLY = 0.01  # seconds by which a timer may be early
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A place in the store, held until its lease ends. `token` is higher than that of every earlier holder."""
+    """A place in the store, held until its lease ends. Each `token` is higher than earlier ones."""
 
     key: str
     token: int
@@ -45,7 +45,7 @@ class Held:
 
 
 class _Asking:
-    """Asks the store for one recipe within a timeout. `late` is the error if the place was taken all the time."""
+    """Asks the store for one recipe within a timeout. `late`: the error if the place was taken."""
 
     def __init__(self, store: Calls, name: str, timeout: float | None = None, late: str = "") -> None:
         if name == "":
@@ -189,7 +189,7 @@ async def leaders(store: Calls, name: str) -> AsyncIterator[bytes | None]:
 async def _place(
     store: Calls, name: str, late: str, kind: str, value: bytes, ttl: float, terms: LeaseTerms, *, bell: bool = False
 ) -> AsyncIterator[Held]:
-    """Hold a place in a line, on its own lease, from the moment it is first until the block ends."""
+    """Hold a place in a line, on its own lease, while it is first."""
     ask = _Asking(store, name, terms.pop("timeout", None), late)
     _check(isinstance(value, bytes | bytearray | memoryview), name, "value", value, "bytes")
     for what, seconds in {"ttl": ttl, **terms}.items():
@@ -210,7 +210,7 @@ async def _place(
 
 
 async def _stand_in_line(ask: _Asking, kind: str, lease: LeaseLike, value: bytes) -> Held:
-    """Take a place in a line. Wait until earlier places are gone: for readers (`r`) writers only, else all."""
+    """Take a place in a line. Wait until earlier places are gone; readers (`r`) wait for writers only."""
     prefix = f"{ask.name}/line/"
     key = f"{prefix}{kind}{lease.id:016x}"
     taken = (await ask(CompareAndSet(key=key, value=value, expected_revision=0, lease=lease.id))).entry
@@ -226,12 +226,11 @@ async def _stand_in_line(ask: _Asking, kind: str, lease: LeaseLike, value: bytes
         if not in_the_way:
             return held
         ask.taken()
-        # Wait for the last of them only: each leave wakes one waiter.
+        # Wait for the last of them: each leave wakes one waiter.
         await ask.until_changed([held.fence, _as_it_is(in_the_way[-1])])
 
 
 async def _first_in_line(ask: _Asking) -> Entry | None:
-    """Return the first place in the line, with its value."""
     while line := await ask.keys(f"{ask.name}/line/"):
         first = min(line, key=lambda entry: entry.create_revision)
         entry = await ask.entry(first.key)
@@ -241,12 +240,11 @@ async def _first_in_line(ask: _Asking) -> Entry | None:
 
 
 async def _leader_changed(ask: _Asking, known: Entry | None) -> Entry | None:
-    """Wait until the leader is another than the known one, or none."""
     if known is not None:
         await ask.until_changed([_as_it_is(known)])
         return await _first_in_line(ask)
     while True:
-        # Without a leader the next key is unknown, so wait for the bell that each candidate rings.
+        # The next key is unknown, so wait for the bell of the next candidate.
         bell = await ask.entry(f"{ask.name}/bell")
         current = await _first_in_line(ask)  # a candidate may have come between the two reads
         if current is not None:
