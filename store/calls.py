@@ -364,7 +364,7 @@ class Calls(ABC):
 
     @property
     def failure(self) -> StoreError | None:
-        """Why this client is unusable, if it is."""
+        """The reason that made this client unusable, if it is."""
         return None
 
     def on_connection(self, callback: Callable[[bool], None]) -> None:  # noqa: B027  not all stores know

@@ -69,7 +69,7 @@ class Belief:
 
     @property
     def until(self) -> float:
-        """When the lease may be gone."""
+        """The time at which the lease may be gone."""
         return min(self.renewed_at + self.ttl, self.cut_at + self.away_ttl)
 
     def heard(self, cut_at: float) -> None:
@@ -211,7 +211,7 @@ class HeldLease:
 
     @property
     def ours_until(self) -> float:
-        """When it may be gone, on the client's clock."""
+        """The time at which it may be gone, on the client's clock."""
         return self._belief.until
 
     def heard(self, cut_at: float) -> None:
@@ -403,7 +403,7 @@ class _Keeper:
 
     @property
     def lost(self) -> str | None:
-        """Why the lease is lost, or None; also while the thread waits."""
+        """The reason of its loss, or None; also while the thread waits."""
         if self._lost is None and not self.left.is_set():
             self._lost = self.belief.lost(self._store.time())
         return self._lost
@@ -484,7 +484,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
 
     @property
     def lost(self) -> str | None:
-        """Why the lease is lost, or None."""
+        """The reason of its loss, or None."""
         return self._keeper.lost
 
     def check(self) -> None:

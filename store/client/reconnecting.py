@@ -337,7 +337,7 @@ class Reconnecting(ABC):
 
     @property
     def failure(self) -> StoreError | None:
-        """Why this client is unusable, if it is: the store was replaced, or rejected it."""
+        """The reason that made this client unusable, if it is: the store was replaced, or rejected it."""
         return self._failed
 
     def on_connection(self, callback: Callable[[bool], None]) -> None:

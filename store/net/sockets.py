@@ -104,7 +104,7 @@ def outstanding(sock: Any, buffered: int = 0) -> tuple[int, bool, bool]:
 
 
 def _queued_bytes(sock: Any) -> tuple[int, int]:
-    """Return the bytes sent and not acknowledged, and those not sent: the former, if probes get no answer."""
+    """Return the bytes not acknowledged, and those not sent. Without answers to probes all count as the former."""
     held = unsent = 0
     with SystemErrorsSuppressed(OSError, ValueError):  # closed, or the system is not Linux
         held, unsent = (
