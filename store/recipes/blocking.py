@@ -39,9 +39,9 @@ read_lock = _block(awaited.read_lock)
 leadership = _block(awaited.leadership)
 
 
-def leader(store: BlockingCalls, name: str) -> bytes | None:
+def leader(store: BlockingCalls, name: str, *, timeout: float | None = None) -> bytes | None:
     """Return the value of an election's leader, or None without a leader."""
-    return finished(awaited.leader(AtOnce(store), name))
+    return finished(awaited.leader(AtOnce(store), name, timeout=timeout))
 
 
 def leaders(store: BlockingCalls, name: str) -> Iterator[bytes | None]:

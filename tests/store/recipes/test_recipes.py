@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -273,3 +274,11 @@ def test_each_recipe_has_a_blocking_twin(url: str, name: str) -> None:
         assert next(leaders) is recipes.leader(client, f"{name}-led") is None
         with recipes.leadership(client, f"{name}-led", b"me"):
             assert next(leaders) == recipes.leader(client, f"{name}-led") == b"me"
+
+
+@pytest.mark.parametrize("recipe", ["leader", "leaders", "leadership", "lock", "read_lock", "write_lock"])
+def test_a_blocking_twin_takes_the_same_arguments(recipe: str) -> None:
+    awaited, blocking = (inspect.signature(getattr(one.recipes, recipe)) for one in (store, store.sync))
+    assert [str(each).partition(":")[0] for each in list(awaited.parameters.values())[1:]] == [
+        str(each).partition(":")[0] for each in list(blocking.parameters.values())[1:]
+    ]
