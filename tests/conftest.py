@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import random
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, settings
 
 from store.server.conversations import SLOW_LINE
-from tests.support.seeds import FRESH
+from tests.support.seeds import EVERYTHING, FRESH
 from tests.support.virtual_time import VirtualTimeLoop
 
 if TYPE_CHECKING:
@@ -60,3 +61,22 @@ def pytest_configure() -> None:
 def pytest_report_header() -> str:
     """Name the seed, so that what it brings to light can be run again."""
     return f"fresh seed: {FRESH} (RDZV_TEST_SEED={FRESH} runs it again)"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep some cases of each large table, the same in every worker."""
+    if EVERYTHING:
+        return
+    tables: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("some_of") is not None:
+            tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out: set[pytest.Item] = set()
+    for name, cases in tables.items():
+        marker = cases[0].get_closest_marker("some_of")
+        assert marker is not None
+        kept = random.Random(f"{FRESH} {name}").sample(cases, min(marker.args[0], len(cases)))
+        left_out.update(case for case in cases if case not in kept)
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]

@@ -23,7 +23,7 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import anyio
 
@@ -258,6 +258,8 @@ class Wish:
     `timeout`, Slurm and supervisors send pairs, to a process and then to its group.
     """
 
+    heeded: ClassVar[bool] = False  # this process was told to end
+
     def __init__(self) -> None:
         self._number = 0
         self._at = -math.inf
@@ -272,13 +274,20 @@ class Wish:
         is_new = self.may_be_new(number)
         if is_new:
             self._number, self._at = number, time.monotonic()
+            Wish.heeded = Wish.heeded or number in ENDING
         return is_new
 
 
 async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> int:
     if threading.current_thread() is threading.main_thread():
         _end_by_ctrl_c()
-    return await _run(command, options)
+    try:
+        return await _run(command, options)
+    finally:
+        if Wish.heeded:  # the loop takes its handlers along: then the second signal of a pair would kill this process
+            for number in ENDING:
+                asyncio.get_running_loop().remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)
 
 
 async def _run(command: Command, options: argparse.Namespace) -> int:

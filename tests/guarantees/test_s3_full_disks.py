@@ -90,6 +90,7 @@ async def fill(client: store.Client, size: int) -> list[str]:
             return stored
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize(
     ("kind", "size", "read"),
     [

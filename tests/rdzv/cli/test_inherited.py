@@ -150,6 +150,7 @@ def test_a_warning_and_an_order_to_end_are_two_wishes() -> None:
     assert wish.is_new(signal.SIGTERM)
 
 
+@pytest.mark.some_of(6)
 @pytest.mark.parametrize("flags", [(), ("--drain-on", "TERM")], ids=["stop", "drain"])
 @pytest.mark.parametrize("second", ENDING)
 @pytest.mark.parametrize("pause", [0.0, 0.004, 0.3])
@@ -169,6 +170,7 @@ async def test_a_pair_of_signals_leaves_a_process_the_time_to_save(
         assert await child.wait() in ends
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("second", ENDING)
 async def test_a_signal_that_comes_again_later_ends_a_launcher_at_once(second: signal.Signals) -> None:
     async with launched(

@@ -139,6 +139,7 @@ def test_a_dead_connection_is_replaced_however_many_signals_come(
 # ------------------------------------------------------------------------------------------ what handlers raise
 
 
+@pytest.mark.some_of(2)
 @tears
 @pytest.mark.parametrize("kind", RAISED)
 def test_what_a_handler_raises_gets_out_wherever_it_is_raised(kind: type[BaseException], server: Server) -> None:

@@ -130,6 +130,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return top
 
 
+@pytest.mark.some_of(8)
 @pytest.mark.parametrize(("command", "where", "trouble"), SAID)
 def test_each_command_names_what_hinders_it_on_either_side(
     tmp_path: Path, whole: Path, command: str, where: str, trouble: str
@@ -156,6 +157,7 @@ def test_each_command_names_what_hinders_it_on_either_side(
     assert len(copies.check(tmp_path / "data").saved.entries) == 1000, "and all is as it was"
 
 
+@pytest.mark.some_of(4)
 @pytest.mark.parametrize("files", [10, 13, 16, 18, 20, 23])
 @pytest.mark.parametrize("command", ["check", "backup", "restore", "serve"])
 def test_too_few_descriptors_are_no_damage(tmp_path: Path, whole: Path, command: str, files: int) -> None:
@@ -191,6 +193,7 @@ except StoreUsageError as error:
 """
 
 
+@pytest.mark.some_of(3)
 @pytest.mark.skipif(os.geteuid() != 0, reason="skipped, only root becomes another user")
 @pytest.mark.parametrize("command", ["check", "backup", "restore", "serve"])
 @pytest.mark.parametrize("mode", [0o700, 0o711])

@@ -33,6 +33,7 @@ RECIPES: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.some_of(20)
 @virtual_time
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 @pytest.mark.parametrize("timeout", [0.0, 0.5, 3.0])
@@ -80,6 +81,7 @@ async def test_a_free_lock_is_had_without_a_wait_whatever_the_round_trip(
             pass
 
 
+@pytest.mark.some_of(3)
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 @pytest.mark.parametrize("timeout", [0.0, 1.0])
 async def test_a_timeout_bounds_the_blocking_twin_too(recipe: Callable[..., Any], timeout: float) -> None:

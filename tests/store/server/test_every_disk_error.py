@@ -108,6 +108,7 @@ WRITES: dict[str, Callable[[store.Client], Awaitable[None]]] = {
 }
 
 
+@pytest.mark.some_of(16)
 @pytest.mark.parametrize("places", [{"begin": 1}, {"end": 2}, {"begin": 3, "log": 2, "probe": 2}])
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("error", ERRORS)
