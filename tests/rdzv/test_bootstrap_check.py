@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 import pytest
 
+import store
 from rdzv.bootstrap_check import Verdict, judge
+from tests.support.processes import start_python
 
 
 @pytest.mark.parametrize(
@@ -34,3 +39,34 @@ def test_of_two_the_second_is_left_out_once_each_has_been_rank_0() -> None:
 def test_a_verdict_travels() -> None:
     verdict = judge("n3 did not come", [3], size=4, needed=2, again=False)
     assert Verdict.unpack(verdict.pack()) == verdict
+
+
+MEMBER = """
+import logging, sys, rdzv
+logging.basicConfig(level="INFO")
+with rdzv.sync.connect(sys.argv[1], node_id=sys.argv[2]) as handler:
+    while True:
+        info = handler.next_rendezvous()
+        print("a round of", info.world_size, flush=True)
+        with handler.changes() as changes:
+            for change in changes:
+                if not isinstance(change, rdzv.NodesWaiting) or change.count:
+                    break
+"""
+PARAMETERS = "min_nodes=2&max_nodes=4&bootstrap_check=1&ttl=15&last_call_timeout=2&rank_order=name&is_host=0"
+PAUSED = 6.0  # seconds: more than the check lasts, and less than `ttl`
+
+
+async def test_a_member_that_is_paused_during_the_check_is_not_left_out_afterwards() -> None:
+    """It was taken for a node that does not reach rank 0, and waited for as long as the others were at work."""
+    async with store.serve() as server, contextlib.AsyncExitStack() as stack:
+        url = f"{server.url}/job?{PARAMETERS}"
+        members = [await stack.enter_async_context(start_python("-c", MEMBER, url, name)) for name in "abc"]
+        await asyncio.gather(*(member.says("last call, ") for member in members))
+        members[2].stop()
+        await members[0].says("round 0 is complete with 3 nodes", timeout=10)
+        await asyncio.sleep(PAUSED)
+        members[2].resume()
+        for member in members:
+            await member.line("a round of 3", timeout=30)
+        await members[2].says("(rank 2): this process was paused, or too busy, while rank 0 listened")

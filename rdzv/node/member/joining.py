@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from rdzv.bootstrap_check import Verdict, check_the_way, judge
+from rdzv.bootstrap_check import WITHIN, Verdict, check_the_way, judge
 from rdzv.core.absent import named
 from rdzv.core.decision import JoinClock, Me, Parked, Refused, follow
 from rdzv.core.round import Participant, Round
@@ -48,6 +48,9 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 NAMES_WITHIN = 2.0  # seconds to read the names of ranks; else the ranks are named
 HEARD_WITHIN = 4.0  # seconds to hear rank 0's verdict on a round: rank 0 first listens for a while
+HEAR_AFTER = 1.0  # seconds; most checks are over by then, and need no verdict
+TICK = 0.25  # seconds; a process that is paused for longer counts one
+TRIED_LEAST = WITHIN / 2  # seconds of attempts before the verdict, for which a node counts as cut off from rank 0
 CUT_OFF_MOST = 8  # addresses of unreached rank 0s that a node remembers
 TRY_AGAIN_AFTER = 1.0  # seconds, or as soon as the connection is back
 
@@ -70,6 +73,7 @@ class Joining:
         self._link = link
         self._clock = clock
         self._recording = Recording(part, link, clock)
+        self._tried = 0.0  # seconds of attempts to reach rank 0 in the last check, without those in which it was paused
         self._me = self._new_me(was_member=False)
 
     def _new_me(self, *, was_member: bool, left_out: str = "") -> Me:
@@ -94,7 +98,8 @@ class Joining:
                 if verdict is None:
                     part.unreached, part.cut_off, part.given_up = False, (), ""
                     return membership
-                is_left_out = membership.rank in verdict.left_out
+                # A process that was paused meanwhile has not tried, so it may reach rank 0 in the next round.
+                is_left_out = membership.rank in verdict.left_out and self._tried >= TRIED_LEAST
                 part.unreached = membership.rank == 0 and not verdict.left_out
                 if is_left_out:
                     part.cut_off = (*part.cut_off, membership.round.host)[-CUT_OFF_MOST:]
@@ -260,11 +265,34 @@ class Joining:
                     found |= {one.rank: named(one.node_id, one.address) for one in Participant.unpack_all(entry.value)}
             return [f"{found[rank]}, rank {rank}," if rank in found else f"rank {rank}" for rank in ranks]
 
-        problem, missing = await check_the_way(round, rank, names_of)
+        key = part.keys.reached(round.number, round.term)
+        heard: list[Verdict] = []
+        self._tried = 0.0
+
+        async def tick() -> None:
+            while not heard:
+                await anyio.sleep(TICK)
+                self._tried += TICK
+
+        async def hear() -> None:
+            """Stop late attempts once rank 0 has given its verdict: it does not listen any more."""
+            await anyio.sleep(HEAR_AFTER)
+            with contextlib.suppress(StoreError, RendezvousStateError):
+                (entry,) = await link.store.wait([key], timeout=WITHIN + HEARD_WITHIN)
+                heard.append(Verdict.unpack(entry.value))
+                if self._tried < TRIED_LEAST:
+                    trying.cancel_scope.cancel()
+
+        problem, missing = "this process was paused, or too busy, while rank 0 listened", list[int]()
+        async with anyio.create_task_group() as trying:
+            trying.start_soon(tick)
+            if rank:
+                trying.start_soon(hear)
+            problem, missing = await check_the_way(round, rank, names_of)
+            trying.cancel_scope.cancel()
         if not problem:
             return None
         problem = f"node {part.node_id} (rank {rank}): {problem}"
-        key = part.keys.reached(round.number, round.term)
         verdict = Verdict(why=problem)
         # Without rank 0's answer, another node becomes rank 0 of the next round.
         with anyio.move_on_after(HEARD_WITHIN), contextlib.suppress(StoreError, RendezvousStateError):
@@ -276,6 +304,8 @@ class Joining:
                 result = await link.store.transact(when=(unchanged,), then=(Put(key, said.pack(), lease=lease.id),))
                 return said if result.succeeded else verdict
             log.warning("run %s: %s", part.keys.run_id, problem)
+            if heard:
+                return heard[0]
             (entry,) = await link.store.wait([key])
             verdict = Verdict.unpack(entry.value)
         return verdict
