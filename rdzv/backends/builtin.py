@@ -24,7 +24,7 @@ from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 from rdzv.node.handler import Handler
 from rdzv.node.link.loops import NodeThread
 from rdzv.node.node import Node
-from store import Client
+from store import Client, StoreError
 from store.net.address import Address
 from store.net.dialing import TcpDial
 
@@ -213,8 +213,13 @@ class _WayToTcp:
             await self._host_if_called_for()
         client = self.client(self._settings.join_timeout, rng=self._rng)
         # Not before: others may wait for the store that this node hosts.
-        async with self.node.loop.turn():
-            connected = await client.__aenter__()
+        try:
+            async with self.node.loop.turn():
+                connected = await client.__aenter__()
+        except StoreError as error:
+            if self._hosting is not None and self._hosting.problem:
+                error.args = (f"{error}; {self._hosting.problem}", *error.args[1:])
+            raise
         self._of_node = client
         if self._hosting is not None:
             self._hosting.settle()

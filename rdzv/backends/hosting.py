@@ -57,6 +57,7 @@ __all__ = ["HostedStore", "Hosting", "host_if_called_for"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
+SAY_TAKEN_AFTER: Final = 1.0  # seconds; a store of this machine that is just starting listens sooner
 TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds, drawn each time: all other nodes wait for the host
 LOOK_AGAIN_AFTER: Final = 2.0  # seconds, while other clients use a store whose own node is done ...
 ENDING_TTL: Final = 10.0  # ... and after each check newcomers are rejected for this long: a check may be late
@@ -179,6 +180,7 @@ class Hosting:
         self._task: asyncio.Task[HostedStore | None] | None = None
         self._asked = asyncio.Event()  # at least once
         self._settled = asyncio.Event()
+        self.problem: str = ""  # why no store starts here, if another process has had the port for a while
 
     async def begin(self) -> None:
         """Start the store at the first call if this process should; raise an error if it cannot or must not.
@@ -227,6 +229,7 @@ class Hosting:
                 await self._host.aclose(lambda: self._open_client(MEETS_WITHIN))
 
     async def _start(self) -> HostedStore | None:
+        say_at = anyio.current_time() + SAY_TAKEN_AFTER
         while True:
             try:
                 host = await in_thread(lambda: host_if_called_for(self._settings, self._credentials))
@@ -242,6 +245,9 @@ class Hosting:
                     log.error("%s", error)  # noqa: TRY400  callers wait on; the log has the reason
                     return None
                 log.debug("%s; looking again in a moment", error)
+                if type(error) is PortTakenError and not self.problem and anyio.current_time() >= say_at:
+                    self.problem = f"{error}; the process that has that port does not answer as a store"
+                    log.warning("%s", self.problem)
             finally:
                 # No await between this and the end of the task: `begin` must find it done.
                 asyncio.get_running_loop().call_soon(self._asked.set)

@@ -108,7 +108,7 @@ class Handler(Known, RendezvousHandler):
         joining: Call[Membership] | None = None
         try:
             joining = self.start(node.next_rendezvous(ticket, self._health_check(node)))
-            return self._info(_wait_for(joining))
+            return self._info(result_of(joining))
         except BaseException:
             # A signal handler may raise before, during or after the call; the node knows which. A failed call is
             # undone.
@@ -187,7 +187,7 @@ class Handler(Known, RendezvousHandler):
         except BaseException:
             self._begin_to_close()  # a signal handler raised just then; closing twice does no harm
             raise
-        _wait_for(closing)
+        result_of(closing)
 
     def _begin_to_close(self) -> Call[None]:
         closing = self._loop.start((self.node or self._inner).aclose())
@@ -198,7 +198,7 @@ class Handler(Known, RendezvousHandler):
         """Run work in the node's loop and wait for it. An interrupt ends the wait, not necessarily the work."""
         call = self.start(cast("Coroutine[Any, Any, T]", work))
         try:
-            return _wait_for(call)
+            return result_of(call)
         except BaseException:
             if not see_to_its_end:
                 call.cancel()  # no effect on a call that is over
@@ -280,8 +280,3 @@ class BlockingChanges:
         change = self._taken[0] if self._taken else None
         del self._taken[:1]  # no call from here on: the interpreter runs no signal handler before the caller has it
         return change
-
-
-def _wait_for(call: Call[T]) -> T:
-    call.over.wait(None)
-    return result_of(call)

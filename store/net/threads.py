@@ -18,6 +18,7 @@ import importlib.util
 import threading
 import time
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
@@ -162,13 +163,15 @@ class Call(Generic[T]):
 
     def wait(self, timeout: float | None = None) -> T:
         """Block until it is over, and return its result; raise `TimeoutError` after `timeout` seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self.over.wait(LOOK if deadline is None else min(max(deadline - time.monotonic(), 0.0), LOOK)):
-            if self._there.is_closed():  # it ended before this began
-                raise asyncio.CancelledError
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"not over after {timeout:g} s")
+        if not self.over.wait(timeout):
+            raise TimeoutError(f"not over after {timeout:g} s")
         return self.result()
+
+    def abandon(self) -> None:
+        """Let it be over, cancelled, if it did not begin before its loop closed."""
+        if self._task is None:
+            self._work.close()
+        self.over.set()
 
     def cancel(self) -> None:
         """Cancel it, if it is not over."""
@@ -186,7 +189,8 @@ class Call(Generic[T]):
 
     def result(self) -> T:
         """Return its result, once it is over; `CancelledError` if it was cancelled."""
-        assert self._task is not None, "it is asked for once it is over"
+        if self._task is None:
+            raise asyncio.CancelledError
         return self._task.result()
 
 
@@ -205,6 +209,7 @@ class LoopThread:
         self._last = last
         self._ready = Flag()
         self._failure: Exception | None = None
+        self._calls: set[Call[Any]] = set()  # those that are not over
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         try:
             # A signal can interrupt `Thread.start`, which waits: call it in a thread without signals.
@@ -238,6 +243,8 @@ class LoopThread:
         finally:
             # A reference in `_running` keeps the thread and its loop: 300 kB.
             _running.pop(self._thread, None)
+            for call in tuple(self._calls):
+                call.abandon()
 
     async def _serve(self) -> None:
         try:
@@ -248,7 +255,12 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T]) -> Call[T]:
         """Start a coroutine there; raise `RuntimeError` if the thread has ended."""
-        return Call(work, self._loop)
+        call = Call(work, self._loop)
+        self._calls.add(call)
+        call.over.call(partial(self._calls.discard, call))
+        if self.has_ended:
+            call.abandon()
+        return call
 
     @property
     def has_ended(self) -> bool:

@@ -29,9 +29,9 @@ TURN_MOST = 5.0  # seconds that a node, perhaps waiting for an absent store, may
 
 
 def result_of(call: Call[T]) -> T:
-    """Return the result of a call that is over; raise RendezvousStateError if its loop has ended and cancelled it."""
+    """Return the result of a call once it is over; raise RendezvousStateError if its loop has ended without it."""
     try:
-        return call.result()
+        return call.wait()
     except asyncio.CancelledError:
         raise RendezvousStateError("the node thread has ended, with the process") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+import re
 import socket
 import threading
 import time
@@ -267,6 +268,21 @@ async def test_who_is_to_host_and_finds_the_port_taken_later_says_so(
             await asyncio.sleep(0.01)
         await hosting.aclose()
         assert not hosting.hosts
+
+
+@pytest.mark.parametrize("more", ["", "&is_host=1"])
+async def test_a_port_that_a_process_holds_and_does_not_listen_at_is_said_to_be_taken(
+    more: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log and the error said that nobody listened there, and not why this node did not."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        taken = f"the store cannot be started on 127.0.0.1:{port}: .*already in use.* does not answer as a store"
+        with pytest.raises(RendezvousConnectionError, match=f"nobody listens there; .*{taken}"):
+            async with rdzv.connect(f"tcp://127.0.0.1:{port}/job?min_nodes=1&join_timeout=3{more}"):
+                pass
+    assert len([one for one in caplog.messages if re.search(taken, one)]) == 1
 
 
 async def test_a_node_that_has_found_the_store_elsewhere_starts_none_later(

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+import rdzv
 import store
+from rdzv.node.link.loops import result_of
 from store.net import threads
 from tests.support.interrupts import tears, torn
 from tests.support.processes import require, start_python
@@ -206,6 +208,33 @@ def test_a_wait_for_another_thread_gives_its_result_or_its_error_or_says_that_ti
     ours.stop(within=60)
     with pytest.raises(asyncio.CancelledError):
         endless.wait()
+
+
+@pytest.mark.parametrize("how", ["wait", "awaited", "of a node"])
+def test_a_call_that_comes_as_the_loop_closes_is_cancelled(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller waited for ever for a call that the loop had taken and did not begin."""
+    calls: list[threads.Call[str]] = []
+
+    class Closing(asyncio.SelectorEventLoop):
+        def close(self) -> None:
+            if not calls:
+                calls.append(ours.run(thread_name()))
+            super().close()
+
+    async def wait_for(call: threads.Call[str]) -> str:
+        async with asyncio.timeout(10):
+            return await call
+
+    monkeypatch.setattr(threads, "loop_factory", lambda: Closing)
+    ours = threads.LoopThread("other")
+    ours.stop(within=60)
+    (call,) = calls
+    if how == "of a node":
+        with pytest.raises(rdzv.RendezvousStateError, match="has ended"):
+            result_of(call)
+    else:
+        with pytest.raises(asyncio.CancelledError):
+            call.wait(10) if how == "wait" else asyncio.run(wait_for(call))
 
 
 def all_end(name: str) -> bool:
