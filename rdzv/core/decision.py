@@ -205,7 +205,7 @@ def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Sto
         round.number,
         head.stop,
         why=why_to_stop(progress, head, live=view.live),
-        for_newcomers=not (head.closed or head.drains or len(view.live) > progress.capacity),
+        for_newcomers=not (head.closed or progress.draining or len(view.live) > progress.capacity),
         closing=head.closed is not None,
         members=[node_id for node_id in view.live if view.record(node_id).progress is not None],
         some_have_gone=bool(view.departed_count or view.lost_count),

@@ -188,7 +188,9 @@ class Follower:
             return {field: there}
 
         def leaving() -> Leaving:
-            drain = Drain.unpack(value)
+            drain, known = Drain.unpack(value), self.head.drains.get(key.removeprefix(keys.drains))
+            if known is not None and known.revision == revision:
+                return known  # read again by a watch that was reset
             return Leaving(until=now + drain.within, reason=drain.reason, revision=revision)
 
         if key == keys.coordinator:

@@ -1,8 +1,8 @@
 """Shell: one run in a store, for its controllers: a node, or an operator who does not join.
 
 It needs only the store and the run's keys. A node's own writes (arriving, leaving) are in `member`. A ban is a key
-under the head, so that every node learns of it; a node's arrival is conditional on no such ban. A drain is on the
-leaving node's lease, so that it goes with the node.
+under the head, so that every node learns of it; a node's arrival is conditional on no such ban. A drain is on a
+lease of its own: it outlives a lapse of the node, and the lease tells its age.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rdzv.errors import RendezvousClosedError, RendezvousStateError
 from rdzv.node.run.beats import read_hour
 from rdzv.node.run.lease import is_too_long, take_run_lease
 from rdzv.node.run.names import attribute_ban, check_node_id
-from rdzv.node.run.status import find_member, read_history, read_nodes, read_run, run_ids
+from rdzv.node.run.status import drain_ttl, find_member, read_history, read_nodes, read_run, run_ids
 from store import ConditionFailed, Delete, Entry, Get, LimitExceeded, Put, when
 from store.net.tasks import cancel_and_wait
 from store.printable import first_of
@@ -79,12 +79,13 @@ class Run:
             RendezvousStateError: No such node is in the run.
         """
         check_node_id(who)
-        drain = Drain(within=WITHIN.read(within), reason=reason)
+        drain, lease = Drain(within=WITHIN.read(within), reason=reason), None
         while True:
             record = await self.store.get(self.keys.node(who))
             if record is None:
                 raise RendezvousStateError(f"no node {who} is in run {self.run_id}; `rdzv status` names those that are")
-            put = Put(self.keys.drains + who, drain.pack(), lease=record.lease)
+            lease = lease or await self.store.grant(drain_ttl(self.store, drain.within))
+            put = Put(self.keys.drains + who, drain.pack(), lease=lease.id)
             # The node may have gone meanwhile, and another process of its name must not be drained.
             unchanged = when.mod_revision(record.key) == record.mod_revision
             if (await self.store.transact(when=(unchanged,), then=(put,))).succeeded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from rdzv.core.keys import Keys
 from rdzv.core.report import RunStatus, closing_of
 from rdzv.core.round import Member, Participant, Round, bucket_of
 from rdzv.core.state import WITH, Ban, Head, NodeRecord, Phase, unpack_settings
+from rdzv.core.stopping import Drain
 from rdzv.core.stored import pass_over
 from rdzv.core.stuck.accusing import SOMEBODY, Accusation
 from rdzv.core.stuck.pace import StepOf
@@ -20,7 +22,7 @@ from rdzv.node.run.beats import read_beats
 from store import Lease, LeaseNotFound, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from rdzv.core.stopping import Resized
     from store import Entry, KeyGroup, Store
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "count_by_run",
     "count_keys",
+    "drain_ttl",
     "find_member",
     "participant_of",
     "read_account",
@@ -40,6 +43,8 @@ __all__ = [
     "reason_of",
     "run_ids",
 ]
+
+DRAIN_KEPT = 60.0  # seconds beyond its end: a node that has lapsed may come again, and must still leave
 
 
 async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tuple[RunStatus, History]:
@@ -114,10 +119,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tupl
         waited=absent.waited,
         since=since,
         addresses={**{one.node_id: one.address for one in absent.missing if one.address}, **addresses},
-        draining={
-            node_id: (max(leaving.until - store.time(), 0.0), leaving.reason)
-            for node_id, leaving in head.drains.items()
-        },
+        draining=await _drains(store, keys, addresses),
         resized=_resized(head),
         accused=tuple(
             sorted(
@@ -188,6 +190,23 @@ async def _bans(store: Store, keys: Keys) -> dict[str, Ban]:
             ban = ban.replace(left=left)
         bans[entry.key.removeprefix(keys.bans)] = ban
     return bans
+
+
+def drain_ttl(store: Store, within: float) -> float:
+    """Return the TTL of a drain's own lease, which tells later observers how long ago the drain was announced."""
+    return min(within + DRAIN_KEPT, store.lease_ttl_max)
+
+
+async def _drains(store: Store, keys: Keys, here: Collection[str]) -> dict[str, tuple[float, str]]:
+    """Return the drains of the nodes that are here: the seconds left, and the reason."""
+    drains = {}
+    for entry in await store.list(keys.drains):
+        node_id, drain = entry.key.removeprefix(keys.drains), Drain.unpack_at(entry.key, entry.value)
+        if drain is not None and node_id in here and entry.lease is not None:
+            with contextlib.suppress(LeaseNotFound):  # it has ended just now
+                left = await Lease(store, id=entry.lease, ttl=0.0).time_to_live()
+                drains[node_id] = max(drain.within - drain_ttl(store, drain.within) + left, 0.0), drain.reason
+    return drains
 
 
 async def read_steps(

@@ -11,6 +11,7 @@ import pytest
 from rdzv.core.report import report
 from rdzv.core.state import NodesLost, Phase
 from rdzv.display.history import timeline
+from rdzv.errors import RendezvousGracefulExitError
 from tests.rdzv.node.test_coordinator import commits_in
 from tests.support.runs import VirtualRun, listen
 from tests.support.virtual_time import now
@@ -159,3 +160,35 @@ async def test_a_coordinator_that_succeeds_reckons_from_the_hour_of_the_one_befo
         _, history, cost, _ = await clocks.ask(run, ahead=0.0)
         assert cost.seconds == pytest.approx(15, abs=2.5), history
         assert all(one.after is not None for one in history.chapters[0].incidents)
+
+
+async def test_a_drain_has_the_seconds_left_that_it_has_whoever_reads_them_and_however_late() -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
+        a, b = await run.met("ab")
+        async with run.looked_at() as steered:
+            await steered.drain("b", within=100.0, reason="a reboot")
+        await asyncio.sleep(40)
+        async with run.looked_at() as seen:
+            left, reason = (await seen.status()).draining["b"]
+        assert (left, reason) == (pytest.approx(60, abs=1), "a reboot")
+        until = b.node.head.drains["b"].until
+        assert until - now() == pytest.approx(60, abs=1)
+        assert (await a.status()).draining["b"][0] == pytest.approx(60, abs=1)
+        run.crash("b")
+        await asyncio.sleep(20)
+        assert (await a.status()).draining == {}, "it is not here any more"
+
+
+async def test_a_drain_is_still_meant_after_the_nodes_lease_has_lapsed() -> None:
+    """The node came back, and was in the next round."""
+    async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1, ttl=5) as run:
+        _, b = await run.met("ab")
+        async with run.looked_at() as steered:
+            await steered.drain("b", within=100.0)
+        await asyncio.sleep(1)
+        run.network.partition("b")
+        await asyncio.sleep(20)
+        run.network.heal()
+        await asyncio.sleep(5)
+        with pytest.raises(RendezvousGracefulExitError, match="is to leave"):
+            await b.next_rendezvous()
