@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.round import Member, Round
     from rdzv.core.state import Ban, Head, LastCoordinator
-    from rdzv.core.stopping import Begun, Stop
+    from rdzv.core.stopping import Begun
     from store.messages import Event
 
 __all__ = ["Answered", "Obstacle", "Picture", "Standstill", "Stuck", "View"]
@@ -217,14 +217,6 @@ class View:
             case Stuck(round=number, arrival=arrival, node_id=node_id, why=why) if number == self.number:
                 if node_id in self.live and self._records[node_id].arrival == arrival:
                     self._stuck.setdefault(node_id, why)
-
-    def expelled(self, node_id: str, why: str) -> None:
-        """Note that a member was expelled; the deletion of its record is folded later."""
-        self.why_lost[node_id] = why
-
-    def asked(self, stop: Stop) -> None:
-        """Note that the members were asked, or told, where to stop."""
-        self.agreement.wrote(stop)
 
     def fold(
         self, event: Event, *, now: float, last_call_timeout: float, bans: Mapping[str, Ban] = MappingProxyType({})

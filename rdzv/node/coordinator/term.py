@@ -212,7 +212,7 @@ class Term:
         revision = await self._office.write(Delete(key), self._put_progress(act.progress), also=there)
         if revision is not None:
             log.warning("run %s: node %s is taken out of the round: %s", self._keys.run_id, act.node_id, act.why)
-            self._view.expelled(act.node_id, act.why)
+            self._view.why_lost[act.node_id] = act.why
             self._learn(told=act.progress, told_at=now)
         return revision
 
@@ -278,7 +278,7 @@ class Term:
         revision = await self._office.write(self._office.put(keys.stop, stop.pack()), also=unchanged)
         if revision is None:
             return None
-        self._view.asked(stop.replace(revision=revision))
+        self._view.agreement.wrote(stop.replace(revision=revision))
         if stop.decided:
             where = "at once" if stop.step is None else f"before step {stop.step}"
             log.info("run %s, round %d: all leave %s: %s", keys.run_id, stop.round, where, stop.why)

@@ -88,7 +88,7 @@ def test_a_report_that_is_not_due_yet_does_not_hold_up_a_question() -> None:
     act = act_of(run, **said)
     assert isinstance(act, Ask)
     assert act.stop.why == "2 nodes waiting to come in"
-    run.view.asked(act.stop.replace(revision=70))
+    run.view.agreement.wrote(act.stop.replace(revision=70))
     wait = act_of(run, **said)
     assert isinstance(wait, Wait)
     assert wait.until == run.now + 0.05
@@ -100,7 +100,7 @@ def test_the_members_are_asked_and_then_told() -> None:
     said = told(run)
     question = act_of(run, **said)
     assert isinstance(question, Ask)
-    run.view.asked(question.stop.replace(revision=70))
+    run.view.agreement.wrote(question.stop.replace(revision=70))
     assert isinstance(act_of(run, **said), Wait), "it is not asked again before the watch brings it"
     run.view.learn(Answered())
     for name, step in (("a", 4), ("b", 5), ("c", None)):
@@ -108,7 +108,7 @@ def test_the_members_are_asked_and_then_told() -> None:
     decision = act_of(run, **said)
     assert isinstance(decision, Ask)
     assert (decision.stop.step, decision.over) == (6, 70)
-    run.view.asked(decision.stop.replace(revision=71))
+    run.view.agreement.wrote(decision.stop.replace(revision=71))
     assert isinstance(act_of(run, **said), Wait)
 
 
@@ -117,7 +117,7 @@ def test_two_members_are_expelled_one_after_the_other_and_neither_loss_is_taken_
     stuck(run, "b", "c")
     said: dict[str, Any] = {}
     while isinstance(act := act_of(run, **said), Expel):
-        run.view.expelled(act.node_id, act.why)
+        run.view.why_lost[act.node_id] = act.why
         said = {"told": act.progress, "told_at": run.now}
         run.die(act.node_id)
         lost.append(act.progress.lost_ids)
