@@ -19,7 +19,8 @@ import store
 import store.sync
 from rdzv.core.state import NodesWaiting
 from rdzv.errors import RendezvousSettingsError, RoundSupersededError
-from rdzv.node.blocking_handler import BlockingChanges, _wait_for
+from rdzv.node.blocking_handler import BlockingChanges
+from rdzv.node.link.loops import result_of
 from store.net.threads import END_WITHIN, LoopThread
 from tests.support.interrupts import tears, torn
 from tests.support.processes import free_port, start_python
@@ -81,7 +82,7 @@ def test_a_poll_that_a_signal_handler_leaves_loses_no_change() -> None:
     def call(work: Any) -> Any:
         under_way = thread.run(work)
         try:
-            return _wait_for(under_way)
+            return result_of(under_way)
         except BaseException:
             under_way.cancel()
             raise

@@ -170,7 +170,8 @@ async def test_a_drain_has_the_seconds_left_that_it_has_whoever_reads_them_and_h
         await asyncio.sleep(40)
         async with run.looked_at() as seen:
             left, reason = (await seen.status()).draining["b"]
-        assert (left, reason) == (pytest.approx(60, abs=1), "a reboot")
+        assert left == pytest.approx(60, abs=1)
+        assert reason == "a reboot"
         until = b.node.head.drains["b"].until
         assert until - now() == pytest.approx(60, abs=1)
         assert (await a.status()).draining["b"][0] == pytest.approx(60, abs=1)
