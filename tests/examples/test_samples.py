@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -41,7 +42,7 @@ def the_one_with(part: str) -> str:
 def test_every_sample_is_run_by_one_of_these_tests() -> None:
     assert any(str(sample.id).startswith("README") for sample in JOINS)
     apart = [str(sample.values[0]) for sample in SAMPLES if sample not in JOINS]
-    assert sorted(apart) == sorted(map(the_one_with, ("--json", "init_process_group")))
+    assert sorted(apart) == sorted(map(the_one_with, ("--json", "init_process_group", "manual_seed(epoch)")))
 
 
 async def test_all_samples_pass_mypy_strict(tmp_path: Path) -> None:
@@ -78,6 +79,15 @@ async def test_a_sample_runs_with_a_second_node_and_until_the_run_is_closed(code
                 await observer.set_closed("the test has seen enough")
         for sample in samples:
             assert await sample.wait(timeout=30) == 0, sample.written()
+
+
+def test_the_rest_of_an_epoch_is_dealt_to_the_members_once_each() -> None:
+    require("torch")
+    sample: dict[str, Any] = {}
+    exec(the_one_with("manual_seed(epoch)"), sample)
+    before = [sample["rest_of_epoch"](100, 7, 0, rank, 4)[:5] for rank in range(4)]  # a step with batches of 5
+    after = [sample["rest_of_epoch"](100, 7, 20, rank, 3) for rank in range(3)]
+    assert sorted(itertools.chain(*before, *after)) == list(range(100))
 
 
 async def test_the_health_check_tells_a_run_that_trains_from_others(tmp_path: Path) -> None:
