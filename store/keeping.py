@@ -229,7 +229,7 @@ class HeldLease:
         if (lost := self._belief.lost(now)) is not None:
             self._lapse(lost)
         elif self._belief.cut_at < math.inf:
-            self._timer = asyncio.get_running_loop().call_later(self.ours_until - now, self._look)
+            self._timer = asyncio.get_running_loop().call_at(self.ours_until, self._look)
 
     def _lapse(self, why: str) -> None:
         if self._keeping.drop(self):

@@ -261,6 +261,9 @@ class Host(asyncio.BaseEventLoop):
         """Close all coroutines that are left."""
         self._grave_time, self._grave = self.time(), []
         self.paused = False
+        timers = self._timeline.timers_of(self)
+        held_up = (handle for _, handle in timers if not isinstance(handle, asyncio.TimerHandle))
+        self._ready.extend(held_up)  # steps of tasks that were held up: without them these tasks could not end
         for step in range(BURIAL_STEPS_MAX):
             tasks = self.unfinished() if step % 1000 == 0 or not (self._ready or self._grave) else []
             for task in tasks:

@@ -336,7 +336,7 @@ async def test_r21_who_has_finished_goes_on_with_those_who_stop_after_its_last_s
         done, longer = begin(run, "done", total=6), begin(run, "longer", total=20)
         await until(lambda: (0, 5) in done.begun and (0, 5) in longer.begun)
         late = begin(run, "late", step=6)
-        await until(lambda: late.played != [])
+        await until(lambda: late.played != [] and len(done.played) == 2)
         assert [played[2] for played in done.played] == [2, 3]
         assert longer.left_before == [6]
 

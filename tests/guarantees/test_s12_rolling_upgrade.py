@@ -38,7 +38,7 @@ LATER_RDZV = {
         ("    revision: int = 0", '    mood: str = "new"\n    revision: int = 0'),
     ],
     "rdzv/core/history.py": [
-        ("None if it was not noted\n", 'None if it was not noted\n    mood: str = "new"\n'),
+        ("None if not recorded\n", 'None if not recorded\n    mood: str = "new"\n'),
         ("    at: float | None = None\n", '    at: float | None = None\n    mood: str = "new"\n'),
     ],
 }  # fmt: skip

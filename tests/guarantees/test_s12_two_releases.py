@@ -42,7 +42,7 @@ LATER = {
         ("    lease: int | None = None\n\n\nEventKind", "    lease: int | None = None\n    author: str = \"me\"\n\n\nEventKind"),
         ("    expected: int | bytes | bool\n", "    expected: int | bytes | bool\n    why: str = \"\"\n"),
         ("    ttl: float | None = None\n    lease: int | None = None\n", "    ttl: float | None = None\n    lease: int | None = None\n    note: str = \"\"\n"),
-        ('    """The request was done."""\n', '    """The request was done."""\n\n    mood: str = "fine"\n'),
+        ('    """The request was carried out."""\n', '    """The request was carried out."""\n\n    mood: str = "fine"\n'),
         ("class Excessive(", "class Tickle(Request[Done], code=63):\n    key: str\n\n\nclass Excessive("),
     ],
 }  # fmt: skip

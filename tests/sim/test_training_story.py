@@ -14,7 +14,7 @@ COUNT_FRESH = 10
 
 SEEDS = {
     "nobody coordinates once the run is closed": 60,
-    "who leaves before the agreed step is not missed": 200,
+    "who leaves before the agreed step is not missed": 130,
     "nothing is heard of after newcomers that are let wait": 20,
     "who has come to its end is forgotten": 110,
     "who came back first stays": 0,

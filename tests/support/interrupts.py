@@ -71,6 +71,7 @@ def torn(work: Callable[[], object], *, every: int = 1, kind: type[BaseException
             where = "where it was ignored"  # in what is called back when something is let go of
         finally:
             sys.setprofile(None)
+        raised = None  # it holds the frames of the work, and with them all that these hold
         yield where
 
 

@@ -179,7 +179,7 @@ def test_what_is_registered_in_code_wins_and_the_package_is_not_even_loaded(site
     [
         (
             "raise RuntimeError('no zookeeper here')",
-            r"cannot be loaded \(RuntimeError: no zookeeper here\); mend",
+            r"cannot be loaded \(RuntimeError: no zookeeper here\); repair",
         ),
         ("", r"cannot be loaded \(AttributeError: .*create"),
         ("import rdzv_not_there", r"cannot be loaded \(ModuleNotFoundError: .*rdzv_not_there"),

@@ -137,7 +137,7 @@ def test_one_warning_for_a_change_that_cannot_be_used(tmp_path: Path, caplog: py
         for _ in range(3):
             assert credentials.renew() in (None, first)
             assert credentials.token == OLD
-    told = [record.getMessage() for record in caplog.records if "go on with" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "as last read" in record.getMessage()]
     assert len(told) == 3
 
 

@@ -30,6 +30,7 @@ class AwayStore:
     ends: tuple[str, str] | None = None
     server = ""
     failure = None
+    cuts = None
 
     def __init__(self) -> None:
         self.callbacks: list[Any] = []
