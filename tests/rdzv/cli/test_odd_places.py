@@ -7,6 +7,7 @@ import asyncio
 import compileall
 import contextlib
 import fcntl
+import importlib.util
 import os
 import pty
 import resource
@@ -73,7 +74,7 @@ try:
     while True:
         held.append(os.open(os.devnull, os.O_RDONLY))
 except OSError:
-    for file in held[-8:]:
+    for file in held[{-8 if importlib.util.find_spec("uvloop") else -6}:]:  # what two event loops take
         os.close(file)
 asyncio.run(main())
 """

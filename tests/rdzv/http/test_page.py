@@ -137,6 +137,7 @@ async def test_names_of_strangers_are_text_at_every_width_and_nothing_is_wider_t
         assert page.problems == []
 
 
+@pytest.mark.some_of(0)
 async def test_ten_thousand_nodes_are_in_sight_at_once_and_an_update_is_cheap() -> None:
     async with play() as played, page_of() as page:
         await page.resize(1920, 1080)

@@ -128,6 +128,7 @@ def when_its_time_is_over(server: Server, disconnect_ttl: float) -> None:
             assert any(event.kind == "delete" for event in watch)
 
 
+@pytest.mark.some_of(0)
 def test_leases_outlive_the_connections_of_the_busiest_moment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease ended 60 s after it was granted, with the connection on which it had been."""
     with sync.connect(server.url) as client:

@@ -201,6 +201,7 @@ async def longest_steps(server: Server, network: MemoryNetwork, standing: str) -
     return found
 
 
+@pytest.mark.some_of(0)
 @pytest.mark.timeout(600)  # a million keys, and 165 pairs
 async def test_s11_no_step_takes_long_whatever_is_asked_beside_whatever_stands(engine: Engine) -> None:
     """ "No legal request, and no heap of them, holds the others up for more than 50 ms." What failed it:
