@@ -124,7 +124,8 @@ class GiveUp(RendezvousError):
     """
 
     def __init__(self, reason: object = "", *, status: int = 0) -> None:
-        self.status, remark = exit_status(status)
+        number, remark = exit_status(status)
+        self.status: int = number
         text = (reason if isinstance(reason, str) else repr(reason)) + remark
         # any value is accepted: the verdict must be carried out
         self.reason: str = text.encode(errors="backslashreplace").decode()

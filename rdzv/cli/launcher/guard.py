@@ -211,5 +211,5 @@ def _mirror(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _files, _, _signals = sys.argv[2].partition("/")
-    main(int(sys.argv[1]), int(_files), sys.argv[3:], _signals)
+    _inherited: tuple[str, str, str] = sys.argv[2].partition("/")  # the limit of files, and signals
+    main(int(sys.argv[1]), int(_inherited[0]), sys.argv[3:], _inherited[2])

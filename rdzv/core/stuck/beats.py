@@ -45,7 +45,8 @@ class _Waiting:
     """One wait of a member; a class, as each `get` of a shared store is one and a generator is far slower."""
 
     def __init__(self, waits: dict[_Waiting, float], clock: Callable[[], float], what: Callable[[], str]) -> None:
-        self._waits, self._clock, self.what = waits, clock, what
+        self._waits, self._clock = waits, clock
+        self.what: Callable[[], str] = what
 
     def __enter__(self) -> None:
         self._waits[self] = self._clock()
