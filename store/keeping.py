@@ -225,8 +225,7 @@ class HeldLease:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        now = self._keeping.store.time()
-        if (lost := self._belief.lost(now)) is not None:
+        if (lost := self._belief.lost(self._keeping.store.time())) is not None:
             self._lapse(lost)
         elif self._belief.cut_at < math.inf:
             self._timer = asyncio.get_running_loop().call_at(self.ours_until, self._look)

@@ -234,7 +234,9 @@ class Hosting:
             try:
                 host = await in_thread(lambda: host_if_called_for(self._settings, self._credentials))
                 if host is not None:
-                    await self._check_that_it_is_the_only_one(host)
+                    if (reason := await self._why_not_the_only_one(host)) is not None:
+                        await host.end()
+                        raise reason
                     if self._settings.data_dir is not None:
                         await self._begin_life_anew()
                 return host
@@ -256,29 +258,24 @@ class Hosting:
             if self._settled.is_set():
                 return None
 
-    async def _check_that_it_is_the_only_one(self, host: HostedStore) -> None:
-        """End a store that was just started, with an error, if the URL leads to another one, or not to it."""
-        url, error = self._settings.endpoint.url, RendezvousConnectionError("")
+    async def _why_not_the_only_one(self, host: HostedStore) -> RendezvousConnectionError | None:
+        """Return why a store that was just started must end: the URL leads to another one, or not to it. Else None."""
+        url = self._settings.endpoint.url
         if not host.bound.indirect:
             began_too = await in_thread(lambda: listening(host.bound.foreign)) if host.bound.foreign else []
-            if not began_too:
-                return
-            error = HostedElsewhereError(f"another node has started a store at {url} at the same moment")
-        else:
-            try:
-                async with self._open_client(FORWARDED_WITHIN) as client:
-                    met = client.store_id
-                if met == host.server.store_id:
-                    return
-                error = HostedElsewhereError(f"{url} leads to the store of another node")
-            except StoreError as problem:
-                error = RendezvousConnectionError(
-                    f"is_host is set, and the store listens on every address of this machine, but {url} did not lead "
-                    f"here within {FORWARDED_WITHIN:g} s ({problem}): let the Service or NAT forward that port to this "
-                    f"machine, also for connections from it (hairpin), or write an address of this machine in the URL"
-                )
-        await host.end()
-        raise error
+            if began_too:
+                return HostedElsewhereError(f"another node has started a store at {url} at the same moment")
+            return None
+        try:
+            async with self._open_client(FORWARDED_WITHIN) as client:
+                leads_here = client.store_id == host.server.store_id
+        except StoreError as problem:
+            return RendezvousConnectionError(
+                f"is_host is set, and the store listens on every address of this machine, but {url} did not lead "
+                f"here within {FORWARDED_WITHIN:g} s ({problem}): let the Service or NAT forward that port to this "
+                f"machine, also for connections from it (hairpin), or write an address of this machine in the URL"
+            )
+        return None if leads_here else HostedElsewhereError(f"{url} leads to the store of another node")
 
     async def _begin_life_anew(self) -> None:
         """Delete the last host's rejection of newcomers: the store continues from its disk."""
