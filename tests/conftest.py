@@ -11,6 +11,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from store.server.conversations import SLOW_LINE
@@ -18,9 +19,7 @@ from tests.support.seeds import EVERYTHING, FRESH
 from tests.support.virtual_time import VirtualTimeLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import pytest
+    from collections.abc import Callable, Iterator, Mapping
 
 
 # A busy machine makes requests slow, which the store's log has a line for: not for tests that count its lines.
@@ -32,6 +31,8 @@ os.register_at_fork(after_in_child=gc.disable)
 # How long an example takes, or the making of one, tells of the machine and of nothing else.
 settings.register_profile("rdzv", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rdzv")
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 def pytest_asyncio_loop_factories(
@@ -80,3 +81,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """Fail a test that leaves a signal ignored: all processes that later tests start would ignore it, too."""
+    yield
+    ignored = {number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN}
+    for number in ignored:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    assert not ignored, f"left ignored: {sorted(ignored)}"

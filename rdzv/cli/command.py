@@ -279,14 +279,15 @@ class Wish:
 
 
 async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> int:
+    Wish.heeded = False
     if threading.current_thread() is threading.main_thread():
         _end_by_ctrl_c()
     try:
         return await _run(command, options)
     finally:
-        if Wish.heeded:  # the loop takes its handlers along: then the second signal of a pair would kill this process
+        if Wish.heeded:  # closing a loop restores the default actions, and the second signal of a pair would kill
+            vars(asyncio.get_running_loop())["remove_signal_handler"] = lambda _: False
             for number in ENDING:
-                asyncio.get_running_loop().remove_signal_handler(number)
                 signal.signal(number, signal.SIG_IGN)
 
 

@@ -61,7 +61,9 @@ async def test_a_member_that_is_paused_during_the_check_is_not_left_out_afterwar
     """It was taken for a node that does not reach rank 0, and waited for as long as the others were at work."""
     async with store.serve() as server, contextlib.AsyncExitStack() as stack:
         url = f"{server.url}/job?{PARAMETERS}"
-        members = [await stack.enter_async_context(start_python("-c", MEMBER, url, name)) for name in "abc"]
+        members = [await stack.enter_async_context(start_python("-c", MEMBER, url, "a"))]
+        await members[0].says("node a coordinates")
+        members += [await stack.enter_async_context(start_python("-c", MEMBER, url, name)) for name in "bc"]
         await asyncio.gather(*(member.says("last call, ") for member in members))
         members[2].stop()
         await members[0].says("round 0 is complete with 3 nodes", timeout=10)

@@ -195,6 +195,28 @@ async def test_a_pair_of_signals_ends_a_server_well(second: signal.Signals) -> N
         assert await child.wait() == 0
 
 
+WITH_A_SIGNAL_AT_EACH_RETURN_TO_THE_DEFAULT = """
+import os, signal, sys
+sys.modules["uvloop"] = None  # whose calls of `signal.signal` cannot be changed
+from rdzv.__main__ import main
+set_handler = signal.signal
+def set_handler_and_send(number, handler):
+    before = set_handler(number, handler)
+    if handler is signal.SIG_DFL:
+        os.kill(os.getpid(), number)
+    return before
+signal.signal = set_handler_and_send
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+async def test_a_second_signal_while_the_handlers_are_removed_does_not_kill_a_server() -> None:
+    async with start_python("-c", WITH_A_SIGNAL_AT_EACH_RETURN_TO_THE_DEFAULT, "serve", "--port", "0") as child:
+        await child.says("listens on")
+        child.terminate()
+        assert await child.wait() == 0, child.written()
+
+
 async def test_a_pair_of_ctrl_cs_ends_the_demo_with_its_nodes_and_without_a_traceback() -> None:
     async with inheriting("demo") as child:
         await child.line("starts")
