@@ -187,7 +187,7 @@ class HeldLease:
         self.task: asyncio.Task[None] | None = None
         self._wanted = False  # renew it at once
         self._sleeping: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None  # while its connection has ended
+        self._timer: asyncio.TimerHandle | None = None
 
     def keep(
         self,
@@ -208,6 +208,7 @@ class HeldLease:
         self._on_lapse = on_lapse
         self._keeping.add(self)
         self.task = asyncio.create_task(self._keep(note), name=f"keep lease {self.id}")
+        self._look()
 
     @property
     def ours_until(self) -> float:
@@ -221,14 +222,15 @@ class HeldLease:
         self._look()
 
     def _look(self) -> None:
-        """Give it up if it may be gone, or look again when it may be."""
+        """Give it up if it may be gone, or look again when it may be: a pause may have made any other wait too long."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if (lost := self._belief.lost(self._keeping.store.time())) is not None:
             self._lapse(lost)
-        elif self._belief.cut_at < math.inf:
-            self._timer = asyncio.get_running_loop().call_at(self.ours_until, self._look)
+        else:
+            left = self.ours_until - self._keeping.store.time()
+            self._timer = asyncio.get_running_loop().call_later(left, self._look)
 
     def _lapse(self, why: str) -> None:
         if self._keeping.drop(self):
@@ -294,6 +296,8 @@ class HeldLease:
         """Stop keeping it and revoke it within `within` seconds, also if its grant is unknown."""
         if self.kept and not self._keeping.drop(self):
             return  # lost, or released before
+        if self._timer is not None:
+            self._timer.cancel()
         await to_the_end(self._revoke(), within=within)
 
     async def _revoke(self) -> None:

@@ -44,6 +44,27 @@ async def test_a_block_is_cancelled_when_its_lease_may_be_anothers() -> None:
 
 
 @virtual_time
+async def test_a_lease_is_lost_in_time_also_if_its_renewal_waits_for_longer_than_it_was_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that was stopped as it began to renew began to count the time limit after it went on."""
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        renew = store.Lease.keep_alive
+
+        async def late(lease: store.Lease, *, note: bytes = b"", timeout: float | None = None) -> None:
+            await asyncio.sleep(60.0)
+            await renew(lease, note=note, timeout=timeout)
+
+        monkeypatch.setattr(store.Lease, "keep_alive", late)
+        started = asyncio.get_running_loop().time()
+        with pytest.raises(LeaseNotFound, match="5 s could not be renewed in time"):
+            async with client.kept_lease(5.0):
+                await asyncio.sleep(600.0)
+        assert asyncio.get_running_loop().time() - started <= 5.1
+
+
+@virtual_time
 async def test_a_revoked_lease_ends_the_block_and_an_error_of_the_block_comes_first() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network), connect_in_memory(network) as client:
