@@ -81,7 +81,7 @@ class _Asking:
             return error
         if self._seen_taken:
             return StoreTimeoutError(f"{self._late} within {self._timeout:g} s" if self._timeout else self._late)
-        silent = f"the store did not answer within {late_after:g} s, so {self.name!r} was not had: {error}"
+        silent = f"the store did not answer within {late_after:g} s, so {shown(self.name)} was not had: {error}"
         return StoreTimeoutError(silent, maybe_applied=error.maybe_applied)
 
     async def entry(self, key: str) -> Entry | None:
@@ -108,7 +108,7 @@ def _check(is_right: bool, name: str, what: str, value: object, wanted: str) -> 
 
 
 def _lost(held: Held) -> LeaseNotFound:
-    return LeaseNotFound(f"the place {held.key!r} was lost while waiting: its lease has lapsed; come again")
+    return LeaseNotFound(f"the place {shown(held.key)} was lost while waiting: its lease has lapsed; come again")
 
 
 def _as_it_is(entry: Entry) -> Condition:
@@ -133,7 +133,7 @@ def lock(
         StoreTimeoutError: It was not free in time, or the store did not answer in time.
         LeaseNotFound: The lock was lost; an awaiting holder is cancelled first.
     """
-    return _place(store, name, f"the lock {name!r} was not free", "w", value, ttl, terms)
+    return _place(store, name, f"the lock {shown(name)} was not free", "w", value, ttl, terms)
 
 
 def write_lock(
@@ -147,7 +147,7 @@ def read_lock(
     store: Calls, name: str, *, ttl: float = TTL, value: bytes = b"", **terms: Unpack[LeaseTerms]
 ) -> AbstractAsyncContextManager[Held]:
     """Hold a read-write lock together with other readers, once all earlier writers have gone; see `lock`."""
-    return _place(store, name, f"the lock {name!r} was not free of writers", "r", value, ttl, terms)
+    return _place(store, name, f"the lock {shown(name)} was not free of writers", "r", value, ttl, terms)
 
 
 def leadership(
@@ -162,7 +162,7 @@ def leadership(
         ttl: Seconds until a dead or disconnected leader loses its place.
         terms: As of `lock`; with `timeout=0`, lead only if there is no other candidate now.
     """
-    late = f"another led in {name!r}: this one was not elected"
+    late = f"another led in {shown(name)}: this one was not elected"
     return _place(store, name, late, "w", candidate, ttl, terms, bell=True)
 
 
@@ -206,7 +206,7 @@ async def _place(
     except (StoreTimeoutError, ConnectionLost) as error:
         raise error if held else ask.judged(error) from None
     except ConditionFailed as error:
-        raise error if held else LeaseNotFound(f"the lease of a place in {name!r} has lapsed; come again") from None
+        raise error if held else LeaseNotFound(f"a place in {shown(name)} lapsed with its lease; come again") from None
 
 
 async def _stand_in_line(ask: _Asking, kind: str, lease: LeaseLike, value: bytes) -> Held:
@@ -215,7 +215,7 @@ async def _stand_in_line(ask: _Asking, kind: str, lease: LeaseLike, value: bytes
     key = f"{prefix}{kind}{lease.id:016x}"
     taken = (await ask(CompareAndSet(key=key, value=value, expected_revision=0, lease=lease.id))).entry
     if taken is None:
-        raise LeaseNotFound(f"lease {lease.id} has lapsed before {key!r} was written; try again")
+        raise LeaseNotFound(f"lease {lease.id} has lapsed before {shown(key)} was written; try again")
     held = Held(key=taken.key, token=taken.create_revision, lease=lease.id)
     while True:
         line = sorted(await ask.keys(prefix), key=lambda entry: entry.create_revision)

@@ -1,0 +1,1 @@
+"""Tables of the public calls, each in many states: `calls` has the rows, `states` the columns."""

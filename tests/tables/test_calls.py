@@ -1,0 +1,46 @@
+"""Every public call has its row, and every row is played in each of its states."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from store import recipes
+from tests.support.seeds import FRESH
+from tests.tables import awaited
+from tests.tables.calls import AWAITED, BLOCKING, CALLS, NO_ACTS, Call, acts_of
+from tests.tables.cells import MANNERS, STORES, covering, pairs
+
+PLAYED = [
+    call for call in CALLS if not call.blocking_only and call.of in {"client", "watch", "lease", "kept", "recipes"}
+]
+
+
+@pytest.mark.parametrize("twin", [AWAITED, BLOCKING], ids=["awaited", "blocking"])
+def test_each_public_call_has_a_row(twin: dict[str, type]) -> None:
+    for of, kind in twin.items():
+        rows = {call.name for call in CALLS if call.of == of}
+        rows -= {call.name for call in CALLS if (call.blocking_only if twin is AWAITED else call.awaited_only)}
+        no_acts = set(NO_ACTS[of].split())
+        assert rows == acts_of(kind) - no_acts, f"rows in calls.py, and calls of {kind.__qualname__}"
+
+
+def test_each_recipe_has_a_row() -> None:
+    assert {call.name for call in CALLS if call.of == "recipes"} == set(recipes.__all__) - {"Held"}
+
+
+def test_each_two_states_meet_in_some_cell() -> None:
+    met = set(itertools.chain.from_iterable(pairs(cell) for call in PLAYED for cell in covering(call, seed=FRESH)))
+    for store, manner in itertools.product(STORES, MANNERS):
+        assert (("store", store), ("manner", manner)) in met
+    for call in PLAYED:
+        assert {(("call", str(call)), ("manner", manner)) for manner in MANNERS} <= met
+
+
+@pytest.mark.virtual_time
+@pytest.mark.some_of(16)
+@pytest.mark.parametrize("call", PLAYED, ids=str)
+async def test_awaited(call: Call) -> None:
+    faults = {str(cell): faults for cell in covering(call, seed=FRESH) if (faults := await awaited.play(cell))}
+    assert faults == {}, "python -m tests.tables CELL plays one of them"
