@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from rdzv.errors import RendezvousClosedError, RendezvousError
 from store import Limits, StoreError, recipes
-from tests.support.runs import VirtualRun, assert_one_round, rounds_of
+from tests.support.runs import HookedClient, VirtualRun, assert_one_round, rounds_of
 from tests.tables.calls import DOCUMENTED, WITHIN
-from tests.tables.cells import TEXTS
+from tests.tables.cells import OF_A_ROUND, TEXTS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,6 +23,7 @@ __all__ = ["judged", "play"]
 
 LATE = 0.5  # seconds after its time limit in which a call ends
 TO_UNDO = 2.0  # seconds that a call, or a block, may take to be undone, as their documentation says
+PATIENT = 60.0  # seconds for a round of nodes that are not looked at: longer than a lease
 AWAY = 1.0  # seconds for which a store is away that comes back
 GONE = 130.0  # seconds after which all that nobody keeps has gone from the server
 MOST_LEFT = {"sessions": 1, "watches": 0, "waits": 0, "connections": 1, "leases": 1}  # the probe's; the run's lease
@@ -31,6 +32,15 @@ PROSE_MOST = 1000  # characters of an error
 
 class Enough(Exception):
     """Ends the body of a round."""
+
+
+class BriefRun(VirtualRun):
+    """A run whose clients ask no longer than `WITHIN`."""
+
+    def _client(self, source: str, connect_timeout: float) -> HookedClient:
+        client = super()._client(source, connect_timeout)
+        client.timeout = WITHIN
+        return client
 
 
 class Stage:
@@ -47,48 +57,51 @@ class Stage:
     def __init__(self, run: VirtualRun, cell: Cell) -> None:
         self.run, self.cell = run, cell
         self.faults: list[str] = []
-        self.a, self.b = run.handler("a"), run.handler("b")
+        self.a, self.b = run.handler("a"), run.handler("b", join_timeout=PATIENT)
         self.it: Any = None
         self.infos: list[Any] = []
 
     @contextlib.asynccontextmanager
     async def set_up(self) -> AsyncIterator[contextlib.AsyncExitStack]:
         """Make the object, and bring it to its state; yield what ends it."""
-        of, when = self.cell.call.of, self.cell.when
+        of = self.cell.call.of
         async with contextlib.AsyncExitStack() as stack:
-            if of in {"handler", "shared", "changes", "info"}:
-                await self._of_handler(stack)
-            elif of == "round":
+            if of == "round":
                 await self._of_rounds(stack)
+            elif of in OF_A_ROUND:
+                await self._of_handler(stack)
             else:
                 self.infos = await self.run.meet(self.a, self.b)
                 await self._of_client(stack)
-            if when == "member lost":
-                self.run.crash("b")
-                await asyncio.sleep(1)
-            elif when == "run over":
-                await self.b.set_closed("done")
-            elif when == "object over":
-                await stack.aclose()
+                if self.cell.when == "object over":
+                    await stack.aclose()
             yield stack
+
+    async def _upset_round(self) -> None:
+        if self.cell.when == "member lost":
+            self.run.crash("b")
+            await asyncio.sleep(1)
+        elif self.cell.when == "run over":
+            await self.b.set_closed("done")
 
     async def _of_handler(self, stack: contextlib.AsyncExitStack) -> None:
         of, when, a = self.cell.call.of, self.cell.when, self.a
         if of == "handler" and when == "before":
             self.it = a
-            await self.run.meet(self.b, self.run.handler("c"))
+            self.infos = await self.run.meet(self.b, self.run.handler("c"))
             return
         self.infos = await self.run.meet(a, self.b)
         stack.push_async_callback(a.aclose)
-        self.it = {"handler": a, "info": self.infos[0], "shared": self.infos[0].store, "changes": None}[of]
+        self.it = {"handler": a, "info": self.infos[0], "shared": self.infos[0].store, "changes": a.changes()}[of]
         if of == "shared":
             self.it.set_timeout(WITHIN)
-        if of == "changes":
-            self.it = a.changes()
-            if when != "before":
-                await stack.enter_async_context(self.it)
+        if of == "changes" and when != "before":
+            await stack.enter_async_context(self.it)
+        await self._upset_round()
         if when == "round over":
             self.infos = await self.run.meet(a, self.b)
+        elif when == "object over":
+            await stack.aclose()
 
     async def _of_rounds(self, stack: contextlib.AsyncExitStack) -> None:
         given = rounds_of(self.a)
@@ -96,19 +109,35 @@ class Stage:
         joined = asyncio.create_task(self.b.next_rendezvous())
         self.it = await anext(given)
         self.infos = [await joined]
-        if self.cell.when == "round over":
-            async with self.it:
-                joined = asyncio.create_task(self.b.next_rendezvous())
-                await asyncio.sleep(WITHIN)
+        when, over = self.cell.when, asyncio.Event()
+        if when == "before":
+            return
+        if when == "during":
+            await stack.enter_async_context(self.it)
+            return
+
+        async def body() -> None:
+            with _judging(self, "leaving the round"), contextlib.suppress(Enough):
+                async with self.it:
+                    await over.wait()
+                    raise Enough
+
+        task = self.run.start(body())  # else the end of the round would cancel the call
+        stack.push_async_callback(asyncio.wait, [task])
+        stack.callback(over.set)
+        await self._upset_round()
+        if when == "object over":
+            over.set()
+            await asyncio.wait([task])
+        elif when == "round over":
+            joined = asyncio.create_task(self.b.next_rendezvous())
+            await asyncio.wait([task])
             await anext(given)
             self.infos = [await joined]
-        elif self.cell.when != "before":
-            await stack.enter_async_context(self.it)
 
     async def _of_client(self, stack: contextlib.AsyncExitStack) -> None:
         of, is_before = self.cell.call.of, self.cell.when == "before"
         client: Any = self.run._client("client", WITHIN)
-        client.timeout = WITHIN
         self.it = client
         if not (of in {"client", "recipes"} and is_before):
             await stack.enter_async_context(client)
@@ -157,7 +186,7 @@ async def play(cell: Cell) -> list[str]:
     """Play one cell; return what should not have been."""
     settings: dict[str, Any] = {"min_nodes": 2, "max_nodes": 3, "ttl": 40, "last_call_timeout": 0.1}
     settings |= {"join_timeout": WITHIN, "close_timeout": WITHIN, "limits": Limits(session_ttl=30)}
-    async with VirtualRun(durable=cell.store != "replaced", **settings) as run:
+    async with BriefRun(durable=cell.store != "replaced", **settings) as run:
         stage = Stage(run, cell)
         await _in_context(stage)
         await stage.mend_store()
@@ -174,13 +203,15 @@ async def _in_context(stage: Stage) -> None:
         await stage.upset_store()
         await _act(stage)
         with _judging(stage, "leaving the object's block"):
-            await asyncio.create_task(left.__aexit__(None, None, None))
+            raised = Enough() if cell.call.of == "round" and cell.when == "during" else None
+            with contextlib.suppress(Enough):
+                await asyncio.create_task(left.__aexit__(type(raised) if raised else None, raised, None))
         return
     with _judging(stage, "leaving the object's block"), contextlib.suppress(Enough):
         async with stage.set_up() as stack:
             await stage.upset_store()
             await _in_manner(stage)
-            if cell.call.of == "round":
+            if cell.call.of == "round" and cell.when == "during":
                 stack.push_async_exit(_get_out)
 
 
@@ -199,7 +230,8 @@ async def _in_manner(stage: Stage) -> None:
                 began = asyncio.get_running_loop().time()
                 task.cancel()
                 await asyncio.wait([task])
-                if (took := asyncio.get_running_loop().time() - began) > TO_UNDO + LATE:
+                most = WITHIN if stage.cell.call.name == "aclose" else TO_UNDO  # its cancellation waits for its end
+                if (took := asyncio.get_running_loop().time() - began) > most + LATE:
                     stage.faults.append(f"its cancellation took {took:.1f} s")
             await _act(stage)
         case "twice":
@@ -286,14 +318,14 @@ async def _probe(stage: Stage) -> None:
     for info in stage.infos:
         if is_healthy and info.node_id == "b" and (why := info.superseded()) is not None:
             stage.faults.append(f"{info.node_id} is out of its round: {why}")
-    await stage.a.aclose()
-    others = [run.handler("d"), run.handler("e")]
+    for handler in [*run._handlers.values()]:
+        if handler is not stage.b or cell.store == "replaced":
+            await handler.aclose()
+    others = [run.handler(name, join_timeout=PATIENT) for name in ("d", "e")]
     if cell.store != "replaced" and cell.when != "member lost":
         others[0] = stage.b
-    elif cell.when != "member lost":
-        await stage.b.aclose()
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENT + LATE):
             assert_one_round(await run.meet(*others))
     except RendezvousClosedError:
         if cell.when != "run over" and not cell.call.ends:

@@ -44,7 +44,7 @@ BLOCKING: dict[str, type] = {
     "kept": store.BlockingKeptLease,
 }
 
-OF_RENDEZVOUS = RendezvousError, ValueError, TypeError
+OF_RENDEZVOUS = RendezvousError, ValueError, TypeError, store.LimitExceeded
 DOCUMENTED: dict[str, tuple[type[BaseException], ...]] = {
     "handler": (RendezvousError,),
     "round": (RendezvousError, TypeError),
@@ -134,7 +134,7 @@ def _rows() -> list[Call]:
     handler("ban_where", lambda it, word: it.ban_where("rack", word, "why"), **text)
     handler("unban", lambda it, word: it.unban(word), **text)
     handler("unban_where", lambda it, word: it.unban_where("rack", word), **text)
-    handler("answer", lambda it, word: it.answer("question", word.encode() if word == "word" else word), **text)
+    handler("answer", lambda it, word: it.answer("question", word), **text)
     handler("status", lambda it, _: it.status())
     handler("statuses", lambda it, _: it.statuses(), awaited_only=True)
     handler("questions", lambda it, _: it.questions(), awaited_only=True, open_ended=True)

@@ -12,7 +12,7 @@ from tests.tables.calls import CALLS, Call
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["MANNERS", "STORES", "TEXTS", "WHENS", "Cell", "by_name", "cells_of", "covering", "pairs"]
+__all__ = ["MANNERS", "OF_A_ROUND", "STORES", "TEXTS", "WHENS", "Cell", "by_name", "cells_of", "covering", "pairs"]
 
 WHENS = "before", "during", "round over", "member lost", "run over", "object over"
 STORES = "well", "away", "silent", "replaced", "back"
