@@ -319,7 +319,7 @@ class BodyCalls(MemberOfRound):
         """Begin a step, or leave the round together with all other members, before the same step.
 
         With nothing pending it costs no message. If the round is over, or ends here, the body is cancelled here; the
-        blocking twin raises `RoundChanged`, which leaving the block swallows.
+        blocking twin raises `RoundChanged`, which leaving the block swallows. So does a late call from another task.
 
         Args:
             step: The step that is about to begin; each time a larger one, any kind of whole number.

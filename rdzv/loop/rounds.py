@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 import anyio
 
 from rdzv.backends.builtin import create_handler
-from rdzv.errors import RendezvousSettingsError
+from rdzv.errors import RendezvousSettingsError, RoundChanged
 from rdzv.loop.member import BodyCalls, OnWaiting, Options, RoundLoop
 from rdzv.node.handler import Handler
 from rdzv.node.link.wakeup import WakeupHere
@@ -104,18 +104,22 @@ class Round(BodyCalls):
         self._handler: Handler
         self._info = info
         self._scope = anyio.CancelScope()
+        self._left = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     async def __aenter__(self) -> Self:
         self._enter()
+        self._body = asyncio.current_task()
         self._scope.__enter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        # The scope swallows only the cancellation that it has sent itself.
-        cancelled_by_us = bool(self._scope.__exit__(kind, error, trace))
+        # The scope swallows only the cancellation that it has sent itself, and ends in the task that entered it.
+        is_here = asyncio.current_task() is self._body
+        cancelled_by_us = is_here and bool(self._scope.__exit__(kind, error, trace))
+        self._left.set()
         return await self._conclude(None if cancelled_by_us else error)
 
     def _ended(self, _: Ending) -> None:
@@ -126,9 +130,10 @@ class Round(BodyCalls):
         """Wait for a round trip: all nodes answer while their members compute."""
         wakeup = WakeupHere()
         with self._membership.listeners.listening(wakeup):
-            while not self.gate.decided:
+            while not (self.gate.decided or self.life.ending):
                 await wakeup.sleep_until(None)
 
     async def _get_out(self) -> None:
         self._scope.cancel()
-        await anyio.sleep_forever()  # the line before has cancelled it
+        await self._left.wait()  # the line before has cancelled the body, but not a task that the body does not await
+        raise RoundChanged(f"{self!r} is over")

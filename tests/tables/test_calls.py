@@ -15,6 +15,8 @@ from tests.tables.cells import MANNERS, STORES, by_name, covering, pairs
 PLAYED = [call for call in CALLS if not call.blocking_only]
 FOUND = [
     "recipes.lock/during/away/left elsewhere/long",
+    "round.check/member lost/replaced/cancelled before/word",
+    "round.restore/during/replaced/left elsewhere/long",
 ]
 """Cells that have failed before, each of its kind."""
 
