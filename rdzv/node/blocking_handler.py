@@ -269,7 +269,8 @@ class BlockingChanges:
     def poll(self, timeout: float) -> Change | None:
         """Return the next change; None if none came within `timeout` seconds, or none will come."""
         stream = self._stream
-        assert stream is not None, "changes are entered first: with handler.changes() as changes"
+        if stream is None:
+            raise RendezvousStateError("changes are entered first: with handler.changes() as changes")
 
         async def take_one() -> None:
             with anyio.move_on_after(timeout), contextlib.suppress(StopAsyncIteration):

@@ -17,6 +17,7 @@ FOUND = [
     "recipes.lock/during/away/left elsewhere/long",
     "round.check/member lost/replaced/cancelled before/word",
     "round.restore/during/replaced/left elsewhere/long",
+    "changes.poll/before/well/cancelled before/word",
 ]
 """Cells that have failed before, each of its kind."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 
 from rdzv.core.state import Change, Closed
+from rdzv.errors import RendezvousStateError
 from rdzv.membership import changes_since
 from rdzv.node.link.wakeup import WakeupHere
 
@@ -56,7 +57,8 @@ class Changes:
         return self
 
     async def __anext__(self) -> Change:
-        assert self._wakeup is not None, "changes are entered first: async with handler.changes() as changes"
+        if self._wakeup is None:
+            raise RendezvousStateError("changes are entered first: async with handler.changes() as changes")
         while True:
             if self._over:
                 raise StopAsyncIteration

@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from rdzv.core.state import Change, Closed, NodesWaiting
+from rdzv.errors import RendezvousStateError
 from tests.support.runs import VirtualRun
 
 if TYPE_CHECKING:
@@ -56,5 +57,5 @@ async def test_who_stops_asking_for_a_change_hears_of_it_when_asking_again(how: 
 
 async def test_changes_are_entered_first() -> None:
     async with VirtualRun(min_nodes=1) as run:
-        with pytest.raises(AssertionError, match="changes are entered first"):
+        with pytest.raises(RendezvousStateError, match="changes are entered first"):
             await anext(run.handler("a").changes())
