@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from typing import Final
 
-from rdzv.core.stored import Stored
+from rdzv.core.stored import Stored, check_prose
 from rdzv.errors import RendezvousStateError
 
 __all__ = ["ANSWER_TTL", "KILL", "STACKS", "Question", "pack_answer", "unpack_answer"]
@@ -32,7 +32,7 @@ class Question(Stored, kw_only=True):
 
 def pack_answer(text: str) -> bytes:
     """Pack an answer; compressed, as stacks of many threads are alike: a tenth of the size."""
-    return zlib.compress(text.encode())
+    return zlib.compress(check_prose("the answer", text, most=ANSWER_BYTES_MOST).encode())
 
 
 def unpack_answer(value: bytes) -> str:

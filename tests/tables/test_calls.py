@@ -18,6 +18,7 @@ FOUND = [
     "round.check/member lost/replaced/cancelled before/word",
     "round.restore/during/replaced/left elsewhere/long",
     "changes.poll/before/well/cancelled before/word",
+    "handler.answer/during/away/twice/bytes",
 ]
 """Cells that have failed before, each of its kind."""
 
