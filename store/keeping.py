@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     NoteOf = Callable[[bool], bytes]
 
 __all__ = [
+    "RELEASE_SOON",
     "RELEASE_WITHIN",
     "RENEWALS_PER_TTL",
     "BlockingKeptLease",

@@ -19,6 +19,7 @@ FOUND = [
     "round.restore/during/replaced/left elsewhere/long",
     "changes.poll/before/well/cancelled before/word",
     "handler.answer/during/away/twice/bytes",
+    "handler.next_rendezvous/round over/silent/left elsewhere/word",
 ]
 """Cells that have failed before, each of its kind."""
 

@@ -21,7 +21,7 @@ from rdzv.core.absent import named
 from rdzv.core.decision import JoinClock, Me, Parked, Refused, follow
 from rdzv.core.round import Participant, Round
 from rdzv.core.state import ban_among
-from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, RendezvousStateError
+from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, RendezvousStateError, RendezvousTimeoutError
 from rdzv.node.link.link import is_away
 from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.member.health import report_health
@@ -30,6 +30,7 @@ from rdzv.node.member.record import Recording
 from rdzv.node.run.agreed import check_prefix
 from rdzv.node.run.status import find_member
 from store import Put, StoreError, StoreReplaced, when
+from store.keeping import RELEASE_SOON, RELEASE_WITHIN
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping
 
@@ -114,7 +115,8 @@ class Joining:
             with anyio.CancelScope(shield=True):
                 if isinstance(error, RendezvousSettingsError | RendezvousRefusedError):
                     await link.step_down()  # a node that may not take part decides nothing, not even for a moment
-                await self._leaving.leave(link)
+                is_late = isinstance(error, RendezvousTimeoutError)  # with a silent store, the record lapses
+                await self._leaving.leave(link, within=RELEASE_SOON if is_late else RELEASE_WITHIN)
             raise
         finally:
             part.reason = NOT_WAITING

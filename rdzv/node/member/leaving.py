@@ -15,6 +15,7 @@ from rdzv.core.round import Round
 from rdzv.core.state import NAMED_MOST
 from rdzv.node.link.wakeup import Wakeup
 from store import Entry, Get, Put, StoreError, when
+from store.keeping import RELEASE_WITHIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,8 +29,7 @@ __all__ = ["Leaving"]
 
 HAND_OVER_WITHIN = 0.5  # seconds for a coordinator to see its own departure reported ...
 HAND_OVER_TRIPS = 2  # ... and round trips: a report is written, and comes back by its watch
-WITHDRAW_WITHIN = 2.0  # seconds to take a record back; with an unreachable store it lapses ...
-WITHDRAW_TRIPS = 4  # ... and round trips more: two writes, and the above
+WITHDRAW_TRIPS = 4  # round trips more to take a record back: two writes, and the above
 
 
 class Leaving:
@@ -39,13 +39,13 @@ class Leaving:
         self._part = part
         self._withdrawing = asyncio.Lock()
 
-    async def leave(self, link: Link | None) -> None:
+    async def leave(self, link: Link | None, *, within: float = RELEASE_WITHIN) -> None:
         """Take the record back, and stop coordinating."""
-        await self.withdraw(link)
+        await self.withdraw(link, within=within)
         if link is not None:
             await link.step_down()
 
-    async def withdraw(self, link: Link | None) -> None:
+    async def withdraw(self, link: Link | None, *, within: float = RELEASE_WITHIN) -> None:
         """Take the record back as a voluntary departure, within a short time; else let it lapse."""
         part = self._part
         async with self._withdrawing:  # a caller that gives up, and one that closes the handler, may both come
@@ -55,22 +55,22 @@ class Leaving:
             try:
                 if link is None or lease is None or not (in_doubt or part.arrival.record):
                     return
-                if not in_doubt and await self._take_back(link):
+                if not in_doubt and await self._take_back(link, within):
                     return
                 # The record may be stored; its lease must not be renewed, so that it lapses.
                 part.arrival.lease = None
-                await lease.release()
+                await lease.release(within=within)
             finally:
                 if link is not None:
                     link.release_run()
                 part.arrival.gone()
 
-    async def _take_back(self, link: Link) -> bool:
+    async def _take_back(self, link: Link, within: float) -> bool:
         """Delete the record; return False if that was not done in time."""
         part = self._part
         drain = link.follower.head.drains.get(part.node_id)
         drained = "" if drain is None else f"drained{f': {drain.reason}' if drain.reason else ''}"
-        within = WITHDRAW_WITHIN + WITHDRAW_TRIPS * link.round_trip
+        within += WITHDRAW_TRIPS * link.round_trip
         with anyio.move_on_after(within, shield=True), contextlib.suppress(StoreError):
             stopped = part.membership is not None and part.membership.gate.has_stopped
             arrival = part.arrival.revision
