@@ -59,6 +59,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 START_AGAIN = "start all nodes again; a store that outlives its process is served by `rdzv serve --data-dir`"
 ANOTHER_STORE_WITHIN = 1.0  # seconds to find another store after the last one was lost
+EARLIER_CALLER = 0.1  # seconds more for one that waits for the attempt of an earlier caller: it takes over its error
 NEXT_STORE_EVERY = (0.25, 0.75)  # seconds, drawn anew each time; the host of a store waits for all to disconnect
 
 T = TypeVar("T")
@@ -125,6 +126,7 @@ class Node:
         self.hosts_store: Callable[[], bool] = lambda: False
         self.handed_on: bool = False
         self._store_gone: StoreError | None = None  # of the last link, while there is none
+        self._unreached: Exception = TimeoutError()  # of the last attempt to connect that failed
 
     # ------------------------------------------------------------------------------------------ life
 
@@ -159,19 +161,19 @@ class Node:
         if self._link is not None and self._link.follower.error is None:
             return self._link
         self.time = asyncio.get_running_loop().time
+        until = self.time() + self.settings.join_timeout + EARLIER_CALLER
         async with self._connecting:
             self.check_usable()
             if self._link is not None and self._link.follower.error is not None:
                 await self._disconnect(self._link.follower.error)
             if self._link is None:
-                within = math.inf if self._store_gone is None else ANOTHER_STORE_WITHIN
+                within = until - self.time() if self._store_gone is None else ANOTHER_STORE_WITHIN
                 with anyio.move_on_after(within) as self._connecting_scope:
                     self._link = await self._new_link()
                 self._connecting_scope = None
                 self.check_usable()  # closed while connecting
                 if self._link is None:
-                    assert self._store_gone is not None, "else there is no limit"
-                    raise self.connection_error(self._store_gone)
+                    raise self.connection_error(self._store_gone or self._unreached)
             return self._link
 
     async def _new_link(self) -> Link:
@@ -194,6 +196,7 @@ class Node:
                     raise link.follower.error
                 self._link_stack = stack.pop_all()
         except (StoreError, TimeoutError) as error:
+            self._unreached = error
             raise self.connection_error(error) from error
         return link
 

@@ -20,6 +20,7 @@ FOUND = [
     "changes.poll/before/well/cancelled before/word",
     "handler.answer/during/away/twice/bytes",
     "handler.next_rendezvous/round over/silent/left elsewhere/word",
+    "handler.status/before/away/nested group/word",
 ]
 """Cells that have failed before, each of its kind."""
 
