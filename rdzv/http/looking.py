@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import math
 import socket
 from dataclasses import dataclass
 from functools import partial
@@ -119,6 +120,13 @@ class Runs:
                 # A change is told at once, unless the last look was for one, too: those are what takes long.
                 self._told[what] = now + max(SPACED, has_changed * pause), now + max(FRESH, pause), told
             return cast("T", told)
+
+    def due_in(self, run_id: str) -> float:
+        """Return the seconds until unread changes can be read; infinity if there are none."""
+        unread = [
+            self._told[what][0] for what in ("", f"{run_id}/") if what in self.followed.changed & self._told.keys()
+        ]
+        return min(unread, default=math.inf) - self._client.time()
 
     async def summaries(self) -> list[dict[str, Any]]:
         """Return the same without steps by member, with the youngest of those that are over, by name."""

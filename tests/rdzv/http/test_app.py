@@ -16,7 +16,8 @@ import trustme
 
 import rdzv
 import store
-from rdzv.http import app, listening
+from rdzv.core.state import Ban
+from rdzv.http import app, listening, looking
 from store.server.entry.table import BESIDE_SHARE, YIELD_AFTER
 from tests.rdzv.core.test_report import SCHEMA
 from tests.support.limits import limits_with
@@ -159,6 +160,29 @@ async def test_a_run_in_which_nothing_happens_sends_beats_and_then_only_what_has
             assert told["members"]["gone"] == ["b"]
             assert "settings" not in told
             assert "attributes" not in json.dumps(told["members"]["changed"])
+
+
+async def test_a_change_just_after_another_is_told_once_it_may_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reading after a change is followed by a pause. A change in it waits for the end of the pause, no longer."""
+    monkeypatch.setattr(looking, "SPACED", 0.4)  # the pause of a reading that takes 0.1 s
+    async with (
+        served() as (server, url),
+        node(server, "a") as a,
+        store.connect(server.url) as client,
+        aiohttp.ClientSession(url) as session,
+        asyncio.timeout(LIMIT),
+    ):
+        await a.next_rendezvous()
+        async with session.get("/api/events?run=job") as answer:
+            events = read_events(answer.content)
+            while not isinstance(await anext(events), float):
+                pass
+            for ban in ("first", "second"):
+                began = time.monotonic()
+                await client.put(f"/rdzv/job/head/banned/{ban}", Ban(reason="", by="").pack())
+                while ban not in json.dumps(await anext(events)):
+                    pass
+        assert time.monotonic() - began < 0.9
 
 
 async def answered(session: aiohttp.ClientSession, path: str, *, status: int = 200) -> str:

@@ -20,7 +20,7 @@ from tests.rdzv.http.test_app import HOSTILE, LIMIT, node, served
 from tests.support.processes import require, start_python
 from tools.page_states import HOSTILE as HOSTILE_NAMES
 from tools.page_states import play
-from tools.pictures import CHROMIUM, Page, browser
+from tools.pictures import CHROMIUM, NODE, Page, browser
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -283,6 +283,31 @@ async def test_a_loss_in_a_real_run_is_on_the_page_within_a_second_in_the_reader
         assert shown[-8:-3] in hours
         assert await page.evaluate("document.documentElement.scrollWidth") <= 375
         assert page.problems == [], "the security policy allows all that the page does"
+
+
+async def test_a_kill_is_on_the_page_within_half_a_second() -> None:
+    async with (
+        start_python("-m", "rdzv", "serve", "--port", "0", "--http-port", "0") as child,
+        page_of() as page,
+        contextlib.AsyncExitStack() as started,
+    ):
+        url = f"http://127.0.0.1:{(await child.says('HTTP')).rpartition(':')[2].strip()}"
+        listens = re.search(r"listens on (\S+:\d+)", await child.says("listens on"))
+        assert listens is not None
+        run = f"tcp://{listens[1]}/job?min_nodes=1&max_nodes=3&last_call_timeout=60"
+        nodes = [await started.enter_async_context(start_python("-c", NODE, run, f"gpu-{at}")) for at in range(3)]
+        await open_run(page, url, "job")
+        took = []
+        for at in (2, 1):  # the second one just after the page was told of the first
+            await until(page, f"now.run.members.length === {at + 1} && now.run.phase === 'training'")
+            began = time.monotonic()
+            os.kill(nodes[at].pid, signal.SIGKILL)
+            await until(page, f"at('trouble').textContent.includes('gpu-{at} lost')")
+            took.append(time.monotonic() - began)
+            assert re.search(rf"gpu-{at} lost .*: its process ended", await text(page, "trouble"))
+            assert "missing" in await text(page, "state")
+        assert min(took) < 0.5, took
+        assert max(took) < 1.0, took  # tests beside this one may take the processor
 
 
 async def test_a_store_that_is_stopped_is_said_and_no_duration_goes_on_until_it_is_back() -> None:
