@@ -158,7 +158,7 @@ class _Site:
                     # The page takes silence for a store that has gone, and a write finds a page that has.
                     await response.write(message(before, now))
                     before = now
-                    pause = min(LOOK_EVERY, max(self.runs.due_in(now["chosen"]), 0.0))
+                    pause = min(LOOK_EVERY, max(self.runs.due_in(now["chosen"]), SPACED))
                     if await wakeup.sleep_until(loop.time() + pause):
                         await anyio.sleep(SPACED)  # what happens together is told together
         except ConnectionError:

@@ -126,7 +126,7 @@ class Runs:
         unread = [
             self._told[what][0] for what in ("", f"{run_id}/") if what in self.followed.changed & self._told.keys()
         ]
-        return min(unread, default=math.inf) - self._client.time()
+        return min((self._told[what][0] for what in unread), default=math.inf) - self._client.time()
 
     async def summaries(self) -> list[dict[str, Any]]:
         """Return the same without steps by member, with the youngest of those that are over, by name."""
