@@ -123,10 +123,8 @@ class Runs:
 
     def due_in(self, run_id: str) -> float:
         """Return the seconds until unread changes can be read; infinity if there are none."""
-        unread = [
-            self._told[what][0] for what in ("", f"{run_id}/") if what in self.followed.changed & self._told.keys()
-        ]
-        return min((self._told[what][0] for what in unread), default=math.inf) - self._client.time()
+        unread = [what for what in ("", f"{run_id}/") if what in self.followed.changed and what in self._told]
+        return min((self._told[one][0] for one in unread), default=math.inf) - self._client.time()
 
     async def summaries(self) -> list[dict[str, Any]]:
         """Return the same without steps by member, with the youngest of those that are over, by name."""

@@ -177,6 +177,7 @@ async def test_a_change_just_after_another_is_told_once_it_may_be_read(monkeypat
             events = read_events(answer.content)
             while not isinstance(await anext(events), float):
                 pass
+            began = 0.0
             for ban in ("first", "second"):
                 began = time.monotonic()
                 await client.put(f"/rdzv/job/head/banned/{ban}", Ban(reason="", by="").pack())
