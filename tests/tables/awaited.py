@@ -15,11 +15,11 @@ from tests.tables.calls import DOCUMENTED, WITHIN
 from tests.tables.cells import OF_A_ROUND, TEXTS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from tests.tables.cells import Cell
 
-__all__ = ["judged", "play"]
+__all__ = ["Enough", "judged", "judging", "play", "undoes"]
 
 LATE = 0.5  # seconds after its time limit in which a call ends
 TO_UNDO = 2.0  # seconds that a call, or a block, may take to be undone, as their documentation says
@@ -117,7 +117,7 @@ class Stage:
             return
 
         async def body() -> None:
-            with _judging(self, "leaving the round"), contextlib.suppress(Enough):
+            with judging(self.faults, self.cell.call.of, "leaving the round"), contextlib.suppress(Enough):
                 async with self.it:
                     await over.wait()
                     raise Enough
@@ -202,12 +202,12 @@ async def _in_context(stage: Stage) -> None:
         await asyncio.create_task(left.__aenter__())
         await stage.upset_store()
         await _act(stage)
-        with _judging(stage, "leaving the object's block"):
+        with judging(stage.faults, stage.cell.call.of, "leaving the object's block"):
             raised = Enough() if cell.call.of == "round" and cell.when == "during" else None
             with contextlib.suppress(Enough):
                 await asyncio.create_task(left.__aexit__(type(raised) if raised else None, raised, None))
         return
-    with _judging(stage, "leaving the object's block"), contextlib.suppress(Enough):
+    with judging(stage.faults, stage.cell.call.of, "leaving the object's block"), contextlib.suppress(Enough):
         async with stage.set_up() as stack:
             await stage.upset_store()
             await _in_manner(stage)
@@ -248,7 +248,7 @@ async def _act(stage: Stage) -> None:
     """Make the call, to its end; add to the faults if that is not documented, or late."""
     call, loop = stage.cell.call, asyncio.get_running_loop()
     began = loop.time()
-    with _judging(stage, "the call"):
+    with judging(stage.faults, stage.cell.call.of, "the call"):
         limit = asyncio.timeout(WITHIN if call.open_ended else None)
         try:
             async with limit:
@@ -258,14 +258,15 @@ async def _act(stage: Stage) -> None:
         except TimeoutError:
             if not limit.expired():
                 raise
-    most = WITHIN + LATE + (TO_UNDO if _undoes(call.name) else 0.0)
+    gives_back = undoes(call.name) or stage.cell.manner == "cancelled before"  # which the next call waits for
+    most = WITHIN + LATE + (TO_UNDO if gives_back else 0.0)
     if (took := loop.time() - began) > most:
         stage.faults.append(f"the call took {took:.1f} s, with a limit of {WITHIN:g} s")
 
 
-def _undoes(name: str) -> bool:
+def undoes(name: str) -> bool:
     """Whether a call, or leaving its block, gives something back, for which it has two more seconds."""
-    return name in {"aclose", "kept_lease", "lock", "write_lock", "read_lock", "leadership"}
+    return name in {"aclose", "leave", "all_here", "kept_lease", "lock", "write_lock", "read_lock", "leadership"}
 
 
 async def _to_its_end(given: Any, *, apart: bool) -> None:
@@ -289,12 +290,13 @@ async def _to_its_end(given: Any, *, apart: bool) -> None:
 
 
 @contextlib.contextmanager
-def _judging(stage: Stage, what: str) -> Any:
+def judging(faults: list[str], of: str, what: str) -> Iterator[None]:
+    """Add an error of the block to the faults, unless it is documented for this object."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - that is what is looked at
-        if (fault := judged(error, DOCUMENTED[stage.cell.call.of])) is not None:
-            stage.faults.append(f"{what} raised {fault}")
+        if (fault := judged(error, DOCUMENTED[of])) is not None:
+            faults.append(f"{what} raised {fault}")
 
 
 def judged(error: BaseException, documented: tuple[type[BaseException], ...]) -> str | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AWAITED", "BLOCKING", "CALLS", "DOCUMENTED", "NO_ACTS", "Call", "acts_of"]
 
-WITHIN = 4.0  # seconds: the time limit of every call that takes one, or whose handler has one
+WITHIN = 1.5  # seconds: the time limit of every call that takes one, or whose handler has one
 
 AWAITED: dict[str, type] = {
     "handler": rdzv.Handler,

@@ -45,11 +45,11 @@ class Cell:
 
 
 def _states(call: Call, manners: Sequence[str]) -> tuple[Sequence[str], ...]:
+    has_before = call.of not in NOT_BEFORE and (call.of != "handler" or manners is MANNERS)  # a blocking one connects
     whens = [
         when
         for when in WHENS
-        if (call.of in OF_A_ROUND or when in {"before", "during", "object over"})
-        and not (call.of in NOT_BEFORE and when == "before")
+        if (call.of in OF_A_ROUND or when in {"before", "during", "object over"}) and (has_before or when != "before")
     ]
     return whens, STORES, manners, tuple(TEXTS) if call.takes_text else ("word",)
 

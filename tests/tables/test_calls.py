@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import pytest
 
 from store import recipes
 from tests.support.seeds import FRESH
-from tests.tables import awaited
+from tests.tables import awaited, blocking
+from tests.tables.blocking import Machine
 from tests.tables.calls import AWAITED, BLOCKING, CALLS, NO_ACTS, Call, acts_of
 from tests.tables.cells import MANNERS, STORES, by_name, covering, pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PLAYED = [call for call in CALLS if not call.blocking_only]
 FOUND = [
@@ -50,6 +55,22 @@ def test_each_two_states_meet_in_some_cell() -> None:
 @pytest.mark.parametrize("name", FOUND)
 async def test_cells_that_have_failed_before(name: str) -> None:
     assert await awaited.play(by_name(name)) == []
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[list[Machine]]:
+    """A durable store, one in memory, and one for jobs beside."""
+    made = [Machine(durable=durable) for durable in (True, False, False)]
+    yield made
+    for machine in made:
+        machine.end()
+
+
+@pytest.mark.some_of(3)
+@pytest.mark.parametrize("call", [call for call in CALLS if not call.awaited_only], ids=str)
+def test_blocking(call: Call, machines: list[Machine]) -> None:
+    cell = covering(call, blocking.MANNERS, seed=FRESH)[0]
+    assert blocking.played_alone(cell, machines) == [], f"python -m tests.tables {str(cell)!r} plays it again"
 
 
 @pytest.mark.virtual_time
