@@ -35,6 +35,7 @@ from rdzv.node.member.health import examine_in
 from rdzv.node.node import Node, Ticket
 from rdzv.shared_store.store import ClientAtFirstUse
 from store import ConnectionLost
+from store.keeping import RELEASE_WITHIN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -220,7 +221,7 @@ class Handler(Known, RendezvousHandler):
             return self._info(result_of(joining))
         except asyncio.CancelledError:
             undoing = self.node.loop.start(self.node.abandon(ticket))
-            with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(RELEASE_WITHIN, shield=True):  # a silent store has the undoing go on after that
                 await undoing.end()
             raise
 

@@ -26,6 +26,8 @@ FOUND = [
     "handler.answer/during/away/twice/bytes",
     "handler.next_rendezvous/round over/silent/left elsewhere/word",
     "handler.status/before/away/nested group/word",
+    "handler.next_rendezvous/member lost/away/cancelled before/word",
+    "handler.leave/during/silent/left elsewhere/word",
 ]
 """Cells that have failed before, each of its kind."""
 

@@ -15,7 +15,7 @@ from rdzv.core.round import Round
 from rdzv.core.state import NAMED_MOST
 from rdzv.node.link.wakeup import Wakeup
 from store import Entry, Get, Put, StoreError, when
-from store.keeping import RELEASE_WITHIN
+from store.keeping import RELEASE_SOON, RELEASE_WITHIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +59,7 @@ class Leaving:
                     return
                 # The record may be stored; its lease must not be renewed, so that it lapses.
                 part.arrival.lease = None
-                await lease.release(within=within)
+                await lease.release(within=within if in_doubt else RELEASE_SOON)
             finally:
                 if link is not None:
                     link.release_run()
