@@ -27,21 +27,13 @@ NEVER_SEEN: Final = "never seen"
 
 
 class Missing(Record, kw_only=True):
-    """A node that is not here.
+    """A node that is not here."""
 
-    Attributes:
-        node_id: Its name.
-        how: "lost", "left", or "never seen".
-        ago: Seconds since it was lost or left; None if unknown.
-        address: Its last address, if known.
-        why: Why it was lost or left, in words, if known.
-    """
-
-    node_id: str
-    how: str
-    ago: float | None = None
-    address: str = ""
-    why: str = ""
+    node_id: str  #: its name
+    how: str  #: "lost", "left", or "never seen"
+    ago: float | None = None  #: seconds since it was lost or left; None if unknown
+    address: str = ""  #: its last address, if known
+    why: str = ""  #: why it was lost or left, in words, if known
 
     def where(self) -> str:
         """Return its last address, if known and different from its name: " at 10.0.0.3"."""

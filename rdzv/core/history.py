@@ -73,35 +73,22 @@ class Incident(Record, kw_only=True):
 
 
 class Chapter(Record, kw_only=True):
-    """One round in the history of a run.
+    """One round in the history of a run."""
 
-    Attributes:
-        number: Counted from 0.
-        size: The number of members.
-        node_ids: The first of them, by rank.
-        joined: The number of members that were not in the round before.
-        joined_ids: The first of these, by rank.
-        after: Seconds since the round before completed; None if unknown or there was none.
-        incidents: The events during it.
-        reached_at: The addresses of the named members; empty where the address is the name.
-        at: The time of its completion, in seconds since 1970 by the coordinator's clock; None if not recorded.
-        met: Seconds from the last arrival to its completion; None if unknown.
-        stopped: Seconds from its completion until the first member had gone; None while none has, or if unknown.
-        short: Seconds since then in which too few nodes were there for a round.
-    """
-
-    number: int
-    size: int
-    node_ids: tuple[str, ...]
-    joined: int
-    joined_ids: tuple[str, ...]
-    after: float | None = None
-    incidents: tuple[Incident, ...] = ()
-    reached_at: tuple[str, ...] = ()
+    number: int  # counted from 0
+    size: int  # the number of members
+    node_ids: tuple[str, ...]  # the first of them, by rank
+    joined: int  # the number of members that were not in the round before
+    joined_ids: tuple[str, ...]  # the first of these, by rank
+    after: float | None = None  # seconds since the round before completed; None if unknown or there was none
+    incidents: tuple[Incident, ...] = ()  # the events during it
+    reached_at: tuple[str, ...] = ()  # the addresses of the named members; empty where the address is the name
+    # The time of its completion, in seconds since 1970 by the coordinator's clock; None if not recorded
     at: float | None = None
-    met: float | None = None
+    met: float | None = None  # seconds from the last arrival to its completion; None if unknown
+    # Seconds from its completion until the first member had gone; None while none has, or if unknown
     stopped: float | None = None
-    short: float = 0.0
+    short: float = 0.0  # seconds since then in which too few nodes were there for a round
 
     @property
     def addresses(self) -> dict[str, str]:

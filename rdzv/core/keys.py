@@ -23,17 +23,12 @@ class _Name:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The names of a run's keys.
-
-    Attributes:
-        root: The prefix of all of them.
-        head: The prefix that every node watches.
-    """
+    """The names of a run's keys."""
 
     prefix: str
     run_id: str
-    root: str = field(init=False, repr=False, compare=False)
-    head: str = field(init=False, repr=False, compare=False)
+    root: str = field(init=False, repr=False, compare=False)  # the prefix of all of them
+    head: str = field(init=False, repr=False, compare=False)  # the prefix that every node watches
 
     # Keys.
     lease: ClassVar[_Name] = _Name("lease")  # its lease is the run's own lease

@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.core.history import Spent, seconds_between, spent
@@ -49,83 +48,54 @@ WORST_NAMED: Final = 1  # nodes in the closing line, if lost more than once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """The state of a run in the store.
+    """The state of a run in the store."""
 
-    Attributes:
-        run_id: The run's name.
-        round: The number of the last completed round; None if there was none.
-        phase: The run's phase.
-        reason: Why it waits, in words.
-        members: The live members of the last round, by rank.
-        waiting: Nodes that have arrived for the next round, in order of arrival.
-        spares: The waiting nodes for which there is no room.
-        coordinator: The coordinator's node, or None.
-        world_size: The size of the last round; 0 if there was none.
-        bans: The banned nodes: by whose command, and why.
-        bans_where: The attributes with a value, "rack=17", whose nodes are banned, also later ones.
-        settings: The agreed settings of the run, by name; empty before the first node has joined.
-        bootstrap_address: Rank 0's host and port, or None.
-        closed: Why it was closed, or None.
-        refused: Nodes that may not join, and why: banned, or with a failed health check.
-        releases: The number of present nodes by release.
-        missing: Absent nodes, the first of them by name, each with its fate: "lost 41 s ago".
-        addresses: The last address of each present or missing node.
-        accused: Members that do not answer another one: the accused, the accuser, and why.
-        draining: Nodes that must leave: within how many seconds, and why.
-        resized: The last resize of the run, until a round begins with it; else None.
-        absent: The missing nodes as data: how, since when, and why.
-        absent_count: The number of all missing nodes, named or not.
-        waited: Seconds for which too few nodes have waited for a round; None if none waits, or there are enough.
-        now: The hour of the run when this was read, in seconds since 1970; see `rdzv.core.history`.
-        phase_for: Seconds in this phase; None if unknown.
-        last_call_left: Seconds left of the last call; None without one.
-        closing: How the run was closed, or None.
-        closed_at: The hour of closing, in seconds since 1970; None if not recorded.
-        standstill: That no member progresses, in the coordinator's words; else empty.
-        waits_for: The reason without durations, which is unchanged until something happens.
-        attributes: The attributes of nodes outside of the round: waiting ones, and missing ones of the last round.
-        last_members: The members of the last round of a closed run.
-        since: The hour at which each present node arrived, by its own clock, in seconds since 1970.
-        steps: The progress of each member that reports it, as of now.
-        awaits: The keys of the round's store for which members wait, by member, with the seconds so far.
-    """
-
-    run_id: str
-    round: int | None
-    phase: Phase
-    reason: str
-    members: tuple[Participant, ...]
-    waiting: tuple[str, ...]
-    spares: tuple[str, ...]
-    coordinator: str | None
-    world_size: int = 0
-    bans: Mapping[str, Ban] = field(default_factory=lambda: MappingProxyType({}))
-    bans_where: Mapping[str, Ban] = field(default_factory=lambda: MappingProxyType({}))
-    settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    bootstrap_address: tuple[str, int] | None = None
-    closed: str | None = None
-    refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    releases: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    missing: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    addresses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    run_id: str  #: the run's name
+    round: int | None  #: the number of the last completed round; None if there was none
+    phase: Phase  #: the run's phase
+    reason: str  #: why it waits, in words
+    members: tuple[Participant, ...]  #: the live members of the last round, by rank
+    waiting: tuple[str, ...]  #: nodes that have arrived for the next round, in order of arrival
+    spares: tuple[str, ...]  #: the waiting nodes for which there is no room
+    coordinator: str | None  #: the coordinator's node, or None
+    world_size: int = 0  #: the size of the last round; 0 if there was none
+    bans: Mapping[str, Ban] = field(default_factory=dict)  #: the banned nodes: by whose command, and why
+    #: The attributes with a value, "rack=17", whose nodes are banned, also later ones
+    bans_where: Mapping[str, Ban] = field(default_factory=dict)
+    #: The agreed settings of the run, by name; empty before the first node has joined
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    bootstrap_address: tuple[str, int] | None = None  #: rank 0's host and port, or None
+    closed: str | None = None  #: why it was closed, or None
+    #: Nodes that may not join, and why: banned, or with a failed health check
+    refused: Mapping[str, str] = field(default_factory=dict)
+    releases: Mapping[str, int] = field(default_factory=dict)  #: the number of present nodes by release
+    #: Absent nodes, the first of them by name, each with its fate: "lost 41 s ago"
+    missing: Mapping[str, str] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)  #: the last address of each present or missing node
+    #: Members that do not answer another one: the accused, the accuser, and why
     accused: tuple[tuple[str, str, str], ...] = ()
-    draining: Mapping[str, tuple[float, str]] = field(default_factory=lambda: MappingProxyType({}))
-    resized: Resized | None = None
-    absent: tuple[Missing, ...] = ()
-    absent_count: int = 0
+    #: Nodes that must leave: within how many seconds, and why
+    draining: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    resized: Resized | None = None  #: the last resize of the run, until a round begins with it; else None
+    absent: tuple[Missing, ...] = ()  #: the missing nodes as data: how, since when, and why
+    absent_count: int = 0  #: the number of all missing nodes, named or not
+    #: Seconds for which too few nodes have waited for a round; None if none waits, or there are enough
     waited: float | None = None
-    since: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    steps: Mapping[str, StepOf] = field(default_factory=lambda: MappingProxyType({}))
-    awaits: Mapping[str, tuple[str, float]] = field(default_factory=lambda: MappingProxyType({}))
-    now: float = 0.0
-    phase_for: float | None = None
-    last_call_left: float | None = None
-    closing: Closed | None = None
-    closed_at: float | None = None
-    standstill: str = ""
-    waits_for: str = ""
-    attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
-    last_members: tuple[Participant, ...] = ()
+    #: The hour at which each present node arrived, by its own clock, in seconds since 1970
+    since: Mapping[str, float] = field(default_factory=dict)
+    steps: Mapping[str, StepOf] = field(default_factory=dict)  #: the progress of each member that reports it, as of now
+    #: The keys of the round's store for which members wait, by member, with the seconds so far
+    awaits: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    now: float = 0.0  #: the hour of the run when this was read, in seconds since 1970; see `rdzv.core.history`
+    phase_for: float | None = None  #: seconds in this phase; None if unknown
+    last_call_left: float | None = None  #: seconds left of the last call; None without one
+    closing: Closed | None = None  #: how the run was closed, or None
+    closed_at: float | None = None  #: the hour of closing, in seconds since 1970; None if not recorded
+    standstill: str = ""  #: that no member progresses, in the coordinator's words; else empty
+    waits_for: str = ""  #: the reason without durations, which is unchanged until something happens
+    #: The attributes of nodes outside of the round: waiting ones, and missing ones of the last round
+    attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    last_members: tuple[Participant, ...] = ()  #: the members of the last round of a closed run
 
     @property
     def unfit(self) -> dict[str, str]:
@@ -178,7 +148,10 @@ def run_state(status: RunStatus, pace: Pace, counts: Mapping[str, int]) -> tuple
     """Return the state of a run: its kind ("ok", "wait", "drain", "warn", "bad", "over"), and its words."""
     least, most = status.settings.get("min_nodes"), status.settings.get("max_nodes")
     if status.phase is Phase.CLOSED:
-        return ("bad", "Given up") if status.closing and status.closing.given_up else ("over", "Closed")
+        closing, members = status.closing, {one.node_id for one in status.last_members}
+        if closing is None or closing.given_up:
+            return ("over", "Closed") if closing is None else ("bad", "Given up")
+        return "over", "Closed: done" if closing.by in members else "Closed"
     if not status.members and not status.waiting:
         return "bad", "No node is here"
     if status.phase is Phase.LAST_CALL:

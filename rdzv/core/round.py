@@ -39,23 +39,15 @@ class Member(Stored, kw_only=True):
 
 
 class Participant(Stored, kw_only=True):
-    """A member of a round, as every member may read it.
-
-    Attributes:
-        node_id: Its name.
-        rank: Its rank, from 0.
-        address: Where the others reach it.
-        payload: Its data for the others.
-        attributes: Its attributes.
-    """
+    """A member of a round, as every member may read it."""
 
     called = "a bucket of the roster"
 
-    node_id: str
-    rank: int
-    address: str
-    payload: Any = None
-    attributes: Mapping[str, str] = MappingProxyType({})
+    node_id: str  #: its name
+    rank: int  #: its rank, from 0
+    address: str  #: where the others reach it
+    payload: Any = None  #: its data for the others
+    attributes: Mapping[str, str] = MappingProxyType({})  #: its attributes
 
 
 class Round(Stored, kw_only=True):

@@ -41,17 +41,11 @@ class EndKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """The end of a round for a member.
+    """The end of a round for a member."""
 
-    Attributes:
-        kind: See `EndKind`.
-        reason: In words.
-        node_ids: The members that have gone, as far as they are known.
-    """
-
-    kind: EndKind
-    reason: str
-    node_ids: tuple[str, ...] = ()
+    kind: EndKind  # see `EndKind`
+    reason: str  # in words
+    node_ids: tuple[str, ...] = ()  # the members that have gone, as far as they are known
 
     @property
     def others_have_gone(self) -> bool:

@@ -110,21 +110,14 @@ class LastCoordinator:
 
 
 class Closed(Stored, kw_only=True):
-    """The closing of a run.
-
-    Attributes:
-        reason: The reason, as given; may be empty.
-        by: The node or person that closed it.
-        given_up: True for a verdict not to go on, rather than the end of the work.
-        status: The exit status of every launcher; 0 for none in particular.
-    """
+    """The closing of a run."""
 
     called = "the closing"
 
-    reason: Prose
-    by: Prose = ""
-    given_up: bool = False
-    status: int = 0
+    reason: Prose  # the reason, as given; may be empty
+    by: Prose = ""  # the node or person that closed it
+    given_up: bool = False  # true for a verdict not to go on, rather than the end of the work
+    status: int = 0  # the exit status of every launcher; 0 for none in particular
 
     @classmethod
     def of(cls, value: bytes) -> Closed:
@@ -155,26 +148,17 @@ def ban_among(bans: Mapping[str, Ban], node_id: str, attributes: Mapping[str, st
 
 
 class Ban(Stored, kw_only=True):
-    """A ban of one node, or of all nodes with an attribute.
-
-    Attributes:
-        reason: The reason, as given; may be empty.
-        by: The node or person that banned it.
-        now: True if the node is put out of its round at once, too.
-        lasts: Seconds from its writing until it ends by itself. None: until it is lifted.
-        left: The seconds of these that remain, in a status.
-        where: The attribute and value, "rack=17"; empty for a single node.
-    """
+    """A ban of one node, or of all nodes with an attribute."""
 
     called = "a ban"
     outside: ClassVar[tuple[str, ...]] = ("left",)
 
-    reason: Prose
-    by: Prose = ""
-    now: bool = False
-    lasts: float | None = None
-    left: float | None = None
-    where: str = ""
+    reason: Prose  # the reason, as given; may be empty
+    by: Prose = ""  # the node or person that banned it
+    now: bool = False  # true if the node is put out of its round at once, too
+    lasts: float | None = None  # seconds from its writing until it ends by itself. None: until it is lifted
+    left: float | None = None  # the seconds of these that remain, in a status
+    where: str = ""  # the attribute and value, "rack=17"; empty for a single node
 
     def __str__(self) -> str:
         by = (f", as all nodes with {self.where}," if self.where else "") + (f" by {self.by}" if self.by else "")
@@ -185,22 +169,15 @@ class Ban(Stored, kw_only=True):
 
 
 class Unban(Stored, kw_only=True):
-    """A ban that was lifted.
-
-    Attributes:
-        who: The nodes that may join again.
-        reason: The reason, as given; may be empty.
-        by: The node or person that lifted it.
-        revision: The revision of the lifting.
-    """
+    """A ban that was lifted."""
 
     called = "the lifting of a ban"
     outside: ClassVar[tuple[str, ...]] = ("revision",)
 
-    who: str
-    reason: Prose = ""
-    by: Prose = ""
-    revision: int = 0
+    who: str  # the nodes that may join again
+    reason: Prose = ""  # the reason, as given; may be empty
+    by: Prose = ""  # the node or person that lifted it
+    revision: int = 0  # the revision of the lifting
 
     def __str__(self) -> str:
         return f"{self.who}{f' by {self.by}' if self.by else ''}{f': {self.reason}' if self.reason else ''}"

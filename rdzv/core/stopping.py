@@ -65,24 +65,16 @@ class Drain(Stored, kw_only=True):
 
 
 class Resized(Stored, kw_only=True):
-    """New numbers of nodes of the run, in force from the next round on.
-
-    Attributes:
-        min_nodes: The fewest nodes that a round may have.
-        max_nodes: The most.
-        reason: From the operator; may be empty.
-        by: The operator's name.
-        revision: The revision of this write.
-    """
+    """New numbers of nodes of the run, in force from the next round on."""
 
     called = "a resize"
     outside: ClassVar[tuple[str, ...]] = ("revision",)
 
-    min_nodes: int
-    max_nodes: int
-    reason: Prose = ""
-    by: Prose = ""
-    revision: int = 0
+    min_nodes: int  #: the fewest nodes that a round may have
+    max_nodes: int  #: the most
+    reason: Prose = ""  #: from the operator; may be empty
+    by: Prose = ""  #: the operator's name
+    revision: int = 0  #: the revision of this write
 
 
 class Begun(Stored, kw_only=True):

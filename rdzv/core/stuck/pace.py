@@ -37,25 +37,15 @@ BEHIND_STEPS: Final = 3  # ... and by more than these: notes of members in lock-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOf:
-    """The progress of a member.
+    """The progress of a member."""
 
-    Attributes:
-        step: The last begun step; None before the first.
-        age: Seconds since then.
-        rate: Recent steps per second.
-        busy: The reason why it is busy, as it said; empty if it is not.
-        waits: True if it waits for others in the store of its round.
-        away: True if it was disconnected from the store until a moment ago.
-        first: True if it is not beyond its first step: it may compile and load.
-    """
-
-    step: int | None
-    age: float
-    rate: float
-    busy: str = ""
-    waits: bool = False
-    away: bool = False
-    first: bool = False
+    step: int | None  # the last begun step; None before the first
+    age: float  # seconds since then
+    rate: float  # recent steps per second
+    busy: str = ""  # the reason why it is busy, as it said; empty if it is not
+    waits: bool = False  # true if it waits for others in the store of its round
+    away: bool = False  # true if it was disconnected from the store until a moment ago
+    first: bool = False  # true if it is not beyond its first step: it may compile and load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,6 +59,9 @@ def test_ten_thousand_quiet_members_take_one_pass() -> None:
 LOST = {"absent": (Missing(node_id="x", how="lost"),), "absent_count": 1}
 
 
+MEMBERS = tuple(Participant(node_id=f"n{rank}", rank=rank, address="") for rank in range(2))
+
+
 @pytest.mark.parametrize(
     ("given", "state"),
     [
@@ -72,14 +75,18 @@ LOST = {"absent": (Missing(node_id="x", how="lost"),), "absent_count": 1}
         ({"phase": Phase.LAST_CALL, "waiting": ("w",)}, ("wait", "Last call: 1 of up to 4")),
         ({"phase": Phase.GATHERING, "waiting": ("w",), "members": ()}, ("wait", "Waiting: 1 of 2 here")),
         ({"phase": Phase.GATHERING, "members": ()}, ("bad", "No node is here")),
-        ({"phase": Phase.CLOSED, "closing": Closed(reason="done")}, ("over", "Closed")),
+        ({"phase": Phase.CLOSED, "closing": Closed(reason="done", by="an operator")}, ("over", "Closed")),
+        (
+            {"phase": Phase.CLOSED, "closing": Closed(reason="done", by="n1"), "last_members": MEMBERS},
+            ("over", "Closed: done"),
+        ),
         ({"phase": Phase.CLOSED, "closing": Closed(reason="NaN", given_up=True, status=93)}, ("bad", "Given up")),
     ],
 )
 def test_the_state_of_a_run_in_words(given: dict[str, Any], state: tuple[str, str]) -> None:
     plain: dict[str, Any] = {
         "phase": Phase.TRAINING,
-        "members": tuple(Participant(node_id=f"n{rank}", rank=rank, address="") for rank in range(2)),
+        "members": MEMBERS,
         "waiting": (),
         "settings": {"min_nodes": 2, "max_nodes": 4},
     }

@@ -141,7 +141,7 @@ async def test_a_run_is_reported_in_each_of_its_phases() -> None:
         assert (missing["node_id"], missing["kind"]) == ("second", "left")
         await first.set_closed("enough")
         over = await look()
-        assert (over["closed"], over["state"]["words"]) == ("enough", "Closed")
+        assert (over["closed"], over["state"]["words"]) == ("enough", "Closed: done")
         assert {name: over["closing"][name] for name in ("given_up", "status", "by")} == {
             "given_up": False,
             "status": 0,
