@@ -130,7 +130,7 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
         now: The hour of the run, in seconds since 1970, if it goes on; None to end with what is known.
     """
     bands: list[tuple[Any, ...]] = []  # as spans; of a round, its number and size, too
-    rows: dict[str, list[Span]] = {}
+    rows: dict[str, list[tuple[Any, ...]]] = {}  # of a gap, its reason, too
     away: dict[str, tuple[str, float, str]] = {}  # who has gone: how, when, and why
     began = 0.0
 
@@ -138,7 +138,7 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
         if node_id in away:
             kind, since, why = away.pop(node_id)
             text = f"{kind}{f': {why}' if why else ''}; away for {long_duration(began - since)}"
-            rows[node_id].append(_span(kind, since, began - since, text))
+            rows[node_id].append((*_span(kind, since, began - since, text), why))
 
     for chapter, length in zip(history.chapters, lengths_of(history.chapters, now), strict=True):
         gone = {node_id: one for one in chapter.incidents if one.kind in ("lost", "left") for node_id in one.node_ids}
@@ -162,7 +162,8 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
                 text = f"meeting again after round {chapter.number}"
                 spans.append(_span("meeting", began + stopped, meets, text))
         for node_id, one in gone.items():
-            rows.setdefault(node_id, [])
+            if node_id not in chapter.node_ids:  # a round names its first members only; this one was there, too
+                rows.setdefault(node_id, []).append(_span("round", began, ends[node_id], f"round {chapter.number}"))
             away[node_id] = one.kind, began + ends[node_id], one.reason
         began += length
         closing = closing_of(chapter)

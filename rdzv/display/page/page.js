@@ -58,6 +58,8 @@ function showTrouble(run, found) {
   if (count > items.length) items.push(["bad", "…", "", `and ${num(count - items.length)} more`]);
   if (run.standstill) items.push(["bad", "!", "", `${run.standstill}: no member is to blame, as far as can be seen`]);
   for (const ban of run.banned_where) items.push(["over", SIGNS[K.banned], ban.where, `all such nodes are ${banOf(ban)}`]);
+  const unknown = run.phase === "gathering" ? run.settings.min_nodes - run.counts.here - run.missing_count : 0;
+  if (unknown > 0) items.push(["wait", "○", "", `${many(unknown, "more node")} ${unknown === 1 ? "is" : "are"} needed; no name of theirs is known`]);
   if (run.resized) {
     const { min_nodes: least, max_nodes: most, by, reason } = run.resized;
     items.push(["wait", "↔", "", `resized to ${least === most ? least : `${least} to ${most}`} nodes from the next round on, by ${by}${reason ? `: ${reason}` : ""}`]);
@@ -311,6 +313,11 @@ at("map").addEventListener("keydown", (event) => {
   select(to);
 });
 at("time").addEventListener("pointermove", pointAtBand);
+at("time").addEventListener("pointerdown", beginDrag);
+at("time").addEventListener("pointerup", endDrag);
+at("time").addEventListener("pointercancel", () => { drag = null; drawTime(); });
+at("time").addEventListener("dblclick", () => zoomTo());
+at("range").addEventListener("change", () => { zoom = null; });
 at("time").addEventListener("pointerleave", () => { pointed = -1; tellBand(); });
 at("time").addEventListener("keydown", (event) => { if (bandAfter(event.key)) event.preventDefault(); });
 at("find").addEventListener("input", () => {

@@ -150,7 +150,7 @@ def test_members_that_wait_to_meet_again_have_a_span_and_an_outage_is_as_long_as
         ("closed", 44.0, 0.0),
     ]
     assert "lost: b (10.77.0.12): silent" in shown["rounds"][1].text
-    assert shown["nodes"][1][1][1].text == "lost: silent; away for 14 s"
+    assert shown["nodes"][1][1][1][3:] == ("lost: silent; away for 14 s", "silent")
 
 
 def test_who_comes_back_was_away_until_then() -> None:
@@ -182,7 +182,8 @@ def test_who_is_lost_has_a_row_also_if_it_was_not_among_the_nodes_that_a_round_n
             round_of_thousand(3),
         )
     )
-    assert rows_of(story)["n900"] == [("lost", 30.0, 50.0), ("lost", 110.0, 10.0)]
+    spans = [("round", 0.0, 30.0), ("lost", 30.0, 50.0), ("round", 80.0, 30.0), ("lost", 110.0, 10.0)]
+    assert rows_of(story)["n900"] == spans
     assert timeline("job", story)["note"] == "of up to 1,000 nodes of a round, the first 2 have a row, and who has gone"
 
 

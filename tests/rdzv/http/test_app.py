@@ -118,7 +118,7 @@ async def test_how_a_run_was_closed_is_told_in_fields_and_one_that_goes_on_comes
             jsonschema.validate(over, SCHEMA)
             assert (over["closing"]["given_up"], over["closing"]["status"]) == (bool(verdict), 93 if verdict else 0)
             assert over["closing"]["at"] == pytest.approx(over["now"], abs=LIMIT)
-            assert over["state"]["words"] == ("Given up" if verdict else "Closed")
+            assert over["state"]["words"] == ("Given up" if verdict else "Closed: done")
         history = json.loads(await answered(session, "/api/runs/bbb/history"))
         assert [one["size"] for one in history["rounds"]] == [1]
         await answered(session, "/api/runs/ccc/history", status=404)

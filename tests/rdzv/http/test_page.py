@@ -69,7 +69,7 @@ STATES = {
     "slow-300": "▲ Training: 3 slow",
     "loss-300": "▲ Training: 1 missing",
     "drain-40": "▼ Training: 2 draining",
-    "closed-40": "■ Closed",
+    "closed-40": "■ Closed: done",
     "givenup-40": "✕ Given up",
 }
 
@@ -84,6 +84,7 @@ async def test_each_state_is_said_in_words_by_its_shape_and_by_name() -> None:
             match run_id:
                 case "gather-8":
                     assert [name in trouble for name in ("gpu-00002", "gpu-00003", "gpu-00004")] == [True] * 3
+                    assert "3 more nodes are needed; no name of theirs is known" in trouble
                 case "stuck-300":
                     assert re.search(r"gpu-00150 stuck: no step for 1 min .*at step 48,000", trouble)
                     assert "rank 150, stuck" in slow
@@ -202,6 +203,45 @@ async def test_keys_move_on_the_map_and_only_with_its_focus() -> None:
         ]
         assert controls
         assert [one for one in controls if not one.get("name", {}).get("value")] == []
+
+
+async def test_dragging_on_the_rounds_zooms_and_escape_shows_all_again() -> None:
+    async with play() as played, page_of() as page:
+        await open_run(page, played.url, "loss-300")
+        await page.evaluate("at('time').scrollIntoView()")
+        seconds = "scale.end - scale.begin"
+        whole = await page.evaluate(seconds)
+        left, top, middle = await page.evaluate(
+            "(({ left, top }) => [left + scale.names, top, top + TOP + BAND / 2])(at('time').getBoundingClientRect())"
+        )
+        wide = await page.evaluate("scale.wide")
+
+        async def mouse(kind: str, part: float, y: float = middle, **more: Any) -> None:
+            await page.call("Input.dispatchMouseEvent", type=kind, x=left + part * wide, y=y, button="left", **more)
+
+        await mouse("mousePressed", 0.5, clickCount=1)
+        await mouse("mouseMoved", 0.6, buttons=1)
+        await mouse("mouseReleased", 0.75, clickCount=1)
+        await mouse("mouseReleased", 0.75)
+        assert await page.evaluate(seconds) == pytest.approx(whole / 10, rel=0.02)
+        assert await page.evaluate("scale.begin") == pytest.approx(whole / 2, rel=0.02)
+        assert "zoomed; Esc" in await page.evaluate("drawn.note")
+        await page.evaluate("at('time').focus(); bandAfter('Escape')")
+        assert await page.evaluate(seconds) == pytest.approx(whole, rel=0.02)
+        await page.evaluate("bandAfter('Home'); bandAfter('Enter')")
+        assert await page.evaluate("scale.begin") == 0
+        assert await page.evaluate(seconds) < whole / 2, "the first round alone"
+        await page.evaluate("at('range').value = '3600'; at('range').dispatchEvent(new Event('change'))")
+        assert await page.evaluate(seconds) == pytest.approx(3600)
+        row = await page.evaluate("bands.find((one) => !one.span)")
+        await page.call(
+            "Input.dispatchMouseEvent",
+            type="mouseMoved",
+            x=left - await page.evaluate("scale.names") + row["from"] + 1,
+            y=top + row["top"] + 5,
+        )
+        assert (await text(page, "span")).startswith("gpu-"), "the rows of nodes say what they show"
+        assert page.problems == []
 
 
 SHAPES = """(size) => {
