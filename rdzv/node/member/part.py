@@ -166,7 +166,7 @@ class Part:
 
     def banned_error(self, ban: Ban) -> RendezvousRefusedError:
         """Return the error for a node that is banned."""
-        return RendezvousRefusedError(f"run {self.keys.run_id}: node {self.node_id} is {ban}")
+        return RendezvousRefusedError(f"run {self.keys.run_id}: node {self.node_id} is {ban}; rdzv unban lets it in")
 
     def closed_error(self, closed: Closed, *, spare: bool) -> RendezvousError:
         """Return the error for a call that finds the run closed."""

@@ -105,7 +105,8 @@ async def agree_on_settings(
             now = await store.get(keys.settings)
             if now is None or now.value != there.value:  # by value: each node that arrives writes the same ones again
                 return
-            raise RendezvousSettingsError(f"run {keys.run_id} was started with other settings: {difference}")
+            what = f"was started with other settings: {difference}; give all nodes the same"
+            raise RendezvousSettingsError(f"run {keys.run_id} {what}")
         agreed.forget()
         await store.compare_and_set(keys.settings, agreed.value, expected_revision=there.mod_revision, lease=lease)
 
