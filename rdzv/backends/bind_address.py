@@ -20,8 +20,8 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from rdzv.core.addresses import is_loopback
 from rdzv.errors import RendezvousConnectionError
+from store.net.address import is_loopback
 from store.printable import escaping, first_of
 
 if TYPE_CHECKING:

@@ -27,10 +27,9 @@ from rdzv.backends.credentials import with_expected_nodes
 from rdzv.cli.command import DONE, FAILED, JSON, STORE, command, option, put, say
 from rdzv.cli.reach import open_run, open_store, settings_of
 from rdzv.config.endpoint import split_url
-from rdzv.core.addresses import is_loopback
 from rdzv.node.link.wakeup import Wakeup
 from store.connecting import is_etcd
-from store.net.address import host_and_port
+from store.net.address import host_and_port, is_loopback
 from store.printable import first_of
 
 if TYPE_CHECKING:

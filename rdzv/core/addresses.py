@@ -17,33 +17,20 @@ known address is rejected as rank 0, with the remedy; as another rank it gets an
 
 from __future__ import annotations
 
-import functools
-import ipaddress
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from rdzv.errors import RendezvousSettingsError
+from store.net.address import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rdzv.core.state import NodeRecord
 
-__all__ = ["in_zone_of", "is_loopback", "way_of", "with_reachable_addresses"]
+__all__ = ["in_zone_of", "way_of", "with_reachable_addresses"]
 
 WHAT_TO_SET = "give that node address= (torchrun: --local-addr), where the others reach it"
-
-
-# each node calls it per arrival, and a coordinator for all members, with few addresses
-@functools.lru_cache(maxsize=1024)
-def is_loopback(address: str) -> bool:
-    """Return True if an address leads back to the host that uses it."""
-    try:
-        ip = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address == "localhost"
-    mapped = getattr(ip, "ipv4_mapped", None)
-    return (mapped or ip).is_loopback
 
 
 def in_zone_of(host: str, address: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 
 from store.errors import StoreUsageError
-from store.server.entry.table import is_loopback
+from store.net.address import is_loopback
 
 __all__ = ["check_exposure", "token_bytes"]
 
@@ -23,7 +23,7 @@ def check_exposure(host: str, *, token: bytes | None, tls: ssl.SSLContext | None
         )
     if insecure or token is not None or (tls is not None and tls.verify_mode is ssl.CERT_REQUIRED):
         return
-    if host != "localhost" and not is_loopback(host):
+    if not is_loopback(host):
         raise StoreUsageError(
             f"a store on {host or 'all interfaces'} would let anybody in: give it a token (token= or --token-file) or "
             f"mutual TLS (tls= with CERT_REQUIRED, or --cert, --key and --ca); or say insecure to leave it open"

@@ -13,13 +13,13 @@ each was among the largest costs of accepting a thousand.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import math
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from store.net.address import is_loopback
 from store.server.log_lines import RationedLog
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from store.limits import Limits
 
-__all__ = ["BESIDE_SHARE", "Stranger", "Table", "is_loopback"]
+__all__ = ["BESIDE_SHARE", "Stranger", "Table"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -235,11 +235,3 @@ class Table:
         first = min((row.due for row in self._strangers.values()), default=math.inf)
         if first < math.inf and self._timer is None:
             self._look_in(first - now)
-
-
-def is_loopback(address: str) -> bool:
-    """Return True for an IP address of the loopback interface."""
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from rdzv.core.addresses import in_zone_of, is_loopback, way_of, with_reachable_addresses
+from rdzv.core.addresses import in_zone_of, way_of, with_reachable_addresses
 from rdzv.core.decision import Complete, Wait
 from rdzv.core.state import NodeRecord
 from rdzv.errors import RendezvousSettingsError
+from store.net.address import is_loopback
 from tests.support.hand_fed import HandFed
 
 
