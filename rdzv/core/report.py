@@ -168,15 +168,15 @@ def run_state(status: RunStatus, pace: Pace, counts: Mapping[str, int]) -> tuple
 
 def report(status: RunStatus) -> dict[str, Any]:
     """Return a status as JSON's types: dictionaries, lists, strings, numbers, booleans, None."""
-    bootstrap, resized, now = status.bootstrap_address, status.resized, status.now
+    bootstrap, closing, resized, now = status.bootstrap_address, status.closing, status.resized, status.now
     pace = pace_in(status)
     states = node_states(status, pace)
     meant, words = run_state(status, pace, counts := counts_of(status, states))
 
     stands = f"no member has begun a step for {pace.limit:.0f} s" if pace.stands else ""
 
-    def hour(ago: float | None) -> float | None:
-        return None if ago is None else round(now - ago, 1)
+    def hour(away: float | None, *, ahead: bool = False) -> float | None:
+        return None if away is None else round(now + away if ahead else now - away, 1)
 
     def member(one: Participant) -> dict[str, Any]:
         return _member(one, status.steps.get(one.node_id), states.get(one.node_id, "left"), hour) | {
@@ -186,28 +186,20 @@ def report(status: RunStatus) -> dict[str, Any]:
         }
 
     def ban(one: Ban) -> dict[str, Any]:
-        left = one.left
-        ends = {"ends_in": left, "ends_at": None if left is None else hour(-left)}
+        ends = {"ends_in": one.left, "ends_at": hour(one.left, ahead=True)}
         return {"reason": one.reason, "by": one.by, "at_once": one.now, **ends}
 
     return {
         "version": VERSION,
-        "now": now,
-        "run_id": status.run_id,
+        **_fields(status, UNCHANGED),
         "phase": status.phase.value,
-        "phase_for": status.phase_for,
         "phase_since": hour(status.phase_for),
-        "last_call_left": status.last_call_left,
-        "last_call_until": None if status.last_call_left is None else hour(-status.last_call_left),
+        "last_call_until": hour(status.last_call_left, ahead=True),
         "state": {"meant": meant, "words": words},
-        "reason": status.reason,
-        "waits_for": status.waits_for,
-        "round": status.round,
-        "world_size": status.world_size,
         "bootstrap": None if bootstrap is None else {"host": bootstrap[0], "port": bootstrap[1]},
-        "coordinator": status.coordinator,
-        "closed": status.closed,
-        "closing": None if status.closing is None else _closing(status.closing, status.closed_at),
+        "closing": None
+        if closing is None
+        else _fields(closing, ("given_up", "status", "by", "reason")) | {"at": status.closed_at},
         "counts": counts,
         "pace": {
             "told": pace.told,
@@ -217,8 +209,8 @@ def report(status: RunStatus) -> dict[str, Any]:
             "limit": round(pace.limit, 1),
         },
         "standstill": status.standstill or stands,
-        "stuck": [{"node_id": node_id, "why": why} for node_id, why in pace.stuck.items()],
-        "slow": [{"node_id": node_id, "why": why} for node_id, why in pace.slow.items()],
+        "stuck": _by_node(pace.stuck, "why"),
+        "slow": _by_node(pace.slow, "why"),
         "members": [member(one) for one in status.members],
         "last_members": [_member(one, None, "left", hour) for one in status.last_members],
         "waiting": [node_id for node_id in status.waiting if node_id not in status.spares],
@@ -236,48 +228,57 @@ def report(status: RunStatus) -> dict[str, Any]:
             for one in status.absent
         ],
         "missing_count": status.absent_count,
-        "waited": status.waited,
         "waiting_since": hour(status.waited),
         "since": dict(status.since),
         "addresses": dict(status.addresses),
         "attributes": {node_id: _plain(dict(each)) for node_id, each in status.attributes.items()},
         "banned": [{"node_id": node_id, **ban(one)} for node_id, one in status.bans.items()],
         "banned_where": [{"where": where, **ban(one)} for where, one in status.bans_where.items()],
-        "unfit": [{"node_id": node_id, "reason": reason} for node_id, reason in status.unfit.items()],
+        "unfit": _by_node(status.unfit, "reason"),
         "accused": [{"node_id": node_id, "by": by, "why": why} for node_id, by, why in status.accused],
         "draining": [
             {"node_id": node_id, "seconds_left": round(left, 1), "until": hour(-left), "reason": reason}
             for node_id, (left, reason) in status.draining.items()
         ],
-        "resized": None
-        if resized is None
-        else {name: getattr(resized, name) for name in ("min_nodes", "max_nodes", "reason", "by")},
+        "resized": None if resized is None else _fields(resized, ("min_nodes", "max_nodes", "reason", "by")),
         "releases": dict(status.releases),
         "settings": {name: _plain(value) for name, value in status.settings.items()},
     }
 
 
-def _closing(closed: Closed, at: float | None) -> dict[str, Any]:
-    return {"given_up": closed.given_up, "status": closed.status, "by": closed.by, "at": at, "reason": closed.reason}
+UNCHANGED: Final = (
+    *("now", "run_id", "phase_for", "last_call_left", "reason", "waits_for", "round", "world_size", "coordinator"),
+    *("closed", "waited"),
+)
+"""The fields of a report that are the fields of the status."""
+
+
+def _fields(noun: object, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(noun, name) for name in names}
+
+
+def _by_node(reasons: Mapping[str, str], called: str) -> list[dict[str, str]]:
+    return [{"node_id": node_id, called: reason} for node_id, reason in reasons.items()]
 
 
 def _member(
     member: Participant, steps: StepOf | None, state: str, hour: Callable[[float], float | None]
 ) -> dict[str, Any]:
-    begun = steps is not None and steps.step is not None
+    one = NO_STEPS if steps is None else steps
     return {
-        "node_id": member.node_id,
-        "rank": member.rank,
-        "address": member.address,
+        **_fields(member, ("node_id", "rank", "address")),
         "payload": _plain(member.payload),
         "attributes": {name: _plain(value) for name, value in member.attributes.items()},
         "state": state,
-        "step": None if steps is None else steps.step,
-        "step_age": None if steps is None else steps.age,
-        "step_at": hour(steps.age) if begun and steps is not None else None,
-        "step_rate": None if steps is None else steps.rate,
-        "busy": "" if steps is None else steps.busy,
+        "step": one.step,
+        "step_age": None if steps is None else one.age,
+        "step_at": None if one.step is None else hour(one.age),
+        "step_rate": None if steps is None else one.rate,
+        "busy": one.busy,
     }
+
+
+NO_STEPS: Final = StepOf(step=None, age=0.0, rate=0.0)
 
 
 def _plain(value: Any) -> Any:

@@ -61,16 +61,10 @@ async def serve(
     insecure: bool = False,
     prefix: str,
 ) -> AsyncIterator[str]:
-    """Serve HTTP about a store for as long as the context lasts; gives the URL.
+    """Serve HTTP beside a store during the context; gives the URL.
 
-    Args:
-        server: The store.
-        host: Where it listens; "" is every address.
-        port: Where HTTP is to listen; 0 takes a free one.
-        token: The store's secret, if it has one.
-        tls: The store's context, if it speaks TLS.
-        insecure: Whether the token may cross the network in the clear.
-        prefix: What the keys of all runs start with.
+    `host`, `token` and `tls` are those of the store. `insecure` lets the token cross the network in the clear; the keys
+    of all runs start with `prefix`.
     """
     host, door = door_at(host, token=token, secure=tls is not None, insecure=insecure)
     async with client_of(server, token=token) as client:
@@ -87,19 +81,13 @@ async def serve(
 
 
 class _Site:
-    """What is told.
-
-    Attributes:
-        metrics: What is measured.
-        runs: How the runs stand.
-        leaving: Whether the pages' streams are to end; their listeners are notified then.
-    """
+    """The answers to requests."""
 
     def __init__(self, server: Server, runs: Runs) -> None:
         self._server = server
         self.runs = runs
         self.metrics = Metrics()
-        self.leaving: bool = False
+        self.leaving: bool = False  # True: the pages' streams end; their listeners are notified
         server.on_request(self.metrics.request)
         self._listeners = 0
         self._page = live_page()

@@ -36,15 +36,10 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """What is known of who may come.
+    """The rules for requests."""
 
-    Attributes:
-        token: The store's secret, if it has one.
-        loopback: Whether only this machine can connect.
-    """
-
-    token: bytes | None
-    loopback: bool
+    token: bytes | None  # the store's secret, if it has one
+    loopback: bool  # True if only this machine can connect
 
     def refuse(self, method: str, path: str, headers: Mapping[str, str]) -> Refusal | None:
         """Return why a request is refused; None if it is let in."""

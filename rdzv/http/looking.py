@@ -76,12 +76,8 @@ class _Ended:
 class Runs:
     """The runs under a prefix of a store.
 
-    Args:
-        client: Of the store.
-        prefix: What the keys of all runs start with.
-
     Attributes:
-        followed: Those of them that are looked at.
+        followed: The runs that are being read.
     """
 
     def __init__(self, client: Client, *, prefix: str) -> None:
