@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import ipaddress
 import math
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-__all__ = ["Limits"]
+__all__ = ["Limits", "is_loopback"]
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -139,3 +141,15 @@ class Limits:
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} ({getattr(self, name)}) has no room for {for_what}: make it at least {least}")
+
+
+# each node of a run calls it per arrival, and a coordinator for all members, with few addresses
+@functools.lru_cache(maxsize=1024)
+def is_loopback(address: str) -> bool:
+    """Return True if an address leads back to the host that uses it."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address == "localhost"
+    mapped = getattr(ip, "ipv4_mapped", None)  # as a server on "::" sees clients that use IPv4
+    return (mapped or ip).is_loopback

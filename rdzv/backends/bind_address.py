@@ -21,7 +21,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from rdzv.errors import RendezvousConnectionError
-from store.net.address import is_loopback
+from store.limits import is_loopback
 from store.printable import escaping, first_of
 
 if TYPE_CHECKING:

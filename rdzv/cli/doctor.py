@@ -29,7 +29,8 @@ from rdzv.cli.reach import open_run, open_store, settings_of
 from rdzv.config.endpoint import split_url
 from rdzv.node.link.wakeup import Wakeup
 from store.connecting import is_etcd
-from store.net.address import host_and_port, is_loopback
+from store.limits import is_loopback
+from store.net.address import host_and_port
 from store.printable import first_of
 
 if TYPE_CHECKING:

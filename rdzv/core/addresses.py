@@ -21,7 +21,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from rdzv.errors import RendezvousSettingsError
-from store.net.address import is_loopback
+from store.limits import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import ipaddress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from store.errors import StoreUsageError
 
-__all__ = ["DEFAULT_PORT", "Address", "host_and_port", "is_loopback"]
+__all__ = ["DEFAULT_PORT", "Address", "host_and_port"]
 
 DEFAULT_PORT = 29400  # torchrun's default
-
-
-# each node of a run calls it per arrival, and a coordinator for all members, with few addresses
-@functools.lru_cache(maxsize=1024)
-def is_loopback(address: str) -> bool:
-    """Return True if an address leads back to the host that uses it."""
-    try:
-        ip = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address == "localhost"
-    mapped = getattr(ip, "ipv4_mapped", None)  # as a server on "::" sees clients that use IPv4
-    return (mapped or ip).is_loopback
 
 
 def host_and_port(host: str, port: int) -> str:

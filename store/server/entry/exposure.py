@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 
 from store.errors import StoreUsageError
-from store.net.address import is_loopback
+from store.limits import is_loopback
 
 __all__ = ["check_exposure", "token_bytes"]
 

@@ -19,7 +19,7 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from store.net.address import is_loopback
+from store.limits import is_loopback
 from store.server.log_lines import RationedLog
 
 if TYPE_CHECKING:

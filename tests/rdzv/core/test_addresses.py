@@ -10,7 +10,7 @@ from rdzv.core.addresses import in_zone_of, way_of, with_reachable_addresses
 from rdzv.core.decision import Complete, Wait
 from rdzv.core.state import NodeRecord
 from rdzv.errors import RendezvousSettingsError
-from store.net.address import is_loopback
+from store.limits import is_loopback
 from tests.support.hand_fed import HandFed
 
 
