@@ -196,14 +196,7 @@ async def _reach(host: str, port: int, addresses: list[str], timeout: float, *, 
 
 
 def gloo_check(own_name: str, own: Sequence[str], leads_there: str, *, chosen: str | None) -> Check:
-    """Check that PyTorch's gloo, which listens on the address of the host's name, is reachable for other hosts.
-
-    Args:
-        own_name: This host's name.
-        own: The addresses of that name.
-        leads_there: The address of this host on the way to the store.
-        chosen: GLOO_SOCKET_IFNAME.
-    """
+    """Check that PyTorch's gloo, which listens on the address of the host's name, is reachable like `leads_there`."""
     if chosen:
         return Check("gloo", f"GLOO_SOCKET_IFNAME={chosen}")
     if leads_there in own[:1]:

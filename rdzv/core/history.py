@@ -142,14 +142,7 @@ class HourNote(Stored, kw_only=True):
 
 
 def gone_before(history: History, number: int, *, here: Container[str], now: float) -> list[Missing]:
-    """Return the members of the round before `number` that are not here.
-
-    Args:
-        history: The remembered history.
-        number: The current round.
-        here: The nodes that are here.
-        now: The hour of the run.
-    """
+    """Return the members of the round before `number` that are not `here`."""
     if len(history.chapters) < 2 or history.chapters[-1].number != number:
         return []
     before, last = history.chapters[-2:]
@@ -290,15 +283,9 @@ class Chronicle:
         at: float | None = None,
         arrived: float | None = None,
     ) -> History:
-        """Return the history with a round that is about to be committed.
+        """Return the history with a round that is about to be committed; its last member `arrived` then.
 
-        Args:
-            number: Its number.
-            nodes: The addresses of its members, by rank.
-            known: The members of the round before.
-            now: Seconds on this coordinator's clock.
-            at: The same, in seconds since 1970.
-            arrived: When the last member arrived.
+        `nodes` has the addresses by rank, `known` the members of the round before; `at` is `now` in seconds since 1970.
         """
         node_ids = list(nodes)
         before = frozenset(known)
@@ -337,13 +324,7 @@ class Chronicle:
     ) -> History | None:
         """Return the history with this progress's news of the current round; None if it has none.
 
-        Args:
-            progress: The news.
-            closed: The closing, if the run is closed.
-            now: Seconds on this coordinator's clock.
-            at: The same, in seconds since 1970.
-            why: Known reasons why members have gone.
-            unbans: The lifted bans.
+        `at` is `now` in seconds since 1970; `why` has the known reasons why members have gone.
         """
         chapter = self._history.chapters[-1] if self._history.chapters else None
         if chapter is None or chapter.number != progress.round or len(chapter.incidents) >= INCIDENTS_MOST:

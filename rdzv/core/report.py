@@ -299,13 +299,7 @@ def _plain(value: Any) -> Any:
 
 
 def as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus:
-    """Return a status as of so many seconds later, in which nothing has happened.
-
-    Args:
-        status: How the run stood.
-        seconds: How long ago that was.
-        reason: The reason now: it has durations in words.
-    """
+    """Return a status as of so many seconds later, in which nothing has happened, with the reason of then."""
 
     def later(age: float | None) -> float | None:
         return None if age is None else age + seconds
@@ -383,14 +377,7 @@ class Account:
 
 
 def account(run_id: str, history: History, *, now: float | None = None, waited: float | None = None) -> Account:
-    """Return the cost of a run so far.
-
-    Args:
-        run_id: The run's name.
-        history: Its remembered history.
-        now: The hour of the run, in seconds since 1970, if it continues; None counts to the last known hour.
-        waited: Seconds for which it has waited for nodes, if it does.
-    """
+    """Return the cost of a run until `now` (None: its last known hour); `waited`: seconds it waits for nodes."""
     total, lost, reasons = history.past.spent, Counter(history.past.lost), Counter(history.past.reasons)
     if other := history.past.losses - reasons.total():
         reasons["other"] = other

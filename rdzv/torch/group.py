@@ -50,15 +50,7 @@ NEEDED_BY_NCCL: Final = (
 
 
 class RoundGroup:
-    """The default process group of this process during a round.
-
-    Args:
-        store: A `torch.distributed.Store` for the members of this round only.
-        rank: This process's rank.
-        world_size: The number of members.
-        backend: `gloo`, `nccl`, or another one of PyTorch's.
-        timeout: The limit of a collective, once the group is connected.
-    """
+    """The default process group of this process during a round, over a store for its members only."""
 
     def __init__(self, store: Any, *, rank: int, world_size: int, backend: str, timeout: timedelta) -> None:
         self._store = store

@@ -253,11 +253,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 handler.start(in_thread(partial(self._screen.ended, ending, handler.closed, done=done)))
 
     def _end_life(self, why: str = "") -> None:
-        """Stop following this round; announce why it ends if a worker here has failed.
-
-        Args:
-            why: The failure, if it was not announced at once.
-        """
+        """Stop following this round; announce the failure of a worker here, if `why` was not announced at once."""
         life, handler = self._life, self._handler
         self._forget_workers()
         self._life = None

@@ -41,13 +41,7 @@ TRY_AGAIN_AFTER: Final = 0.05  # seconds, until the last round's rank 0 releases
 
 
 class WorkersStore:
-    """The TCPStore for the workers of a round, in the process of rank 0's launcher.
-
-    Args:
-        host: The round's bootstrap address.
-        port: The round's bootstrap port.
-        timeout: The store's own.
-        within: In seconds, the limit of waiting for the port.
+    """The TCPStore for a round's workers, in the process of rank 0's launcher; waits `within` seconds for the port.
 
     Raises:
         OSError: The port is taken, or not permitted.

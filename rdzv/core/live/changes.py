@@ -118,9 +118,7 @@ def message(before: dict[str, Any] | None, now: dict[str, Any]) -> bytes:
 def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return the changes for a page that has the state `before`; empty if only the time has changed.
 
-    Args:
-        before: The page's state: the store, the chosen run, all `runs` in numbers, the chosen `run` as a report.
-        now: The current state.
+    A state has the store, the chosen run, all `runs` in numbers, and the chosen `run` as a report.
     """
     known = {one["run_id"]: _news(one) for one in before["runs"]}
     runs = [one for one in now["runs"] if known.pop(one["run_id"], None) != _news(one)]

@@ -92,11 +92,7 @@ class Screen:
         )
 
     def end_quietly(self, end: Callable[[str], None]) -> None:
-        """Let an agent that a signal ends do so without PyTorch's traceback.
-
-        Args:
-            end: Takes the name of the signal.
-        """
+        """Let an agent that a signal ends do so without PyTorch's traceback; `end` takes the signal's name."""
         before = sys.excepthook
 
         def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -136,13 +132,7 @@ class Screen:
             waiting.join(JOIN_WITHIN)
 
     def met(self, handler: sync.Handler, *, again: bool, seconds: float) -> None:
-        """Write the new round, with members that have gone or come.
-
-        Args:
-            handler: The handler of a member.
-            again: True if the member was in another round before.
-            seconds: The duration of the meeting.
-        """
+        """Write the new round, and the members that have gone or come since another one; it was met in `seconds`."""
         assert handler.membership is not None
         round, rank = handler.membership.round, handler.membership.rank
         lost, left, joined = round.since if again else ((), (), ())

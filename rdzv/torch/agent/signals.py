@@ -31,12 +31,7 @@ LEAVES_WITHIN: Final = 1.5  # seconds, also if no store answers
 
 
 class EndSignals:
-    """Handles the signals that end one agent; in the main thread.
-
-    Args:
-        hosts: Returns True if the process serves a store.
-        give_up: Called before the process ends because it could not leave in time.
-    """
+    """Handles the signals that end one agent, in the main thread; calls `give_up` if the agent cannot leave in time."""
 
     def __init__(self, hosts: Callable[[], bool], give_up: Callable[[str], None]) -> None:
         self._hosts = hosts
@@ -51,11 +46,7 @@ class EndSignals:
                     signal.signal(number, self._heed)
 
     def leave(self, name: str) -> None:
-        """Handle signals while the agent leaves, within a limited time unless it serves a store.
-
-        Args:
-            name: The signal that ends it.
-        """
+        """Handle signals while the agent leaves by one of them, within a limited time unless it serves a store."""
         self._begin(signal.Signals[name])
         if threading.current_thread() is threading.main_thread():
             for number in ENDING:

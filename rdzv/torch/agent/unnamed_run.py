@@ -29,13 +29,7 @@ LOOK_EVERY: Final = 0.2  # in seconds, for the former job's nodes to go, which t
 
 
 def begin_anew(url: str, overrides: Mapping[str, Any], *, wait: float) -> bool:
-    """Reopen a closed run without live nodes, after waiting for its nodes; return True if it can be joined.
-
-    Args:
-        url: The URL of the run.
-        overrides: The URL's parameters as keywords.
-        wait: In seconds, the limit for its nodes to go.
-    """
+    """Reopen a closed run without live nodes, after `wait` seconds for them to go; return True if it can be joined."""
     deadline = time.monotonic() + wait
     client, settings = open_store(url, overrides)
     keys = Keys(settings.prefix, settings.run_id)

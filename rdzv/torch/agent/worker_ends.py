@@ -33,12 +33,7 @@ LOOKS_EVERY: Final = 0.02  # in seconds, until the agent has started all workers
 
 
 class WorkerEnds:
-    """Waits for the ends of one agent's workers.
-
-    Args:
-        start: Starts a coroutine in the node's loop.
-        on_failure: Awaited there once, with the description of the first failure.
-    """
+    """Waits for the ends of one agent's workers; awaits `on_failure` in the node's loop, with the first failure."""
 
     def __init__(
         self, start: Callable[[Coroutine[Any, Any, None]], Call[None]], on_failure: Callable[[str], Awaitable[object]]
@@ -48,12 +43,7 @@ class WorkerEnds:
         self._waiting: Call[None] | None = None
 
     def follow(self, workers: Callable[[], Mapping[int, int]], raised_by: Callable[[int], str]) -> None:
-        """Wait for the ends of these workers only; called by the agent's thread.
-
-        Args:
-            workers: Returns their process ids by local rank once all have been started, and none before.
-            raised_by: Returns the exception of the worker of a local rank.
-        """
+        """Wait for the ends of these workers only; `workers` returns none before all have been started."""
         self.forget()
         if hasattr(os, "pidfd_open"):
             self._waiting = self._start(self._wait(workers, raised_by, threading.get_ident()))
