@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -53,7 +54,7 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "TERM=dumb": {"env": {"TERM": "dumb", "COLUMNS": "1"}},
     "no TMPDIR": {"env": {"TMPDIR": "/nowhere", "HOME": "/nowhere"}},
     "no passwd entry": {"code": NO_ENTRY, "env": {"HOME": ""}},
-    "input and output closed": {"preexec_fn": lambda: [os.close(number) for number in (0, 1)]},
+    "input and output closed": {"preexec_fn": functools.partial(os.closerange, 0, 2)},
     "nobody reads": {"stdout": "broken"},
 }
 
