@@ -213,15 +213,7 @@ def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Sto
 
 
 def next_round(view: View, rules: Rules, *, closed: bool, now: float, drained: Collection[str] = ()) -> Wait | Complete:
-    """Return the next round if it can be completed now; else what it waits for.
-
-    Args:
-        view: The picture of the run.
-        rules: The run's settings.
-        closed: True if the run is closed.
-        now: Seconds on the coordinator's clock.
-        drained: The nodes that are to leave.
-    """
+    """Return the next round if it can be completed now; else what it waits for. The `drained` nodes are to leave."""
     assert view.synced, "nothing is decided on half a picture: whoever is missing from it may be alive"
     progress = _progress(view, rules, closed=closed, now=now, drained=drained)
     if progress.phase in (Phase.CLOSED, Phase.GATHERING):

@@ -134,14 +134,9 @@ class View:
         progress_at: float,
         before: LastCoordinator | None = None,
     ) -> None:
-        """Restore the last coordinator's state; call this before the first event.
+        """Restore the state of the last coordinator, `before`; call this before the first event.
 
-        Args:
-            round: The last completed round.
-            members: All its members.
-            progress: The last coordinator's last report.
-            progress_at: When it arrived, on this node's clock.
-            before: That coordinator, and how its term ended.
+        `members` are all those of the round; the progress arrived at `progress_at` on this node's clock.
         """
         if before is not None:
             self._before = before.node_id, _WHY[before.cause] or self._otherwise or UNSEEN
@@ -223,11 +218,7 @@ class View:
     ) -> None:
         """Take in one event of the watch on nodes.
 
-        Args:
-            event: The event.
-            now: Seconds on this node's clock.
-            last_call_timeout: The length of a last call, to compute when an inherited one began.
-            bans: The bans, which explain why a banned node's record goes.
+        `last_call_timeout` tells when an inherited last call began, and `bans` why a banned node's record goes.
         """
         if event.kind == "reset":
             self.synced = False
