@@ -68,7 +68,7 @@ def machines() -> Iterator[list[Machine]]:
         machine.end()
 
 
-@pytest.mark.some_of(3)
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("call", [call for call in CALLS if not call.awaited_only], ids=str)
 def test_blocking(call: Call, machines: list[Machine]) -> None:
     cell = covering(call, blocking.MANNERS, seed=FRESH)[0]
@@ -76,7 +76,7 @@ def test_blocking(call: Call, machines: list[Machine]) -> None:
 
 
 @pytest.mark.virtual_time
-@pytest.mark.some_of(12)
+@pytest.mark.some_of(8)
 @pytest.mark.parametrize("call", PLAYED, ids=str)
 async def test_awaited(call: Call) -> None:
     faults = {str(cell): faults for cell in covering(call, seed=FRESH) if (faults := await awaited.play(cell))}

@@ -69,7 +69,7 @@ def server() -> Iterator[store.Server]:
         yield serving
 
 
-@pytest.mark.some_of(6)
+@pytest.mark.some_of(4)
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 @pytest.mark.parametrize("command", LINES)
 def test_commands(command: str, environment: str, server: store.Server) -> None:
