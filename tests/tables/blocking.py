@@ -65,6 +65,7 @@ class Machine:
         self._port = free_port()
         self._kept = ["--data-dir", self._folder.name] if durable else []
         self._process: subprocess.Popen[bytes] | None = None
+        self._starting = threading.Lock()  # a timer of a cell may start it, too
         self.url = f"tcp://127.0.0.1:{self._port}"
         self.start()
         with rdzv.sync.connect(f"{self.url}/first", is_host=False):
@@ -72,10 +73,11 @@ class Machine:
 
     def start(self) -> None:
         """Start it, if it is not there, and wait until it answers."""
-        if self._process is None:
-            command = [sys.executable, "-m", "rdzv", "serve", "--port", str(self._port), *self._kept]
-            env = {**os.environ, "PYTHONPATH": str(ROOT)}
-            self._process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with self._starting:
+            if self._process is None:
+                command = [sys.executable, "-m", "rdzv", "serve", "--port", str(self._port), *self._kept]
+                env = {**os.environ, "PYTHONPATH": str(ROOT)}
+                self._process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         with store.sync.connect(self.url, timeout=20):
             pass
 
