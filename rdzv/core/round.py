@@ -47,7 +47,8 @@ class Participant(Stored, kw_only=True):
     rank: int  #: its rank, from 0
     address: str  #: where the others reach it
     payload: Any = None  #: its data for the others
-    attributes: Mapping[str, str] = MappingProxyType({})  #: its attributes
+    #: Its attributes
+    attributes: Mapping[str, str] = MappingProxyType({})
 
 
 class Round(Stored, kw_only=True):
