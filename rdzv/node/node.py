@@ -161,7 +161,8 @@ class Node:
         if self._link is not None and self._link.follower.error is None:
             return self._link
         self.time = asyncio.get_running_loop().time
-        until = self.time() + self.settings.join_timeout + EARLIER_CALLER
+        # Only a caller that waits for the attempt of another needs a limit: an attempt has one of its own.
+        until = self.time() + self.settings.join_timeout + EARLIER_CALLER if self._connecting.locked() else math.inf
         async with self._connecting:
             self.check_usable()
             if self._link is not None and self._link.follower.error is not None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from store import recipes
-from tests.support.seeds import FRESH
 from tests.tables import awaited, blocking
 from tests.tables.blocking import Machine
 from tests.tables.calls import AWAITED, BLOCKING, CALLS, NO_ACTS, Call, acts_of
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PLAYED = [call for call in CALLS if not call.blocking_only]
+SEED = 1  # of the cells that the suite plays; the nightly command plays those of other seeds, or all
+
 FOUND = [
     "recipes.lock/during/away/left elsewhere/long",
     "round.check/member lost/replaced/cancelled before/word",
@@ -46,7 +47,7 @@ def test_each_recipe_has_a_row() -> None:
 
 
 def test_each_two_states_meet_in_some_cell() -> None:
-    met = set(itertools.chain.from_iterable(pairs(cell) for call in PLAYED for cell in covering(call, seed=FRESH)))
+    met = set(itertools.chain.from_iterable(pairs(cell) for call in PLAYED for cell in covering(call, seed=SEED)))
     for store, manner in itertools.product(STORES, MANNERS):
         assert (("store", store), ("manner", manner)) in met
     for call in PLAYED:
@@ -71,7 +72,7 @@ def machines() -> Iterator[list[Machine]]:
 @pytest.mark.some_of(2)
 @pytest.mark.parametrize("call", [call for call in CALLS if not call.awaited_only], ids=str)
 def test_blocking(call: Call, machines: list[Machine]) -> None:
-    cell = covering(call, blocking.MANNERS, seed=FRESH)[0]
+    cell = covering(call, blocking.MANNERS, seed=SEED)[0]
     assert blocking.played_alone(cell, machines) == [], f"python -m tests.tables {str(cell)!r} plays it again"
 
 
@@ -79,5 +80,5 @@ def test_blocking(call: Call, machines: list[Machine]) -> None:
 @pytest.mark.some_of(8)
 @pytest.mark.parametrize("call", PLAYED, ids=str)
 async def test_awaited(call: Call) -> None:
-    faults = {str(cell): faults for cell in covering(call, seed=FRESH) if (faults := await awaited.play(cell))}
+    faults = {str(cell): faults for cell in covering(call, seed=SEED) if (faults := await awaited.play(cell))}
     assert faults == {}, "python -m tests.tables CELL plays one of them"
