@@ -273,6 +273,7 @@ def _member(
         "step": one.step,
         "step_age": None if steps is None else one.age,
         "step_at": None if one.step is None else hour(one.age),
+        "report_age": None if steps is None else one.report_age,
         "step_rate": None if steps is None else one.rate,
         "busy": one.busy,
     }
@@ -322,7 +323,10 @@ def as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus:
         bans=ending(status.bans),
         bans_where=ending(status.bans_where),
         draining={name: (max(left - seconds, 0.0), why) for name, (left, why) in status.draining.items()},
-        steps={name: replace(one, age=one.age + seconds) for name, one in status.steps.items()},
+        steps={
+            name: replace(one, age=one.age + seconds, report_age=one.report_age + seconds)
+            for name, one in status.steps.items()
+        },
     )
 
 

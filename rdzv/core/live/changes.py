@@ -16,7 +16,7 @@ __all__ = ["AGES", "changes", "in_numbers", "message", "settled", "without_ages"
 AGES: Final = frozenset(
     (
         *("waited", "phase_for", "last_call_left"),
-        *("step_age", "seconds_ago", "how", "seconds_left", "ends_in"),
+        *("step_age", "report_age", "seconds_ago", "how", "seconds_left", "ends_in"),
     )
 )
 """The fields that change by themselves; beside each is a stable one, mostly an hour."""

@@ -41,6 +41,7 @@ class StepOf:
 
     step: int | None  # the last begun step; None before the first
     age: float  # seconds since then
+    report_age: float = 0.0  # seconds since its last report, which comes with a keep-alive
     rate: float  # recent steps per second
     busy: str = ""  # the reason why it is busy, as it said; empty if it is not
     waits: bool = False  # true if it waits for others in the store of its round

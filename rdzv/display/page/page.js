@@ -174,6 +174,7 @@ function showChoices(run) {
 
 // ---------------------------------------------------------------------------------------------------- all runs
 
+const RUNS_MOST = 100;
 const URGENCY = ["bad", "warn", "drain", "wait", "ok", "over"];
 
 function showAll(runs) {
@@ -184,17 +185,18 @@ function showAll(runs) {
     const says = run.closed ?? (run.round === null ? run.waits_for : `round ${run.round}: ${num(run.members)} of ${num(run.world_size)} nodes${cost}`);
     return [run.run_id, run.state.meant, `${signOf(run)} ${run.state.words}`, says];
   });
-  replace(at("overview"), JSON.stringify(texts), () => {
-    const list = el("ul", undefined, "cards");
-    list.append(...texts.map(([id, tone, words, says]) => {
-      const item = el("li"), link = el("a", undefined, tone);
-      link.href = "#" + encodeURIComponent(id);
-      link.append(bdi(id), el("b", words), el("span", clean(says, 120), "soft"));
-      item.append(link);
-      return item;
-    }));
-    return [el("h2", `${many(texts.length, "run")} in this store`), texts.length ? list : el("p", "No run has begun yet.")];
-  });
+  const sought = at("findrun").value.trim().toLowerCase();
+  const found = texts.filter(([id, , ...words]) => [id, ...words].some((one) => one.toLowerCase().includes(sought))), cards = found.slice(0, RUNS_MOST);
+  set(at("howmany"), texts.length ? `${many(texts.length, "run")} in this store` : "No run has begun yet.");
+  at("findrun").hidden = texts.length < 2;
+  set(at("morecards"), !found.length && sought ? "no such run" : found.length > cards.length ? `and ${num(found.length - cards.length)} more: find them by name` : "");
+  replace(at("cards"), JSON.stringify(cards), () => cards.map(([id, tone, words, says]) => {
+    const item = el("li"), link = el("a", undefined, tone);
+    link.href = "#" + encodeURIComponent(id);
+    link.append(bdi(id), el("b", words), el("span", clean(says, 120), "soft"));
+    item.append(link);
+    return item;
+  }));
 }
 
 function show() {
@@ -325,6 +327,7 @@ at("find").addEventListener("input", () => {
   const byRank = nodes.findIndex((one) => String(one.rank) === text);
   select(!text ? -1 : byRank >= 0 ? byRank : nodes.findIndex((one) => one.name.toLowerCase().includes(text)));
 });
+at("findrun").addEventListener("input", () => showAll([...told.runs.values()]));
 for (const [id, kind] of [["by", "change"], ["range", "change"], ["list", "toggle"]]) {
   at(id).addEventListener(kind, () => { again(); if (now) showTable(now.run, now.found); });
 }

@@ -220,6 +220,7 @@ async def read_steps(
         node_id: StepOf(
             step=heard.note.step,
             age=heard.note.age + heard.ago,
+            report_age=heard.ago,
             rate=heard.note.rate,
             busy=(heard.note.what or "something") if heard.note.busy > heard.ago else "",
             waits=heard.note.waits,

@@ -51,7 +51,7 @@ def test_every_fact_is_a_field() -> None:
         since={"a": 1.8e9},
         addresses={"b": "10.0.0.2", "c": "10.0.0.3"},
         settings={"min_nodes": 2, "rank_order": object},
-        steps={"a": StepOf(step=1204, age=2.5, rate=2.0, busy="checkpoint")},
+        steps={"a": StepOf(step=1204, age=2.5, report_age=1.5, rate=2.0, busy="checkpoint")},
         awaits={"a": ("key 'a'", 41.0)},
         now=1.8e9 + 100,
         phase_for=40.0,
@@ -73,6 +73,7 @@ def test_every_fact_is_a_field() -> None:
             "step": 1204,
             "step_age": 2.5,
             "step_at": 1.8e9 + 97.5,
+            "report_age": 1.5,
             "step_rate": 2.0,
             "busy": "checkpoint",
         }

@@ -122,6 +122,24 @@ async def test_each_state_is_said_in_words_by_its_shape_and_by_name() -> None:
         assert page.problems == []
 
 
+async def test_one_of_many_runs_is_found_by_its_name_and_by_its_state() -> None:
+    listed = ("stuck-30", *(f"train-{count}" for count in range(2, 132)))
+    async with play(listed) as played, page_of() as page:
+        await page.call("Page.navigate", url=played.url)
+        await until(page, "document.querySelectorAll('.cards a').length === 100")
+        assert await text(page, "morecards") == "and 31 more: find them by name"
+
+        async def find(sought: str) -> list[str]:
+            await page.evaluate(f"at('findrun').value = '{sought}'; at('findrun').dispatchEvent(new Event('input'))")
+            cards = "[...document.querySelectorAll('.cards bdi')].map((one) => one.textContent)"
+            return list(await page.evaluate(cards))
+
+        assert await find("N-131") == ["train-131"]
+        assert await find("1 stuck") == ["stuck-30"]
+        assert (await find("no-such"), await text(page, "morecards")) == ([], "no such run")
+        assert page.problems == []
+
+
 async def test_names_of_strangers_are_text_at_every_width_and_nothing_is_wider_than_the_window() -> None:
     async with play() as played, page_of() as page:
         await open_run(page, played.url, "hostile-12")
