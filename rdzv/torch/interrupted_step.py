@@ -2,8 +2,11 @@
 
 A step changes more of a model than its parameters. An unused gradient would be added to the next step's: `sync_state`
 drops the gradients of all members. Buffers (BatchNorm's running statistics) contain a part of a batch: `check` copies
-changed ones, and `sync_state` restores the copies, unless the optimizer has stepped since. `TorchRound.sync_state`
-lists the rest.
+changed ones, and `sync_state` restores the copies, unless the optimizer has stepped since.
+
+`optimizer.step(closure)` of LBFGS changes parameters and its own state between two calls of the closure, and the loss
+raises in the closure. So a hook copies both before each such step, and `sync_state` restores the copies of a step that
+did not end. `TorchRound.sync_state` lists the rest.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
+from copy import deepcopy
 from typing import Any, Final, NamedTuple
 
 from rdzv.torch.pytorch import copy_all, torch
@@ -46,18 +50,44 @@ class _Copy(NamedTuple):
         return same and not buffer.is_inference()
 
 
+class _Before(NamedTuple):
+    """Parameters of an optimizer, their values and its state before a step with a closure; empty without one."""
+
+    parameters: list[torch.Tensor]
+    values: list[torch.Tensor]
+    state: dict[Any, Any]
+
+    @classmethod
+    def of(cls, optimizer: Any) -> _Before:
+        """Copy them."""
+        parameters = _parameters(optimizer)
+        values = [one.detach().clone() for one in parameters]
+        return cls(parameters, values, {one: deepcopy(state) for one, state in optimizer.state.items()})
+
+    def restore(self, optimizer: Any) -> None:
+        """Write the copies into the optimizer and its parameters."""
+        copy_all(self.parameters, self.values)
+        optimizer.state.clear()
+        optimizer.state.update(self.state)
+
+
 class InterruptedStep:
     """The state of the models of one process at the last `check`, from round to round."""
 
     def __init__(self) -> None:
         self._models: weakref.WeakKeyDictionary[Any, dict[str, _Copy]] = weakref.WeakKeyDictionary()
-        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # with a hook for steps
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # with hooks for steps
+        self._begun: weakref.WeakKeyDictionary[Any, _Before | None] = weakref.WeakKeyDictionary()  # steps that run
         self._steps = 0  # of the optimizers since the last check
         self._steps_before = 0  # between the last two checks
         self._has_warned = False
 
     def remember(self) -> None:
-        """Copy the buffers of all models of `sync_state` as a `check` begins."""
+        """Copy the buffers of all models of `sync_state` as a `check` begins; a step that has raised before stays."""
+        self._begun.clear()
+        self._copy_buffers()
+
+    def _copy_buffers(self) -> None:
         self._steps_before, self._steps = self._steps, 0
         for model, copies in self._models.items():
             into, of, now = list[torch.Tensor](), list[torch.Tensor](), dict[str, _Copy]()
@@ -74,7 +104,7 @@ class InterruptedStep:
             self._models[model] = now
 
     def take_back(self, model: Any, optimizer: Any, *, announced: bool) -> None:
-        """Drop all gradients, and restore the buffers if no optimizer has stepped since the last check.
+        """Drop all gradients, undo a step of the optimizer that did not end, and restore the buffers if none has ended.
 
         Args:
             model: A model of `sync_state`, or None.
@@ -84,8 +114,10 @@ class InterruptedStep:
         """
         if self._steps == 0 and model is not None:
             self._restore(model)
+        if optimizer in self._begun:
+            self._undo(optimizer)
         parameters = [] if model is None else list(model.parameters())
-        parameters += [one for group in getattr(optimizer, "param_groups", ()) for one in group["params"]]
+        parameters += _parameters(optimizer)
         unused = optimizer in self._optimizers and not (self._steps or self._steps_before)
         if announced and unused and not self._has_warned and any(one.grad is not None for one in parameters):
             self._has_warned = True
@@ -95,6 +127,16 @@ class InterruptedStep:
             )
         for one in parameters:
             one.grad = None
+
+    def _undo(self, optimizer: Any) -> None:
+        before = self._begun.pop(optimizer)
+        if before is not None:
+            before.restore(optimizer)
+        elif not _steps_at_once(optimizer):
+            log.warning(
+                f"a loss has interrupted a step of {type(optimizer).__name__}, and the parameters that it has changed "
+                f"stay changed; read the last checkpoint, or give `step` a closure: then such a step is undone"
+            )
 
     def _restore(self, model: Any) -> None:
         copies = self._models.get(model, {})
@@ -114,12 +156,29 @@ class InterruptedStep:
             self._models.setdefault(model, {})
         if optimizer is not None and optimizer not in self._optimizers:
             with contextlib.suppress(AttributeError):  # not a `torch.optim.Optimizer`
-                optimizer.register_step_post_hook(self._count)
+                optimizer.register_step_pre_hook(self._begin)
+                optimizer.register_step_post_hook(self._end)
                 self._optimizers.add(optimizer)
-        self.remember()
+        self._copy_buffers()
 
-    def _count(self, *_: Any) -> None:
+    def _begin(self, optimizer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        has_closure = any(map(callable, (*arguments, *named.values())))  # PyTorch's arguments include the optimizer
+        copied = has_closure and not _steps_at_once(optimizer)
+        self._begun[optimizer] = _Before.of(optimizer) if copied else None
+
+    def _end(self, optimizer: Any, *_: Any) -> None:
+        self._begun.pop(optimizer, None)
         self._steps += 1
+
+
+def _parameters(optimizer: Any) -> list[torch.Tensor]:
+    return [one for group in getattr(optimizer, "param_groups", ()) for one in group["params"]]
+
+
+def _steps_at_once(optimizer: Any) -> bool:
+    """Return True for PyTorch's own optimizers but LBFGS: they call a closure before any change, and no collectives."""
+    own = type(optimizer).__module__.startswith("torch.optim.")
+    return own and not isinstance(optimizer, torch.optim.LBFGS)
 
 
 def _version(buffer: torch.Tensor) -> int | None:

@@ -249,8 +249,10 @@ class TorchRound(_GroupOfRound, blocking.Round):
         A member that lags behind replaces its state once the other is complete: if the source dies meanwhile, it keeps
         its own.
 
-        No trace of an interrupted step remains in the arguments: the gradients of all members are None, and buffers are
-        as at the last `check`, unless the optimizer has stepped since. The program restores the rest:
+        No trace of an interrupted step remains in the arguments: the gradients of all members are None, buffers are as
+        at the last `check`, unless the optimizer has stepped since, and a step of LBFGS that did not end is undone. For
+        that it keeps a copy of parameters and state while it steps, as do other libraries' optimizers with a closure.
+        The program restores the rest:
 
         * gradients that a CUDA graph or a flat buffer owns: zero that buffer, since an optimizer skips what is None;
           and large buffers that a CUDA graph changes: bring them in `extra`
@@ -259,6 +261,7 @@ class TorchRound(_GroupOfRound, blocking.Round):
         * counters of accumulated micro-steps: set them to 0 at the beginning of a round
         * `DistributedDataParallel` and its hooks: make it anew in each round
         * a step of several optimizers: what one of them has done is done
+        * an optimizer of another library that communicates in a step without a closure: a warning says so
 
         Args:
             model: A `torch.nn.Module`. Parameters and buffers are written in place, also those outside its

@@ -132,3 +132,72 @@ def test_gradients_of_micro_steps_that_an_announced_change_drops_are_warned_of_o
         interrupted.remember()
         interrupted.take_back(model, optimizer, announced=True)
     assert len([one for one in caplog.records if "give `check` the optimizer's steps" in one.message]) == warnings
+
+
+def test_a_step_of_lbfgs_that_a_loss_interrupts_between_two_evaluations_is_undone() -> None:
+    """Parameters and history, of the first step and of a later one; a step that has ended stays."""
+    data = torch.Generator().manual_seed(0)
+    inputs = torch.randn(16, 3, generator=data)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, history_size=3)
+    interrupted = InterruptedStep()
+    interrupted.follow(model, optimizer)
+
+    def step(raises_at: int) -> None:
+        evaluations = iter(range(100))
+
+        def closure() -> torch.Tensor:
+            if next(evaluations) == raises_at:
+                raise RuntimeError("the group was aborted")
+            optimizer.zero_grad()
+            loss = model(inputs).sub(1).pow(2).mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    def state() -> str:
+        return repr((list(model.parameters()), optimizer.state_dict()))
+
+    for _ in range(3):
+        interrupted.remember()
+        before = state()
+        with pytest.raises(RuntimeError, match="aborted"):
+            step(raises_at=2)
+        assert state() != before
+        interrupted.take_back(model, optimizer, announced=False)
+        assert state() == before
+        interrupted.follow(model, optimizer)
+        step(raises_at=99)
+        after = state()
+        interrupted.take_back(model, optimizer, announced=False)
+        assert state() == after != before
+
+
+class Distributed(torch.optim.SGD):  # type: ignore[misc]  # PyTorch is read without its types
+    """An optimizer of another library, of which each member updates a part and sends it to the others."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        if closure is not None:
+            closure()
+        with torch.no_grad():
+            self.param_groups[0]["params"][0].add_(1)
+        raise RuntimeError("the group was aborted")
+
+
+@pytest.mark.parametrize("closure", [None, float])
+def test_a_step_that_communicates_is_undone_with_a_closure_and_warned_of_without(
+    closure: Callable[[], float] | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = Distributed([weight], lr=0.1)
+    interrupted = InterruptedStep()
+    interrupted.follow(None, optimizer)
+    with pytest.raises(RuntimeError, match="aborted"):
+        optimizer.step(closure)
+    interrupted.take_back(None, optimizer, announced=False)
+    assert bool(weight.sum()) is (closure is None)
+    assert len([one for one in caplog.records if "interrupted a step of Distributed" in one.message]) == (
+        closure is None
+    )
