@@ -1,11 +1,19 @@
-"""A program for `test_r25_equal_after_a_loss`: two members train, and one is killed or drained, and replaced.
+"""A program for `test_r25_equal_after_a_loss`: runs that lose, take in or let go a member, and the same undisturbed.
 
-python -m tests.rdzv.torch.interrupted_program URL WAY TWIN
+python -m tests.rdzv.torch.interrupted_program STORE FOLDER CASE...
 
-WAY is what happens at step 5 to the second member: `calm` (nothing), `killed` or `drained`. TWIN is `blocking` or
-`awaited`. Gradients are dropped after the optimizer's step, and each step has two batches: what an interrupted step
-leaves, the next one would count. A line of JSON for each member that has come to its end says its weights, its
-buffers, and how many batches each of its layers has counted.
+A case is `KIND.WAY.PLACE.TWIN`. WAY is what happens to the run of members a and b:
+
+* `killed`: b is killed in its step 5, at PLACE, and c comes in its place; at `sync` c, too, before its `sync_state`
+* `drained`: a drains b after its step 5, and c comes in its place
+* `resized`: a shrinks the run to itself after its step 5, and two steps later it takes b in again
+* `newcomer`: a begins alone, and b comes in its step 5
+
+Each step has two batches, and gradients are dropped after the optimizer's step: what an interrupted step leaves, the
+next one would count. A run ends four steps after the last change. Each member that comes to that end writes its state
+to FOLDER. Afterwards runs of each kind without any change write the state after each step: `KIND.calm` of two members,
+and `KIND.alone` of one, since in `resized` and `newcomer` all members have the same data, and a mean of two equal
+gradients is exact.
 """
 
 from __future__ import annotations
@@ -15,9 +23,17 @@ import json
 import os
 import signal
 import sys
-from typing import Any
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch._dynamo  # else imported by each member, in almost a second
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import rdzv
@@ -25,9 +41,47 @@ import rdzv.sync
 import rdzv.torch
 from rdzv.node.blocking_handler import Handler
 
-STEPS = 10
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 AT = 5
 BATCHES = 2
+AFTER = 4  # steps of a run after its last change
+AT_ONCE = 4  # runs that are played at once
+
+
+class Case(NamedTuple):
+    """One run."""
+
+    kind: str
+    way: str
+    place: str = ""
+    twin: str = "blocking"
+
+    @property
+    def last_round(self) -> int:
+        """The number of the round after the last change."""
+        return 0 if self.is_calm else 2 if self.place == "sync" or self.way == "resized" else 1
+
+    @property
+    def undisturbed(self) -> str:
+        """The way of a run without changes that comes to the same state."""
+        return "alone" if self.way in {"alone", "resized", "newcomer"} else "calm"
+
+    @property
+    def is_calm(self) -> bool:
+        """True for a run without changes."""
+        return self.way in {"calm", "alone"}
+
+    @property
+    def members(self) -> str:
+        """The names of the members, the last ones to come first."""
+        return {"alone": "a", "drained": "cba", "killed": "dcba" if self.place == "sync" else "cba"}.get(self.way, "ba")
+
+    def url(self, store: str) -> str:
+        """The URL of its run."""
+        least, most = {"alone": (1, 1), "newcomer": (1, 2)}.get(self.way, (2, 2))
+        return f"{store}/{'-'.join(self)}?min_nodes={least}&max_nodes={most}&is_host=false&rank_order=name"
 
 
 class Count(torch.nn.Module):  # type: ignore[misc]  # PyTorch is read without its types
@@ -48,89 +102,320 @@ class Count(torch.nn.Module):  # type: ignore[misc]  # PyTorch is read without i
 
 
 class Member:
-    """What one member trains."""
+    """A member that trains with SGD; other kinds replace the parts that differ."""
 
-    def __init__(self, url: str, way: str, name: str) -> None:
-        torch.manual_seed(0)
+    def __init__(self, case: Case, store: str, folder: Path, name: str) -> None:
         torch.set_num_threads(1)
-        self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), Count(), torch.nn.Linear(8, 1))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, fused=True)
+        torch.set_printoptions(precision=10, threshold=sys.maxsize)  # all of a float32
+        self.case, self.url, self.folder, self.name = case, case.url(store), folder, name
+        self.model = self.new_model()
+        self.optimizer = self.new_optimizer()
         self.step = 0
-        self.url, self.way, self.name = url, way, name
 
-    def make_step(self, wrapped: Any, rank: int) -> None:
-        """Make one step of two batches; the data depend on the step and the rank alone."""
-        torch.manual_seed(self.step * 10 + rank)
-        for batch in range(BATCHES):
-            wrapped.require_backward_grad_sync = batch == BATCHES - 1
-            wrapped(torch.randn(8, 4)).pow(2).mean().backward()
-            if (self.step, batch, self.name) == (AT, 0, "b") and self.way == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
+    def new_model(self) -> torch.nn.Module:
+        """Make the model, the same on all members."""
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), Count(), torch.nn.Linear(8, 1))
+
+    def new_optimizer(self) -> Any:
+        """Make the optimizer."""
+        return torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9, fused=True)
+
+    # ------------------------------------------------------------------------------------------ a round
+
+    def brought(self, round: Any) -> tuple[Any, Any, Any]:
+        """Return the arguments of `sync_state`."""
+        self.round, self.rank = round.number, round.rank
+        if self.case.place == "sync" and self.name == "c":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.model, self.optimizer, (self.step, self.more())
+
+    def more(self) -> Any:
+        """Return what else goes through `extra`."""
+
+    def begin(self, extra: Any) -> None:
+        """Take over what has come through `extra`, and wrap the model for this round."""
+        self.step, _ = extra
+        self.wrapped = DistributedDataParallel(self.model)
+
+    def expect_end(self) -> None:
+        """Know the last step of the run, in its last round."""
+        self.began = self.step
+        if self.case.is_calm:
+            self.end = int((self.folder / f"{self.case.kind}.{self.case.way}.steps").read_text())
+        else:
+            self.end = self.step + AFTER if self.round >= self.case.last_round else sys.maxsize
+
+    # ------------------------------------------------------------------------------------------ a step
+
+    def batch(self, number: int) -> torch.Tensor:
+        """Return a batch, by the step, and by the rank if all runs of this way have two members."""
+        apart = self.rank if self.case.undisturbed == "calm" else 0
+        torch.manual_seed(self.step * 10 + number * 5 + apart)
+        return torch.randn(8, 4)
+
+    def gradients(self) -> torch.Tensor:
+        """Collect the gradients of all batches; return the loss."""
+        losses = []
+        for number in range(BATCHES):
+            self.wrapped.require_backward_grad_sync = number == BATCHES - 1
+            losses.append(self.wrapped(self.batch(number)).sub(1).pow(2).mean())
+            self.backward(losses[-1])
+            if number == 0:
+                self.die_at("batch")
+        self.die_at("backward")
+        return torch.stack(losses).detach().sum()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradients of one batch."""
+        loss.backward()
+
+    def take_step(self) -> None:
+        """Make the optimizer's step."""
+        self.gradients()
         self.optimizer.step()
+
+    def make_step(self) -> None:
+        """Make one step, and begin a change after it."""
+        self.take_step()
+        self.die_at("stepped")
         self.optimizer.zero_grad()
         self.step += 1
-        if (self.step, self.name, self.way) == (AT, "a", "drained"):
-            with rdzv.sync.connect(self.url, is_host=False) as handler:
-                assert isinstance(handler, Handler)
+        if self.case.is_calm:
+            self.write()
+        elif self.name == "a" and self.round < self.case.last_round:
+            self.change()
+
+    def change(self) -> None:
+        """Begin a change at its step. From then on make slow steps: there are fewer until it happens."""
+        first, second = self.round == 0 and self.step >= AT, self.round == 1 and self.step >= self.began + 2
+        if first and not self.path("first").exists():
+            self.path("first").touch()
+            self.announce(nodes=1)
+        if second and not self.path("second").exists():
+            self.path("second").touch()
+            self.announce(nodes=2)
+        time.sleep(0.02 * (first or second))
+
+    def announce(self, nodes: int) -> None:
+        """Drain b, or resize the run."""
+        with rdzv.sync.connect(self.url, is_host=False) as handler:
+            assert isinstance(handler, Handler)
+            if self.case.way == "drained":
                 handler.drain(within=600, reason="its turn", node_id="b")
+            elif self.case.way == "resized":
+                handler.resize(nodes, nodes)
+
+    def die_at(self, place: str) -> None:
+        """Kill b at the place of its case."""
+        wished = "batch" if self.case.place == "sync" else self.case.place
+        if (self.case.way, self.step, self.name, place) == ("killed", AT, "b", wished):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    # ------------------------------------------------------------------------------------------ the loops
 
     def train(self) -> None:
         """Train in a loop that blocks."""
+        self.wait_for_turn()
         for round in rdzv.torch.rounds(self.url, node_id=self.name):
             with round:
-                self.step = round.sync_state(self.model, self.optimizer, extra=self.step)
-                wrapped = DistributedDataParallel(self.model)
-                while self.step < STEPS:
+                self.begin(round.sync_state(*self.brought(round)))
+                self.expect_end()
+                while self.step < self.end:
+                    self.die_at("check")
                     round.check(self.step)
-                    self.make_step(wrapped, round.rank)
+                    self.make_step()
+                self.write()
 
     async def train_awaited(self) -> None:
         """Train in a loop that awaits."""
+        self.wait_for_turn()
         async for round in rdzv.torch.rounds(self.url, node_id=self.name):
             async with round:
-                self.step = await round.sync_state(self.model, self.optimizer, extra=self.step)
-                wrapped = await round.in_thread(DistributedDataParallel, self.model)
-                while self.step < STEPS:
+                extra = await round.sync_state(*self.brought(round))
+                await round.in_thread(self.begin, extra)
+                self.expect_end()
+                while self.step < self.end:
+                    self.die_at("check")
                     await round.check(self.step)
-                    await round.in_thread(self.make_step, wrapped, round.rank)
+                    await round.in_thread(self.make_step)
+                await round.in_thread(self.write)
 
-    def told(self) -> str:
-        """What it has come to."""
-        counted = [int(self.model[1].num_batches_tracked), int(self.model[2].batches)]
-        weights, buffers = (
-            [tensor.flatten().tolist() for tensor in them] for them in (self.model.parameters(), self.model.buffers())
-        )
-        return json.dumps({"name": self.name, "counted": counted, "weights": weights, "buffers": buffers})
+    def wait_for_turn(self) -> None:
+        """Wait until the run takes in this member."""
+        while self.case.way == "newcomer" and self.name == "b" and not self.path("first").exists():
+            time.sleep(0.01)
+
+    def path(self, what: str) -> Path:
+        """Return the path of a file of this run."""
+        return self.folder / f"{'.'.join(self.case)}.{what}"
+
+    def write(self) -> None:
+        """Write this member's state, of this step."""
+        weights, optimizer = self.whole()
+        buffers = [tensor.flatten().tolist() for tensor in self.model.buffers()]
+        state = {
+            "weights": repr(weights),
+            "optimizer": repr(optimizer),
+            "more": self.more(),
+            "counted": [int(self.model[1].num_batches_tracked), int(self.model[2].batches)],
+            "buffers": buffers if self.name == "a" else None,  # DDP gives those of rank 0 to all
+        }
+        self.path(f"{self.name}.{self.step}").write_text(json.dumps(state))
+
+    def whole(self) -> tuple[Any, Any]:
+        """Return the state of the parameters and of the optimizer."""
+        return list(self.model.parameters()), self.optimizer.state_dict()
 
 
-def forked(url: str, way: str, twin: str, name: str) -> int:
+class WithAdam(Member):
+    """A member that trains with AdamW."""
+
+    def new_optimizer(self) -> Any:
+        return torch.optim.AdamW(self.model.parameters(), lr=0.01, amsgrad=True)
+
+
+class WithScaler(Member):
+    """A member whose gradients are scaled; every fifth step overflows, and the scaler leaves out the optimizer's."""
+
+    def __init__(self, case: Case, store: str, folder: Path, name: str) -> None:
+        super().__init__(case, store, folder, name)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+
+    def new_optimizer(self) -> Any:
+        return torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)  # fused, it would not be left out
+
+    def more(self) -> Any:
+        return self.scaler.state_dict()
+
+    def begin(self, extra: Any) -> None:
+        super().begin(extra)
+        self.scaler.load_state_dict(extra[1])
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.scaler.scale(loss * float("inf") if self.step % 5 == 0 else loss).backward()
+
+    def take_step(self) -> None:
+        self.gradients()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+class WithLbfgs(Member):
+    """A member that trains with LBFGS, of which each step calls its closure several times."""
+
+    def new_optimizer(self) -> Any:
+        return torch.optim.LBFGS(self.model.parameters(), lr=0.1, max_iter=3, history_size=4)
+
+    def take_step(self) -> None:
+        self.evaluations = 0
+        self.optimizer.step(self.closure)
+
+    def closure(self) -> torch.Tensor:
+        """Evaluate the model; all members get the mean of their losses, by which LBFGS decides."""
+        self.evaluations += 1
+        self.optimizer.zero_grad()
+        loss = self.gradients() / dist.get_world_size()
+        dist.all_reduce(loss)
+        return loss
+
+    def die_at(self, place: str) -> None:
+        """Die in the third evaluation."""
+        if place not in {"batch", "backward"} or self.evaluations == 3:
+            super().die_at(place)
+
+
+class WithShards(Member):
+    """A member with a part of the model, which each round reads from a checkpoint, made every second step."""
+
+    def brought(self, round: Any) -> tuple[Any, Any, Any]:
+        return None, None, super().brought(round)[2]
+
+    def begin(self, _: Any) -> None:
+        mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+        self.model = fully_shard(self.new_model(), mesh=mesh)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.wrapped, self.step = self.model, 0
+        found = sorted(self.path("checkpoints").glob("*"), key=lambda one: int(one.name))
+        if found:
+            model, optimizer = get_state_dict(self.model, self.optimizer)
+            dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=found[-1])
+            set_state_dict(self.model, self.optimizer, model_state_dict=model, optim_state_dict=optimizer)
+            self.step = int(found[-1].name)
+
+    def take_step(self) -> None:
+        """Make the step, and a checkpoint before every second one: whole, or not there."""
+        if self.step % 2 == 0 and not self.path(f"checkpoints/{self.step}").exists():
+            model, optimizer = get_state_dict(self.model, self.optimizer)
+            being_made = self.path("unfinished")
+            planner = dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True)  # the buffers of rank 0
+            dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=being_made, planner=planner)
+            if self.rank == 0:
+                self.path("checkpoints").mkdir(exist_ok=True)
+                being_made.rename(self.path(f"checkpoints/{self.step}"))
+            dist.barrier()
+        super().take_step()
+
+    def whole(self) -> tuple[Any, Any]:
+        weights, optimizer = get_state_dict(self.model, self.optimizer, options=StateDictOptions(full_state_dict=True))
+        return [weights[name] for name, _ in self.model.named_parameters()], optimizer
+
+
+KINDS = {"sgd": Member, "adam": WithAdam, "scaler": WithScaler, "lbfgs": WithLbfgs, "shards": WithShards}
+
+
+def forked(case: Case, store: str, folder: Path, name: str) -> int:
     """Fork one member; return its process id."""
     pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
-        member = Member(url, way, name)
-        if twin == "awaited":
+        member = KINDS[case.kind](case, store, folder, name)
+        if case.twin == "awaited":
             asyncio.run(member.train_awaited())
         else:
             member.train()
-        if member.step == STEPS:
-            os.write(1, f"{member.told()}\n".encode())
         status = 0
+    except BaseException:
+        traceback.print_exc()
+        raise
     finally:
         os._exit(status)
 
 
-def main(url: str, way: str, twin: str) -> None:
-    """Fork two members, and a third one in the place of the second."""
-    members = {forked(url, way, twin, name) for name in "ab"}
-    while members:
-        pid, _ = os.wait()
-        members.remove(pid)
-        if way != "calm":
-            members.add(forked(url, way, twin, "c"))
-            way = "calm"
+def play(cases: list[Case], store: str, folder: Path) -> None:
+    """Fork the members of all runs, some runs at once; and, where one has ended before the others, the next."""
+    to_come = {case: list(case.members) for case in cases}
+    alive: dict[int, Case] = {}
+    while to_come or alive:
+        for case in [case for case in to_come if case not in alive.values()][: AT_ONCE - len(set(alive.values()))]:
+            for _ in range(1 if case.way == "alone" else 2):
+                alive[forked(case, store, folder, to_come[case].pop())] = case
+        pid, status = os.wait()
+        case = alive.pop(pid)
+        assert status in {0, signal.SIGKILL}, f"a member of {'.'.join(case)} ended with {status}"
+        if to_come[case]:
+            alive[forked(case, store, folder, to_come[case].pop())] = case
+        elif case not in alive.values():
+            del to_come[case]
+            print(".".join(case), flush=True)
+
+
+def calm_after(cases: list[Case], folder: Path) -> Iterator[Case]:
+    """Yield the runs without changes that have as many steps as the longest of these."""
+    for kind, way in dict.fromkeys((case.kind, case.undisturbed) for case in cases):
+        like = [".".join(case) for case in cases if (case.kind, case.undisturbed) == (kind, way)]
+        steps = [int(path.suffix[1:]) for one in like for path in folder.glob(f"{one}.[a-d].*")]
+        (folder / f"{kind}.{way}.steps").write_text(str(max(steps)))
+        yield Case(kind, way)
+
+
+def main(store: str, folder: str, *named: str) -> None:
+    """Play all these runs, and then the undisturbed ones."""
+    cases = [Case(*one.split(".")) for one in named]
+    play(cases, store, Path(folder))
+    play(list(calm_after(cases, Path(folder))), store, Path(folder))
 
 
 if __name__ == "__main__":
