@@ -19,13 +19,16 @@ T = TypeVar("T")
 LOOK_AGAIN = 0.01  # seconds between two looks at a task in a shielded scope
 
 
-async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait until they have ended, even if the caller is cancelled. Their errors stay in them."""
+async def cancel_and_wait(*tasks: asyncio.Task[Any], within: float | None = None) -> None:
+    """Cancel tasks and wait `within` seconds until they have ended, even if the caller is cancelled.
+
+    Their errors stay in them.
+    """
     for task in tasks:
         task.cancel()
     if tasks:
         with anyio.CancelScope(shield=True):
-            await asyncio.wait(tasks)
+            await asyncio.wait(tasks, timeout=within)
 
 
 async def to_the_end(work: Coroutine[Any, Any, T], *, within: float | None = None) -> T | None:

@@ -64,10 +64,10 @@ class Candidacy:
         if self._is_free and self._running is None:
             self._run(None)
 
-    async def _step_down(self) -> None:
+    async def _step_down(self, within: float) -> None:
         self._follower.listeners.remove(self)
         if self._running is not None:
-            await cancel_and_wait(self._running)
+            await cancel_and_wait(self._running, within=within)
 
     @property
     def _is_free(self) -> bool:

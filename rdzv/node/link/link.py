@@ -17,7 +17,7 @@ import anyio
 from rdzv.node.link.follower import Follower
 from rdzv.node.run.lease import take_run_lease
 from store import ConnectionLost, Lease, LeaseNotFound, StoreError, StoreTimeoutError
-from store.keeping import Keeping
+from store.keeping import RELEASE_WITHIN, Keeping
 from store.messages import CHOSEN_LEASE_LEAST
 from store.net.dialing import NOBODY_LISTENS
 from store.net.tasks import cancel_and_wait
@@ -64,7 +64,7 @@ class Link:
 
     Attributes:
         known_run_lease: The lease of all of the run's keys but the nodes', if known.
-        resign: Ends this node's readiness to coordinate, if it is ready.
+        resign: Ends this node's readiness to coordinate, if it is ready, within some seconds.
         back_at: The time of the present connection, if it is not the first.
         gone: The error for which the store was given up: its process is gone, and its data with it.
     """
@@ -74,7 +74,7 @@ class Link:
         self.keeping: Keeping = Keeping(store)
         self.follower: Follower = Follower(store, keys, node_id=node_id)
         self.known_run_lease: Lease | None = None
-        self.resign: Callable[[], Awaitable[None]] | None = None
+        self.resign: Callable[[float], Awaitable[None]] | None = None
         self.back_at: float | None = None
         self.gone: ConnectionLost | None = None
         self._keys = keys
@@ -110,11 +110,11 @@ class Link:
             if error is not None and not isinstance(error, StoreError):
                 log.error("%s has failed: %r", task.get_name(), error, exc_info=error)
 
-    async def step_down(self) -> None:
-        """Stop coordinating, and stop being ready to."""
+    async def step_down(self, *, within: float = RELEASE_WITHIN) -> None:
+        """Stop coordinating, and stop being ready to; wait at most `within` for the role's lease to be given back."""
         resign, self.resign = self.resign, None
         if resign is not None:
-            await resign()
+            await resign(within)
 
     async def aclose(self) -> None:
         """End everything, the leases last: the node's record goes with them."""

@@ -43,7 +43,7 @@ class Leaving:
         """Take the record back, and stop coordinating."""
         await self.withdraw(link, within=within)
         if link is not None:
-            await link.step_down()
+            await link.step_down(within=within if link.in_reach else 0.0)
 
     async def withdraw(self, link: Link | None, *, within: float = RELEASE_WITHIN) -> None:
         """Take the record back as a voluntary departure, within a short time; else let it lapse."""

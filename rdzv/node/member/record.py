@@ -26,7 +26,7 @@ from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.run.agreed import agree_on_settings
 from rdzv.node.run.lease import grant_of_run, note_of_run, refusal_of
 from store import Create, Delete, Entry, Get, Grant, Lease, LeaseNotFound, LimitExceeded, Put, StoreError, when
-from store.keeping import HeldLease, renewed_if_old
+from store.keeping import RELEASE_SOON, RELEASE_WITHIN, HeldLease, renewed_if_old
 from store.net.process import loopback_id
 from store.net.tasks import cancel_and_wait
 
@@ -59,7 +59,7 @@ class Recording:
 
         The first node writes the settings and takes the role in the same transaction; concurrent nodes find both taken.
         """
-        part, link = self._part, self._link
+        part, link, clock = self._part, self._link, self._clock
         expected = part.arrival.revision
         while True:
             part.refuse_if_closed(link.follower.head, me)
@@ -84,7 +84,8 @@ class Recording:
                 continue
             except BaseException as error:
                 if role is not None:  # the outcome is unknown
-                    await role.lease.release()
+                    in_time = clock.left(link.store.time()) > 0
+                    await role.lease.release(within=RELEASE_WITHIN if in_time else RELEASE_SOON)
                 if isinstance(error, LimitExceeded):
                     part.arrival.refused()
                     raise refusal_of(error, ttl=lease.ttl, closed_ttl=part.settings.closed_ttl) from error
