@@ -12,9 +12,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from rdzv.config.config_errors import shown
-from rdzv.errors import MembersLostError, RendezvousConnectionError, RoundSupersededError, SharedStoreTimeoutError
+from rdzv.errors import (
+    MembersLostError,
+    RendezvousConnectionError,
+    RendezvousStateError,
+    RoundSupersededError,
+    SharedStoreTimeoutError,
+)
 from rdzv.shared_store.company import NAMED_MAX, Company
-from store.errors import ConditionFailed, ConnectionLost, StoreError, StoreTimeoutError, WaitEnded
+from store.errors import ConditionFailed, ConnectionLost, StoreError, StoreTimeoutError, UsedAfterFork, WaitEnded
 from store.messages import Condition, Entry, Get, Guarded, Request, Response, Transact, TransactionResult, Wait
 from store.printable import first_of
 
@@ -72,6 +78,7 @@ class Fencing:
             RoundSupersededError: This node is not a member of the round any more.
             OutOfTime: The time is over; or the wait may never end, since members are lost.
             RendezvousConnectionError: The store could not be reached in time.
+            RendezvousStateError: The client was made before a `fork()`.
         """
         self.check_membership()
         left = self._deadline - self._now()
@@ -138,6 +145,10 @@ class Fencing:
             return self._superseded_error(reason or str(error))
         if isinstance(error, StoreTimeoutError | WaitEnded):
             return OutOfTime(str(error), timeout=self.seconds)
+        if isinstance(error, UsedAfterFork):
+            return RendezvousStateError(
+                f"the shared store {self._prefix} was made before fork(); use it in the process that joined the round"
+            )
         if isinstance(error, ConnectionLost):
             return RendezvousConnectionError(f"the shared store {self._prefix} cannot be reached: {error}")
         text = str(error)  # it must name the user's key, not the key in the store

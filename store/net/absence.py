@@ -69,6 +69,7 @@ class Outages:
         self._name, self._problem, self._log = name, problem, log
         self._since = self._failed_at = -math.inf
         self._lasts = self._said = self._met = False
+        self._lock = threading.RLock()  # connections of several threads fail and return at once; a signal handler, too
 
     def lasts_for(self, now: float) -> float:
         """Return the seconds since the store was lost."""
@@ -76,12 +77,13 @@ class Outages:
 
     def failed(self, now: float) -> None:
         """Note a lost connection or a failed attempt; log it if the outage lasts."""
-        if not self._lasts or now - self._failed_at > FORGOTTEN_AFTER:
-            self._since, self._lasts = now, True
-        self._failed_at = now
-        if self._met and now - self._since >= FIRST[0] and not self._said:
-            self._said = True
-            self._say("the store at %s has been out of reach for %s: %s", now, self._problem())
+        with self._lock:
+            if not self._lasts or now - self._failed_at > FORGOTTEN_AFTER:
+                self._since, self._lasts = now, True
+            self._failed_at = now
+            if self._met and now - self._since >= FIRST[0] and not self._said:
+                self._said = True
+                self._say("the store at %s has been out of reach for %s: %s", now, self._problem())
 
     def lost(self, loop: asyncio.AbstractEventLoop) -> None:
         """Note a lost connection, and log it later if it is not restored."""
@@ -91,10 +93,11 @@ class Outages:
 
     def over(self, now: float = math.inf) -> None:
         """Note an answer of the store; without `now`, forget the outage."""
-        if self._said and now < math.inf:
-            self._say("the store at %s is back after %s%s", now, "")
-        self._lasts = self._said = False
-        self._met = True
+        with self._lock:
+            if self._said and now < math.inf:
+                self._say("the store at %s is back after %s%s", now, "")
+            self._lasts = self._said = False
+            self._met = True
 
     def _say(self, text: str, now: float, more: str) -> None:
         if self._log.isEnabledFor(logging.INFO):

@@ -266,17 +266,8 @@ async def _act(stage: Stage) -> None:
 
 def undoes(name: str) -> bool:
     """Whether a call, or leaving its block, gives something back, for which it has two more seconds."""
-    return name in {
-        "aclose",
-        "close",
-        "leave",
-        "all_here",
-        "kept_lease",
-        "lock",
-        "write_lock",
-        "read_lock",
-        "leadership",
-    }
+    locks = {"kept_lease", "lock", "write_lock", "read_lock", "leadership"}
+    return name in {"aclose", "close", "leave", "all_here"} | locks
 
 
 async def _to_its_end(given: Any, *, apart: bool) -> None:

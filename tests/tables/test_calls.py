@@ -29,6 +29,7 @@ FOUND = [
     "handler.status/before/away/nested group/word",
     "handler.next_rendezvous/member lost/away/cancelled before/word",
     "handler.leave/during/silent/left elsewhere/word",
+    "handler.next_rendezvous/member lost/silent/nested group/word",
 ]
 """Cells that have failed before, each of its kind."""
 
@@ -67,6 +68,18 @@ def machines() -> Iterator[list[Machine]]:
     yield made
     for machine in made:
         machine.end()
+
+
+BLOCKING_FOUND = [
+    "handler.next_rendezvous/round over/away/once/word",
+    "shared.compare_set/run over/back/forked child/long",
+    "shared.wait/during/well/forked child/word",
+]
+
+
+@pytest.mark.parametrize("name", BLOCKING_FOUND)
+def test_blocking_cells_that_have_failed_before(name: str, machines: list[Machine]) -> None:
+    assert blocking.played_alone(by_name(name), machines) == []
 
 
 @pytest.mark.some_of(2)

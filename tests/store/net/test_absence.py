@@ -141,6 +141,37 @@ def test_a_blocking_client_tells_of_an_outage_once_for_all_of_its_connections(
         assert len(told) == 2
 
 
+def test_threads_that_find_the_store_back_at_once_tell_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    together = threading.Barrier(4)
+    outages = Outages("tcp://head:1", lambda: "why", logging.getLogger("store.client"))
+
+    class Slow(float):
+        """A number that lets other threads run when it is compared, as any bytecode can."""
+
+        def __lt__(self, other: float) -> bool:
+            time.sleep(0.05)
+            return float(self) < other
+
+    def find_back() -> None:
+        together.wait()
+        outages.over(Slow(4.0))
+
+    outages.over(0.0)
+    outages.failed(0.0)
+    outages.failed(3.0)
+    threads = [threading.Thread(target=find_back) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    until = time.monotonic() + 5
+    while len(lines(caplog)) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    told = lines(caplog)
+    assert (len(told), "back after 4 s" in told[1]) == (2, True)
+
+
 def test_a_call_long_after_one_that_failed_tells_nothing_of_the_time_between(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     outages = Outages("tcp://head:1", lambda: "why", logging.getLogger("store.client"))
