@@ -107,7 +107,8 @@ class Conversations:
         if self._pass_comes and (self._busy or self.telling.owes_much(peer.id)):
             peer.unread = peer.connection.receive(data)
         elif not self._done_at_once(peer, data, now):
-            peer.unread = iter(()) if peer.work is not None else peer.connection.receive(data)
+            is_read = peer.work is not None or peer.stalled is not None
+            peer.unread = iter(()) if is_read else peer.connection.receive(data)
         if peer.unread is None:
             return
         peer.batch_bytes = size
@@ -137,7 +138,10 @@ class Conversations:
         began = self._stopwatch()
         try:
             asked = peer.connection.only_request(data)
-            if asked is None or self._durability.must_wait(asked[2], has_more=bool(peer.outbox.held)):
+            if asked is None:
+                return False
+            if self._durability.must_wait(asked[2], has_more=bool(peer.outbox.held)):
+                peer.stalled = asked  # it was read, and must not be again
                 return False
             response = self._apply(peer, asked, now, alone=True)
         except ProtocolError as error:

@@ -174,6 +174,24 @@ async def test_groups_are_as_large_as_is_written_in_time_filled_in_turns_and_ope
     assert min(map(firsts.count, "012")) > 20, "each of them has had turns"
 
 
+async def test_a_request_that_comes_alone_while_groups_are_full_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was read twice, and its client was told that its ids do not count upwards: that ended the client."""
+    async with held_back(tmp_path, monkeypatch) as (server, journal):
+        greedy, lone = await a_peer(server, journal), await a_peer(server, journal)
+        journal.group_bytes = 10 * weight_of(1000)
+        greedy.ask(*[Put(f"k/{number}", bytes(1000)) for number in range(100)])
+        await taken(journal.begun)
+        await until(lambda: server._durability.is_full)
+        lone.ask(Put("first", b""))
+        await until(lambda: "first" in server._engine._keys.entries)
+        (put,) = lone.ask(Put("second", b""))  # waits, since it is not the only one on the way to the disk
+        await until(lambda: len(server._conversations._for_disk) == 2 or lone.lost.is_set())
+        journal.may_commit.release(1000)
+        await lone.answer(put)
+
+
 def weight_of(size: int) -> int:
     """About what a put of so many bytes takes of a group."""
     return size + 800
