@@ -20,6 +20,9 @@ __all__ = ["check_credentials", "connect", "is_etcd"]
 
 def is_etcd(url: str) -> bool:
     """Return True if a URL is that of an etcd cluster."""
+    given: object = url
+    if not isinstance(given, str):
+        raise StoreUsageError(f"the URL {given!r} must be a str; write tcp://HOST:29400")
     return url.startswith(("etcd://", "etcds://"))
 
 

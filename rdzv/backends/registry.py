@@ -28,7 +28,7 @@ from rdzv.config.endpoint import split_url
 from rdzv.config.parameters import Parameter
 from rdzv.config.rules import check_sizes
 from rdzv.config.settings import PARAMETERS
-from rdzv.config.value_types import FLAG
+from rdzv.config.value_types import FLAG, plain_number
 from rdzv.errors import RendezvousSettingsError
 from rdzv.interface import RendezvousHandler
 
@@ -145,7 +145,7 @@ class RendezvousParameters:
         if value is None:
             return None
         try:
-            return int(value)
+            return plain_number(value, int) if isinstance(value, str) else int(value)
         except (ValueError, TypeError, OverflowError) as error:
             raise RendezvousSettingsError(
                 f"{key}={shown(value)} must be a whole number; write for example {key}=1"

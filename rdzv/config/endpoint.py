@@ -160,9 +160,16 @@ _URL: Final = re.compile(
 )
 
 
-@functools.lru_cache(maxsize=16)  # each handler's URL is parsed twice: for the registry, and for its backend
 def split_url(url: str) -> UrlParts:
     """Split `scheme://host[:port]/run_id?parameters`, or raise an error. A "+" is a plus sign, unlike in forms."""
+    given: object = url
+    if not isinstance(given, str):
+        refuse(f"the URL {shown(given)} must be a str; write for example tcp://head:29400/job-7")
+    return _split(url)
+
+
+@functools.lru_cache(maxsize=16)  # each handler's URL is parsed twice: for the registry, and for its backend
+def _split(url: str) -> UrlParts:
     # The part of a URL that an error may show: no parameters, and no password.
     visible = shown(url.partition("?")[0] if "@" not in url else "...")
     if "://" not in url:

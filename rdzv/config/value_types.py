@@ -89,13 +89,23 @@ class Kind:
     example: str  # a valid value, as text, for the remedy in an error
 
 
+_NUMBER: Final = re.compile(r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
+
+
+def plain_number(text: str, kind: type[int] | type[float]) -> Any:
+    """Return the number in a text, or raise `ValueError`; Python's types accept `1_0`, `+1` and ` 1`, too."""
+    if not _NUMBER.fullmatch(text):
+        raise ValueError
+    return kind(text)
+
+
 def whole_number(at_least: int, at_most: int = NODES_MAX, *, limit: str = "", example: str = "") -> Kind:
     """Return the type of a count or another whole number; `limit` describes it."""
 
     def convert(raw: Any) -> int:
         if isinstance(raw, bool):
             raise TypeError
-        number = int(raw) if isinstance(raw, str) else operator.index(raw)
+        number = plain_number(raw, int) if isinstance(raw, str) else operator.index(raw)
         if not at_least <= number <= at_most:
             raise ValueError
         return number
@@ -110,11 +120,14 @@ _WITH_UNIT: Final = re.compile(r"([0-9.]+)(ms|s|m|h|d)", re.ASCII)
 
 def _seconds(raw: Any) -> float:
     """Return seconds from a number, from text with a number, or from text with units: 5m, 1h30m, 500ms."""
-    if isinstance(raw, bool):
+    if isinstance(raw, (bool, bytes, bytearray)):
         raise TypeError
-    if isinstance(raw, str) and _WITH_UNITS.fullmatch(raw):
+    if not isinstance(raw, str):
+        return float(raw)
+    if _WITH_UNITS.fullmatch(raw):
         return sum(float(number) * _UNITS[unit] for number, unit in _WITH_UNIT.findall(raw))
-    return float(raw)
+    seconds: float = plain_number(raw, float)
+    return seconds
 
 
 def duration(at_least: float = 0.0, *, because: str = "", example: str = "30") -> Kind:
@@ -232,7 +245,10 @@ def _limits(raw: Any) -> Limits:
     for name in pairs:
         if name not in types:
             raise Unfit(f"there is no limit {shown(name)}{suggest(str(name), types)}")
-    chosen = {name: types[name](value) for name, value in pairs.items()}
+    chosen = {
+        name: plain_number(value, types[name]) if isinstance(value, str) else types[name](value)
+        for name, value in pairs.items()
+    }
     try:
         return Limits(**chosen)
     except ValueError as error:
@@ -250,7 +266,7 @@ def _rank_order(raw: Any) -> str | Callable[..., Any]:
 def _ports(raw: Any) -> str:
     text = raw if isinstance(raw, str) else str(operator.index(raw))
     first, dash, last = text.partition("-")
-    low, high = int(first), int(last if dash else first)
+    low, high = (plain_number(one, int) for one in (first, last if dash else first))
     if not 1 <= low <= high <= PORT_MAX or isinstance(raw, bool):
         raise ValueError
     return f"{low}-{high}" if dash else f"{low}"

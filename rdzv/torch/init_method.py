@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 from rdzv import errors as ours
 from rdzv import sync
 from rdzv.config.endpoint import split_url
+from rdzv.config.parameters import Parameter
 from rdzv.config.settings import PARAMETERS
+from rdzv.config.value_types import whole_number
 from rdzv.torch.pytorch import dist
 from rdzv.torch.store import DEFAULT_TIMEOUT, TorchStore, raise_as_torch, split_off_segments, unconnected_handler
 from rdzv.torch.tcp_store import open_tcp_store
@@ -54,7 +56,8 @@ def _rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Ite
     url, segments = split_off_segments(f"{_SCHEMES[scheme]}{colon}{rest}")
     parts = split_url(url)
     parameters = dict(parts.parameters)
-    rank, size = (int(parameters.pop(name, -1)) for name in ("rank", "world_size"))  # -1 if not given, in PyTorch
+    names = ("rank", "world_size")  # -1 if not given, in PyTorch
+    rank, size = (Parameter(name, whole_number(-1)).read(parameters.pop(name, -1)) for name in names)
     defaults: dict[str, Any] = {"join_timeout": timeout.total_seconds(), "close_timeout": EXIT_CLOSE_TIMEOUT}
     if size >= 0:
         defaults.update(min_nodes=size, max_nodes=size)

@@ -116,3 +116,17 @@ async def test_odd_arguments_are_refused_alike_by_every_store_and_by_both_twins(
         await look(client)
     with ThreadPoolExecutor(1) as pool, store.sync.connect(url) as blocking:
         await look(InThreads(blocking, pool))
+
+
+@pytest.mark.parametrize(
+    "odd", [None, b"tcp://127.0.0.1:29400", 29400, "", "127.0.0.1:29400", "tcp://127.0.0.1:2_9400"]
+)
+async def test_a_url_that_is_none_is_named_in_the_error(odd: Any) -> None:
+    """Else None was an AttributeError without a hint of which argument it was."""
+    with pytest.raises(StoreUsageError) as awaited:
+        async with store.connect(odd):
+            pass
+    with pytest.raises(StoreUsageError) as blocking, store.sync.connect(odd):
+        pass
+    assert str(awaited.value) == str(blocking.value)
+    assert repr(odd) in str(awaited.value)

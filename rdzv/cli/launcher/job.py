@@ -16,6 +16,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rdzv.cli.command import Argument, argument, duration, flag, option, whole_number
+from rdzv.config.value_types import plain_number
 from rdzv.errors import STATUS_MAX, RendezvousStateError
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def _on_change(text: str) -> OnChange:
 def _exit_codes(text: str) -> dict[Then, int]:
     """Read exit statuses by action: `restart=80,replace=81,over=82`, or some of them."""
     try:
-        codes = {Then(name): int(status) for name, _, status in (each.partition("=") for each in text.split(","))}
+        parts = [each.partition("=") for each in text.split(",")]
+        codes = {Then(name): plain_number(status, int) for name, _, status in parts}
     except ValueError:
         codes = {}
     if not codes or not all(0 < status < SIGNALLED for status in codes.values()):

@@ -106,7 +106,7 @@ def test_config_is_read_as_true_or_false_or_a_number(meaning: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "values"), [("get_as_bool", ["maybe", 2, []]), ("get_as_int", ["three", [], float("inf")])]
+    ("how", "values"), [("get_as_bool", ["maybe", 2, []]), ("get_as_int", ["three", "1_0", [], float("inf")])]
 )
 def test_config_that_is_no_flag_or_number_is_refused(how: str, values: list[Any]) -> None:
     for value in values:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rdzv.config.endpoint import SCHEMES, Endpoint, split_url
@@ -10,12 +12,12 @@ from rdzv.errors import RendezvousSettingsError
 TCP = "tcp://head:29400/job-7"
 
 
-def endpoint_of(url: str) -> Endpoint:
+def endpoint_of(url: Any) -> Endpoint:
     parts = split_url(url)
     return Endpoint.parse(parts.scheme, parts.authority)
 
 
-def refusal(url: str) -> str:
+def refusal(url: Any) -> str:
     """Return what is said to a URL that is wrong; always one sentence."""
     with pytest.raises(RendezvousSettingsError) as caught:
         endpoint_of(url)
@@ -72,6 +74,10 @@ def test_every_scheme_has_a_port_and_a_prefix() -> None:
         ("tcp://head:0/r", ("port", "'0'", "65535", "29400")),
         ("tcp://head:65536/r", ("port", "65536", "65535")),
         ("tcp://head:x/r", ("port", "'x'", "whole number")),
+        ("tcp://head:1_0/r", ("port", "'1_0'", "whole number")),
+        ("tcp://head:+1/r", ("port", "'+1'", "whole number")),
+        (None, ("URL None must be a str", "tcp://head:29400/job-7")),
+        (["tcp://head/r"], ("URL ['tcp://head/r'] must be a str", "tcp://head:29400/job-7")),
         ("tcp://head:/r", ("port", "''", "leave it out")),
         ("tcp://::1/r", ("::1", "brackets", "[::1]:29400")),
         ("tcp://[::1/r", ("[::1", "brackets")),
@@ -86,7 +92,7 @@ def test_every_scheme_has_a_port_and_a_prefix() -> None:
         (TCP + "?ttl=5&ttl=5", ("ttl", "twice", "leave one out")),
     ],
 )
-def test_a_wrong_url_is_told_what_is_wrong_with_it(url: str, said: tuple[str, ...]) -> None:
+def test_a_wrong_url_is_told_what_is_wrong_with_it(url: Any, said: tuple[str, ...]) -> None:
     message = refusal(url)
     assert all(words in message for words in said), message
 

@@ -51,6 +51,32 @@ def test_a_value_is_read_and_reading_it_again_changes_nothing(kind: Kind, raw: A
     assert value is None or kind.convert(kind.convert(raw)) == value
 
 
+PYTHONS_OWN = ("1_0", "+1", " 1", "1 ", "\uff11", "0x1", "")
+"""Numbers that `int` or `float` takes, or an expression of Python: in a URL they are typing errors."""
+
+
+@pytest.mark.parametrize("text", PYTHONS_OWN)
+@pytest.mark.parametrize(
+    "kind", [whole_number(0), duration(), value_types.HTTP_PORT, value_types.PORTS, value_types.LIMITS]
+)
+def test_a_number_is_written_in_plain_digits(kind: Kind, text: str) -> None:
+    prefixes = ("keys_max:", "handshake_timeout:") if kind is value_types.LIMITS else ("", "1-")
+    for prefix in prefixes[: 1 + (kind in {value_types.LIMITS, value_types.PORTS})]:
+        with pytest.raises(ValueError):
+            kind.convert(f"{prefix}{text}")
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("1e1", 10.0), (".5", 0.5), ("30.", 30.0), ("007", 7.0)])
+def test_seconds_may_have_a_point_and_an_exponent(text: str, seconds: float) -> None:
+    assert duration().convert(text) == seconds
+
+
+@pytest.mark.parametrize("raw", [b"30", bytearray(b"30"), True])
+def test_bytes_are_no_number_of_seconds(raw: Any) -> None:
+    with pytest.raises(TypeError):
+        duration().convert(raw)
+
+
 def test_a_payload_is_a_copy_of_what_was_given() -> None:
     given = {"gpus": [1, 2]}
     copy = value_types.PAYLOAD.convert(given)

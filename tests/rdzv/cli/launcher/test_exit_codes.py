@@ -63,7 +63,9 @@ async def test_ends_for_which_no_status_was_chosen_have_their_usual_one(server: 
         assert await a.wait(timeout=20) == 0, a.written()
 
 
-@pytest.mark.parametrize("codes", ["", "80", "restart=0", "restart=x", "later=80", "over=128", "over=82,,"])
+@pytest.mark.parametrize(
+    "codes", ["", "80", "restart=0", "restart=x", "restart=8_0", "later=80", "over=128", "over=82,,"]
+)
 def test_codes_that_cannot_be_meant_are_refused(codes: str) -> None:
     with pytest.raises(SystemExit) as exit:
         main(["run", "--exit-codes", codes, "tcp://127.0.0.1/job?min_nodes=1", "--", "true"])
