@@ -43,6 +43,7 @@ from store.messages import (
     Transact,
     TransactionResult,
     Wait,
+    time_limit,
 )
 
 if TYPE_CHECKING:
@@ -350,7 +351,7 @@ class Calls(ABC):
 
     def _left(self, timeout: float | None) -> Callable[[], float | None]:
         """Return a function that returns the time left of a call."""
-        within = getattr(self, "timeout", None) if timeout is None else timeout
+        within = time_limit(timeout, getattr(self, "timeout", None))
         until = None if within is None else self.time() + within
         return lambda: None if until is None else max(until - self.time(), 0.0)
 

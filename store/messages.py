@@ -10,7 +10,10 @@ Times are durations in seconds: no deadline ever crosses the wire.
 
 from __future__ import annotations
 
+import contextlib
+import math
 from enum import IntEnum
+from numbers import Real
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from store.errors import (
@@ -106,7 +109,9 @@ class Condition(Record, kw_only=True):
     expected: int | bytes | bool
 
     def unfit(self) -> str | None:
-        """Return an error if `expected` does not have the type of its target."""
+        """Return an error if the key is empty, or `expected` does not have the type of its target."""
+        if not self.key:
+            return "has no key; a key has at least one character"
         return None if type(self.expected) is _EXPECTED[self.target] else f"cannot have expected={shown(self.expected)}"
 
     def holds(self, entry: Entry | None) -> bool:
@@ -552,7 +557,7 @@ def checked(request: Request[Any]) -> Request[Any]:
     Raises:
         StoreUsageError: It is no request, or a field has the wrong type.
     """
-    if getattr(request, "code", None) not in REQUESTS:
+    if REQUESTS.get(getattr(request, "code", 0)) is not type(request):
         raise StoreUsageError(f"{shown(request)} is no request")
     try:
         return type(request).read(request)
@@ -577,6 +582,17 @@ def only_takes_away(request: Request[Any]) -> bool:
     if type(request) is Transact:
         return all(type(operation) in {Get, Delete} for operation in (*request.then, *request.otherwise))
     return type(request) in {Delete, DeletePrefix, DeleteOlder, Revoke}
+
+
+def time_limit(timeout: object, default: float | None) -> float | None:
+    """Return the seconds that a call may take, or None; `StoreUsageError`: `timeout` is no number of seconds."""
+    seconds = default if timeout is None else timeout
+    if seconds is None or (type(seconds) is float and not math.isnan(seconds)):
+        return seconds
+    with contextlib.suppress(OverflowError):
+        if not isinstance(seconds, bool) and isinstance(seconds, Real) and not math.isnan(seconds):
+            return float(seconds)
+    raise StoreUsageError(f"timeout is {shown(seconds)}; give seconds, or None")
 
 
 def waits(request: Request[Any]) -> bool:

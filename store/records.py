@@ -77,7 +77,7 @@ def shown(value: object) -> str:
     """Return a value as shown in errors and logs: it may be megabytes long, or deep."""
     if isinstance(value, str | bytes):
         return repr(value) if len(value) <= 40 else f"{value[:40]!r}..."
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or isinstance(value, bool | float) or (isinstance(value, int) and value.bit_length() < 128):
         return repr(value)
     return f"a {type(value).__name__}"
 
@@ -152,7 +152,10 @@ def _exactly(type_: type) -> _Kind:
             return value
         if type(value) is bool or not isinstance(value, also):
             raise _NotOf
-        return type_(value)
+        try:
+            return type_(value)
+        except OverflowError:  # an int that no float can hold
+            raise _NotOf from None
 
     return _Kind(read, (type_,))
 

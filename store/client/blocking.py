@@ -18,7 +18,7 @@ from store.client.channel import Channel, Shared
 from store.errors import ConnectionLost, StoreError, StoreTimeoutError, WaitEnded, WatchCompacted
 from store.interface import DEFAULT_TIMEOUT
 from store.limits import Limits
-from store.messages import Event, Grant, KeepAlive, Pong, Request, Response, Revoke, Transact, waits
+from store.messages import Event, Grant, KeepAlive, Pong, Request, Response, Revoke, Transact, time_limit, waits
 from store.net.racing import Addresses
 from store.net.sockets import raised_by_handler
 from store.protocol.wire import Events, Lagged, Reply
@@ -91,8 +91,7 @@ class Client(interface.BlockingStore):
         """Make one request and return its response; see `BlockingCalls.call`."""
         shared, parks = self.shared, waits(request)
         shared.check_usable()
-        if timeout is None and not parks:
-            timeout = self.timeout
+        timeout = time_limit(timeout, None if parks else self.timeout)
         channel = self._free_channel()
         if parks:
             self._waiting.add(channel)

@@ -19,7 +19,7 @@ from store.client.outcomes import out_of_time, settle, with_doubt
 from store.client.reconnecting import Reconnecting
 from store.errors import ConnectionLost, StoreError, StoreTimeoutError, StoreUsageError, WatchCompacted, unsent
 from store.interface import DEFAULT_TIMEOUT
-from store.messages import Cancel, Event, Ping, Pong, Request, Response, Watching, key_bytes, waits
+from store.messages import Cancel, Event, Ping, Pong, Request, Response, Watching, key_bytes, time_limit, waits
 from store.net.process import check_made_here, process_id
 from store.net.tasks import cancel_and_wait
 from store.protocol import wire
@@ -314,8 +314,7 @@ class Client(Reconnecting, interface.Store):
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """Make one request and return its response; see `Store.call`."""
-        if timeout is None and not waits(request):
-            timeout = self.timeout
+        timeout = time_limit(timeout, None if waits(request) else self.timeout)
         self.check_usable()
         if self._has_room and not self._turns.locked():
             item, answer = self.ask(request, timeout)

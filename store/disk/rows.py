@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 from store.engine.changeset import Facts, Saved, SavedLease, SavedSession
@@ -22,7 +22,7 @@ from store.protocol import wire
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 __all__ = ["FORMAT", "MIGRATIONS", "SCHEMA", "last_group", "load", "refusal_of", "seal", "write"]
 
@@ -47,6 +47,12 @@ CREATE TABLE replies (
 # revision, then the part.
 PART_BYTES = 8 * 1024 * 1024
 PARTS = 1 << 12
+
+DELETE_KNOWN_REPLIES = """DELETE FROM replies WHERE (session, request) IN (
+    SELECT session, request FROM known CROSS JOIN replies ON session = whose AND request <= last
+)"""
+
+ROWS_AT_ONCE = 256  # of one statement; SQLite takes 32,766 values
 
 MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
 """By format: migrates a store to the next one, within a transaction that it does not end."""
@@ -94,12 +100,13 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
         for event in changed.values()
         if event.kind == "put"
     ]
-    deleted = [(event.key,) for event in changed.values() if event.kind == "delete"]
+    deleted = [key for key, event in changed.items() if event.kind == "delete"]
     granted = [
         seal(lease.id, float(lease.ttl), *map(_real, (lease.disconnect_ttl, lease.gone_ttl)), int(lease.anonymous))
         for lease in leases.values()
         if lease is not None
     ]
+    opened = [seal(id, session) for id, session in sessions.items() if session is not None]
     kept = [
         seal(session_id, request_id, wire.encode_response(request_id, response))
         for session_id, of_session in replies.items()
@@ -113,25 +120,45 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
         "last_session": last_session,
         "group": number,
     }
-    many = database.executemany
-    many("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?)", written)
-    many("DELETE FROM entries WHERE key = ?", deleted)
-    many("INSERT INTO history VALUES (?, ?, ?)", history)
-    many("DELETE FROM leases WHERE id = ?", [(id,) for id in leases])
-    many("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?)", granted)
-    many("DELETE FROM replies WHERE session = ?", [(id,) for id in sessions])
-    many("DELETE FROM sessions WHERE id = ?", [(id,) for id in sessions])
-    many(
-        "INSERT INTO sessions VALUES (?, ?, ?)",
-        [seal(id, session) for id, session in sessions.items() if session is not None],
-    )
-    many("DELETE FROM replies WHERE session = ? AND request <= ?", acknowledged.items())
-    many("INSERT INTO replies VALUES (?, ?, ?, ?)", kept)
-    many(
-        "INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", [seal(name, value) for name, value in highest.items() if value]
-    )
+    _insert(database, "INSERT OR REPLACE INTO entries", written)
+    _delete(database, "DELETE FROM entries WHERE key", deleted)
+    _insert(database, "INSERT INTO history", history)
+    _delete(database, "DELETE FROM leases WHERE id", leases)
+    _insert(database, "INSERT INTO leases", granted)
+    _delete(database, "DELETE FROM replies WHERE session", sessions)
+    _delete(database, "DELETE FROM sessions WHERE id", sessions)
+    _insert(database, "INSERT INTO sessions", opened)
+    for values, fields in _batches(acknowledged.items()):
+        known = f"WITH known (whose, last) AS (VALUES {values}) "
+        database.execute(known + DELETE_KNOWN_REPLIES, fields)
+    _insert(database, "INSERT INTO replies", kept)
+    _insert(database, "INSERT OR REPLACE INTO meta", [seal(name, value) for name, value in highest.items() if value])
     if compacted:
         database.execute("DELETE FROM history WHERE place < ?", ((compacted + 1) * PARTS,))
+
+
+def _batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the placeholders and the fields of many rows at a time, in powers of two, for a few cached statements.
+
+    Python's sqlite3 gives up the GIL for each execution, and a busy event loop holds it for milliseconds.
+    """
+    rows, at, count = list(rows), 0, ROWS_AT_ONCE
+    while at < len(rows):
+        while count > len(rows) - at:
+            count //= 2
+        placeholders = f"({', '.join('?' * len(rows[at]))})"
+        yield ", ".join([placeholders] * count), list(chain.from_iterable(rows[at : at + count]))
+        at += count
+
+
+def _insert(database: sqlite3.Connection, insert: str, rows: Iterable[tuple[Any, ...]]) -> None:
+    for values, fields in _batches(rows):
+        database.execute(f"{insert} VALUES {values}", fields)
+
+
+def _delete(database: sqlite3.Connection, delete: str, keys: Iterable[Any]) -> None:
+    for values, fields in _batches((key,) for key in keys):
+        database.execute(f"{delete} IN (VALUES {values})", fields)
 
 
 def _real(ttl: float | None) -> float | None:

@@ -136,10 +136,14 @@ class Requests:
     # -------------------------------------------------------------------------------------- reads
 
     def _get(self, request: Get) -> Found:
+        if not request.key:
+            self._state.check_key(request.key)
         return Found(self._keys.get(request.key))
 
     def _get_many(self, request: GetMany) -> Listing | ListingPart:
         self._state.at_most("operations_max", len(request.keys), "keys")
+        if "" in request.keys:
+            self._state.check_key("")
         listing = self._listing(tuple(map(self._keys.get, request.keys)), self._keys.revision)
         if len(request.keys) <= STEP_KEYS:
             return listing
@@ -228,6 +232,8 @@ class Requests:
         return value
 
     def _delete(self, request: Delete) -> Counted:
+        if not request.key:
+            self._state.check_key(request.key)
         return Counted(count=int(self._changes.erase(request.key)), revision=self._changes.revision)
 
     def _delete_prefix(self, request: DeletePrefix) -> Counted:
@@ -245,7 +251,9 @@ class Requests:
         return Counted(count=len(keys), revision=self._changes.revision)
 
     def _delete_older(self, request: DeleteOlder) -> DeletedOlder:
-        newest = self._keys.revision if request.revision is None else request.revision
+        newest = self._keys.revision  # at most: a client takes a later one for another store's (S10)
+        if request.revision is not None:
+            newest = min(newest, request.revision)
         most, entries = self._state.writes_max, self._keys.entries
         looked_at = self._keys.index.stretch(request.prefix, after=request.after or None, most=most)
         keys = [key for key in looked_at if entries[key].mod_revision <= newest]

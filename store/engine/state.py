@@ -166,6 +166,8 @@ class State:
         size = answer = leases = 0
         for operation in operations:
             key, value = operation.key, None
+            if not key:
+                self.check_key(key)
             if isinstance(operation, Get):
                 answer += max(answer_bytes(self.keys.get(key)), key_bytes(key) + sizes.get(key, 0))
             elif key in sizes:

@@ -253,6 +253,8 @@ class Client(interface.Store):
             self._scopes.add(scope)
             try:
                 return await work()
+            except UnicodeEncodeError as error:
+                raise StoreUsageError(f"a key cannot be sent: {error}") from None
             finally:
                 self._scopes.discard(scope)
         assert self._failed is not None, "nobody else cancels the scope"
@@ -264,22 +266,19 @@ class Client(interface.Store):
 
     async def call(self, request: messages.Request[R], *, timeout: float | None = None) -> R:
         """Make one request and return its response; see `Store.call`."""
-        if timeout is None and not messages.waits(request):
-            timeout = self.timeout
-        deadline = math.inf if timeout is None else self.time() + timeout
+        limit = messages.time_limit(timeout, None if messages.waits(request) else self.timeout)
+        deadline = math.inf if limit is None else self.time() + limit
         guard: tuple[messages.Condition, ...] = ()
         asked = messages.checked(request)
         if isinstance(asked, messages.Guarded):
             guard, asked = asked.when, asked.request
-        for each in (asked, *getattr(asked, "then", ()), *getattr(asked, "otherwise", ())):
-            leases.check(getattr(each, "lease", None))
+        if isinstance(asked, messages.KeepAlive | messages.Revoke | messages.TimeToLive):
+            leases.check(asked.lease)
         doubt = RetryState()
         try:
             response = await self.while_usable(lambda: self._dispatch(asked, guard, deadline, doubt), doubt)
         except Failure as failure:  # not expected by any call below
             raise StoreError(f"{type(asked).__name__} at {self.name}: {failure}") from failure
-        except UnicodeEncodeError as error:
-            raise StoreUsageError(f"{type(asked).__name__} cannot be sent: {error}") from None
         return cast("R", response)
 
     async def _dispatch(

@@ -11,6 +11,7 @@ from store.errors import LeaseNotFound, LimitExceeded, StoreError, StoreUsageErr
 from store.etcd.codec import Failure, FailureKind, key_of, range_of, span_of
 from store.etcd.members import RetryState
 from store.messages import CHOSEN_LEASE_LEAST, Done, Granted, LeaseState, List, Note, NotePage
+from store.records import shown
 
 if TYPE_CHECKING:
     from store.etcd.members import Members
@@ -98,7 +99,9 @@ def new_id() -> int:
 
 
 def check(lease: int | None) -> None:
-    """Refuse an id that etcd's leases cannot have; 0 would mean none."""
+    """Refuse an id that etcd's leases cannot have; 0 would mean none. Our own protocol carries up to 64 bits."""
+    if lease is not None and lease.bit_length() > 64:
+        raise StoreUsageError(f"{shown(lease)} is no id of a lease")
     if lease is not None and not 0 < lease < 2**63:
         raise _no_lease(lease)
 

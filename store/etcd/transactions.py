@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from store.errors import LimitExceeded, StoreUsageError
 from store.etcd.codec import OPERATIONS_MAX, TOO_MANY, broken, compare, entry_in, holds, look_at, range_of, spans
-from store.etcd.leases import check_ttls
+from store.etcd.leases import check, check_ttls
 from store.messages import (
     Add,
     Added,
@@ -242,6 +242,8 @@ def _planned(asked: Operations, rests_on: list[Condition], known: Known | None, 
     assumed = set()
     for place, operation in enumerate(asked):
         if not isinstance(operation, Create | Add | Append):
+            if isinstance(operation, Put):
+                check(operation.lease)
             operations.append(operation)
             continue
         key = operation.key
@@ -259,7 +261,8 @@ def _planned(asked: Operations, rests_on: list[Condition], known: Known | None, 
         else:
             value = (entry.value if entry else b"") + operation.value
             sums[place] = len(value)
-        # An existing key keeps its lease; a new one gets the requested one.
+        if entry is None:  # an existing one keeps its lease
+            check(operation.lease)
         operations.append(Put(key, value, lease=entry.lease if entry else operation.lease))
         rests_on.append(_revision_is(key, entry.mod_revision if entry else 0))
     return Plan(

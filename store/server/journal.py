@@ -68,7 +68,8 @@ log: logging.Logger = logging.getLogger(__name__)
 # A failed write left a group without its end, which is ignored; after other errors it may be whole.
 _WITHOUT_ITS_END = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 MARGIN_BYTES = 1024 * 1024  # beside the reserve: must be free before more than deletes is accepted
-# Of one group, or five times as long as a small one takes: a small write waits for the rest of one group and its own.
+# Of one group, or three times as long as a small one takes: a small write waits for the rest of one group and its own.
+# With twice as long, half of a slow disk's time would go into the fixed part of its groups.
 GROUP_SECONDS = 0.02
 SMALL_GROUP_BYTES = 64 * 1024
 GROUP_BYTES = 1024 * 1024  # of the first groups; their time gives the size of later ones
@@ -384,7 +385,7 @@ class Journal:
         """Adapt the size of the next groups to the time of the last one."""
         if size <= SMALL_GROUP_BYTES:
             self._least_seconds += (took - self._least_seconds) / 8
-        most = max(GROUP_SECONDS, 5 * self._least_seconds)
+        most = max(GROUP_SECONDS, 3 * self._least_seconds)
         if 2 * size >= self.group_bytes and not 0.8 * most < took < most:  # a smaller one says nothing about a full one
             wanted = int(self.group_bytes * min(max(0.9 * most / took, 0.5), 2.0))
             self.group_bytes = min(max(wanted, GROUP_BYTES_LEAST), GROUP_BYTES_MOST)

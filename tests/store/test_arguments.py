@@ -12,7 +12,8 @@ import store
 import store.sync
 from store import Add, Append, Create, Put, when
 from store.errors import LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
-from store.messages import KeepAlive, Revoke, TimeToLive
+from store.messages import Delete, DeleteOlder, Get, KeepAlive, Ping, Revoke, TimeToLive
+from store.records import shown
 from tests.support.etcd import serve_etcd
 from tests.support.twins import InThreads
 
@@ -33,6 +34,8 @@ KEYS: dict[str, Callable[[Any, Any], Any]] = {
     "wait": lambda client, key: client.wait([key], timeout=1.0),
     "notes": lambda client, key: client.notes(key),
     "transact": lambda client, key: client.transact(then=[Put(key, b"")]),
+    "get and put": lambda client, key: client.transact(then=[Get(key), Put("key", b"")]),
+    "delete of several": lambda client, key: client.transact(then=[Delete(key)]),
     "when": lambda client, key: client.put("key", b"", when=[when.exists(key)]),
 }
 VALUES: dict[str, Callable[[Any, Any], Any]] = {
@@ -61,20 +64,43 @@ TTLS: dict[str, Callable[[Any, Any], Any]] = {
     "disconnect_ttl": lambda client, ttl: client.grant(5.0, disconnect_ttl=ttl),
     "gone_ttl": lambda client, ttl: client.grant(5.0, gone_ttl=ttl),
 }
+
+
+async def not_needed(client: Any, lease: int) -> None:
+    """Operations on a key that is there, which keeps its own lease."""
+    await client.append("there", b"")
+    for operation in (Append("there", b"", lease), Create("there", b"", lease)):
+        await client.transact(then=[operation])
+
+
 OTHERS: dict[str, Callable[[Any, Any], Any]] = {
     "amount": lambda client, odd: client.add("sum", odd),
     "expected_revision": lambda client, odd: client.compare_and_set("key", b"", expected_revision=odd),
     "when": lambda client, odd: client.put("key", b"", when=[odd]),
     "then": lambda client, odd: client.transact(then=[odd]),
+    "call": lambda client, odd: client.call(odd),
 }
-TABLE: list[tuple[dict[str, Callable[[Any, Any], Any]], list[Any], type[StoreError]]] = [
+PREFIXES = ("list", "count", "delete_prefix", "notes")
+PASSED = {
+    "put": lambda client, timeout: client.put("timed", b"", timeout=timeout),
+    "get": lambda client, timeout: client.get("timed", timeout=timeout),
+    "wait": lambda client, timeout: client.wait(["timed"], timeout=timeout),
+    "delete_prefix": lambda client, timeout: client.delete_prefix("timed", timeout=timeout),
+    "grant": lambda client, timeout: client.grant(5.0, timeout=timeout),
+    "notes": lambda client, timeout: client.notes("timed", timeout=timeout),
+}
+TABLE: list[tuple[dict[str, Callable[[Any, Any], Any]], list[Any], type[StoreError] | type[None]]] = [
+    ({name: call for name, call in KEYS.items() if name not in PREFIXES}, [""], StoreUsageError),
+    (PASSED, ["1", b"1", math.nan, True, [], 10**400], StoreUsageError),
     (KEYS, [b"bytes", bytearray(b"bytes"), 7, None, "half \udc80 a pair"], StoreUsageError),
     (VALUES, ["text", 7, [1]], StoreUsageError),
     (LEASES, ["1", 1.5, True], StoreUsageError),
     (LEASES, [0, -1, 2**62 + 1, 2**63], LeaseNotFound),
-    (TTLS, [0, -1, "1", b"1", math.nan, True], StoreUsageError),
+    (LEASES, [2**64, 10**5000], StoreUsageError),
+    (TTLS, [0, -1, "1", b"1", math.nan, True, 10**400], StoreUsageError),
     (TTLS, [math.inf], LimitExceeded),
-    (OTHERS, ["1", 1.5, True, b"1"], StoreUsageError),
+    (OTHERS, ["1", 1.5, True, b"1", Ping], StoreUsageError),
+    ({"a lease that is not needed": not_needed}, [0, 2**62 + 1], type(None)),
 ]
 
 
@@ -96,11 +122,11 @@ async def look(client: Any) -> None:
             for odd in arguments:
                 try:
                     await call(client, odd)
-                    said = "nothing"
+                    said = type(None).__name__
                 except Exception as error:  # noqa: BLE001 - which, is the question
                     said = type(error).__name__
                 if said != expected.__name__:
-                    wrong.append(f"{name} of {odd!r}: {said}, not {expected.__name__}")
+                    wrong.append(f"{name} of {shown(odd)}: {said}, not {expected.__name__}")
     assert wrong == []
     for value in (bytearray(b"taken"), memoryview(b"taken")):
         await client.put("taken", value)
@@ -108,6 +134,33 @@ async def look(client: Any) -> None:
         assert entry is not None
         assert entry.value == b"taken"
     assert await client.get("leased") is None
+
+
+async def watch(client: Any, prefix: Any) -> None:
+    async with client.watch(prefix):
+        raise AssertionError(f"it is watched: {prefix!r}")
+
+
+async def test_odd_prefixes_of_watches_are_refused_by_every_store(url: str) -> None:
+    async with store.connect(url) as client:
+        for prefix in (b"bytes", 7, None, "half \udc80 a pair"):
+            with pytest.raises(StoreUsageError):
+                await watch(client, prefix)
+
+
+async def test_a_call_that_is_refused_is_not_made_after_a_reconnect() -> None:
+    """A time limit that is no number was noticed when the request was in flight, and so it was sent later."""
+    async with store.serve() as server, store.connect(server.url) as client:
+        with pytest.raises(StoreUsageError):
+            await client.put("refused", b"", timeout="1")  # type: ignore[arg-type]
+        assert not client._connection.in_flight
+
+
+async def test_a_deletion_up_to_a_later_revision_than_there_is_does_not_look_like_another_store() -> None:
+    async with store.serve() as server, store.connect(server.url) as client:
+        await client.put("a", b"")
+        assert (await client.call(DeleteOlder(prefix="a", revision=2**63))).revision == 1
+        assert await client.get("a") is None
 
 
 async def test_odd_arguments_are_refused_alike_by_every_store_and_by_both_twins(url: str) -> None:

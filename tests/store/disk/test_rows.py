@@ -131,3 +131,35 @@ def test_the_last_word_on_a_lease_is_kept() -> None:
             for number, at in enumerate(range(0, len(said), size), 1):
                 rows.write(database, [Facts(leases={4: each}) for each in said[at : at + size]], number=number)
             assert database.execute("SELECT id, ttl FROM leases").fetchall() == kept
+
+
+def test_a_group_of_any_size_takes_a_few_statements_and_is_written_whole() -> None:
+    """Each execution gives up the GIL, which a busy event loop gives back after milliseconds."""
+    database, count, clients = empty(), 1000, 7
+    numbers = range(1, count + 1)
+    told: list[str] = []
+    replies = [
+        KeptReply(
+            session_id=b"s%d" % (number % clients),
+            acknowledged=number - 3 * clients,
+            request_id=number,
+            response=messages.Written(revision=number),
+        )
+        for number in numbers
+    ]
+    put = [Event(kind="put", revision=number, key=f"k{number}", create_revision=number) for number in numbers]
+    deleted = tuple(Event(kind="delete", revision=count + 1, key=f"k{number}") for number in numbers[::2])
+    first, later = Facts(replies=replies[:-clients]), Facts(replies=replies[-clients:])
+    for number in range(clients):
+        first.opened(b"s%d" % number, number)
+    first.revisions, later.revisions = [(event,) for event in put], [deleted]
+    database.set_trace_callback(told.append)
+    rows.write(database, [first], number=1)
+    rows.write(database, [later], number=2)
+    assert len(told) < 100
+    saved = rows.load(database)
+    assert [entry.key for entry in saved.entries] == sorted(event.key for event in put[1::2])
+    assert len(saved.history) == count + 1
+    for session in saved.sessions:
+        kept = [reply.request_id for reply in replies if reply.session_id == session.id][-3:]
+        assert [request_id for request_id, _ in session.replies] == kept
