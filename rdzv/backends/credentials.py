@@ -46,6 +46,7 @@ class Credentials:
         self.token: bytes | None = self._read_token()
         self.password: str | None = self.read_password()
         self._client_tls: ssl.SSLContext | None = None
+        self._server_tls: ssl.SSLContext | None = None
         named = (settings.token_file, settings.ca, settings.cert, settings.key)
         self.renew: Callable[[], ssl.SSLContext | None] | None = self._renew if any(named) else None
 
@@ -79,11 +80,12 @@ class Credentials:
             try:
                 token = self._read_token() if found[:1] != self._seen[:1] else self.token
                 tls = self._load() if self._client_tls is not None else None
+                server_tls = self._load_served() if self._server_tls is not None else None
             except RendezvousSettingsError as error:
                 log.warning("%s; new connections use the files as last read", error)
-                token, tls = self.token, self._client_tls
+                token, tls, server_tls = self.token, self._client_tls, self._server_tls
             if self._contents() == found:  # else it changed during the read
-                self.token, self._client_tls, self._seen = token, tls, found
+                self.token, self._client_tls, self._server_tls, self._seen = token, tls, server_tls, found
         return self.client_tls()
 
     def _contents(self) -> list[bytes | None]:
@@ -106,14 +108,28 @@ class Credentials:
             token = _read_secret(f"token_file={path!r}", path)
         return token.encode() if isinstance(token, str) else token
 
-    def server_tls(self) -> ssl.SSLContext | None:
-        """Return the context to serve TLS; None without TLS or a certificate. etcd's `ca` does not count."""
+    def server_tls(self, *, renews: bool = False) -> ssl.SSLContext | None:
+        """Return the context to serve TLS; None without TLS or a certificate. etcd's `ca` does not count.
+
+        With `renews` it reads the files again at each handshake, in the server's event loop.
+        """
         settings = self._settings
         if settings.cert is None or not settings.uses_tls or settings.endpoint.info.family != "tcp":
             return None
+        context = self._load_served()
+        if renews:
+            self._server_tls = context
+            context.sni_callback = self._choose  # called for each hello, with a name or without
+        return context
+
+    def _choose(self, connection: Any, *_: object) -> None:
+        self._renew()
+        connection.context = self._server_tls
+
+    def _load_served(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.load_certificate(context)
-        if settings.ca is not None:
+        if self._settings.ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 

@@ -68,7 +68,7 @@ def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> 
     """
     if settings.metrics_port is None or not settings.can_join:
         return lambda: None
-    token, tls, insecure = credentials.token, credentials.server_tls(), settings.insecure
+    token, tls, insecure = credentials.token, credentials.server_tls(renews=True), settings.insecure
     # Bound like a store: to loopback, unless clients are authenticated or `insecure` is set.
     host = "" if insecure or token is not None or (tls is not None and settings.ca is not None) else "localhost"
     serve_node = http_room("node", "metrics_port").serve_node
@@ -99,7 +99,7 @@ def serve_embedded(
     """
     if settings.http_port is not None:
         http_room("app", "http_port")  # which may not be installed: then no store is started
-    token, tls = credentials.token, credentials.server_tls()
+    token, tls = credentials.token, credentials.server_tls(renews=True)
     store_serving = store.sync.serve(
         address,
         port,

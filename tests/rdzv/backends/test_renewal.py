@@ -14,6 +14,7 @@ import pytest
 import store
 from rdzv.backends.builtin import client_of
 from rdzv.backends.credentials import Credentials
+from rdzv.backends.monitoring import serve_embedded
 from rdzv.config.settings import parse
 from store.net.address import Address
 from store.sync import Client as BlockingClient
@@ -139,6 +140,40 @@ def test_one_warning_for_a_change_that_cannot_be_used(tmp_path: Path, caplog: py
             assert credentials.token == OLD
     told = [record.getMessage() for record in caplog.records if "as last read" in record.getMessage()]
     assert len(told) == 3
+
+
+@pytest.mark.parametrize("loop", ["its own", "asyncio"])
+async def test_a_hosted_store_shows_the_certificate_of_now(loop: str, tmp_path: Path) -> None:
+    """It showed the one of its start until it ended, also after that had expired."""
+    old, new = Authority(), Authority()
+    for _ in write_in_place(tmp_path, {**old.files, "token": OLD}):
+        pass
+    settings, credentials = credentials_in(tmp_path)
+    async with contextlib.AsyncExitStack() as stack:
+        if loop == "asyncio":
+            server = await stack.enter_async_context(store.serve(tls=credentials.server_tls(renews=True), token=OLD))
+        else:
+            serving, server = await asyncio.to_thread(serve_embedded, settings, credentials, "127.0.0.1", 0)
+            stack.push_async_callback(asyncio.to_thread, serving.close)
+
+        async def is_shown(authority: Authority) -> bool:
+            tls = ssl.create_default_context()
+            authority.made.configure_trust(tls)
+            authority.made.issue_cert("client").configure_cert(tls)
+            try:
+                async with store.connect(f"tcps://127.0.0.1:{server.port}", tls=tls, token=OLD, timeout=5.0) as client:
+                    await client.put("a", b"")
+            except store.StoreError:
+                return False
+            return True
+
+        assert await is_shown(old)
+        for _ in write_in_place(tmp_path, {"pem": new.files["pem"][:100]}):
+            assert await is_shown(old), "what is half written counts for nothing"
+        for _ in write_in_place(tmp_path, new.files):
+            pass
+        assert await is_shown(new)
+        assert not await is_shown(old)
 
 
 @pytest.mark.parametrize("twin", ["awaited", "blocking"])
