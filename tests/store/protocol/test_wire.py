@@ -79,7 +79,7 @@ def of_type(type_: Any) -> st.SearchStrategy[Any]:
         kinds = zip(messages.Target, messages._EXPECTED, strict=True)
         return st.one_of(
             *(
-                st.builds(Condition, key=OF_TYPES[str], target=st.just(target), expected=of_type(expected))
+                st.builds(Condition, key=OF_TYPES[str].filter(bool), target=st.just(target), expected=of_type(expected))
                 for target, expected in kinds
             )
         )
