@@ -9,6 +9,7 @@ import contextlib
 import functools
 import math
 from abc import ABC, abstractmethod
+from numbers import Real
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar
 
@@ -43,8 +44,8 @@ from store.messages import (
     Transact,
     TransactionResult,
     Wait,
-    time_limit,
 )
+from store.records import shown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
@@ -66,6 +67,7 @@ __all__ = [
     "LeaseTerms",
     "blocking",
     "finished",
+    "time_limit",
 ]
 
 DELETED_AT_ONCE = 4096  # keys per `delete_prefix`, or fewer if the server allows fewer
@@ -114,6 +116,17 @@ def _id_of(lease: LeaseLike | int | None) -> int | None:
 def _guarded(request: Request[R], when: Iterable[Condition]) -> Request[R]:
     conditions = tuple(when)
     return Guarded(when=conditions, request=request) if conditions else request
+
+
+def time_limit(timeout: object, default: float | None) -> float | None:
+    """Return the seconds that a call may take, or None; `StoreUsageError`: `timeout` is no number of seconds."""
+    seconds = default if timeout is None else timeout
+    if seconds is None or (type(seconds) is float and not math.isnan(seconds)):
+        return seconds
+    with contextlib.suppress(OverflowError):
+        if not isinstance(seconds, bool) and isinstance(seconds, Real) and not math.isnan(seconds):
+            return float(seconds)
+    raise StoreUsageError(f"timeout is {shown(seconds)}; give seconds, or None")
 
 
 def _several(keys: Iterable[str]) -> tuple[str, ...]:
@@ -260,11 +273,6 @@ class Calls(ABC):
         Raises:
             StoreUsageError: Not exactly one expectation was given (it is a `ValueError`, too).
         """
-        if (expected_revision is None) == (expected_value is None):
-            raise StoreUsageError(
-                f"compare_and_set of {key!r} takes exactly one of expected_revision and expected_value, "
-                f"not {'both' if expected_value is not None else 'neither'}"
-            )
         request = CompareAndSet(
             key=key,
             value=value,
@@ -350,7 +358,6 @@ class Calls(ABC):
         return found
 
     def _left(self, timeout: float | None) -> Callable[[], float | None]:
-        """Return a function that returns the time left of a call."""
         within = time_limit(timeout, getattr(self, "timeout", None))
         until = None if within is None else self.time() + within
         return lambda: None if until is None else max(until - self.time(), 0.0)

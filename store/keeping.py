@@ -118,7 +118,6 @@ class Keeping:
             lease.heard(at)
 
     def _remaining(self) -> float:
-        """Return the seconds until the first lease may expire, or infinity."""
         return min((lease.ours_until for lease in self._kept), default=math.inf) - self.store.time()
 
     def renew_now(self) -> None:

@@ -10,10 +10,7 @@ Times are durations in seconds: no deadline ever crosses the wire.
 
 from __future__ import annotations
 
-import contextlib
-import math
 from enum import IntEnum
-from numbers import Real
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from store.errors import (
@@ -416,7 +413,7 @@ class DeleteOlder(Request[DeletedOlder], code=25, kw_only=True):
 
 
 class CompareAndSet(Request[CompareAndSetResult], code=10, kw_only=True):
-    """Write a key if it has the expected mod_revision (0: no such key) or value; exactly one of the two is given."""
+    """Write a key if it has the expected mod_revision (0: no such key) or value."""
 
     key: str
     value: bytes
@@ -424,6 +421,12 @@ class CompareAndSet(Request[CompareAndSetResult], code=10, kw_only=True):
     expected_value: bytes | None = None
     ttl: float | None = None
     lease: int | None = None
+
+    def unfit(self) -> str | None:
+        """Return an error unless exactly one expectation is given."""
+        if (self.expected_revision is None) == (self.expected_value is None):
+            return f"of {shown(self.key)} takes exactly one of expected_revision and expected_value"
+        return None
 
 
 class Grant(Request[Granted], code=14, kw_only=True):
@@ -582,17 +585,6 @@ def only_takes_away(request: Request[Any]) -> bool:
     if type(request) is Transact:
         return all(type(operation) in {Get, Delete} for operation in (*request.then, *request.otherwise))
     return type(request) in {Delete, DeletePrefix, DeleteOlder, Revoke}
-
-
-def time_limit(timeout: object, default: float | None) -> float | None:
-    """Return the seconds that a call may take, or None; `StoreUsageError`: `timeout` is no number of seconds."""
-    seconds = default if timeout is None else timeout
-    if seconds is None or (type(seconds) is float and not math.isnan(seconds)):
-        return seconds
-    with contextlib.suppress(OverflowError):
-        if not isinstance(seconds, bool) and isinstance(seconds, Real) and not math.isnan(seconds):
-            return float(seconds)
-    raise StoreUsageError(f"timeout is {shown(seconds)}; give seconds, or None")
 
 
 def waits(request: Request[Any]) -> bool:

@@ -14,11 +14,12 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from store import interface
+from store.calls import time_limit
 from store.client.channel import Channel, Shared
 from store.errors import ConnectionLost, StoreError, StoreTimeoutError, WaitEnded, WatchCompacted
 from store.interface import DEFAULT_TIMEOUT
 from store.limits import Limits
-from store.messages import Event, Grant, KeepAlive, Pong, Request, Response, Revoke, Transact, time_limit, waits
+from store.messages import Event, Grant, KeepAlive, Pong, Request, Response, Revoke, Transact, waits
 from store.net.racing import Addresses
 from store.net.sockets import raised_by_handler
 from store.protocol.wire import Events, Lagged, Reply

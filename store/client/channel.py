@@ -141,7 +141,6 @@ def _is_closed(sock: socket.socket) -> bool:
 
 
 def _connected(shared: Shared, until: float, check: Callable[[], None]) -> socket.socket:
-    """Connect, and report the outcome to `cuts`."""
     try:
         sock = connected(shared.addresses, until, check)
     except OSError as error:
@@ -254,7 +253,6 @@ class Channel:
             time.sleep(pause)
 
     def _reach(self, deadline: float, check: Callable[[], None]) -> None:
-        """Connect a socket and prepare it."""
         addresses, began = self._shared.addresses, time.monotonic()
         check_blocking_caller(addresses.host, addresses.port)
         addresses.use_small_packets(self._patience.large_packets_seem_lost)
@@ -382,7 +380,6 @@ class Channel:
                 return data
 
     def _pulse(self, since: float) -> Pulse:
-        """Begin to measure the silence of this connection, read since then."""
         pulse = Pulse(self._patience, since)
         in_flight = self.connection.in_flight.values()
         if self.connection.welcomed is None or any(not waits(item.request) for item in in_flight):
@@ -457,7 +454,6 @@ class Channel:
             self._tell(KeepAlive(lease=lease))
 
     def _trouble(self) -> str | None:
-        """Return the problem with the connection, or None."""
         if self.sock is not None and self.connection.welcomed is not None:
             return None
         lost = "the connection is lost, " if self.connection.store_id is not None else ""

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 
 from store import interface, messages
+from store.calls import time_limit
 from store.client.outcomes import out_of_time, settle, with_doubt
 from store.client.reconnecting import Reconnecting
 from store.errors import ConnectionLost, StoreError, StoreTimeoutError, StoreUsageError, WatchCompacted, unsent
 from store.interface import DEFAULT_TIMEOUT
-from store.messages import Cancel, Event, Ping, Pong, Request, Response, Watching, key_bytes, time_limit, waits
+from store.messages import Cancel, Event, Ping, Pong, Request, Response, Watching, key_bytes, waits
 from store.net.process import check_made_here, process_id
 from store.net.tasks import cancel_and_wait
 from store.protocol import wire
@@ -141,7 +142,6 @@ class Watch(interface.Watch):
         self._news.set()
 
     async def _reopen(self) -> None:
-        """Reopen it, without a time limit."""
         try:
             await self._open(None)
         except WatchCompacted as error:

@@ -304,7 +304,6 @@ class Reconnecting(ABC):
             raise error
 
     def _what_is_wrong(self) -> str:
-        """Say why there was no welcome."""
         mute = self._trying is not None and not self.met
         problem = SAYS_NOTHING[self._secure] if mute and self.last_problem == NEVER_ANSWERED else self.last_problem
         return problem + ("" if self._addresses is None else self._addresses.where())

@@ -264,11 +264,6 @@ class Requests:
         return DeletedOlder(count=count, revision=newest, after=after)
 
     def _compare_and_set(self, request: CompareAndSet) -> CompareAndSetResult:
-        if (request.expected_revision is None) == (request.expected_value is None):
-            raise StoreUsageError(
-                f"compare_and_set of {shown(request.key)} takes exactly one expectation: expected_revision or "
-                f"expected_value"
-            )
         entry = self._keys.get(request.key)
         if request.expected_revision is not None:
             as_expected = (entry.mod_revision if entry else 0) == request.expected_revision
@@ -306,7 +301,6 @@ class Requests:
     # -------------------------------------------------------------------------------------- leases
 
     def _grant_for(self, operations: tuple[Operation, ...], grants: tuple[Grant, ...]) -> list[LeaseRecord]:
-        """Grant the missing leases among those that these operations name."""
         self._state.at_most("operations_max", len(grants), "leases")
         used = {
             operation.lease

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import anyio
 
 from store import interface, messages
+from store.calls import time_limit
 from store.errors import (
     ConnectionLost,
     StoreError,
@@ -72,7 +73,6 @@ _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[Hashab
 
 
 def _members_shared_as(name: Hashable | None, make: Callable[[], Members]) -> Members:
-    """Return the members that clients of one loop share under this name."""
     if name is None:
         return make()
     here = _shared.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
@@ -85,15 +85,10 @@ def _members_shared_as(name: Hashable | None, make: Callable[[], Members]) -> Me
 class Client(interface.Store):
     """A client of an etcd cluster; use it as `async with store.connect(url) as client`.
 
-    Args:
-        cluster: The members' addresses.
-        tls: A client-side context for `etcds`; the default trusts the system's certificates.
+    Args as of `store.connect`, and:
         renew: Reads the files of certificates again before each connection, and returns the context.
-        user: The user to log in as, if any.
         password: The user's; or a function that reads it, before the first login and after a rejected one.
-        timeout: Seconds for every call without its own `timeout`.
-        connect_timeout: Seconds for the first answer; the default is `timeout`.
-        timeout_name: The timeout's name in messages.
+        connect_timeout: Seconds for the first answer; the default is `timeout`. Messages name it `timeout_name`.
         receipts: The prefix of receipts; the user must be allowed to write there.
         rng: For jitter, and the choice of the first member.
         shared_as: Clients of one event loop with equal values share a connection, so that many nodes of a process are
@@ -241,7 +236,6 @@ class Client(interface.Store):
         return asyncio.get_running_loop().time()
 
     def _check_usable(self) -> None:
-        """Raise the error that this client failed with, or that it was inherited over `fork()`."""
         check_made_here(self._made_in, self.name)
         if self._failed is not None:
             raise unsent(self._failed)
@@ -266,7 +260,7 @@ class Client(interface.Store):
 
     async def call(self, request: messages.Request[R], *, timeout: float | None = None) -> R:
         """Make one request and return its response; see `Store.call`."""
-        limit = messages.time_limit(timeout, None if messages.waits(request) else self.timeout)
+        limit = time_limit(timeout, None if messages.waits(request) else self.timeout)
         deadline = math.inf if limit is None else self.time() + limit
         guard: tuple[messages.Condition, ...] = ()
         asked = messages.checked(request)

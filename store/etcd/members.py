@@ -200,7 +200,6 @@ class Members:
         return await self._attempts(attempt, deadline, what or method, doubt, share=share)
 
     async def _send(self, connection: Connection, method: str, asked: Fields, token: str | None, limit: float) -> Any:
-        """Make one request to one member."""
         return await connection.ask(method, asked, token=token, limit=limit)
 
     async def current_revision(self, deadline: float) -> int:

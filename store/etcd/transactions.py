@@ -68,8 +68,6 @@ __all__ = [
     "transaction",
 ]
 
-"""The range of the embedded store, and of PyTorch's."""
-
 DONE, FENCED = b"done", b"fenced"
 """The values of a receipt: its write was done, or cannot be done any more."""
 
@@ -160,10 +158,6 @@ def normal(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
             _check(otherwise)
             return Write(guard=guard, when=when, then=then, otherwise=otherwise)
         case CompareAndSet(key=key, value=value, expected_revision=revision, expected_value=before):
-            if (revision is None) == (before is None):
-                raise StoreUsageError(
-                    f"compare_and_set of {key!r} takes exactly one expectation: expected_revision or expected_value"
-                )
             expected = _revision_is(key, revision or 0)
             if before is not None:
                 expected = Condition(key=key, target=Target.VALUE, expected=before)
@@ -197,7 +191,6 @@ def _check(operations: Sequence[Operation]) -> None:
 
 
 def _surely_writes(operations: Operations) -> bool:
-    """Return whether it changes something in any case: a key to be created may exist."""
     return any(not isinstance(operation, Get | Create) for operation in operations)
 
 

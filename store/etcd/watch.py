@@ -105,7 +105,6 @@ class Watch(interface.Watch):
                 self._cursor.nothing_before(message.header.revision)
 
     async def _open(self, deadline: float, *, first: bool = False) -> None:
-        """Open it at its position, or with a snapshot."""
         while self._stream is None:
             request, reset = self._cursor.opening()
             messages.checked(request)

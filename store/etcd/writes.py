@@ -178,7 +178,6 @@ class Writing:
         self._receipt = None
 
     async def _recovered(self, plan: Plan, revision: int) -> TransactionResult:
-        """Return the result of a plan whose answer was lost."""
         try:
             reply = await self._asked("KV/Txn", recovery(plan, revision, hidden=self._hidden))
         except Failure:  # compacted meanwhile: the write is known, and its result is not

@@ -181,7 +181,6 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
 
 
 def _bound(family: int, address: tuple[Any, ...]) -> socket.socket | None:
-    """Return a listening socket, or None without such an address here."""
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError:

@@ -409,6 +409,5 @@ def error_of(response: Response) -> StoreError | None:
 
 
 def _refusal(sorry: Sorry, name: str) -> StoreError:
-    """Return the error of a server's refusal."""
     kinds = {"authentication": AuthenticationError, "limit": LimitExceeded}
     return kinds.get(sorry.kind, ProtocolError)(f"{name} refused the connection: {sorry.message}")

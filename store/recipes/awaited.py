@@ -189,7 +189,6 @@ async def leaders(store: Calls, name: str) -> AsyncIterator[bytes | None]:
 async def _place(
     store: Calls, name: str, late: str, kind: str, value: bytes, ttl: float, terms: LeaseTerms, *, bell: bool = False
 ) -> AsyncIterator[Held]:
-    """Hold a place in a line, on its own lease, while it is first."""
     ask = _Asking(store, name, terms.pop("timeout", None), late)
     _check(isinstance(value, bytes | bytearray | memoryview), name, "value", value, "bytes")
     for what, seconds in {"ttl": ttl, **terms}.items():

@@ -244,7 +244,6 @@ class Conversations:
             self._have_pass()
 
     def _have_pass(self) -> None:
-        """Begin the next pass of the loop with turns."""
         if not self._pass_comes:
             self._pass_comes = True
             asyncio.get_running_loop().call_soon(self._begin_pass)

@@ -236,7 +236,6 @@ class Journal:
         return min(free // 2, (free + self._free_bytes) // 4)
 
     def _probe(self) -> bool:
-        """Write something, and remove it again."""
         assert self._database is not None, "it has been written to before"
         try:
             self._database.execute("BEGIN IMMEDIATE")
@@ -382,7 +381,6 @@ class Journal:
         self._learn(sum(facts.size for facts in group), took)
 
     def _learn(self, size: int, took: float) -> None:
-        """Adapt the size of the next groups to the time of the last one."""
         if size <= SMALL_GROUP_BYTES:
             self._least_seconds += (took - self._least_seconds) / 8
         most = max(GROUP_SECONDS, 3 * self._least_seconds)

@@ -105,7 +105,6 @@ class Peers:
         return [peer for peer in self.by_id.values() if not peer.gone]
 
     def _is_too_much(self, held: int, kept_back: int) -> bool:
-        """Return whether both these bytes and all memory are past their limits."""
         return (
             held > kept_back and self.durability.engine.memory_bytes + self.held_bytes > self._limits.memory_bytes_max
         )

@@ -46,7 +46,6 @@ class Reception:
         self.bytes_out: int = 0
 
     def _is_alone(self) -> bool:
-        """True if no client of another process is connected."""
         return all(peer.is_of_ours for peer in self._by_id.values())
 
     def accepted(self, peer: Peer) -> None:

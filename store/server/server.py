@@ -191,7 +191,6 @@ class Server:
         self._timer.add_done_callback(self._timer_ended)
 
     async def _keep_time(self) -> None:
-        """Do the periodic work while the server runs."""
         warn_at = drop_at = self._clock()
         while True:
             due_in = self._engine.next_tick_in() if self._may_lapse() else None
@@ -230,7 +229,6 @@ class Server:
         return self._engine.read_only is None and not self._reception.leaving and not self._durability.behind
 
     def _drop_the_silent(self, now: float) -> None:
-        """Close peers that stopped in the middle of a frame."""
         silent_since = now - self._limits.frame_timeout
         why = f"half a frame and {self._limits.frame_timeout:g} s of silence (frame_timeout)"
         for peer in list(self._peers.by_id.values()):

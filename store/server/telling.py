@@ -323,7 +323,6 @@ class Telling:
 
 
 def _flush(peer: Peer) -> int:
-    """Write to a peer; return how many bytes."""
     before = peer.bytes_out
     peer.flush()
     return peer.bytes_out - before

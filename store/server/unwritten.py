@@ -93,5 +93,4 @@ class Unwritten:
 
 
 def _what_changed(facts: Facts) -> list[str | int]:
-    """Return the changed keys (text) and leases (numbers)."""
     return [event.key for events in facts.revisions for event in events] + [*facts.leases]

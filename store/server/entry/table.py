@@ -203,7 +203,6 @@ class Table:
         return next(who for who, address in silent if address == most)
 
     def _patience(self) -> float:
-        """Return the seconds that an honest client may take, by recent ones."""
         return YIELD_FACTOR * self._slowest if self.clock() - self._slowest_at <= LATELY else 0.0
 
     # ------------------------------------------------------------------------------------------ time

@@ -18,6 +18,7 @@ import store.sync
 from rdzv.testing.network import MemoryNetwork
 from store.errors import ConditionFailed, LeaseNotFound, StoreTimeoutError, StoreUsageError
 from tests.support.etcd import serve_etcd
+from tests.support.processes import start_python
 from tests.support.proxy import Proxy
 from tests.support.stores import connect_in_memory, serve_in_memory
 
@@ -250,6 +251,27 @@ async def test_who_watches_an_election_sees_each_change(client: store.Client, na
 
 
 # -------------------------------------------------------------------------------- for those who block
+
+
+HOLDER = """import asyncio, sys, store
+async def main():
+    async with store.connect(sys.argv[1]) as client, store.recipes.lock(client, "held", ttl=60.0, gone_ttl=0.1):
+        print("holds", flush=True)
+        await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+async def test_with_gone_ttl_alone_a_lock_of_a_killed_holder_is_free_at_once() -> None:
+    async with store.serve() as server, start_python("-c", HOLDER, server.url) as holder:
+        await holder.line("holds")
+        async with store.connect(server.url) as client:
+            with pytest.raises(StoreTimeoutError):
+                async with store.recipes.lock(client, "held", timeout=0.3):
+                    pytest.fail("two hold it")
+            holder.kill()
+            async with store.recipes.lock(client, "held", timeout=LIMIT):
+                pass
 
 
 def test_each_recipe_has_a_blocking_twin(url: str, name: str) -> None:
