@@ -128,10 +128,12 @@ def asked(agreement: Agreement, standing: Stop | None = None, **more: object) ->
 
 def agreement_that_has_asked() -> Agreement:
     agreement = Agreement()
+    assert not agreement.listens, "no term reads the answers of all members before a question"
     question, over = asked(agreement) or (None, -1)
     assert question == Stop(round=3, why="b to leave")
     assert over == 0
     agreement.wrote(question.replace(revision=7))
+    assert agreement.listens
     agreement.hears = True
     return agreement
 
@@ -155,9 +157,10 @@ def test_once_decided_nothing_is_written_but_a_better_reason_where_nobody_has_be
 
 def test_a_successor_goes_on_from_the_question_that_it_finds() -> None:
     agreement, found = Agreement(), Stop(round=3, why="b to leave", revision=7)
-    agreement.hears = True
     for node_id in "ab":
         agreement.answered(node_id, Begun(round=3, step=None))
+    assert asked(agreement, found, why="") is None, "the answer of one that has left may not be read yet"
+    agreement.answered("", None)
     assert asked(agreement, found, why="") == (Stop(round=3, decided=True, step=None, why="b to leave"), 7)
 
 

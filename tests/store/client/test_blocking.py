@@ -82,6 +82,9 @@ def test_calls_one_after_the_other_use_one_connection(server: Server) -> None:
         assert server.connections == 1
         assert client.stats()["requests"] == 12
         assert client.store_id == server.store_id
+        assert client._free[0]._patience.attempt() == patience.ATTEMPT, (
+            "it has met the server: a later attempt is shorter than the first one"
+        )
     with store.sync.connect(server.url) as client:
         assert client.stats()["sessions"] == 1, "the first client said that it will not come back"
 
@@ -485,9 +488,12 @@ async def test_a_quiet_watch_hears_how_far_the_store_has_come(monkeypatch: pytes
         watch = await asyncio.to_thread(client.watch("quiet/").__enter__)
         events = iter(watch)
         reading = in_thread(lambda: next(events))
-        for _ in range(50):
-            revision = await other.put("busy", b"")
-        await until(lambda: cast("int", watch._cursor._next) > revision)
+        connected_at = watch._channel._welcomed_at
+        for _ in range(3):
+            for _ in range(20):
+                revision = await other.put("busy", b"")
+            await until(lambda revision=revision: cast("int", watch._cursor._next) > revision)  # type: ignore[misc]
+        assert watch._channel._welcomed_at == connected_at, "each ping was answered, and no more is expected of it"
         proxy.cut()
         await other.put("quiet/a", b"")
         assert (await reading).key == "quiet/a"

@@ -108,6 +108,14 @@ def test_damage_is_reported_by_check_and_backup_and_nothing_is_left_of_the_copy(
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
+def test_a_copy_that_was_killed_does_not_keep_the_next_one_from_being_made(tmp_path: Path) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    leave_behind(data)
+    copy.with_name("copy.new").write_bytes(b"half of a copy" * 1000)
+    assert len(copies.back_up(data, copy).saved.entries) == 50
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "data"]
+
+
 @pytest.mark.parametrize("coming", ["founded", "restored"])
 def test_the_log_of_a_store_that_was_moved_away_is_not_laid_over_the_next_one(tmp_path: Path, coming: str) -> None:
     """The new store had the old one's identity, and its keys."""

@@ -210,6 +210,17 @@ async def test_a_socket_that_is_bound_already_can_be_served() -> None:
         await client.ping()
 
 
+async def test_of_several_sockets_the_url_has_the_host_that_was_given() -> None:
+    first = socket.create_server(("127.0.0.2", 0))
+    second = socket.create_server(("127.0.0.3", first.getsockname()[1]))
+    async with store.serve("127.0.0.3", sock=[first, second]) as server:
+        assert server.url == f"tcp://127.0.0.3:{server.port}"
+        for host in ("127.0.0.2", "127.0.0.3"):
+            async with store.connect(f"tcp://{host}:{server.port}") as client:
+                await client.ping()
+                assert client.ends == ("127.0.0.1", host)
+
+
 async def test_a_port_in_use_is_an_error_of_the_system() -> None:
     async with store.serve() as server:
         with pytest.raises(OSError, match="in use"):

@@ -152,6 +152,16 @@ async def test_openssl_holds_one_record_of_what_is_written_however_much_that_is(
     assert 0 < conversation.server.most_held < RECORD_BYTES + 1024
 
 
+async def test_who_is_closed_hears_a_goodbye_and_no_end_that_could_be_an_attackers() -> None:
+    conversation = Conversation()
+    conversation.inside.transport.close()
+    assert conversation.line.closing
+    conversation.fetch()
+    assert conversation.client.read(1) == b"", "an end without a goodbye is ssl.SSLEOFError"
+    conversation.inside.transport.close()
+    assert not conversation.line.sent, "once"
+
+
 async def test_a_record_that_makes_no_sense_ends_a_connection_without_a_word_on_whether_its_client_lives() -> None:
     """It was told as if the client had hung up, and who hangs up is dead."""
     conversation = Conversation()
