@@ -4,7 +4,7 @@ python -m tools.mutants cover MAP [PYTEST ARGUMENTS]   run tests, and note in th
 python -m tools.mutants play MAP --count 100 --seed 7  plant defects at random in those lines, in copies of the tree
 
 `cover` may be called for one folder of tests after the other: a later run of a test replaces an earlier one. `play`
-runs the tests that run the line, the most specific first, at most 60 s for a defect. It prints each defect that none of
+runs the tests that run the line, the nearest first, at most 60 s for a defect. It prints each defect that none of
 them finds, and the share that was found. `tools/mutants.txt` keeps the survivors that change nothing a test could see,
 with the reason: these do not count.
 
@@ -46,7 +46,7 @@ ROOMS: Final = ("rdzv/core", "rdzv/node", "rdzv/loop", *(f"store/{room}" for roo
 TESTS: Final = ("tests/store", "tests/rdzv", "tests/guarantees", "tests/sim")
 MAP_VARIABLE: Final = "RDZV_MUTANTS_MAP"
 KEPT: Final = ROOT / "tools" / "mutants.txt"
-BUDGET: Final = 15.0  # seconds that the chosen tests of one defect took when they were traced
+BUDGET: Final = 20.0  # seconds that the chosen tests of one defect took when they were traced
 LIMIT: Final = 60.0  # seconds for all of them; a defect that makes them wait longer is found
 ENVIRONMENT: Final = {"RDZV_TEST_SEED": "1", "PYTHONHASHSEED": "0"}  # the same cases of large tables each time
 
@@ -281,8 +281,7 @@ class Copies:
     def _write(self, path: Path, source: str) -> None:
         """Write the file with another time of change each time: by that, Python knows compiled code for out of date."""
         path.write_text(source)
-        changed_at = next(self._changed_at)
-        os.utime(path, (changed_at, changed_at))
+        os.utime(path, (next(self._changed_at),) * 2)
 
     def _run(self, tree: Path, tests: list[str]) -> str:
         """Run tests up to the first failure; return the failed one, or ""."""
@@ -301,15 +300,18 @@ class Copies:
 
 
 def tests_for(mutant: Mutant, runs: list[Run]) -> list[str]:
-    """Return tests that run its line, while time is left: those of its room first, and those that run few lines."""
-    near = f"tests/{Path(mutant.file).parent}"
-    those = [run for run in runs if run.lines.get(mutant.file, 0) >> mutant.line & 1]
-    those.sort(key=lambda run: (not run.test.startswith(near), sum(bits.bit_count() for bits in run.lines.values())))
-    chosen, left = [], BUDGET
-    for run in those:
-        if run.seconds <= left:
-            chosen.append(run.test)
-            left -= run.seconds + 0.02
+    """Return tests that run its line, while time is left: a case of each first, and the near and quick ones first."""
+    there, those, cases, left = mutant.file.split("/"), [], Counter[str](), BUDGET
+    for run in (one for one in runs if one.lines.get(mutant.file, 0) >> mutant.line & 1):
+        function = run.test.partition("[")[0]
+        near = sum(one == other for one, other in zip(there, function.split("/")[1:], strict=False))
+        those.append((cases[function], -near, run.seconds, run.test))
+        cases[function] += 1
+    chosen = []
+    for _, _, seconds, test in sorted(those):
+        if seconds <= left:
+            chosen.append(test)
+            left -= seconds + 0.02
     return chosen
 
 

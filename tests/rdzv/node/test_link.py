@@ -10,7 +10,7 @@ import pytest
 
 from rdzv import Dropped, RendezvousConnectionError
 from rdzv.node.link.link import ANSWERS_KEPT, Link
-from tests.support.runs import VirtualRun, listen
+from tests.support.runs import VirtualRun, connected, listen
 
 
 def test_one_answer_that_was_held_up_does_not_make_the_store_slow() -> None:
@@ -69,6 +69,24 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line for record in caplog.records if "nobody listens at" in (line := record.getMessage())]
 
 
+def told_back(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said of a store that is back."""
+    return [line for record in caplog.records if "the store is back after" in (line := record.getMessage())]
+
+
+@pytest.mark.virtual_time
+async def test_a_store_that_is_back_is_told_of_if_its_absence_was(caplog: pytest.LogCaptureFixture) -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        link = await connected(run.handler("a"))
+        for absence, told in ((1, 0), (60, 1)):
+            run.network.partition("a")
+            await asyncio.sleep(absence)
+            run.network.heal()
+            await link.in_reach_again(within=60)
+            await asyncio.sleep(1)
+            assert len(told_back(caplog)) == told
+
+
 @pytest.mark.virtual_time
 async def test_a_memory_store_whose_process_is_gone_is_given_up_and_another_one_is_found_later(
     caplog: pytest.LogCaptureFixture,
@@ -93,6 +111,7 @@ async def test_a_memory_store_whose_process_is_gone_is_given_up_and_another_one_
                 await call
             assert asyncio.get_running_loop().time() - asked <= 1
         assert len(warnings(caplog)) == 2, "each node has said it, once"
+        assert told_back(caplog) == [], "a store that was given up is not back"
         run.restart_store()
         assert {info.round for info in await run.meet(a, b)} == {1}
 

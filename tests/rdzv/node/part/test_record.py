@@ -11,13 +11,15 @@ import pytest
 
 from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
+from rdzv.errors import RendezvousSettingsError
 from rdzv.listeners import Listeners
 from rdzv.node.link.link import Link
 from rdzv.node.link.loops import NodeLoop
 from rdzv.node.member.part import Part
 from rdzv.node.member.record import TTL_MOST, new_record, node_ttl
-from store import Limits
-from tests.support.runs import VirtualRun
+from store import Create, Limits, Put
+from store.messages import Request, Transact
+from tests.support.runs import VirtualRun, connected
 
 pytestmark = pytest.mark.virtual_time
 
@@ -111,3 +113,34 @@ async def test_a_node_behind_a_forwarder_says_where_it_sends_from_and_one_that_i
     store.come_back(seen_as="10.0.0.9", ends=("10.0.0.7", "10.0.0.9"))
     record = await (await address_said(store))
     assert (record.address, record.sends_from, record.store_at) == ("10.0.0.7", "", "")
+
+
+async def test_an_arrival_asks_for_the_role_where_it_is_free_and_its_node_is_no_candidate_yet() -> None:
+    """One transaction for both; and a node that is to stand for election asks in its turn, as all others do."""
+    asked: list[bool] = []
+    async with VirtualRun(min_nodes=3) as run:
+
+        async def note(request: Request[Any], moment: str) -> None:
+            if moment == "before" and isinstance(request, Transact) and request.grants:
+                keys = [one.key for one in request.then if isinstance(one, Put | Create)]
+                if any("/nodes/" in key for key in keys):
+                    asked.append(any(key.endswith("/coordinator") for key in keys))
+
+        handlers = [run.handler(name) for name in "abc"]
+        links = [await connected(handler) for handler in handlers]
+        for name in "abc":
+            run.clients[name].hook = note
+        links[0].resign = lambda _: asyncio.sleep(0)  # it is a candidate already, of a role that nobody has
+        for handler in handlers:
+            await run.join(handler)
+    assert asked == [False, True, False]
+
+
+async def test_a_node_that_settings_once_kept_out_of_its_run_may_come_again() -> None:
+    async with VirtualRun(min_nodes=2) as run:
+        a, b = run.handler("a"), run.handler("b")
+        joining = await run.join(a)
+        a.node.part.overruled({**a.node.part.settings.shared(), "max_nodes": 3})
+        with pytest.raises(RendezvousSettingsError, match="max_nodes"):
+            await joining
+        assert [info.world_size for info in await run.meet(a, b)] == [2, 2]
