@@ -1,6 +1,6 @@
 """Plants small defects, and looks whether tests find them.
 
-python -m tools.mutants cover MAP [PYTEST ARGUMENTS]   run tests, and note in the folder MAP which lines each one runs
+python -m tools.mutants cover MAP PYTEST_ARGUMENTS     run tests, and note in the folder MAP which lines each one runs
 python -m tools.mutants play MAP --count 100 --seed 7  plant defects at random in those lines, in copies of the tree
 
 `cover` may be called for one folder of tests after the other: a later run of a test replaces an earlier one. `play`
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parents[1]
 STORE_ROOMS: Final = ("engine", "server", "client", "protocol", "disk")
 ROOMS: Final = ("rdzv/core", "rdzv/node", "rdzv/loop", *(f"store/{room}" for room in STORE_ROOMS))
-TESTS: Final = ("tests/store", "tests/rdzv", "tests/guarantees", "tests/sim")
 MAP_VARIABLE: Final = "RDZV_MUTANTS_MAP"
 KEPT: Final = ROOT / "tools" / "mutants.txt"
 BUDGET: Final = 20.0  # seconds that the chosen tests of one defect took when they were traced
@@ -117,8 +116,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def cover(folder: Path, arguments: list[str]) -> int:
     """Run tests with this module as a plugin; return pytest's status."""
-    wanted = [*arguments] if any(one.startswith("tests") for one in arguments) else [*TESTS, *arguments]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tools.mutants", *wanted]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tools.mutants", *arguments]
     environ = {**os.environ, **ENVIRONMENT, MAP_VARIABLE: str(folder.resolve())}
     status = subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode
     runs = read_map(folder)
