@@ -128,12 +128,12 @@ def asked(agreement: Agreement, standing: Stop | None = None, **more: object) ->
 
 def agreement_that_has_asked() -> Agreement:
     agreement = Agreement()
-    assert not agreement.listens, "no term reads the answers of all members before a question"
+    listened = agreement.listens
     question, over = asked(agreement) or (None, -1)
     assert question == Stop(round=3, why="b to leave")
     assert over == 0
     agreement.wrote(question.replace(revision=7))
-    assert agreement.listens
+    assert (listened, agreement.listens) == (False, True), "before a question, no term reads the answers of all members"
     agreement.hears = True
     return agreement
 
