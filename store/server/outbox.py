@@ -91,8 +91,8 @@ class Outbox:
         self._count(frame, 1)
 
     def hold(self, frame: Frame, number: int) -> None:
-        """Queue a frame at the end, until the journal has made this number durable."""
-        self.held.append((number, frame))
+        """Queue a frame at the end, until the journal has made this number durable, and those before it have gone."""
+        self.held.append((max(number, self.held[-1][0] if self.held else 0), frame))
         self._count(frame, 1)
 
     def release(self, number: int) -> bool:

@@ -98,6 +98,25 @@ async def test_nothing_that_reflects_a_revision_leaves_before_it_is_durable(
         assert writer.replies()[1].response == Written(revision=2)
 
 
+async def test_a_reply_that_waits_for_less_lets_no_earlier_one_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A put was acknowledged before it was durable if its client read next what another had written just before it."""
+    async with held_back(tmp_path, monkeypatch) as (server, journal):
+        first, second = await a_peer(server, journal), await a_peer(server, journal)
+        (written,) = first.ask(Put("a", b""))
+        await taken(journal.begun)
+        later, read = second.ask(Put("b", b""), Get("a"))
+        await until(lambda: "b" in server._engine._keys.entries)
+        journal.may_commit.release()
+        await first.answer(written)
+        await taken(journal.begun)
+        assert all(reply.request_id != later for reply in second.replies())
+        journal.may_commit.release(10)
+        await second.answer(later)
+        await second.answer(read)
+
+
 async def test_what_reflects_nothing_new_is_said_while_the_disk_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
