@@ -267,8 +267,7 @@ class NotePage(Response, code=80, kw_only=True):
     more: bool
 
 
-NOTE_BYTES_MAX = 128
-"""The limit of a keep-alive's note: each lease keeps one."""
+NOTE_BYTES_MAX = 128  # the limit of a keep-alive's note: each lease keeps one
 
 
 class FailureKind(IntEnum):

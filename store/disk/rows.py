@@ -52,7 +52,8 @@ DELETE_KNOWN_REPLIES = """DELETE FROM replies WHERE (session, request) IN (
     SELECT session, request FROM known CROSS JOIN replies ON session = whose AND request <= last
 )"""
 
-ROWS_AT_ONCE = 256  # of one statement; SQLite takes 32,766 values
+ROWS_AT_ONCE = 256  # of one statement; SQLite takes 32,766 values ...
+BYTES_AT_ONCE = 1024 * 1024  # ... and has a copy of each meanwhile
 
 MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
 """By format: migrates a store to the next one, within a transaction that it does not end."""
@@ -142,13 +143,18 @@ def _batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[str, list[Any]]]
 
     Python's sqlite3 gives up the GIL for each execution, and a busy event loop holds it for milliseconds.
     """
-    rows, at, count = list(rows), 0, ROWS_AT_ONCE
+    rows, at = list(rows), 0
     while at < len(rows):
-        while count > len(rows) - at:
+        count = ROWS_AT_ONCE
+        while count > 1 and (count > len(rows) - at or _bytes_of(rows[at : at + count]) > BYTES_AT_ONCE):
             count //= 2
         placeholders = f"({', '.join('?' * len(rows[at]))})"
         yield ", ".join([placeholders] * count), list(chain.from_iterable(rows[at : at + count]))
         at += count
+
+
+def _bytes_of(rows: list[tuple[Any, ...]]) -> int:
+    return sum(len(field) for row in rows for field in row if type(field) is bytes)
 
 
 def _insert(database: sqlite3.Connection, insert: str, rows: Iterable[tuple[Any, ...]]) -> None:

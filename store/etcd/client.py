@@ -62,11 +62,8 @@ __all__ = ["RECEIPTS", "Client", "Watch"]
 R = TypeVar("R", bound=messages.Response)
 T = TypeVar("T")
 
-RECEIPTS: Final = "rdzv-receipts/"
-"""The default prefix of receipts."""
-
-WATCHES_MOST: Final = 100
-"""Keys watched for one wait at a time."""
+RECEIPTS: Final = "rdzv-receipts/"  # the default prefix of receipts
+WATCHES_MOST: Final = 100  # keys watched for one wait at a time
 
 
 _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[Hashable, Members]] = WeakKeyDictionary()

@@ -22,8 +22,7 @@ __all__ = ["check", "check_ttls", "grant", "keep_alive", "new_id", "notes", "rev
 
 TTL_MAX = 9_000_000_000.0  # seconds that etcd grants
 
-NOTES = "notes/"
-"""The prefix of notes, below this client's own."""
+NOTES = "notes/"  # the prefix of notes, below this client's own
 
 
 async def keep_alive(members: Members, request: KeepAlive, deadline: float, *, hidden: str) -> Granted:

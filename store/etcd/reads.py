@@ -16,11 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Reads"]
 
-GETS_MOST: Final = 100
-"""Keys read in one request; etcd takes 128 operations."""
-
-PAGE: Final = 1_000
-"""Keys listed in one request."""
+GETS_MOST: Final = 100  # keys read in one request; etcd takes 128 operations
+PAGE: Final = 1_000  # keys listed in one request
 
 Asked: TypeAlias = "list[Fields]"  # inside the class below, `list` is a method
 Ranges: TypeAlias = "list[pb.RangeResponse]"

@@ -23,14 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["HANG_UP_WITHIN", "Receipts"]
 
-RECEIPTS_TTL: Final = 60.0
-"""In seconds. The outcome of a write without an answer for so long cannot be known."""
-
-RECEIPTS_LEAST: Final = 40.0
-"""In seconds; with less left, a new lease is granted: more than the default timeout of a call."""
-
-HANG_UP_WITHIN: Final = 1.0
-"""In seconds, for deleting receipts; else their lease lapses."""
+RECEIPTS_TTL: Final = 60.0  # seconds; the outcome of a write without an answer for so long cannot be known
+RECEIPTS_LEAST: Final = 40.0  # seconds; with less left, a new lease is granted: more than the default timeout of a call
+HANG_UP_WITHIN: Final = 1.0  # seconds for deleting receipts; else their lease lapses
 
 
 class Receipts:

@@ -23,11 +23,8 @@ __all__ = ["Outages", "absence_told"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
-FIRST: Final = (3.0, 10.0, 30.0)
-"""Seconds after which it is logged; from then on each time after twice as long."""
-
-FORGOTTEN_AFTER: Final = 10.0
-"""Seconds without a failed attempt after which an outage is forgotten."""
+FIRST: Final = (3.0, 10.0, 30.0)  # seconds after which it is logged; from then on each time after twice as long
+FORGOTTEN_AFTER: Final = 10.0  # seconds without a failed attempt after which an outage is forgotten
 
 _waiting: defaultdict[str, list[object]] = defaultdict(list)  # waits for a store, the oldest first
 

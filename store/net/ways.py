@@ -15,11 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Way", "chosen_way"]
 
-FOUND_WITHIN: Final = 3.0
-"""Seconds for all name lookups."""
-
-ELSEWHERE: Final = "another"
-"""The `server` of a way that does not lead to the one that was met."""
+FOUND_WITHIN: Final = 3.0  # seconds for all name lookups
+ELSEWHERE: Final = "another"  # the `server` of a way that does not lead to the one that was met
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,7 @@ from store.net.dialing import NO_TLS, describe
 
 __all__ = ["diagnose"]
 
-ANSWER_WITHIN: Final = 1.0
-"""In seconds: a member accepts or rejects at once."""
+ANSWER_WITHIN: Final = 1.0  # seconds; a member accepts or rejects at once
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 """The preface of an HTTP/2 client, with empty settings."""

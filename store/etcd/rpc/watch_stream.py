@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Subscription", "WatchStream"]
 
-HELD_BYTES_MAX: Final = 32 * 1024 * 1024
-"""The bytes held for a slow reader."""
+HELD_BYTES_MAX: Final = 32 * 1024 * 1024  # the bytes held for a slow reader
 
 
 class Outgoing:

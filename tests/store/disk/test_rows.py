@@ -133,6 +133,15 @@ def test_the_last_word_on_a_lease_is_kept() -> None:
             assert database.execute("SELECT id, ttl FROM leases").fetchall() == kept
 
 
+def test_a_statement_has_few_bytes_at_once() -> None:
+    """SQLite has a copy of each value that a statement binds."""
+    sizes = [10, 2_000_000, 600_000, 600_000, *[100] * 1000, 3_000_000]
+    batches = [fields for _, fields in rows._batches((bytes(size),) for size in sizes)]
+    assert [len(field) for fields in batches for field in fields] == sizes
+    assert all(len(fields) == 1 or sum(map(len, fields)) <= rows.BYTES_AT_ONCE for fields in batches)
+    assert len(batches) < 20
+
+
 def test_a_group_of_any_size_takes_a_few_statements_and_is_written_whole() -> None:
     """Each execution gives up the GIL, which a busy event loop gives back after milliseconds."""
     database, count, clients = empty(), 1000, 7
