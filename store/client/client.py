@@ -40,6 +40,7 @@ __all__ = ["Client", "Watch"]
 
 IN_FLIGHT_MAX = 2048  # requests; at most half of the replies that the server keeps
 WATCH_BUFFER_BYTES = 16 * 1024 * 1024  # of events that the reader has not taken
+LARGE = 1024 * 1024  # bytes; the connection is made again rather than so many sent in vain
 EVENT_BYTES = 200  # memory per event, besides key and value
 
 R = TypeVar("R", bound=Response)
@@ -221,6 +222,8 @@ class Client(Reconnecting, interface.Store):
         self._turns = asyncio.Lock()  # of callers that wait for room, first come first served
         self._out: list[bytes] = []
         self._flushing = False
+        self._written = 0  # bytes, on this connection
+        self._large: dict[int, int] = {}  # the end of each large frame among them, by request id
         self._made_in = process_id()
 
     async def __aenter__(self) -> Self:
@@ -275,6 +278,8 @@ class Client(Reconnecting, interface.Store):
 
     def _disconnected(self) -> None:
         self._out.clear()
+        self._large.clear()
+        self._written = 0
         for watch in self.watching:
             watch.interrupted()
 
@@ -297,6 +302,7 @@ class Client(Reconnecting, interface.Store):
     def _replied(self, request_id: int, response: Response) -> None:
         item = self._connection.answered(request_id)
         self._parked.discard(request_id)
+        self._large.pop(request_id, None)
         self._eased.set()
         self.patience.answered()
         if item is None:
@@ -369,11 +375,15 @@ class Client(Reconnecting, interface.Store):
     def _send(self, item: InFlight) -> None:
         """Enqueue a request; all of one turn of the loop are written at once."""
         try:
-            self._out.append(self._connection.encode(item))
+            frame = self._connection.encode(item)
         except StoreError as error:
             self._parked.discard(item.request_id)
             settle(item, error)
         else:
+            self._out.append(frame)
+            self._written += len(frame)
+            if len(frame) > LARGE:
+                self._large[item.request_id] = self._written
             if self._link is not None and item.request_id not in self._parked:
                 self._link.expect_answer()
             if not self._flushing:
@@ -405,6 +415,11 @@ class Client(Reconnecting, interface.Store):
                 self.cancel(item.request_id)
         elif not self._ready:
             self._connection.disconnected()  # again, so that abandoned requests are not sent again
+        elif self._link is not None and self._link.transport is not None and item.request_id in self._large:
+            self._flush()
+            unsent = self._link.transport.get_write_buffer_size() - self._written + self._large.pop(item.request_id)
+            if unsent > LARGE:  # later requests, renewals of leases among them, would wait for its rest
+                self._link.abort()
         self._eased.set()
 
     def cancel(self, request_id: int) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
+import socket
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -22,7 +24,7 @@ from store.errors import (
     StoreUsageError,
     UsedAfterFork,
 )
-from store.limits import Limits
+from store.limits import MIB, Limits
 from store.net import process
 from store.net.threads import loop_factory
 from tests.support.processes import free_port, require
@@ -505,3 +507,52 @@ async def test_the_addresses_that_were_tried_stand_in_every_error_of_connecting(
     with pytest.raises(store.ConnectionLost, match=r"nobody listens there \(localhost is .* here\)"):  # noqa: SIM117
         with store.sync.connect(f"tcp://localhost:{port}", timeout=0.3):
             pass
+
+
+@pytest.mark.parametrize("given_up", ["timeout", "cancelled"])
+async def test_nothing_waits_for_the_rest_of_a_large_request_that_was_given_up(given_up: str) -> None:
+    """On a link of 320 kB/s keep-alives waited for the rest of a put that had timed out, and their leases were lost."""
+    passed, has_begun, relaying = 0, asyncio.Event(), set[Any]()
+
+    async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal passed
+        relaying.add(asyncio.current_task())
+        back, on = await asyncio.open_connection("127.0.0.1", server.port)
+        answering = asyncio.create_task(carry(back, writer))
+        with contextlib.suppress(OSError):
+            while data := await reader.read(4096):
+                passed += len(data)
+                if passed > MIB:
+                    has_begun.set()
+                on.write(data)
+                await asyncio.sleep(0.001)
+        on.close()
+        await answering
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(4096):
+                writer.write(data)
+        writer.close()
+
+    ours = socket.create_server(("127.0.0.1", 0))
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+    async with (
+        store.serve() as server,
+        await asyncio.start_server(slowly, sock=ours, limit=16 * 1024),
+        store.connect(f"tcp://127.0.0.1:{ours.getsockname()[1]}", timeout=60.0) as client,
+    ):
+        large = asyncio.create_task(
+            client.put("large", bytes(30 * MIB), timeout=1.0 if given_up == "timeout" else 60.0)
+        )
+        if given_up == "timeout":
+            with pytest.raises(StoreTimeoutError) as late:
+                await large
+            assert late.value.maybe_applied
+        else:
+            await has_begun.wait()
+            large.cancel()
+        await client.put("small", b"")
+        assert passed < 15 * MIB
+        assert await client.get("large") is None
+    await asyncio.wait(relaying)
