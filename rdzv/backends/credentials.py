@@ -80,7 +80,8 @@ class Credentials:
             try:
                 token = self._read_token() if found[:1] != self._seen[:1] else self.token
                 tls = self._load() if self._client_tls is not None else None
-                server_tls = self._load_served() if self._server_tls is not None else None
+                cert = self._settings.cert if self._server_tls is not None else None
+                server_tls = None if cert is None else self._load_served(cert)
             except RendezvousSettingsError as error:
                 log.warning("%s; new connections use the files as last read", error)
                 token, tls, server_tls = self.token, self._client_tls, self._server_tls
@@ -111,38 +112,32 @@ class Credentials:
     def server_tls(self, *, renews: bool = False) -> ssl.SSLContext | None:
         """Return the context to serve TLS; None without TLS or a certificate. etcd's `ca` does not count.
 
-        With `renews` it reads the files again at each handshake, in the server's event loop.
+        New connections are shown what the last call has read, also at contexts that were returned before. With `renews`
+        the files are read again at each handshake, in the server's event loop.
         """
         settings = self._settings
         if settings.cert is None or not settings.uses_tls or settings.endpoint.info.family != "tcp":
             return None
-        context = self._load_served()
-        if renews:
-            self._server_tls = context
-            context.sni_callback = self._choose  # called for each hello, with a name or without
+        context = self._server_tls = self._load_served(settings.cert)
+
+        def choose(connection: Any, *_: object) -> None:
+            if renews:
+                self._renew()
+            connection.context = self._server_tls
+
+        context.sni_callback = choose  # called for each hello, with a name or without
         return context
 
-    def _choose(self, connection: Any, *_: object) -> None:
-        self._renew()
-        connection.context = self._server_tls
-
-    def _load_served(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.load_certificate(context)
-        if self._settings.ca is not None:
-            context.verify_mode = ssl.CERT_REQUIRED
-        return context
-
-    def load_certificate(self, context: ssl.SSLContext) -> None:
-        """Load certificate, key and authorities into a context in use, or raise an error that names them."""
-        settings = self._settings
-        assert settings.cert is not None, "a server has a certificate"
+    def _load_served(self, cert: str) -> ssl.SSLContext:
+        settings, context = self._settings, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            context.load_cert_chain(settings.cert, settings.key)
+            context.load_cert_chain(cert, settings.key)
             if settings.ca is not None:
                 context.load_verify_locations(settings.ca)
+                context.verify_mode = ssl.CERT_REQUIRED
         except OSError as error:
             raise _unusable(_named(settings), error) from error
+        return context
 
 
 class _FullPath(str):

@@ -117,7 +117,7 @@ async def _serve(options: argparse.Namespace) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         handle_signal(number, asked_to_stop, number)
-    handle_signal(signal.SIGHUP, _reload, options, tls)
+    handle_signal(signal.SIGHUP, _reload, credentials, tls)
     serving = store.serve(
         host,
         options.port,
@@ -196,15 +196,13 @@ def _credentials(options: argparse.Namespace) -> Credentials:
     return Credentials(parse("tcps://localhost/any", chosen, environment))
 
 
-def _reload(options: argparse.Namespace, tls: ssl.SSLContext | None) -> None:
+def _reload(credentials: Credentials, tls: ssl.SSLContext | None) -> None:
     """Reload certificate, key and authorities if all of them are valid; else keep the present ones."""
     if tls is None:
         _say("there is no certificate to read again")
         return
     try:
-        credentials = _credentials(options)
-        credentials.server_tls()  # check all before any change
-        credentials.load_certificate(tls)
+        credentials.server_tls()
     except RendezvousSettingsError as error:
         _say(f"the certificate stays as it was: {error}")
     else:
