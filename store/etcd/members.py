@@ -158,20 +158,10 @@ class Members:
         what: str = "",
         doubt: RetryState | None = None,
     ) -> Any:
-        """Ask until a member answers.
+        """Ask until a member answers, or until `deadline` on the loop's clock; errors name the request by `what`.
 
-        Args:
-            method: Below `etcdserverpb.`.
-            fields: The request; a function is called before each attempt.
-            deadline: On the loop's clock.
-            what: The request's name in error messages.
-            doubt: Set if a failed attempt may have been carried out. None: that does not matter.
-
-        Raises:
-            Failure: With `COMPACTED` or `LEASE_EXISTS`, for the caller to judge.
-            ConnectionLost: No member could be reached in time.
-            StoreTimeoutError: The answer did not come in time.
-            StoreError: The request was refused.
+        If `fields` is a function, it is called before each attempt. `doubt` is set if a failed attempt may have been
+        carried out. Raise `Failure` with `COMPACTED` or `LEASE_EXISTS`, for the caller to judge, or a `StoreError`.
         """
         renews = method == "Lease/LeaseKeepAlive"
         room = self._room_for_renewals if renews else self._room
