@@ -53,15 +53,16 @@ WAITS: dict[str, tuple[Callable[[SharedStore], Coroutine[Any, Any, object]], str
 
 
 @pytest.mark.virtual_time
+@pytest.mark.parametrize("ttl", [3, 10, 60])
 @pytest.mark.parametrize("says_steps", [False, True])
 @pytest.mark.parametrize("how", WAITS)
 async def test_r16_a_wait_in_the_rounds_store_is_in_the_log_and_in_the_status(
-    how: str, says_steps: bool, caplog: pytest.LogCaptureFixture
+    how: str, says_steps: bool, ttl: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """For 300 s nothing said that a member waited there, and for what."""
+    """For 300 s nothing said that a member waited there, and for what; later only its next keep-alive did."""
     caplog.set_level(logging.INFO, "rdzv")
     wait, key = WAITS[how]
-    async with VirtualRun(min_nodes=2, stall_timeout=1000) as run, run.looked_at() as seen:
+    async with VirtualRun(min_nodes=2, stall_timeout=1000, ttl=ttl) as run, run.looked_at() as seen:
         a, b = run.handler("a"), run.handler("b")
         info, _ = await run.meet(a, b)
         if says_steps:

@@ -44,15 +44,19 @@ class BeatNote(Stored, kw_only=True):
 class _Waiting:
     """One wait of a member; a class, as each `get` of a shared store is one and a generator is far slower."""
 
-    def __init__(self, waits: dict[_Waiting, float], clock: Callable[[], float], what: Callable[[], str]) -> None:
-        self._waits, self._clock = waits, clock
+    def __init__(self, beats: Beats, what: Callable[[], str]) -> None:
+        self._beats = beats
         self.what: Callable[[], str] = what
 
     def __enter__(self) -> None:
-        self._waits[self] = self._clock()
+        beats = self._beats
+        beats.waits[self] = beats.clock()
+        if not beats.wait_is_watched:
+            beats.wait_is_watched = True
+            beats.on_wait()
 
     def __exit__(self, *_: object) -> None:
-        del self._waits[self]
+        del self._beats.waits[self]
 
 
 class Beats:
@@ -63,10 +67,20 @@ class Beats:
     Attributes:
         clock: Seconds on the member's clock, from any thread.
         counts: True if there is a report to send: the member has made one, or must.
+        waits: The begin of each current wait in the round's store.
+        wait_is_watched: True if the node looks at the waits without a further `on_wait`, which is then not called.
     """
 
-    def __init__(self, number: int, clock: Callable[[], float], *, expected: bool = False) -> None:
+    def __init__(
+        self,
+        number: int,
+        clock: Callable[[], float],
+        *,
+        expected: bool = False,
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> None:
         self._number = number
+        self.on_wait: Callable[[], None] = on_wait
         self.clock: Callable[[], float] = clock
         self.counts: bool = expected
         self._last: tuple[int | None, float, int] = (None, clock(), 0)  # step, time, number of beats
@@ -74,7 +88,8 @@ class Beats:
         self._busy_ended = -math.inf
         self._rated: tuple[int, float] | None = None  # at the last note: step, its begin
         self._rate = 0.0
-        self._waits: dict[_Waiting, float] = {}  # the begin of each current wait
+        self.waits: dict[_Waiting, float] = {}
+        self.wait_is_watched: bool = False
 
     @property
     def step(self) -> int | None:
@@ -110,13 +125,13 @@ class Beats:
     @property
     def longest_wait(self) -> tuple[float, str] | None:
         """The seconds of the member's longest wait in the round's shared store, and the key; None if it has none."""
-        for wait, since in tuple(self._waits.items()):
+        for wait, since in tuple(self.waits.items()):
             return self.clock() - since, wait.what()
         return None
 
     def waiting(self, what: Callable[[], str]) -> _Waiting:
         """Mark the member as waiting for a key in the round's shared store, while in this context; `what` names it."""
-        return _Waiting(self._waits, self.clock, what)
+        return _Waiting(self, what)
 
     def finish(self) -> None:
         """Record that the member has finished and begins no step any more: it is not judged."""

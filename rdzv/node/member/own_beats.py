@@ -23,7 +23,7 @@ __all__ = ["OwnBeats", "earlier"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-SAY_WAIT_AFTER = 1.5  # seconds of a wait in the round's store; the node checks once a second
+SAY_WAIT_AFTER = 1.5  # seconds of a wait in the round's store
 LOOKS_PER_LIMIT = 4  # while a member is judged by nothing
 NOTES_PER_LIMIT = 3  # at least: a quiet member is judged by the others' progress since
 
@@ -47,13 +47,7 @@ class OwnBeats:
         """Return the note for the next keep-alive; `away`: the store was disconnected until a moment ago."""
         if membership is None or membership.over is not None:
             return b""
-        waited, key = membership.beats.longest_wait or (0.0, "")
-        if waited < SAY_WAIT_AFTER:
-            self._say_wait_after = SAY_WAIT_AFTER
-        elif waited >= self._say_wait_after:
-            self._say_wait_after = 2 * waited
-            where = f"round {membership.round.number}: node {membership.node_id}"
-            log.info("%s has waited %s in the round's store, for %s", where, in_words(waited), key)
+        waited, _ = membership.beats.longest_wait or (0.0, "")
         was_waiting, self._waits = self._waits, waited >= WAITS_AFTER  # a note also says that a wait is over
         says = self._on and (membership.beats.counts or self._waits or was_waiting)
         return membership.beats.note(away=away).pack() if says else b""
@@ -71,6 +65,28 @@ class OwnBeats:
     def attend(self, link: Link, membership: Membership) -> float | None:
         """Send a note at once if the member has been quiet for too long; return when to look again, if ever."""
         self._link = link
+        return earlier(self._attend_wait(link, membership), self._attend_quiet(link, membership))
+
+    def _attend_wait(self, link: Link, membership: Membership) -> float | None:
+        """Log a long wait in the round's store and send a note at once: keep-alives can be many seconds apart."""
+        beats = membership.beats
+        beats.wait_is_watched = False  # first, so that a wait that begins now calls `on_wait`
+        waited, key = beats.longest_wait or (0.0, "")
+        if not key:
+            if self._waits:
+                link.keeping.renew_now()  # its note says that the wait is over
+            return None
+        beats.wait_is_watched = True
+        if waited < SAY_WAIT_AFTER:
+            self._say_wait_after = SAY_WAIT_AFTER
+        elif waited >= self._say_wait_after:
+            self._say_wait_after = 2 * waited
+            where = f"round {membership.round.number}: node {membership.node_id}"
+            log.info("%s has waited %s in the round's store, for %s", where, in_words(waited), key)
+            link.keeping.renew_now()
+        return link.store.time() + min(self._say_wait_after - waited, SAY_WAIT_AFTER)
+
+    def _attend_quiet(self, link: Link, membership: Membership) -> float | None:
         beats, now = membership.beats, link.store.time()
         limits = [limit for limit in self._limits if limit is not None]
         if not limits:

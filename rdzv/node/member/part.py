@@ -6,6 +6,7 @@ member, with `record` to write the arrival; `leaving` takes the record back; `no
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from rdzv.errors import (
     RendezvousGracefulExitError,
     RendezvousRefusedError,
     RendezvousSettingsError,
+    RendezvousStateError,
     RendezvousTimeoutError,
 )
 from rdzv.membership import Membership
@@ -194,6 +196,15 @@ class Part:
         """Return the note for the next keep-alive; `away`: the store was disconnected until a moment ago."""
         return self.own_beats.note(self.membership, away=away)
 
+    def _look_soon(self) -> None:
+        """Have the node look at its state; from any thread."""
+
+        async def look() -> None:
+            self.listeners.changed()
+
+        with contextlib.suppress(RendezvousStateError):  # the loop has ended
+            self.loop.start(look())
+
     def become_member(self, round: Round, rank: int, me: Me, link: Link, *, time: Callable[[], float]) -> Membership:
         """Become a member of the round that holds this node; `time` is the node's clock, from any thread."""
         self.arrival.taken_in()
@@ -205,7 +216,7 @@ class Part:
             rank=rank,
             arrival=me.arrival,
             node_id=self.node_id,
-            beats=Beats(round.number, time, expected=self.progress is not None),
+            beats=Beats(round.number, time, expected=self.progress is not None, on_wait=self._look_soon),
         )
         self.known_round = max(self.known_round, round.number)
         who = f"run {self.keys.run_id}, round {round.number}: node {self.node_id}"
