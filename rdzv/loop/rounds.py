@@ -90,6 +90,7 @@ async def rounds_made_by(
 ) -> AsyncGenerator[SomeRound, None]:
     """Yield rounds of another class, made by `make`, over a handler, which this enters, and leaves for good."""
     async with handler:
+        handler.node.close_with(asyncio.get_running_loop())
         loop = RoundLoop(make, handler, handler.node, options)
         while (round := await loop.next()) is not None:
             yield round

@@ -134,6 +134,16 @@ class Node:
         """Await this once the node has released everything; the last one given is awaited first."""
         self._stack.push_async_callback(close)
 
+    def close_with(self, caller: asyncio.AbstractEventLoop) -> None:
+        """Close this node after that loop, which alone runs its member, was closed without a cancel of its tasks."""
+
+        def look() -> None:
+            if caller.is_closed() and not self._closed:
+                log.error("run %s: the event loop of node %s was closed; the node leaves", self.run_id, self.node_id)
+                self.loop.start(self.aclose()).over.call(self.loop.leave)
+
+        self.part.on_keep_alive = look
+
     async def aclose(self) -> None:
         """Leave the round, the run's coordination and the store for good. May be called twice, also at once."""
         if self._closing is None:

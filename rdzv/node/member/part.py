@@ -70,6 +70,7 @@ class Part:
         refusal: An error of the run about this node, since its arrival.
         progress: The finished steps for its next arrival; see `NodeRecord`.
         own_beats: The notes on its steps for its keep-alives.
+        on_keep_alive: Called before each keep-alive of the node.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Part:
         self.refusal: RendezvousError | None = None
         self.progress: int | None = None
         self.own_beats: OwnBeats = OwnBeats(settings)
+        self.on_keep_alive: Callable[[], None] = lambda: None
 
     @property
     def agreed(self) -> Agreed:
@@ -194,6 +196,7 @@ class Part:
 
     def note(self, away: bool) -> bytes:
         """Return the note for the next keep-alive; `away`: the store was disconnected until a moment ago."""
+        self.on_keep_alive()
         return self.own_beats.note(self.membership, away=away)
 
     def _look_soon(self) -> None:
