@@ -33,7 +33,7 @@ from rdzv.torch.agent.unnamed_run import NO_NAME, begin_anew
 from rdzv.torch.agent.worker_ends import WorkerEnds
 from rdzv.torch.pytorch import KEYS_BY_RESTARTS, Agent, agent_above, dist, end_of_agent, runs_under_torchrun, torch_api
 from rdzv.torch.store import TorchStore, unconnected_handler
-from rdzv.torch.tcp_store import WorkersStore, open_tcp_store, serve_workers
+from rdzv.torch.tcp_store import WorkersStore, open_tcp_store, serve_workers, with_remedy
 from store.net.threads import in_thread
 from store.printable import escaping
 
@@ -54,7 +54,6 @@ SERVED: Final = "rdzv/torch/agent_store"
 _ANY_PORT: Final = re.compile(r"(tcps?://)?(\[[^\]]*\]|[^][/?#:]*):0+([/?].*)?")
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
-_PORT_TAKEN: Final = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
 READ_TIMEOUT: Final = 60.0  # in seconds; PyTorch's default for `read_timeout`, the timeout of its agents' store
 _TORCH_ERRORS: Final[tuple[tuple[type[ours.RendezvousError], type[Exception]], ...]] = (
     (ours.RendezvousClosedError, torch_api.RendezvousClosedError),
@@ -358,10 +357,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._workers_store = None
 
     def _with_remedy(self, how: str) -> str:
-        """Add the remedy to a worker's failure if this node serves at the worker's port."""
-        if self.use_agent_store and _PORT_TAKEN.search(how):
-            return f"{how} (at MASTER_PORT rank 0's agent listens; agent_store=0 leaves that port to the workers)"
-        return how
+        return with_remedy(how) if self.use_agent_store else how
 
     def _keep_logs(self, agent: Agent | None, round: int) -> None:
         """Keep the logs of the last round's workers, which PyTorch deletes unless it counts a restart."""

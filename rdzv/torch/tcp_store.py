@@ -16,6 +16,7 @@ import errno
 import ipaddress
 import logging
 import os
+import re
 import socket
 import time
 import weakref
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from rdzv.membership import RendezvousInfo as AwaitedInfo
     from rdzv.sync import RendezvousInfo
 
-__all__ = ["WorkersStore", "open_tcp_store", "serve_workers"]
+__all__ = ["WorkersStore", "open_tcp_store", "serve_workers", "with_remedy"]
 
 log: Final = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ PORT: Final = "rdzv/torch/tcp_store/port"  # the key of rank 0's port in the rou
 BACKLOG: Final = 4096  # the backlog, Linux's default: all ranks connect at once
 FREE_WITHIN: Final = 3.0  # seconds: the last round's rank 0 may hold the only `master_port` until then
 TIMEOUT: Final = timedelta(seconds=60)  # PyTorch's default for an agent's store
+PORT_TAKEN: Final = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
 TRY_AGAIN_AFTER: Final = 0.05  # seconds, until the last round's rank 0 releases the port
 
 
@@ -100,6 +102,14 @@ def serve_workers(info: RendezvousInfo | AwaitedInfo, ports: str | None, taken: 
         taken.add(port)
         log.warning("%s: port %d, which was promised to all, was taken meanwhile; meeting again", where, port)
         return None
+
+
+def with_remedy(how: str) -> str:
+    """Add the remedy to a worker's failure, if the worker found the port of a `WorkersStore` taken."""
+    if PORT_TAKEN.search(how):
+        remedy = "agent_store=0, or no --agent-store, leaves that port to the workers"
+        return f"{how} (at MASTER_PORT rank 0's agent listens; {remedy})"
+    return how
 
 
 _served: Final = weakref.WeakSet[WorkersStore]()

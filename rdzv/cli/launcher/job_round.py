@@ -70,6 +70,7 @@ class Workplace:
     files: int
     preloaded: PreloadServer | None = None
     serve_workers: Callable[[RendezvousInfo], WorkersStore | None] | None = None
+    with_remedy: Callable[[str], str] = str
 
 
 Wished = NodesWaiting | Draining | Resized  # announced changes, which may wait for a checkpoint
@@ -271,7 +272,7 @@ class JobRound:
     def _failure_of(self, process: Process) -> GiveUp | str:
         """Return the failure of a process, as GiveUp if its status says so."""
         assert process.status is not None
-        how = f"rank {process.rank} {describe(process.status)}{self._raised_by(process)}"
+        how = self._workplace.with_remedy(f"rank {process.rank} {describe(process.status)}{self._raised_by(process)}")
         self.failed = how, process.status
         if process.status == self._job.give_up_status:
             return GiveUp(f"{how}, which says not to go on", status=process.status)

@@ -1,0 +1,58 @@
+"""`rdzv run --agent-store`: rank 0's launcher serves PyTorch's TCPStore at the workers' MASTER_PORT."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import store
+from tests.support.processes import start_python
+
+if TYPE_CHECKING:
+    import contextlib
+
+    from tests.support.processes import Child
+
+pytest.importorskip("torch")
+
+GROUP = """
+import os, torch, torch.distributed as dist
+assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)  # it listens before any worker does
+dist.init_process_group("gloo")
+ones = torch.ones(1)
+dist.all_reduce(ones)
+print("sum", int(ones), flush=True)
+dist.destroy_process_group()
+"""
+BIND = """
+import os, socket
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    socket.create_server(("", int(os.environ["MASTER_PORT"])))
+
+main()
+"""
+
+
+def run(url: str, program: str, *options: str) -> contextlib.AbstractAsyncContextManager[Child]:
+    return start_python("-m", "rdzv", "run", url, *options, "--", sys.executable, "-c", program)
+
+
+async def test_workers_are_clients_of_the_store_that_rank_zeros_launcher_serves() -> None:
+    with store.sync.serve() as server:
+        url = f"{server.url}/job?min_nodes=2"
+        async with run(url, GROUP, "--agent-store") as one, run(f"{url}&agent_store=1", GROUP) as other:
+            for node in (one, other):
+                await node.line(containing="sum 2", timeout=60)
+                assert await node.wait(timeout=30) == 0
+
+
+async def test_a_worker_that_listens_at_the_port_itself_is_told_the_remedy() -> None:
+    with store.sync.serve() as server:
+        async with run(f"{server.url}/job?min_nodes=1", BIND, "--agent-store") as node:
+            await node.says("no --agent-store, leaves that port to the workers", timeout=60)
