@@ -22,6 +22,7 @@ import json
 import operator
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -292,9 +293,8 @@ class Copies:
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
                 return f"no end within {LIMIT:g} s"
-        failures = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-        failed = failures[0].split(" - ")[0].split(" ", 1)[1] if failures else "no failure, but a crash"
-        return failed if child.returncode else ""
+        failure = re.search(r"^(?:FAILED|ERROR) (tests/.*?)(?: - |$)", output, re.MULTILINE)
+        return "" if not child.returncode else failure[1] if failure else "no failure, but a crash"
 
 
 def tests_for(mutant: Mutant, runs: list[Run]) -> list[str]:

@@ -94,3 +94,11 @@ def test_the_state_of_a_run_in_words(given: dict[str, Any], state: tuple[str, st
     pace = pace_in(status)
     states = node_states(status, pace)
     assert run_state(status, pace, counts_of(status, states)) == state
+
+
+def test_a_node_that_is_not_there_has_the_state_of_how_it_went_whatever_it_was_before() -> None:
+    absent = tuple(Missing(node_id=name, how=how) for name, how in (("n1", "lost"), ("n7", "left")))
+    plain: dict[str, Any] = {"waiting": (), "spares": (), "coordinator": None, "settings": {}}
+    status = RunStatus(run_id="job", phase=Phase.TRAINING, round=1, reason="", members=MEMBERS, absent=absent, **plain)
+    states = node_states(status, pace_in(status))
+    assert (states["n0"], states["n1"], states["n7"]) == ("in the round", "lost", "left")
