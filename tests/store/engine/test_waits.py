@@ -67,6 +67,15 @@ class Unhurried(Desk):
 
 
 @example([Guarded(when=(when.missing("b"),), request=Wait(keys=("a",))), Put("b", b""), Delete("b"), Put("a", b"")])
+@example(
+    [
+        Guarded(when=(when.missing("b"),), request=Wait(keys=("a", "c"))),
+        Put("a", b""),
+        Put("b", b""),  # it is looked at later, and was broken between two changes
+        Delete("b"),
+        Put("c", b""),
+    ]
+)
 @given(st.lists(STEPS, max_size=20))
 def test_waits_that_are_looked_at_later_are_answered_as_if_at_once(steps: list[Any]) -> None:
     """Whatever is written meanwhile: what has come and gone again has been there."""

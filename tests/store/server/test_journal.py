@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -320,3 +320,22 @@ def test_an_idle_journal_gives_back_what_its_file_no_longer_needs(
         raise AssertionError("it keeps what it does not need")
     journal.close()
     assert saved_in(tmp_path).revision == 40
+
+
+def test_a_journal_that_nobody_writes_to_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room is given back once after a write, and not over and over."""
+    tidied: list[float] = []
+    tidy_up = Journal._tidy_up
+
+    def noted(self: Journal) -> None:
+        tidied.append(time.monotonic())
+        tidy_up(self)
+
+    monkeypatch.setattr(Journal, "_tidy_up", noted)
+    monkeypatch.setattr("store.server.journal.IDLE_SECONDS", 0.01)
+    with contextlib.closing(Journal(tmp_path, new_id="id")) as journal:
+        journal.load()
+        journal.start(on_durable=print, on_failure=print)
+        while not tidied or not cast("Any", journal._wake)._waiters:
+            assert len(tidied) < 100
+            time.sleep(0.001)
