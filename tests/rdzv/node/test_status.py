@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rdzv.core.report import report
-from rdzv.core.state import NodesLost, Phase
+from rdzv.core.state import Draining, NodesLost, Phase
 from rdzv.display.history import timeline
 from rdzv.errors import RendezvousGracefulExitError
 from tests.rdzv.node.test_coordinator import commits_in
@@ -80,6 +80,20 @@ async def test_who_was_in_the_round_before_and_is_not_here_is_missing_also_once_
         assert (status.phase, status.world_size) == (Phase.TRAINING, 2)
         assert [(one.node_id, one.how) for one in status.absent] == [("a", "lost")]
         assert status.absent_count == 1
+
+
+@pytest.mark.parametrize(("own", "told"), [("", "drained: its turn"), ("it is full", "it is full")])
+async def test_who_leaves_says_why_or_else_why_it_was_drained(own: str, told: str) -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=2) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await run.meet(a, b)
+        heard = await listen(run, b)
+        await b.drain(within=60, reason="its turn")
+        await heard.until(Draining)
+        b.leaves_because(own)
+        await b.aclose()
+        status = await a.status()
+        assert [(one.node_id, one.how, one.why) for one in status.absent] == [("b", "left", told)]
 
 
 HOUR = 3600.0
