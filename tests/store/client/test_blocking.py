@@ -514,6 +514,18 @@ def test_the_server_in_a_thread_takes_what_the_awaited_one_takes() -> None:
             client.put("b", b"")
 
 
+def test_a_watch_that_is_refused_leaves_no_connection() -> None:
+    limits = limits_with(key_bytes_max=8)
+    with store.sync.serve(limits=limits) as server, store.sync.connect(server.url) as client, client.watch("a"):
+        channels, connections = len(client.shared.channels), server.connections
+        for _ in range(3):
+            with pytest.raises(store.LimitExceeded, match="key_bytes_max"), client.watch("k" * 9):
+                pass
+        assert len(client.shared.channels) == channels
+        while server.connections > connections:  # the limit of every test ends this
+            time.sleep(0.001)
+
+
 def test_the_latest_revision_seen_outlives_watches_that_end_at_once(server: Server) -> None:
     """The one that ended first could put back what it had read before, and a store that went back went unnoticed."""
     with store.sync.connect(server.url) as client:

@@ -70,6 +70,9 @@ def test_the_system_is_asked_whatever_code_sqlite_gives(
     assert f"nothing in {path} was changed" in said
     assert "damaged" not in said
     assert "away" not in said
+    told = diagnosis.reason(error, path)
+    assert told.startswith("SQLite's own words")
+    assert (TOLD[number].rstrip(";") in told) is (number != 0)
     assert sorted(tmp_path.rglob("*.probe")) == []
 
 

@@ -78,7 +78,12 @@ CASES = [
     Case("stored_bytes_max", K, filled(K + 1), (filled(K),)),
     Case("stored_bytes_max", K, filled(K + 1, "é"), (filled(K, "é"),)),
     Case("stored_bytes_max", K, Append("a", b"x"), (filled(K),)),
-    Case("group_keys_max", 2, Put("/rdzv/1/c", b""), (Transact((), (Put("/rdzv/1/a", b""), Put("/rdzv/1/b", b""))),)),
+    Case(
+        "group_keys_max",
+        2,
+        Put("/rdzv/1/c", b""),
+        (Transact(when=(), then=(Put("/rdzv/1/a", b""), Put("/rdzv/1/b", b""))),),
+    ),
     Case("group_bytes_max", K, Append("/rdzv/1/a", b"x"), (Put("/rdzv/1/a", bytes(K - ENTRY_OVERHEAD - 9)),)),
     Case("writes_max", 3, Transact(when=(), then=tuple(Get("a") for _ in range(4)))),
     Case("writes_max", 3, Transact(when=(), then=(Get("a"),), otherwise=(Get("a"),) * 3)),
