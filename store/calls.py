@@ -123,6 +123,8 @@ def time_limit(timeout: object, default: float | None) -> float | None:
     seconds = default if timeout is None else timeout
     if seconds is None or (type(seconds) is float and not math.isnan(seconds)):
         return seconds
+    if type(seconds) is int and abs(seconds) < 2**63:
+        return seconds
     with contextlib.suppress(OverflowError):
         if not isinstance(seconds, bool) and isinstance(seconds, Real) and not math.isnan(seconds):
             return float(seconds)
