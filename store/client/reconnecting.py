@@ -292,7 +292,6 @@ class Reconnecting(ABC):
             raise ConnectionLost(why, maybe_applied=False)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """Fail all calls if the task ends with its event loop, or by a defect."""
         error = None if task.cancelled() else task.exception()
         why = "has ended with its event loop" if error is None else f"has failed: {error!r}"
         self.fail(ConnectionLost(f"the client of {self.name} {why}", maybe_applied=False))

@@ -126,7 +126,6 @@ def _unanswered_probes(sock: Any) -> int:
 
 
 def _holds_unreadable(sock: Any) -> bool:
-    """Return True if received data cannot be read, since earlier data was lost."""
     held = b""
     with SystemErrorsSuppressed(OSError, ValueError):  # closed
         held = sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO_BYTES)

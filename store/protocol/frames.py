@@ -66,7 +66,6 @@ class FrameReader:
 
 
 def _what_is_this(start: bytes, size: int, bytes_max: int) -> str:
-    """Return the protocol that these first bytes belong to."""
     if start[:2] == b"\x16\x03":
         return "a TLS hello on a port without TLS: use tcp:// for this server, or start it with a certificate"
     if start[:1] in (b"\x15", b"\x14") and start[1:2] == b"\x03":

@@ -315,7 +315,6 @@ class Conversations:
         self.telling.deliver(applied.deliveries, opening=True)
 
     def _note(self, peer: Peer, request: Request[Any], response: Response | None, took: float) -> None:
-        """Report a request to its observer, and log a slow one."""
         if self.on_request is not None:
             asked = request.request if isinstance(request, Guarded) else request
             outcome = response.kind.name.lower() if isinstance(response, Failed) else "ok"

@@ -231,7 +231,6 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             raise
 
     def _fail(self, error: ssl.SSLError) -> None:
-        """Close a connection that fails to decrypt; its client may live."""
         self._error = error
         self.abort()
 
