@@ -50,34 +50,14 @@ class _Copy(NamedTuple):
         return same and not buffer.is_inference()
 
 
-class _Before(NamedTuple):
-    """Parameters of an optimizer, their values and its state before a step with a closure; empty without one."""
-
-    parameters: list[torch.Tensor]
-    values: list[torch.Tensor]
-    state: dict[Any, Any]
-
-    @classmethod
-    def of(cls, optimizer: Any) -> _Before:
-        """Copy them."""
-        parameters = _parameters(optimizer)
-        values = [one.detach().clone() for one in parameters]
-        return cls(parameters, values, {one: deepcopy(state) for one, state in optimizer.state.items()})
-
-    def restore(self, optimizer: Any) -> None:
-        """Write the copies into the optimizer and its parameters."""
-        copy_all(self.parameters, self.values)
-        optimizer.state.clear()
-        optimizer.state.update(self.state)
-
-
 class InterruptedStep:
     """The state of the models of one process at the last `check`, from round to round."""
 
     def __init__(self) -> None:
         self._models: weakref.WeakKeyDictionary[Any, dict[str, _Copy]] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # with hooks for steps
-        self._begun: weakref.WeakKeyDictionary[Any, _Before | None] = weakref.WeakKeyDictionary()  # steps that run
+        # Of optimizers in a step: the values of their parameters and their state before it, or None without a copy.
+        self._begun: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._steps = 0  # of the optimizers since the last check
         self._steps_before = 0  # between the last two checks
         self._has_warned = False
@@ -131,7 +111,10 @@ class InterruptedStep:
     def _undo(self, optimizer: Any) -> None:
         before = self._begun.pop(optimizer)
         if before is not None:
-            before.restore(optimizer)
+            values, state = before
+            copy_all(_parameters(optimizer), values)
+            optimizer.state.clear()
+            optimizer.state.update(state)
         elif not _steps_at_once(optimizer):
             log.warning(
                 f"a loss has interrupted a step of {type(optimizer).__name__}, and the parameters that it has changed "
@@ -163,8 +146,11 @@ class InterruptedStep:
 
     def _begin(self, optimizer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         has_closure = any(map(callable, (*arguments, *named.values())))  # PyTorch's arguments include the optimizer
-        copied = has_closure and not _steps_at_once(optimizer)
-        self._begun[optimizer] = _Before.of(optimizer) if copied else None
+        before = None
+        if has_closure and not _steps_at_once(optimizer):
+            values = [one.detach().clone() for one in _parameters(optimizer)]
+            before = values, {one: deepcopy(state) for one, state in optimizer.state.items()}
+        self._begun[optimizer] = before
 
     def _end(self, optimizer: Any, *_: Any) -> None:
         self._begun.pop(optimizer, None)

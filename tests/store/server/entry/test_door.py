@@ -137,6 +137,12 @@ async def test_nobody_slips_in_between_being_alone_and_the_end() -> None:
                 pass
 
 
+def test_a_server_that_is_to_stay_takes_clients_however_alone_it_has_been() -> None:
+    way_out = WayOut(lambda: True)
+    way_out.note()
+    assert not way_out.taken
+
+
 def test_who_waits_to_be_alone_in_a_loop_that_stands_still_waits_no_longer_than_it_said() -> None:
     loop = asyncio.new_event_loop()
     way_out = WayOut(lambda: True)
