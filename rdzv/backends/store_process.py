@@ -41,6 +41,7 @@ LOOK_EVERY: Final = 1.0  # seconds until a killed parent is noticed
 POLL_EVERY: Final = 0.1  # seconds per wait for the last client, between requests
 ENDS_WITHIN: Final = 15.0  # seconds: a server ends within 10
 PATHS: Final = ("ca", "cert", "key", "data_dir")
+ERRORS: Final = (StoreUsageError, RendezvousSettingsError, OSError)
 HANDED_OVER: Final = (*PATHS, "insecure", "http_port", "prefix")
 
 
@@ -72,35 +73,36 @@ class StoreProcess:
         threading.Thread(target=self._report_death, name="wait for the store's process", daemon=True).start()
         chosen = {name: getattr(settings, name) for name in HANDED_OVER if getattr(settings, name) is not None}
         chosen |= {name: os.path.abspath(chosen[name]) for name in PATHS if name in chosen}
-        told = self._ask(
-            parent=os.getpid(),
-            url=f"{settings.endpoint.url}/{quote(settings.run_id, safe='')}",
-            chosen=chosen,
-            token=None if credentials.token is None else credentials.token.hex(),
-            limits=None if settings.limits is None else asdict(settings.limits),
-            listen=[address, port, numbers],
-            level=logging.getLogger("store").getEffectiveLevel(),
-        )
+        what = {
+            "parent": os.getpid(),
+            "url": f"{settings.endpoint.url}/{quote(settings.run_id, safe='')}",
+            "chosen": chosen,
+            "token": credentials.token and credentials.token.hex(),
+            "limits": settings.limits and asdict(settings.limits),
+            "listen": [address, port, numbers],
+            "level": logging.getLogger("store").getEffectiveLevel(),
+        }
+        told = self._ask(what)
         if told is None or "error" in told:
             self.close()
-            kind, *about = ("os", 0, "the store's process has ended") if told is None else told["error"]
-            raise {"usage": StoreUsageError, "os": OSError}.get(kind, RendezvousSettingsError)(*about)
+            kind, *about = (OSError.__name__, 0, "the store's process has ended") if told is None else told["error"]
+            raise next(one for one in ERRORS if one.__name__ == kind)(*about)
         self.url: str = told["url"]
         self.store_id: str = told["store_id"]
 
     @property
     def connections(self) -> int:
         """The number of connected clients."""
-        return int((self._ask(what="connections") or {}).get("connections", 0))
+        return int((self._ask(None) or {}).get("connections", 0))
 
     def wait_until_alone(self, within: float) -> bool:
         """Accept no clients once none is connected; return True if that happens in time."""
         until = time.monotonic() + within
         while not (self.taken or self._stopped):
-            slice_ = max(min(POLL_EVERY, until - time.monotonic()), 0.0)
-            told = self._ask(what="alone", within=slice_)
+            left = max(until - time.monotonic(), 0.0)
+            told = self._ask(min(POLL_EVERY, left))
             self.taken = told is None or bool(told["alone"])
-            if time.monotonic() >= until:
+            if left <= POLL_EVERY:
                 break
         return self.taken or self._stopped
 
@@ -121,10 +123,10 @@ class StoreProcess:
         forget(self)
         self._control.close()
 
-    def _ask(self, **words: Any) -> Any:
-        """Send one request and return the answer; None if the process has ended."""
+    def _ask(self, request: dict[str, Any] | float | None) -> Any:
+        """Send settings, or seconds to wait for the last client; return the answer, None after the process's end."""
         with self._asking, contextlib.suppress(OSError, ValueError):
-            self._lines.write(json.dumps(words) + "\n")
+            self._lines.write(json.dumps(request) + "\n")
             self._lines.flush()
             return json.loads(self._lines.readline())
         return None
@@ -161,22 +163,17 @@ def main(number: int) -> None:
         address, port, numbers = asked["listen"]
         listeners = [socket.socket(fileno=number) for number in numbers]
         serving, server = serve_embedded(settings, Credentials(settings), address, port, listeners)
-    except StoreUsageError as error:
-        return say(error=["usage", str(error)])
-    except RendezvousSettingsError as error:
-        return say(error=["settings", str(error)])
-    except OSError as error:
-        return say(error=["os", error.errno, error.strerror or str(error)])
+    except ERRORS as error:
+        kind = next(one for one in ERRORS if isinstance(error, one))
+        say(error=[kind.__name__, *error.args[:2]])
+        return
     with serving:
         say(url=server.url, store_id=server.store_id)
         for line in lines:
-            request = json.loads(line)
-            if request["what"] == "connections":
-                say(connections=server.connections)
-            else:
-                say(alone=server.way_out.wait_until_alone(request["within"]))
+            within = json.loads(line)
+            alone = within is not None and server.way_out.wait_until_alone(within)
+            say(alone=alone, connections=server.connections)
         server.way_out.stop_waiting()
-    return None
 
 
 def _end_with(parent: int, control: socket.socket) -> None:

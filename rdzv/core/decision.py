@@ -385,10 +385,8 @@ def report_due(last: Progress | None, last_at: float, current: Progress, *, node
     """Return when `current` must be written after `last`; None if it has no news.
 
     At once if its kind changes. Else after 1 ms per node, from 50 ms to 5 s, so that a thousand arrivals are not
-    announced a
-    thousand times to each node. The count of arrivals alone is told a third as often. A running last call is refreshed
-    each
-    second or tenth of it, for a successor.
+    announced a thousand times to each node. The count of arrivals alone is told a third as often. A running last call
+    is refreshed each second or tenth of it, for a successor.
     """
     if last is None or _kind(last) != _kind(current):
         return now

@@ -300,8 +300,7 @@ class View:
         """Return the nodes that were lost in an outage, once one of them has come back and says so.
 
         An outage ends for all its nodes. Killed nodes look the same; a last call ends the wait for them. If the others
-        have met
-        without them, the lost nodes of the round before count, too.
+        have met without them, the lost nodes of the round before count, too.
         """
         if not any(record.lapsed_in >= max(self.number - 1, 0) for record in self.waiting.values()):
             return set()

@@ -7,14 +7,12 @@
         await cluster.finish()
 
 Each node is a process of `timeline` with its own loop and clock. The nodes meet over a network in memory, at a store
-with
-a disk in memory. Time is virtual: `advance` plays the given number of seconds, in an order that the seed decides. Every
-method acts before it returns. Its result may be awaited or not, so blocking tests can use a cluster, too: `with
+with a disk in memory. Time is virtual: `advance` plays the given number of seconds, in an order that the seed decides.
+Every method acts before it returns. Its result may be awaited or not, so blocking tests can use a cluster, too: `with
 rdzv.testing.cluster(4) as cluster`.
 
 In the nodes' code, `rdzv.connect` and `rdzv.rounds` lead to the cluster's store, whatever host their URL names. Work in
-a
-thread takes no virtual time, so a body must not wait for a thread.
+a thread takes no virtual time, so a body must not wait for a thread.
 """
 
 from __future__ import annotations
@@ -496,8 +494,7 @@ def cluster(
         latency: The bounds, in seconds, of the time that a message takes to or from the store.
         may_raise: Errors that the bodies may raise; any other error fails the test.
         settings: Parameters of the run, for URLs that do not say otherwise. `min_nodes` is `nodes` by default. The
-            test's
-            environment is not read.
+            test's environment is not read.
     """
     return Cluster(nodes, seed=seed, durable=durable, latency=latency, may_raise=may_raise, **settings)
 

@@ -1,9 +1,8 @@
 """A disk on virtual time: it has latency, stalls, fills up, fails, and keeps only committed data.
 
 A `Disk` outlives the processes that use it. Each process opens a `SimulatedJournal` on it: the journal's own SQL,
-checksums
-and reading, on a database in memory. Timers of the process's loop replace the writer's thread. When the process dies,
-uncommitted data is lost. Only the group that is being written at that moment may have reached the disk.
+checksums and reading, on a database in memory. Timers of the process's loop replace the writer's thread. When the
+process dies, uncommitted data is lost. Only the group that is being written at that moment may have reached the disk.
 """
 
 from __future__ import annotations

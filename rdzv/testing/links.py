@@ -1,10 +1,8 @@
 """One connection of the network in memory: two transports, and a pipe for each direction.
 
 A pipe delivers bytes in order, each piece one latency after it was sent. As in TCP, the boundaries of writes are not
-kept,
-a peer notices a close only after it has read the bytes before it, and a write to a dead peer is answered by a reset.
-See
-`network` for the faults of a link.
+kept, a peer notices a close only after it has read the bytes before it, and a write to a dead peer is answered by a
+reset. See `network` for the faults of a link.
 """
 
 from __future__ import annotations

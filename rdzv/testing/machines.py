@@ -1,8 +1,7 @@
 """Shell: the machines of a simulation: the store's, its clients', and their network.
 
 The server, engine, journal, wire and client are the real ones, in processes on virtual time (`timeline`), over a
-network
-in memory (`network`) and a disk that keeps only committed data (`disk`).
+network in memory (`network`) and a disk that keeps only committed data (`disk`).
 
 Observers (an oracle, the story of a test) derive from these classes, and override how the store's process is made.
 """

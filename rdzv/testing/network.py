@@ -12,8 +12,7 @@ included), of a listener ("store"), or `EVERYTHING`.
 
 The two ends of a link may live in different loops; each protocol is called in its own. The network's own loop times the
 packets and the systems at both ends. So a stopped process is still connected to and sent to, and the connections of a
-dead
-process are closed for it (`died`).
+dead process are closed for it (`died`).
 """
 
 from __future__ import annotations
@@ -173,10 +172,9 @@ class MemoryNetwork:
         """End the links of a process that has died: a dialer or a listener of this name.
 
         Its system delivers the bytes that it had sent, closes its connections, and answers later bytes with a reset.
-        With
-        `silently` the machine has lost power: bytes in flight are lost, and the other end hears nothing until it writes
-        and the
-        machine is back (`partition` it meanwhile), or until TCP gives up. A dialer of this name can dial no more.
+        With `silently` the machine has lost power: bytes in flight are lost, and the other end hears nothing until it
+        writes and the machine is back (`partition` it meanwhile), or until TCP gives up. A dialer of this name can dial
+        no more.
         """
         if name not in self._listeners:
             self._dead.add(name)

@@ -9,13 +9,11 @@
     a.die()                                 # SIGKILL: none of its code runs any more, clean-up included
 
 One `Timeline` steps all of them in one thread, in an order that the seed decides. Processes with work take turns; if
-none
-has any, time jumps to the next timer. A turn is the work of a real loop between two polls of its sockets. Time stands
-still meanwhile: every machine is infinitely fast, and only waiting takes time.
+none has any, time jumps to the next timer. A turn is the work of a real loop between two polls of its sockets. Time
+stands still meanwhile: every machine is infinitely fast, and only waiting takes time.
 
 A host is an asyncio event loop, so real code runs on it unchanged: tasks, futures, timeouts, anyio. It has no sockets
-and
-no threads; see `network` and `Host.in_thread`.
+and no threads; see `network` and `Host.in_thread`.
 """
 
 from __future__ import annotations
@@ -250,8 +248,7 @@ class Host(asyncio.BaseEventLoop):
         """End at once, or at its next await if the process itself calls this.
 
         None of its code has an effect after that. Cut it off from the network first: its coroutines are closed before
-        the next
-        turn of any process, on a clock of their own.
+        the next turn of any process, on a clock of their own.
         """
         if not self.dead:
             self.dead = True

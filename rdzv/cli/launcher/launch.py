@@ -53,11 +53,11 @@ from store.printable import escaping, printable, without_durations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
     from rdzv import Handler
     from rdzv.cli.launcher.job import Job
     from rdzv.membership import RendezvousInfo
-    from rdzv.torch.tcp_store import WorkersStore
 
 __all__ = ["run"]
 
@@ -144,7 +144,9 @@ class _Launcher:
             )
         if self._job.agent_store or chosen.agent_store:
             self._workplace.job = self._job = replace(self._job, agent_store=True)
-            self._workplace.serve_workers, self._workplace.with_remedy = _server_of_workers(chosen.master_port)
+            serving = _workers_store()
+            self._workplace.serve_workers = partial(serving.serve_workers, ports=chosen.master_port, taken=set())
+            self._workplace.with_remedy = serving.with_remedy
         attributes = {**chosen.attributes, NPROC: mine}
         check = chosen.bootstrap_check is not False
         return handler_of(self._job.url, {"attributes": attributes, "bootstrap_check": check})
@@ -379,18 +381,10 @@ async def _say_what_it_has_cost(handler: Handler) -> None:
             say_error(f"rdzv run: {printable(str(cost))}")
 
 
-def _server_of_workers(
-    ports: str | None,
-) -> tuple[Callable[[RendezvousInfo], WorkersStore | None], Callable[[str], str]]:
-    """Return the function that serves PyTorch's store to a round's workers: it returns None if the port is taken.
-
-    The second function adds the remedy to the failure of a worker that found the port taken.
-
-    Raises:
-        RendezvousSettingsError: There is no PyTorch.
-    """
+def _workers_store() -> ModuleType:
+    """Return the module that serves PyTorch's store to a round's workers; raise without PyTorch."""
     try:
-        from rdzv.torch.tcp_store import serve_workers, with_remedy
+        import rdzv.torch.tcp_store as serving
     except ImportError as error:
         raise RendezvousSettingsError(f"agent_store is set, and {error}") from None
-    return partial(serve_workers, ports=ports, taken=set()), with_remedy
+    return serving

@@ -67,20 +67,14 @@ class Beats:
     Attributes:
         clock: Seconds on the member's clock, from any thread.
         counts: True if there is a report to send: the member has made one, or must.
-        waits: The begin of each current wait in the round's store.
+        on_wait: Called at the begin of a wait in the round's store, in the waiting thread.
+        waits: The begin of each current wait there.
         wait_is_watched: True if the node looks at the waits without a further `on_wait`, which is then not called.
     """
 
-    def __init__(
-        self,
-        number: int,
-        clock: Callable[[], float],
-        *,
-        expected: bool = False,
-        on_wait: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, number: int, clock: Callable[[], float], *, expected: bool = False) -> None:
         self._number = number
-        self.on_wait: Callable[[], None] = on_wait
+        self.on_wait: Callable[[], None] = lambda: None
         self.clock: Callable[[], float] = clock
         self.counts: bool = expected
         self._last: tuple[int | None, float, int] = (None, clock(), 0)  # step, time, number of beats

@@ -219,8 +219,9 @@ class Part:
             rank=rank,
             arrival=me.arrival,
             node_id=self.node_id,
-            beats=Beats(round.number, time, expected=self.progress is not None, on_wait=self._look_soon),
+            beats=Beats(round.number, time, expected=self.progress is not None),
         )
+        membership.beats.on_wait = self._look_soon
         self.known_round = max(self.known_round, round.number)
         who = f"run {self.keys.run_id}, round {round.number}: node {self.node_id}"
         log.info("%s has rank %d of %d", who, rank, round.size)
