@@ -28,7 +28,7 @@ from rdzv.config.endpoint import split_url
 from rdzv.config.parameters import Parameter
 from rdzv.config.rules import check_sizes
 from rdzv.config.settings import PARAMETERS
-from rdzv.config.value_types import FLAG, plain_number
+from rdzv.config.value_types import FLAG, whole_number
 from rdzv.errors import RendezvousSettingsError
 from rdzv.interface import RendezvousHandler
 
@@ -142,16 +142,10 @@ class RendezvousParameters:
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
         """Return `config`'s value for the key as a whole number, or the default; raise an error for other values."""
         value = self.get(key, default)
-        if value is None:
-            return None
-        try:
-            return plain_number(value, int) if isinstance(value, str) else int(value)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise RendezvousSettingsError(
-                f"{key}={shown(value)} must be a whole number; write for example {key}=1"
-            ) from error
+        return None if value is None else int(Parameter(key, ANY_WHOLE_NUMBER).read(value))
 
 
+ANY_WHOLE_NUMBER: Final = whole_number(-(2**63), 2**63, limit="a whole number", example="1")
 _OWN_NAMES: Final = frozenset({"self", "backend", "endpoint", "run_id", "local_addr", "url", "overrides"})
 """Arguments of `RendezvousParameters`; a URL's parameters of these names stay in its `url`."""
 

@@ -7,13 +7,6 @@
                 round.check(step)
                 step = train(model, optimizer, step)
 
-    async for round in rdzv.torch.rounds(url, backend="gloo"):
-        async with round:
-            step = await round.sync_state(model, optimizer, step)
-            while step < total:
-                await round.check(step)
-                step = await round.in_thread(train, model, optimizer, step)
-
 Survivors keep model and optimizer in memory. After a loss the node's thread aborts the group, so that a hanging
 collective raises at once. Leaving the block swallows that error, and the next round has a new group, under another
 prefix of another store. `sync_state` brings all members, survivors one step behind and newcomers, to the state with the
@@ -21,11 +14,11 @@ most steps.
 
 If a group cannot be made because a member has gone, the round has ended before its body began, and the loop continues.
 
-**Awaited.** Collectives block. So a thread of the round makes the group and syncs state, and `in_thread` runs other
-blocking work there. A loss aborts the group, which ends the thread's work, and cancels the body. A cancelled call waits
-for the thread, so that nothing of one round writes to the model in the next. All other changes end the body at a
-`check`, also where `rdzv.rounds` would cancel it before its first step: a body cancelled in a collective would leave
-the others in it.
+**Awaited** (`async for`, `async with`, `await round.check(step)`, `await round.in_thread(train, ...)`). Collectives
+block. So a thread of the round makes the group and syncs state, and `in_thread` runs other blocking work there. A loss
+aborts the group, which ends the thread's work, and cancels the body. A cancelled call waits for the thread, so that
+nothing of one round writes to the model in the next. All other changes end the body at a `check`, also where
+`rdzv.rounds` would cancel it before its first step: a body cancelled in a collective would leave the others in it.
 """
 
 from __future__ import annotations
