@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 from urllib.parse import quote
 
-from rdzv.config.config_errors import refuse, shown
+from rdzv.config.config_errors import refuse
 from rdzv.config.endpoint import split_url
 from rdzv.config.parameters import Parameter
 from rdzv.config.rules import check_sizes
