@@ -20,7 +20,15 @@ from rdzv.errors import (
     SharedStoreTimeoutError,
 )
 from rdzv.shared_store.company import NAMED_MAX, Company
-from store.errors import ConditionFailed, ConnectionLost, StoreError, StoreTimeoutError, UsedAfterFork, WaitEnded
+from store.errors import (
+    ConditionFailed,
+    ConnectionLost,
+    StoreError,
+    StoreReplaced,
+    StoreTimeoutError,
+    UsedAfterFork,
+    WaitEnded,
+)
 from store.messages import Condition, Entry, Get, Guarded, Request, Response, Transact, TransactionResult, Wait
 from store.printable import first_of
 
@@ -145,6 +153,8 @@ class Fencing:
             return self._superseded_error(reason or str(error))
         if isinstance(error, StoreTimeoutError | WaitEnded):
             return OutOfTime(str(error), timeout=self.seconds)
+        if isinstance(error, StoreReplaced):  # the round was in the store before
+            return self._superseded_error(str(error))
         if isinstance(error, UsedAfterFork):
             return RendezvousStateError(
                 f"the shared store {self._prefix} was made before fork(); use it in the process that joined the round"

@@ -280,7 +280,8 @@ class StoreMachine:
         """Do the work of `store.serve` for a simulated network and disk."""
         journal: SimulatedJournal | None = None
         if self.disk is None:
-            engine = Engine(store_id=self.store_id, limits=self._limits)
+            first = 1_000_003 * self.starts  # as far from those of its earlier lives as random numbers are
+            engine = Engine(store_id=self.store_id, limits=self._limits, first_revision=first)
         else:
             journal = self.new_journal(self.disk, host)
             engine = Engine.restore(journal.load(), limits=self._limits, now=host.time())

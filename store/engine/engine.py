@@ -68,13 +68,17 @@ _KINDS = {error: kind for kind, error in ERRORS.items()}
 class Engine:
     """The state of a store; `durable` says that a journal takes its facts (promise S3).
 
+    A store in memory begins at a random `first_revision`: no fence of an earlier store at its address holds (promise R9).
+
     Attributes:
         read_only: The reason why nothing can be written now; None if writes are possible.
         writable_bytes: The size limit of a small write on a full disk; 0 if none is accepted.
         postponed: Waits that have ended and that `do_chore` will answer.
     """
 
-    def __init__(self, *, store_id: str, limits: Limits | None = None, durable: bool = False) -> None:
+    def __init__(
+        self, *, store_id: str, limits: Limits | None = None, durable: bool = False, first_revision: int = 0
+    ) -> None:
         self.store_id = store_id
         self.limits: Limits = limits or Limits()
         self.read_only: str | None = None
@@ -85,6 +89,8 @@ class Engine:
         self._watches, self._waits = state.watches, state.waits
         self.postponed: Postponed = state.postponed
         self._history, self._snapshots = state.history, state.snapshots
+        self._keys.revision = first_revision
+        self._history.begin(first_revision)
         self._replies = state.sessions.budget
         self._session_of: dict[int, Session] = {}
         self._changes = Changes(state, facts=Facts() if durable else None)
@@ -132,7 +138,7 @@ class Engine:
 
     @property
     def revision(self) -> int:
-        """The number of changes so far."""
+        """The revision of the last change."""
         return self._keys.revision
 
     @classmethod

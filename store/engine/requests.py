@@ -355,7 +355,9 @@ class Requests:
     def _watch(self, request: Watch) -> Response:
         if request.snapshot and request.start_revision is not None:
             raise StoreUsageError("a watch starts with a snapshot or at start_revision, not both")
-        start = self._keys.revision + 1 if request.start_revision is None else max(request.start_revision, 1)
+        start = self._keys.revision + 1
+        if request.start_revision is not None:
+            start = max(request.start_revision, self._history.began + 1)  # before that: from the beginning
         if start > self._keys.revision + 1:
             raise StoreUsageError(f"a watch cannot start at revision {start}: the store is at {self._keys.revision}")
         self._state.check_size(request.prefix, "prefix")

@@ -182,7 +182,7 @@ class Watches:
 
 
 class History:
-    """The latest changes, one entry per revision after `compacted`, bounded by bytes."""
+    """The latest changes, one entry per revision after `compacted`, bounded by bytes; the store began at `began`."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -190,7 +190,12 @@ class History:
         self._first = 0
         self._sizes: deque[int] = deque()  # the bytes of each kept revision
         self.bytes: int = 0
+        self.began: int = 0
         self.compacted: int = 0
+
+    def begin(self, revision: int) -> None:
+        """Begin after a revision, which a store in memory draws at random."""
+        self.began = self.compacted = revision
 
     def restore(self, saved: Iterable[tuple[Event, ...]], *, compacted: int) -> None:
         """Restore the saved history: every revision after `compacted`."""
@@ -220,7 +225,7 @@ class History:
 
         None if some are gone. At most `most` revisions are looked at, and not much more than `bytes_max` is returned.
         """
-        revision = max(revision, 1)  # 0 and below: from the beginning
+        revision = max(revision, self.began + 1)
         if revision <= self.compacted:
             return None
         at = self._first + revision - self.compacted - 1  # revisions have no gaps, so this is an index

@@ -333,7 +333,8 @@ async def serve(
         files = stack.enter_context(raised_file_limit())
         journal = None
         if data_dir is None:
-            engine = Engine(store_id=secrets.token_hex(8), limits=limits)
+            first = secrets.randbits(31)  # five bytes in a message
+            engine = Engine(store_id=secrets.token_hex(8), limits=limits, first_revision=first)
         else:
             journal = _open_journal(data_dir)
             stack.callback(journal.close, within=STOP_WITHIN / 3)  # it has stopped by then, or the disk hangs

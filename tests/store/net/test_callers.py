@@ -24,7 +24,7 @@ async def test_a_blocking_client_in_the_thread_whose_loop_serves_its_store_is_to
 
 async def test_a_blocking_client_of_a_store_in_another_thread_is_served() -> None:
     with sync.serve() as server, sync.connect(server.url) as client:
-        assert client.put("a", b"1") == 1
+        assert client.add("a", 1) == 1
 
 
 @pytest.mark.parametrize(

@@ -221,9 +221,9 @@ def test_a_dead_address_holds_no_blocking_caller_up(
     with store.sync.serve() as server:
         names(dead, ("127.0.0.1", server.port))
         with store.sync.connect(f"tcp://head.test:{server.port}") as client:
-            assert client.put("a", b"") == 1
+            first = client.put("a", b"")
             client._free[0].close()
-            assert client.put("a", b"") == 2
+            assert client.put("a", b"") == first + 1
     assert at_once == [2, 1]
 
 

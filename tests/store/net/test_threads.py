@@ -151,7 +151,7 @@ async def test_a_child_forked_while_its_parent_serves_can_end(loop: str) -> None
         require("uvloop")
     async with start_python("-W", "ignore", "-c", FORKING, loop) as parent:
         assert await parent.line("ended") == "child ended with 7"
-        assert await parent.line("parent") == "parent is at revision 1"
+        assert (await parent.line("parent")).startswith("parent is at revision ")
         assert await parent.wait() == 0
 
 
