@@ -68,7 +68,7 @@ _KINDS = {error: kind for kind, error in ERRORS.items()}
 class Engine:
     """The state of a store; `durable` says that a journal takes its facts (promise S3).
 
-    A store in memory begins at a random `first_revision`: no fence of an earlier store at its address holds (promise R9).
+    A store in memory begins at a random `first_revision`: no fence of an earlier store at its address holds (R9).
 
     Attributes:
         read_only: The reason why nothing can be written now; None if writes are possible.
