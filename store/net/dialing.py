@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import resource
+import socket
 import ssl
 from typing import TYPE_CHECKING, Protocol
 
@@ -141,6 +143,12 @@ def describe(error: BaseException) -> str:
 
 def lack_of(error: BaseException) -> str:
     """Return which limit of this process an error comes from, and its remedy; empty for other errors."""
+    if isinstance(error, socket.gaierror):  # a resolver that can open no file does not know any name
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as lack:
+            return lack_of(lack)
+        return ""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         return f"{error.strerror}: this process may have {soft} of at most {hard}; raise ulimit -n"

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import anyio
 
 from store.net.callers import check_threads
+from store.net.dialing import lack_of
 from store.net.standard_streams import open_standard_streams
 
 if TYPE_CHECKING:
@@ -219,7 +220,9 @@ class LoopThread:
             self._ready.call(lambda: self.stop() if self._failure is None else None)
             raise
         if self._failure is not None:
-            raise RuntimeError(f"the thread {name!r} could not start: {self._failure}") from self._failure
+            raise RuntimeError(
+                f"the thread {name!r} could not start: {lack_of(self._failure) or self._failure}"
+            ) from self._failure
 
     def _begin(self) -> None:
         try:

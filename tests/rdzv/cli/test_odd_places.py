@@ -85,6 +85,35 @@ asyncio.run(main())
     assert "Too many open files" in done.stderr
 
 
+BLOCKING = {
+    "a connection": "store.sync.connect(url, timeout=1)",
+    "a name": "store.sync.connect('tcp://localhost:1', timeout=1)",
+    "the node's thread": "rdzv.sync.connect(url + '/job?min_nodes=1&is_host=0&join_timeout=2')",
+}
+
+
+@pytest.mark.parametrize("what", BLOCKING)
+def test_a_blocking_caller_without_a_file_left_is_told_the_limit(what: str) -> None:
+    """The name was said to be unknown: a resolver that can open no file knows none."""
+    script = f"""
+import os, resource, rdzv.sync, store.sync
+import rdzv.node.handler, store.client.client, store.net.racing
+url = "tcp://127.0.0.1:{free_port()}"
+resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30))
+held = []
+try:
+    while True:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+with {BLOCKING[what]}:
+    pass
+"""
+    line = [sys.executable, "-c", script]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert "Too many open files: this process may have 30 of at most 30; raise ulimit -n" in done.stderr
+
+
 def test_a_user_that_may_have_no_more_threads_reads_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     async def no_thread(_: argparse.Namespace) -> int:
         raise RuntimeError("can't start new thread")
