@@ -1,4 +1,4 @@
-"""How the documentation is built: sphinx-build -W docs OUT; needs the extra `docs`."""
+"""The configuration of the documentation: sphinx-build -W docs OUT; needs the extra `docs`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def name_what_is_not_here(app: Sphinx, docname: str, source: list[str]) -> None:
 
 
 def name_links(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:  # noqa: ARG001
-    """Name what a docstring links to: those of parameters are also rows of a page in Markdown."""
+    """Name the target of a docstring's link; docstrings of parameters are also rows of a page in Markdown."""
     lines[:] = re.sub(r"\[([^\]]+)\]\([\w./#-]+\)", r"\1", "\n".join(lines)).replace(COLON, ":").split("\n")
 
 
@@ -108,25 +108,25 @@ INSIDE = ours() - public()
 
 
 def is_made_by_us(kind: type) -> bool:
-    """Whether only this library can make one: its constructor takes what nobody can import."""
+    """Return True if only this library can make one: its constructor takes private types."""
     of_init = getattr(kind.__init__, "__annotations__", {})  # type: ignore[misc]
     return any(set(re.findall(r"\w+", str(each))) & INSIDE for each in of_init.values())
 
 
 def skip(app: Sphinx, what: str, name: str, obj: Any, skipped: bool, options: object) -> bool | None:  # noqa: ARG001
-    """Leave out what is of the inside."""
+    """Leave out private members."""
     defined = getattr(getattr(obj, "fget", obj), "__qualname__", "")
     of_record = defined.startswith(("Record.", "Stored.", "_Shape.")) and name != "replace"
     return True if of_record or {name, defined} & OF_THE_INSIDE else None
 
 
 def sign(app: Sphinx, what: str, name: str, obj: Any, options: object, *_: object) -> tuple[str, None] | None:  # noqa: ARG001
-    """Leave out the signature of a constructor that nobody calls."""
+    """Leave out the signature of a constructor that users do not call."""
     return ("", None) if what == "class" and is_made_by_us(obj) else None
 
 
 def complete(app: Sphinx, what: str, name: str, obj: Any, options: object, lines: list[str]) -> None:  # noqa: ARG001
-    """Complete what is said of a class, before napoleon reads it; and have it take no colon for the end of a type."""
+    """Complete the docstring of a class before napoleon reads it; escape colons that would end a type."""
     if what in {"attribute", "property", "data"}:
         if lines and (lines[0].startswith("Alias for field") or lines[0] in (type(obj).__doc__ or "")):
             lines.clear()
