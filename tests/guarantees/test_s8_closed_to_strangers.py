@@ -72,15 +72,15 @@ async def test_s8_an_empty_token_is_a_mistake_not_a_token() -> None:
 
 def connect_blocking(url: str, token: str | None = None, **options: Any) -> int:
     with store.sync.connect(url, token=token, **options) as client:
-        return client.put("a", b"")
+        return client.add("count", 1)
 
 
 async def test_s8_who_knows_the_token_is_let_in() -> None:
     async with store.serve(token=TOKEN) as server:
         async with store.connect(server.url, token=TOKEN) as client:
-            assert await client.put("a", b"") == 1
+            assert await client.add("count", 1) == 1
         async with store.connect(server.url, token=TOKEN.encode()) as client:
-            assert await client.put("a", b"") == 2
+            assert await client.add("count", 1) == 2
         assert await asyncio.to_thread(connect_blocking, server.url, TOKEN) == 3
 
 
@@ -96,7 +96,7 @@ async def test_s8_who_does_not_know_the_token_is_not_and_learns_why_at_once(
                 raise AssertionError("it was let in")
         with pytest.raises(AuthenticationError, match=reason):
             await asyncio.to_thread(connect_blocking, server.url, token)
-        assert server.figures()["revision"] == 0
+        assert server.figures()["keys"] == 0
     assert TOKEN not in caplog.text
 
 
@@ -194,7 +194,7 @@ async def test_s8_who_has_a_certificate_is_let_in(
         async with store.connect(url, tls=certificates.client(), timeout=60.0) as client, client.watch("") as watch:
             await client.put("a", bytes(1_000_000))
             assert len((await anext(aiter(watch))).value) == 1_000_000
-            assert await asyncio.to_thread(connect_blocking, url, None, tls=certificates.client(), timeout=60.0) == 2
+            assert await asyncio.to_thread(connect_blocking, url, None, tls=certificates.client(), timeout=60.0) == 1
         assert server.url.startswith("tcps://")
 
 
@@ -202,7 +202,7 @@ async def test_s8_tls_and_a_token_go_together(certificates: Certificates) -> Non
     async with store.serve(tls=certificates.server(mutual=False), token=TOKEN) as server:
         bare = certificates.client(certificate=False)
         async with store.connect(server.url, tls=bare, token=TOKEN) as client:
-            assert await client.put("a", b"") == 1
+            assert await client.add("count", 1) == 1
         with pytest.raises(AuthenticationError):
             async with store.connect(server.url, tls=bare, token="another"):
                 raise AssertionError("it was let in")
@@ -310,7 +310,7 @@ async def test_s8_each_stranger_reads_one_sentence_and_each_attempt_is_one_line(
             proxy.cut()  # asyncio may leave a connection open that was given up in mid-handshake
         await proxy.until(lambda: proxy.open_connections == 0)
         attempts = proxy.connections
-        assert server.figures()["revision"] == 0
+        assert server.figures()["keys"] == 0
         assert server.connections == 0
     said = [record.getMessage() for record in caplog.records]
     assert len(said) <= attempts, "one line for each attempt"
