@@ -368,7 +368,7 @@ async def test_s8_uvloop_tells_the_same(certificates: Certificates, tmp_path: Pa
         port = int(await child.line())
         url = f"tcps://127.0.0.1:{port}"
         async with store.connect(url, tls=certificates.client(), timeout=60.0) as client:
-            assert await client.put("a", bytes(3_000_000)) == 1
+            assert await client.put("a", bytes(3_000_000)) > 0
             entry = await client.get("a")
             assert entry is not None
             assert len(entry.value) == 3_000_000
