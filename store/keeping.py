@@ -360,7 +360,7 @@ def not_renewed(ttl: float) -> str:
 
 def _check(lease: int, lost: str | None) -> None:
     if lost is not None:
-        raise LeaseNotFound(f"lease {lease} is lost: {lost}; what was held on it may be another's")
+        raise LeaseNotFound(f"lease {lease} is lost: {lost}; its keys may have another holder")
 
 
 def retry_pause(ttl: float) -> float:

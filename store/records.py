@@ -271,7 +271,7 @@ class AnyOf(_Kind):
                 return kind.read(value)
             except _NotOf:
                 continue
-        raise _NotOf(f"{shown(value)} is none of what it may be")
+        raise _NotOf(f"{shown(value)} is of none of the allowed types")
 
     def read_in_steps(self, value: Any) -> Steps[Any]:
         """Do the same as `read`, with the pauses of the records in the union."""

@@ -30,7 +30,7 @@ class _Term:  # noqa: PLW1641  it does not compare, so it is no dictionary key
         return Condition(key=self._key, target=self._target, expected=other)
 
     def __ne__(self, other: object) -> NoReturn:
-        raise TypeError("a condition says what is, not what is not: use ==, exists or missing")
+        raise TypeError("a condition cannot be negated: use ==, exists or missing")
 
 
 def mod_revision(key: str) -> _Term:

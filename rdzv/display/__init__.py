@@ -1,1 +1,1 @@
-"""How a run is shown to people, on a terminal and in a browser: its state, its history, its timeline, what it cost."""
+"""The display of a run on a terminal and in a browser: its state, its history, its timeline, its cost."""

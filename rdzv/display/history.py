@@ -1,4 +1,4 @@
-"""Pure: the history of a run, told: in lines, as JSON, as a timeline."""
+"""Pure: the history of a run in lines, as JSON, as a timeline."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = [
 ]
 
 VERSION: Final = 1
-"""Of what `as_json` returns: it steps when a field goes or changes its meaning; new ones may come at any time."""
+"""Of the result of `as_json`: it steps when a field goes or changes its meaning; new ones may come at any time."""
 
 
 def hour(at: float | None) -> str:
-    """Show an hour, in UTC, since those who read it together need not be in one place; empty if it was not noted."""
+    """Return an hour in UTC, since its readers need not be in one place; empty if it was not noted."""
     return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
@@ -77,7 +77,7 @@ def _names(chapter: Chapter, node_ids: Sequence[str], count: int) -> str:
 
 
 def as_json(run_id: str, history: History, cost: Account) -> dict[str, Any]:
-    """Return the history as what JSON knows; `docs/history.schema.json` describes the fields."""
+    """Return the history in types of JSON; `docs/history.schema.json` describes the fields."""
     return {
         "version": VERSION,
         "run_id": run_id,
@@ -110,7 +110,7 @@ class Span(NamedTuple):
         kind: "round", "meeting" (members meet again), "lost", "left" or "closed".
         began: Seconds since the beginning of the timeline.
         seconds: How long.
-        text: What it was, in words.
+        text: Its description, in words.
     """
 
     kind: str
@@ -120,18 +120,18 @@ class Span(NamedTuple):
 
 
 def timeline(run_id: str, history: History, *, now: float | None = None) -> dict[str, Any]:
-    """Return the remembered rounds as rows of spans: `rounds`, and `nodes` in the order in which they first were there.
+    """Return the remembered rounds as rows of spans: `rounds`, and `nodes` in the order of their first arrival.
 
-    Only nodes that were named have a row: the first 64 of each round, and who went; `note` says whom it does not show.
+    Only named nodes have a row: the first 64 of each round, and those that went; `note` counts the others.
 
     Args:
         run_id: Which run.
-        history: What is remembered.
-        now: The hour of the run, in seconds since 1970, if it goes on; None to end with what is known.
+        history: The history of the run.
+        now: The hour of the run, in seconds since 1970, if it goes on; None to end with the last known event.
     """
     bands: list[tuple[Any, ...]] = []  # as spans; of a round, its number and size, too
     rows: dict[str, list[tuple[Any, ...]]] = {}  # of a gap, its reason, too
-    away: dict[str, tuple[str, float, str]] = {}  # who has gone: how, when, and why
+    away: dict[str, tuple[str, float, str]] = {}  # nodes that have gone: how, when, and why
     began = 0.0
 
     def is_back(node_id: str) -> None:
@@ -151,7 +151,7 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
             bands.append(_span("meeting", began + stopped, length - stopped, f"{what}: {why}"))
         for node_id in (*chapter.node_ids, *chapter.joined_ids):
             is_back(node_id)
-        # Who has gone was a member, also if it is not among the first, which alone are named.
+        # A node that has gone was a member, also if it is not among the first 64.
         ends = {node_id: stopped if one.after is None else min(one.after, length) for node_id, one in gone.items()}
         for rank, node_id in enumerate(chapter.node_ids):
             spans = rows.setdefault(node_id, [])
@@ -162,7 +162,7 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
                 text = f"meeting again after round {chapter.number}"
                 spans.append(_span("meeting", began + stopped, meets, text))
         for node_id, one in gone.items():
-            if node_id not in chapter.node_ids:  # a round names its first members only; this one was there, too
+            if node_id not in chapter.node_ids:  # a round names its first members only
                 rows.setdefault(node_id, []).append(_span("round", began, ends[node_id], f"round {chapter.number}"))
             away[node_id] = one.kind, began + ends[node_id], one.reason
         began += length
@@ -174,7 +174,9 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
     most = max(history.chapters, key=lambda chapter: chapter.size, default=None)
     note = ""
     if most is not None and most.size > len(most.node_ids):
-        note = f"of up to {most.size:,} nodes of a round, the first {len(most.node_ids)} have a row, and who has gone"
+        note = (
+            f"of up to {most.size:,} nodes of a round, the first {len(most.node_ids)} have a row, and those that went"
+        )
     return {
         "run_id": run_id,
         "began": history.chapters[0].at if history.chapters else None,
@@ -190,6 +192,6 @@ def _span(kind: str, began: float, seconds: float, text: str) -> Span:
 
 
 def _stopped(chapter: Chapter, length: float) -> float:
-    """When a round had not all its members any more; its length if it had to its end, as far as is known."""
+    """Return when a round lost its first member; its length if none is known."""
     gone = [one.after for one in chapter.incidents if one.kind in ("lost", "left") and one.after is not None]
     return min([length, *([] if chapter.stopped is None else [chapter.stopped]), *gone])

@@ -1,12 +1,11 @@
 """Pure: what `rdzv top` draws: one screen of a run, however many nodes it has.
 
-    summary       phase and reason, the round, how many are in, missing, waiting; what it has cost
-    exceptions    who is missing, since when and why; who is refused; who waits
+    summary       phase and reason, the round, the numbers of members, missing and waiting nodes; its cost
+    exceptions    nodes that are missing, since when and why; refused ones; waiting ones
     members       the first of them
 
-Exceptions take half of a screen at most, and what does not fit of them is counted. A store that does not answer is said
-first, and what is shown below is then of before. Who draws the lines wraps what is too long, and leaves out what is
-below the window.
+Exceptions take half of a screen at most, and the rest of them is counted. If the store does not answer, the first line
+says so, and the lines below are of before. The caller wraps long lines, and cuts the screen at the window's height.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ __all__ = ["Frame", "Line", "draw"]
 
 
 class Line(NamedTuple):
-    """One line; how it is meant, "bad", "good", "soft", or "" for nothing in particular; whether it may be cut."""
+    """One line; its meaning, "bad", "good", "soft", or "" for none; whether it may be cut."""
 
     text: str
     meant: str = ""
@@ -34,11 +33,11 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What is to be drawn.
+    """The contents of a screen.
 
     Attributes:
-        status: How the run stood when it was last read.
-        cost: What it has cost until then.
+        status: The last status that was read.
+        cost: The cost of the run until then.
         read_ago: Seconds since it was read.
         silent_for: Seconds for which the store has not answered; None if it does.
         answers_in: Seconds that it took to answer the last time.
@@ -62,7 +61,7 @@ def draw(frame: Frame, *, height: int) -> list[Line]:
     texts, most = exceptions(status), max(height // 2, 1)
     lines += [Line(text, "bad" if text.lstrip().startswith("missing") else "") for text in texts[:most]]
     if len(texts) > most:
-        unnamed = max(status.absent_count - len(status.absent) - 1, 0)  # for all of whom there is one line
+        unnamed = max(status.absent_count - len(status.absent) - 1, 0)  # one line counts them all
         lines.append(Line(f"             and {len(texts) - most + unnamed:,} more that are missing, refused or wait"))
     lines += [Line(text, may_be_cut=True) for text in member_lines(status, slice(height))]
     return [line._replace(text=printable(line.text)) for line in lines]

@@ -1,4 +1,4 @@
-"""Pure: how a run stands, in lines of text; the members last, so that ten thousand of them do not hide the rest."""
+"""Pure: the status of a run in lines of text; the members last, so that ten thousand of them do not hide the rest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS_SHOWN = ("min_nodes", "max_nodes", "node_unit", "last_call_timeout")
 
 
 def summary(status: RunStatus) -> list[str]:
-    """Return what is to be said first: phase and reason, the round, how many nodes, what was agreed on."""
+    """Return the first lines: phase and reason, the round, the numbers of nodes, the settings."""
     pace = pace_in(status)
     found = counts_of(status, node_states(status, pace))
     lines = [
@@ -52,7 +52,7 @@ def summary(status: RunStatus) -> list[str]:
 
 
 def describe_health(health: Mapping[str, Any]) -> str:
-    """Return how the store is, in words."""
+    """Return the store's round trip and use, in words."""
     figures = health["figures"]
     parts = [f"answers in {health['answers_in'] * 1000:.1f} ms"]
     for name, what in (("keys", "keys"), ("memory_bytes", "bytes of memory"), ("connections", "connections")):
@@ -63,7 +63,7 @@ def describe_health(health: Mapping[str, Any]) -> str:
 
 
 def exceptions(status: RunStatus) -> list[str]:
-    """Return who is not as one would wish: missing, refused, waiting."""
+    """Return a line for each node that is missing, stuck, slow, accused, draining, refused or waiting."""
     lines = [f"    missing  {_named(status, one.node_id)}: {one.describe()}" for one in status.absent]
     if status.absent_count > len(status.absent):
         lines.append(f"    missing  and {status.absent_count - len(status.absent)} more")
@@ -88,7 +88,7 @@ def exceptions(status: RunStatus) -> list[str]:
 
 
 def member_lines(status: RunStatus, which: slice = ALL) -> list[str]:
-    """Return a line for each of these members: rank, node, address, since when it is there, and its attributes."""
+    """Return a line for each of these members: rank, node, address, the hour of its arrival, and its attributes."""
     return [
         f"  rank {member.rank:>4}  {member.node_id}  {member.address}{_since(status, member.node_id)}"
         + _step(status, member.node_id)

@@ -10,8 +10,8 @@
     /api/events?run=RUN both, again at each change, as server-sent events
     /                   a page that shows them
 
-Nothing is changed over HTTP: that is the command's. Who may ask what is decided in `door`. The page is one file, and
-its security policy lets it load nothing else.
+HTTP changes nothing: the command does. The access rules are in `door`. The page is one file, and its security policy
+lets it load nothing else.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class _Site:
         return web.Response(text=self._page, content_type="text/html", headers=headers)
 
     async def _ready(self, request: web.Request) -> web.Response:
-        await self.runs.ping()  # what it raises is 503
+        await self.runs.ping()  # its errors are answered with 503
         return await health(request)
 
     async def _tell_metrics(self, _: web.Request) -> web.Response:
@@ -132,7 +132,7 @@ class _Site:
         return web.json_response(as_json(run_id, history, account(run_id, history, now=now)))
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """Send what a page shows, and again whenever it has changed."""
+        """Send the data of a page, and each change."""
         if self._listeners >= LISTENERS_MOST:
             raise web.HTTPServiceUnavailable(text=f"{LISTENERS_MOST} pages are open already, the most there may be")
         self._listeners += 1
@@ -148,7 +148,7 @@ class _Site:
                     before = now
                     pause = min(LOOK_EVERY, max(self.runs.due_in(now["chosen"]), SPACED))
                     if await wakeup.sleep_until(loop.time() + pause):
-                        await anyio.sleep(SPACED)  # what happens together is told together
+                        await anyio.sleep(SPACED)  # changes that come together are sent together
         except ConnectionError:
             pass  # the page was closed
         finally:

@@ -1,11 +1,11 @@
-"""Pure: who may ask what over HTTP.
+"""Pure: the access rules of HTTP.
 
-- Health is for everybody who can connect.
-- Where the store has a token, all else is only for who gives it: `Authorization: Bearer TOKEN`, or, for browsers, the
+- Health is answered without authentication.
+- Where the store has a token, every other request has to give it: `Authorization: Bearer TOKEN`, or, for browsers, the
   password of HTTP's basic authentication, with any user name.
-- Nothing is changed over HTTP: who asks for that is told what does it.
-- A name of somebody else's that points at this machine (DNS rebinding) would let a foreign page read ours. So where
-  only this machine can connect, the request must name this machine.
+- HTTP changes nothing: a request that would is answered with the command for it.
+- A foreign name that points at this machine (DNS rebinding) would let a foreign page read ours. So where only this
+  machine can connect, the request must name this machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEALTH = frozenset({"/healthz", "/readyz"})
 
 
 class Refusal(NamedTuple):
-    """Why a request is not answered: HTTP's number, and for people."""
+    """The status and the reason of a rejected request."""
 
     status: int
     reason: str
@@ -42,7 +42,7 @@ class Door:
     loopback: bool  # True if only this machine can connect
 
     def refuse(self, method: str, path: str, headers: Mapping[str, str]) -> Refusal | None:
-        """Return why a request is refused; None if it is let in."""
+        """Return the reason to reject a request; None if it is accepted."""
         host = headers.get("Host", "")
         if self.loopback and not _names_this_machine(host):
             return Refusal(421, f"{host!r:.80} is not this machine; ask for localhost or 127.0.0.1")
@@ -53,7 +53,7 @@ class Door:
         if self.token is None:
             return None
         kind, _, secret = headers.get("Authorization", "").partition(" ")
-        # Its bytes, whatever they are: aiohttp gives those that are no text as surrogates.
+        # The bytes as sent: aiohttp decodes those that are not UTF-8 as surrogates.
         plain = secret.encode("utf-8", "surrogateescape")
         given = plain if kind.lower() == "bearer" else _password(plain) if kind.lower() == "basic" else b""
         if hmac.compare_digest(given, self.token):
@@ -62,9 +62,9 @@ class Door:
 
 
 def door_at(host: str, *, token: bytes | None, secure: bool, insecure: bool) -> tuple[str, Door]:
-    """Return where HTTP listens beside a store that listens at `host`, and its door there.
+    """Return the host at which HTTP listens beside a store at `host`, and its access rules.
 
-    Where the store is, but for one case: without TLS, a token would cross the network in the clear.
+    That is the store's host, unless a token would cross the network in the clear, without TLS: then loopback.
     """
     if host == "localhost" or (token is not None and not secure and not insecure):
         host = LOOPBACK

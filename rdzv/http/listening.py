@@ -1,10 +1,10 @@
-"""Shell: takes HTTP connections in, counts them in a table of connections, and has the door judge what they ask.
+"""Shell: accepts HTTP connections, counts them in a table of connections, and applies the access rules (`door`).
 
 Needs the extra `http`.
 
-aiohttp's own listener takes whoever comes, for as long as it says nothing: a thousand such connections shut the store's
-door, whose process has only so many files. Here they stand in the one table with those of the store: who asks nothing
-counts among the strangers, and makes way for others. TLS is that of the store, too, which holds little for a stranger.
+aiohttp's own listener keeps silent connections without a limit: a thousand of them would use up the files of the
+store's process. Here they share one table with the store's connections. A connection without a request counts as
+unauthenticated, and is closed first if the table is full. TLS is the store's, with small buffers before authentication.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 __all__ = ["health", "listening", "own_table"]
 
-VISITOR_BYTES: Final = 16 * 1024  # what a connection takes that asks nothing
+VISITOR_BYTES: Final = 16 * 1024  # the memory of a connection without a request
 ASKS_WITHIN: Final = 10.0  # seconds for the first request to be whole
 ASKS_AGAIN_WITHIN: Final = 75.0  # seconds between two; as long as aiohttp itself keeps a connection for
 WRONG_GUESS_COSTS: Final = 0.5  # seconds
-BODY_BYTES_MOST: Final = 1024  # nobody sends any
-VISITORS_MOST: Final = 256  # of a process that serves no store, where all of the room is theirs
+BODY_BYTES_MOST: Final = 1024  # no request has a body
+VISITORS_MOST: Final = 256  # of a process that serves no store
 
 
 def own_table() -> Table:
     """Return a table for a process that serves no store; to be made in the loop that listens."""
-    most = 2 * BESIDE_SHARE * VISITORS_MOST  # half of it may be strangers, of whom those beside a store are a share
+    most = 2 * BESIDE_SHARE * VISITORS_MOST  # half of it may be unauthenticated, a share of those HTTP's
     limits = Limits(connections_max=most, address_connections_max=VISITORS_MOST, handshake_timeout=ASKS_WITHIN)
     table = Table(limits, asyncio.get_running_loop().time)
     table.connections_max = VISITORS_MOST
@@ -52,7 +52,7 @@ def own_table() -> Table:
 
 
 async def health(_: web.Request) -> web.Response:
-    """Answer that the process is there, and its loop runs."""
+    """Answer: the process is alive, and its loop runs."""
     return web.Response(text="ok\n")
 
 
@@ -60,7 +60,7 @@ class _Visitors:
     """The connections to one HTTP server.
 
     Args:
-        table: Where they are counted.
+        table: Counts them.
     """
 
     def __init__(self, table: Table) -> None:
@@ -69,7 +69,7 @@ class _Visitors:
 
     @web.middleware
     async def serve_one(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Count nobody as a stranger while it is being answered."""
+        """Count a connection as authenticated while its request is being answered."""
         visitor = self._by_handler.get(request.protocol)
         if visitor is None:  # it has gone
             return await handler(request)
@@ -81,7 +81,7 @@ class _Visitors:
             self._table.expect(visitor, ASKS_AGAIN_WITHIN, visitor.abort)
 
     def protocol(self, handler: asyncio.Protocol, tls: ssl.SSLContext | None) -> asyncio.BaseProtocol:
-        """Return what receives a new connection, given aiohttp's protocol for it."""
+        """Return the protocol of a new connection, around aiohttp's."""
         visitor = _Visitor(self._table, handler, self._by_handler, secure=tls is not None)
         if tls is None:
             return visitor
@@ -90,7 +90,7 @@ class _Visitors:
 
 
 class _Visitor(asyncio.Protocol):
-    """One connection: it passes everything on to aiohttp, and tells the table when it comes and goes."""
+    """One connection: it passes everything on to aiohttp, and registers with the table."""
 
     def __init__(
         self,
@@ -150,9 +150,9 @@ async def listening(
     """Serve routes for as long as the context lasts; gives the port.
 
     Args:
-        routes: What is answered, and by whom.
-        door: Who may ask.
-        table: Where connections are counted.
+        routes: The paths and their handlers.
+        door: The access rules.
+        table: Counts the connections.
         host: Where to listen; "" is every address.
         port: Where; 0 takes a free one.
         tls: The context to speak TLS with, if any.
@@ -161,7 +161,7 @@ async def listening(
         OSError: The address cannot be bound.
     """
     visitors = _Visitors(table)
-    # The door first: whoever guesses at the token remains a stranger.
+    # The access rules first: a client that guesses at the token remains unauthenticated.
     application = web.Application(middlewares=[_guarded(door), visitors.serve_one], client_max_size=BODY_BYTES_MOST)
     application.add_routes(routes)
     runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
@@ -187,7 +187,7 @@ async def listening(
 
 
 def _guarded(door: Door) -> Any:
-    """Return a middleware that lets in whom the door does, and says what went wrong."""
+    """Return a middleware that applies the access rules, and answers errors with their reasons."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:

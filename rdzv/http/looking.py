@@ -1,8 +1,8 @@
-"""Shell: what a store's own process sees of the runs in it: the same answers as `rdzv status`.
+"""Shell: reads the runs of a store in the store's own process: the same answers as `rdzv status`.
 
-A run's record stays for a day after its last node has gone, so that most runs of a busy store are over. Of those it is
-only asked whether they have changed, which the store's own account of its runs says of all at once. The youngest of
-them are read, a few at a time, to be listed; all of them are counted.
+A run's record stays for a day after its last node has left, so most runs of a busy store are over. The store's usage by
+run shows in one request which of those have changed. The youngest are read, a few at a time, to be listed; all are
+counted.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ __all__ = ["NoSuchRun", "Runs", "client_of"]
 
 T = TypeVar("T")
 
-FRESH = 0.5  # seconds for which an answer serves everybody who asks, at least ...
-FRESH_FOR = 4  # ... and so many times as long as it took: looking takes the store a fifth of its time at most
+FRESH = 0.5  # seconds for which an answer is reused, at least ...
+FRESH_FOR = 4  # ... and as many times as long as it took: reading takes a fifth of the store's time at most
 HISTORY_LINES = 40
 ENDED_LISTED = 100  # of the runs that are over, the youngest
-READ_AT_ONCE = 5  # of those, by one who asks for the list
-COUNTED_AT_ONCE = 64  # runs of which it is asked in one go whether anybody is in them
-SPACED = 0.1  # seconds between two looks at what changes all the time
+READ_AT_ONCE = 5  # of those, for one request of the list
+COUNTED_AT_ONCE = 64  # runs whose nodes are counted concurrently
+SPACED = 0.1  # seconds between two reads of a run that changes all the time
 
 
 class NoSuchRun(Exception):
-    """The store holds nothing of the run."""
+    """The store has no such run."""
 
 
 @contextlib.asynccontextmanager
 async def client_of(server: Server, *, token: bytes | None) -> AsyncIterator[Client]:
-    """Connect to a server from within its own process, past its port and the TLS that it demands there."""
+    """Connect to a server from within its own process, without its port and TLS."""
 
     async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
         loop = asyncio.get_running_loop()
@@ -66,11 +66,11 @@ async def client_of(server: Server, *, token: bytes | None) -> AsyncIterator[Cli
 
 @dataclass(slots=True)
 class _Ended:
-    """A run that nobody is in any more."""
+    """A run without nodes."""
 
-    group: KeyGroup  # what it took when that was last looked at: a change shows there
-    since: float  # when there first was anything of it, on the client's clock
-    summary: dict[str, Any] | None = None  # how it stood then, if it was read
+    group: KeyGroup  # its usage at the last read: a change shows there
+    since: float  # the time of its first key, on the client's clock
+    summary: dict[str, Any] | None = None  # its numbers of then, if they were read
 
 
 class Runs:
@@ -85,25 +85,25 @@ class Runs:
         self._prefix = prefix
         self._looking = asyncio.Lock()
         self._over: dict[str, _Ended] = {}
-        # By run, or "" of all: until when it is fresh if it has changed, and if it has not; and what it is.
+        # By run, or "" for all: when its answer ends to be fresh if the run has changed, and if not; and the answer.
         self._told: dict[str, tuple[float, float, Any]] = {}
         self.followed: FollowedRuns = FollowedRuns(client, prefix)
 
     @property
     def ended(self) -> int:
-        """How many runs there are that nobody is in any more, as of the last look."""
+        """The number of runs without nodes, as of the last read."""
         return len(self._over)
 
     async def ping(self) -> float:
-        """Measure how long the store takes to answer."""
+        """Measure the round trip to the store."""
         return await self._client.ping(timeout=2.0)
 
     async def live(self) -> list[dict[str, Any]]:
-        """Return how each run stands, in numbers, that somebody is in."""
+        """Return the numbers of each run that has nodes."""
         return await self._fresh("", self._look)
 
     async def _fresh(self, what: str, look: Callable[[], Awaitable[T]]) -> T:
-        """Look, unless somebody has just done so: what is fresh serves several who ask."""
+        """Read it, unless the last answer is fresh."""
         async with self._looking:
             began = self._client.time()
             if_changed, until, told = self._told.get(what, (0.0, 0.0, None))
@@ -113,7 +113,7 @@ class Runs:
                 told, now = await look(), self._client.time()
                 self._told = {one: known for one, known in self._told.items() if known[1] > now}
                 pause = FRESH_FOR * (now - began)
-                # A change is told at once, unless the last look was for one, too: those are what takes long.
+                # A change is read at once, unless the last read was for one, too: those take long.
                 self._told[what] = now + max(SPACED, has_changed * pause), now + max(FRESH, pause), told
             return cast("T", told)
 
@@ -123,7 +123,7 @@ class Runs:
         return min((self._told[one][0] for one in unread), default=math.inf) - self._client.time()
 
     async def summaries(self) -> list[dict[str, Any]]:
-        """Return the same without steps by member, with the youngest of those that are over, by name."""
+        """Return the same without steps by member, with the youngest ended runs, by name."""
         live = await self.live()
         youngest = heapq.nlargest(ENDED_LISTED, self._over.items(), key=lambda one: one[1].since)
         for run_id, over in [one for one in youngest if one[1].summary is None][:READ_AT_ONCE]:
@@ -133,10 +133,10 @@ class Runs:
         return sorted(told, key=lambda one: one["run_id"])
 
     async def _look(self) -> list[dict[str, Any]]:
-        """Find out which runs somebody is in, and how those stand."""
+        """Find the runs that have nodes, and return their numbers."""
         now = self._client.time()
         account = await read_account(self._client, self._prefix)
-        if account is None:  # its groups are no runs: all keys are listed, and each run is taken for changed
+        if account is None:  # its groups are no runs: list all keys, and read each run
             counted = await count_keys(self._client, self._prefix)
             account = {id: KeyGroup(name=id, keys=keys, bytes=-1, age=0.0) for id, keys in counted.items()}
         before, self._over = self._over, {}
@@ -160,7 +160,7 @@ class Runs:
         return sorted(live, key=lambda one: str(one["run_id"]))
 
     async def report(self, run_id: str) -> dict[str, Any]:
-        """Return how one run stands, as `rdzv status --json` says it, with history; `NoSuchRun` if there is none."""
+        """Return one run as `rdzv status --json` does, with history; raise `NoSuchRun` if there is none."""
         await self._check(run_id)
         return await self._fresh(run_id, partial(self._report, run_id))
 
@@ -170,7 +170,7 @@ class Runs:
         return {**report(status), "history": describe(history)[-HISTORY_LINES:], "cost": run.cost().plain()}
 
     async def streamed(self, run_id: str) -> dict[str, Any] | None:
-        """Return how one run stands, without what changes by itself; None if there is no such run."""
+        """Return one run without values that change by themselves; None if there is no such run."""
         if not await self._client.count(self._keys(run_id).root):
             return None
         return await self._fresh(f"{run_id}/", partial(self._stream, run_id))
@@ -179,7 +179,7 @@ class Runs:
         return (await self.followed.refreshed(run_id)).streamed()
 
     async def history(self, run_id: str) -> tuple[History, float]:
-        """Return what is remembered of a run, and its hour; raise `NoSuchRun` if there is none."""
+        """Return the history of a run, and its hour; raise `NoSuchRun` if there is none."""
         await self._check(run_id)
         run = Run(self._client, self._keys(run_id))
         return await run.whole_history(), await run.hour()
@@ -193,5 +193,5 @@ class Runs:
 
 
 def _is_same(before: KeyGroup, now: KeyGroup) -> bool:
-    """Whether nothing seems to have changed in a group of keys since."""
+    """Return True if a group of keys seems unchanged since."""
     return before.bytes >= 0 and (before.keys, before.bytes) == (now.keys, now.bytes) and before.age <= now.age

@@ -91,12 +91,12 @@ Sample = tuple[tuple[str, ...], float]
 
 
 class OfProcess:
-    """What is told of any process of ours: what it runs, what it takes, and how late its loop wakes sleepers.
+    """The metrics of any process of ours: its release, its resources, and the lag of its loop.
 
-    In a registry of its own: whoever embeds us may have one for the process.
+    In a registry of its own: a program that embeds us may have one for the process.
 
     Args:
-        lag: What the metric of the loop is called.
+        lag: The name of the loop's metric.
     """
 
     def __init__(self, lag: str) -> None:
@@ -108,7 +108,7 @@ class OfProcess:
         self._lag = Histogram(lag, text, buckets=LAG_BUCKETS, registry=self.registry)
 
     async def measure_loop(self, then: Callable[[], None] = lambda: None) -> None:
-        """Measure the loop that this runs in, until cancelled; call this after each time."""
+        """Measure the loop that this runs in, until cancelled; call `then` after each measurement."""
         loop = asyncio.get_running_loop()
         while True:
             asked = loop.time() + LAG_EVERY
@@ -117,12 +117,12 @@ class OfProcess:
             then()
 
     def text(self) -> str:
-        """Return what was measured, and what else is in the registry."""
+        """Return the metrics of the registry as text."""
         return str(generate_latest(self.registry), "utf-8")
 
 
 class Metrics:
-    """What `/metrics` says beside a store."""
+    """The metrics of a store."""
 
     def __init__(self) -> None:
         self.process: OfProcess = OfProcess("rdzv_loop_lag_seconds")
@@ -142,7 +142,7 @@ class Metrics:
         """Return all metrics, written in pieces, between which the store has its turns.
 
         Args:
-            figures: What the server shows now.
+            figures: The present figures of the server.
             runs: How each run stands that somebody is in.
             ended: How many there are besides.
         """

@@ -1,10 +1,10 @@
 """Shell: `/metrics` and `/healthz` of a node's own process (`metrics_port`). Needs the extra `http`.
 
-What a node knows of its part in the run, without asking the store: where it is, what it waits for, how its time went
-by, how late its own loop is. How the whole run stands is told beside the store (`app`).
+The node's own knowledge, without a request to the store: its round, the reason for its wait, its use of time, the lag
+of its loop. The whole run is served beside the store (`app`).
 
-It listens from the node's first arrival on, and not while somebody merely looks at a run with a node's URL. A port that
-is taken is said, and costs the node nothing else: two nodes of one machine may have been told the same one.
+It listens from the node's first arrival on, so not for commands that only read a run with a node's URL. A taken port is
+logged, and has no other effect: two nodes of one machine may have the same setting.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ async def serve_node(
         node: Which one; this runs in its loop.
         host: Where to listen; "" is every address.
         port: Where; 0 takes a free one.
-        token: What is to be proven by who asks, if anything.
+        token: The token that a request must give, if any.
         tls: The context to speak TLS with, if any.
         insecure: Whether the token may cross the network in the clear.
     """
@@ -78,7 +78,7 @@ async def serve_node(
 
 
 class _NodeMetrics:
-    """What one node's `/metrics` says; to be made in its loop."""
+    """The metrics of one node; made in its loop."""
 
     def __init__(self, node: Node) -> None:
         self.process = OfProcess("rdzv_node_loop_lag_seconds")
@@ -99,12 +99,12 @@ class _NodeMetrics:
         return web.Response(body="".join([self.process.text(), *self._lines()]).encode(), headers=CONTENT_TYPE)
 
     def changed(self) -> None:
-        """Something has changed that the node knows; from any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody asks any more
+        """Observe a change of the node; from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self.observe)
 
     def observe(self) -> None:
-        """Take the time that has passed for what the node did when it was last looked at; in its loop."""
+        """Count the time since the last observation for the node's activity of then; in its loop."""
         node, membership, now = self._node, self._node.membership, self._loop.time()
         self._spent[self._doing] += now - self._since
         self._since = now
@@ -129,7 +129,7 @@ class _NodeMetrics:
         is_member = membership is not None and membership.over is None
         progress = head.progress
         if progress is not None and membership is not None and progress.round != membership.round.number:
-            progress = None  # it does not tell of this round yet
+            progress = None  # it is of an earlier round
         coordinates = head.coordinator is not None and head.coordinator.node_id == node.node_id
         figures: dict[str, tuple[str, float | None]] = {
             "member": ("1 while the node is in a round.", is_member),

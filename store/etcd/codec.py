@@ -238,7 +238,7 @@ def compare(condition: Condition) -> Fields:
         case Target.CREATE_REVISION:
             return {**fields, "target": "CREATE", "create_revision": expected}
         case Target.VALUE_IF_ANY:
-            raise AssertionError("it is settled by what is there")
+            raise AssertionError("the present value decides")
 
 
 def broken(conditions: Sequence[Condition]) -> ConditionFailed:

@@ -35,7 +35,7 @@ class Identity:
             reason = f"it is at revision {revision}, and was at {floor} before"
         if reason:
             raise StoreReplaced(
-                f"the cluster at {self._name} is not the one this client knew: {reason}, so what was in it is gone"
+                f"the cluster at {self._name} is not the one this client knew: {reason}, so its data is gone"
             )
         self.cluster_id, self.member_id = cluster_id, f"{header.member_id:x}"
         self.revision = max(self.revision, revision)

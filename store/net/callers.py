@@ -39,8 +39,8 @@ def check_blocking_caller(host: str, port: int) -> None:
         return
     if running is served[1]:
         raise StoreUsageError(
-            f"a blocking client is used in the thread whose event loop serves its store, port {port}: nobody is left "
-            f"to answer; use store.connect (async) there, store.sync.serve, or call it in another thread"
+            f"a blocking client is used in the thread whose event loop serves its store, port {port}, and cannot "
+            f"be answered; use store.connect (async) there, store.sync.serve, or call it in another thread"
         )
 
 

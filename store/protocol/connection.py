@@ -329,13 +329,13 @@ class ClientConnection:
             # After the welcome, which holds the proof, if there is a token: any server can send a greeting.
             raise StoreReplaced(
                 f"the store at {self._name} is not the one this client knew: {self.store_id} has been replaced by "
-                f"{self._greeting.store_id}, so what was in it is gone"
+                f"{self._greeting.store_id}, so its data is gone"
             )
         if welcome.revision < self.seen_revision:
             raise StoreReplaced(
                 f"the store at {self._name} has gone back in time: {self._greeting.store_id} had come to revision "
                 f"{self.seen_revision} and is at {welcome.revision} now, as after an old copy was put in its place, "
-                f"so what was written since is gone"
+                f"so later writes are gone"
             )
         self.seen_revision = welcome.revision
         self.resumed = welcome.session == self._session

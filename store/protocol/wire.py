@@ -253,7 +253,7 @@ def other_version(oldest: int, newest: int, *, server: bool) -> str:
 
 def _sorry(fields: tuple[Any, ...]) -> Sorry:
     if len(fields) < 3 or type(fields[1]) is not str or type(fields[2]) is not str:
-        raise ProtocolError("a refusal does not say what it is, and why")
+        raise ProtocolError("a refusal has no kind or no reason")
     return Sorry(fields[1], printable(fields[2]))
 
 
@@ -322,7 +322,7 @@ def decode_request_in_steps(
 
 def _check_numbers(fields: Sequence[Any]) -> None:
     if len(fields) < 3 or type(fields[0]) is not int or type(fields[1]) is not int or fields[0] < 1:
-        raise ProtocolError("a request does not begin with its id and what it acknowledges")
+        raise ProtocolError("a request does not begin with its id and the acknowledged one")
     if fields[0] > NUMBER_MAX or fields[1] > NUMBER_MAX:
         raise ProtocolError(f"request {fields[0]} acknowledges {fields[1]}; no number of a request passes {NUMBER_MAX}")
 
@@ -335,7 +335,7 @@ def _numbers_of(body: memoryview | bytes) -> tuple[int, int]:
         start.read_array_header()
         numbers = start.unpack(), start.unpack()
     except Exception as error:  # msgpack's error for garbage, or for more than 64 bytes
-        raise ProtocolError("a request does not begin with its id and what it acknowledges") from error
+        raise ProtocolError("a request does not begin with its id and the acknowledged one") from error
     _check_numbers((*numbers, None))
     return numbers
 
@@ -409,7 +409,7 @@ def _pushed(watch_id: int, said: tuple[Any, ...]) -> Events | Lagged:
             return Lagged(watch_id, revision)
         case (code, *_) if code in PUSHES:
             return Events(watch_id, ())
-    raise ProtocolError(f"a frame has the code {said[0]}, which no response has, or not what goes with it")
+    raise ProtocolError(f"a frame has the code {said[0]}, which no response has, or the wrong fields")
 
 
 def _known(events: tuple[Any, ...]) -> Iterator[Event]:

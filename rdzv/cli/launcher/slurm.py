@@ -93,7 +93,7 @@ def _refuse_an_open_store(url: str, environment: Mapping[str, str]) -> None:
     has_secret = settings.token is not None or settings.token_file is not None
     if not (has_secret or settings.insecure or (settings.cert and settings.ca)):
         raise RendezvousSettingsError(
-            "the first node's store would let anybody in: give all nodes one token, which srun passes on "
+            "the first node's store would accept every client: give all nodes one token, which srun passes on "
             '(export RDZV_TOKEN="$(rdzv token)" before srun), or token_file=, or cert= and key= and ca=; or say '
             "slurm?insecure=1 to leave it open"
         )

@@ -15,18 +15,21 @@ TOKEN_BYTES_LEAST = 16  # of a token that strangers could guess
 def check_exposure(host: str, *, token: bytes | None, tls: ssl.SSLContext | None, insecure: bool) -> None:
     """Refuse to listen where any client could connect, or guess the token; or with a client's context."""
     if tls is not None and tls.protocol is ssl.PROTOCOL_TLS_CLIENT:
-        raise StoreUsageError("tls is a client's context, and answers nobody: a server's is PROTOCOL_TLS_SERVER")
+        raise StoreUsageError(
+            "tls is a client's context, which accepts no connection: a server's is PROTOCOL_TLS_SERVER"
+        )
     if token is not None and len(token) < TOKEN_BYTES_LEAST and not insecure:
         raise StoreUsageError(
-            f"the token has {len(token)} bytes, and anybody who reaches {host or 'an interface'} may guess at it: "
+            f"the token has {len(token)} bytes, and every host that reaches {host or 'an interface'} may guess it: "
             f"give it one of at least {TOKEN_BYTES_LEAST} (`rdzv token` prints a good one), or say insecure"
         )
     if insecure or token is not None or (tls is not None and tls.verify_mode is ssl.CERT_REQUIRED):
         return
     if not is_loopback(host):
         raise StoreUsageError(
-            f"a store on {host or 'all interfaces'} would let anybody in: give it a token (token= or --token-file) or "
-            f"mutual TLS (tls= with CERT_REQUIRED, or --cert, --key and --ca); or say insecure to leave it open"
+            f"a store on {host or 'all interfaces'} would accept every client: give it a token (token= or "
+            f"--token-file) or mutual TLS (tls= with CERT_REQUIRED, or --cert, --key and --ca); or say insecure to "
+            f"leave it open"
         )
 
 

@@ -184,7 +184,7 @@ def test_every_limit_has_a_flag_with_its_default_and_says_what_it_bounds(capsys:
         (["--ca", "k.pem"], {}, "--ca needs --cert"),
         (["--cert", "/nowhere.pem"], {}, "they must be readable PEM files"),
         (["--token-file", "/nowhere"], {}, "token_file='/nowhere' cannot be read"),
-        (["--host", "0.0.0.0"], {}, "would let anybody in"),
+        (["--host", "0.0.0.0"], {}, "would accept every client"),
         (["--data-dir", "/dev/null"], {}, "data_dir /dev/null cannot be used"),
         ([], {"RDZV_TOKEN": ""}, "RDZV_TOKEN"),
         ([], {"RDZV_TOKEN_FILE": "/nowhere"}, "token_file='/nowhere' cannot be read"),

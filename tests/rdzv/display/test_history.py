@@ -184,7 +184,9 @@ def test_who_is_lost_has_a_row_also_if_it_was_not_among_the_nodes_that_a_round_n
     )
     spans = [("round", 0.0, 30.0), ("lost", 30.0, 50.0), ("round", 80.0, 30.0), ("lost", 110.0, 10.0)]
     assert rows_of(story)["n900"] == spans
-    assert timeline("job", story)["note"] == "of up to 1,000 nodes of a round, the first 2 have a row, and who has gone"
+    assert (
+        timeline("job", story)["note"] == "of up to 1,000 nodes of a round, the first 2 have a row, and those that went"
+    )
 
 
 def test_the_page_is_one_file_in_which_a_hostile_name_stays_text() -> None:
