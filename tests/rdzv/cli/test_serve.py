@@ -76,7 +76,7 @@ async def test_the_port_is_in_the_file_by_the_time_it_says_ready(tmp_path: Path)
             assert await received(manager) == b"READY=1"
             assert (tmp_path / "port").read_text() == f"{port}\n"
             async with store.connect(f"tcp://127.0.0.1:{port}") as client:
-                assert await client.put("a", b"") == 1
+                assert await client.put("a", b"") > 0
             child.interrupt()
             assert await received(manager) == b"STOPPING=1"
             assert await child.wait() == 0
@@ -101,7 +101,7 @@ async def test_a_service_manager_that_is_gone_is_no_reason_not_to_serve(tmp_path
     async with serving(NOTIFY_SOCKET=str(tmp_path / "nobody")) as (child, port):
         await child.says("cannot be told READY=1")
         async with store.connect(f"tcp://127.0.0.1:{port}") as client:
-            assert await client.put("a", b"") == 1
+            assert await client.put("a", b"") > 0
 
 
 # ------------------------------------------------------------------------------------------------------------- leaving
@@ -301,7 +301,7 @@ async def test_sighup_lets_clients_of_a_new_authority_in(files: Files, tmp_path:
         child._signal(signal.SIGHUP)
         await child.says("was read again")
         async with store.connect(f"tcps://127.0.0.1:{port}", tls=tls) as client:
-            assert await client.put("a", b"") == 1
+            assert await client.put("a", b"") > 0
 
 
 async def test_sighup_without_a_certificate_changes_nothing() -> None:
@@ -309,4 +309,4 @@ async def test_sighup_without_a_certificate_changes_nothing() -> None:
         child._signal(signal.SIGHUP)
         await child.says("no certificate to read again")
         async with store.connect(f"tcp://127.0.0.1:{port}") as client:
-            assert await client.put("a", b"") == 1
+            assert await client.put("a", b"") > 0
