@@ -1,4 +1,4 @@
-"""Pure: folds what happens to nodes into a `View`, the coordinator's picture of its run.
+"""Pure: folds the events of nodes into a `View`, the coordinator's picture of its run.
 
 One event changes one node, so folding is a matter of a few dictionaries, however many nodes there are: ten thousand
 arrivals cost ten thousand small steps. A node's record is all there is to it:

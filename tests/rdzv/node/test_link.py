@@ -66,7 +66,7 @@ GONE = "was in memory only, and its process is gone.*start all nodes again"
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What was said of a store in memory where nobody listens."""
-    return [line for record in caplog.records if "nobody listens at" in (line := record.getMessage())]
+    return [line for record in caplog.records if "no process listens at" in (line := record.getMessage())]
 
 
 def told_back(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -100,7 +100,7 @@ async def test_a_memory_store_whose_process_is_gone_is_given_up_and_another_one_
         run.kill_store()
         await asyncio.sleep(1)
         where = "tcp://store:29400, where the store was, in memory only"
-        assert set(warnings(caplog)) == {f"run job: nobody listens at {where}; waiting 5 s for another one"}
+        assert set(warnings(caplog)) == {f"run job: no process listens at {where}; waiting 5 s for another one"}
         with pytest.raises(RendezvousConnectionError, match=GONE):
             await waiting
         await heard.until(Dropped)

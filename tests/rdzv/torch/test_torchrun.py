@@ -233,7 +233,7 @@ async def test_agents_whose_store_in_memory_is_killed_say_so_at_once_and_end_wit
         await server.die()
         killed_at = time.monotonic()
         for agent in pair:
-            await agent.says("nobody listens at", timeout=2)
+            await agent.says("no process listens at", timeout=2)
         for agent in pair:
             assert await agent.wait(timeout=30) == 1, agent.written()
             line = next(line for line in agent.output if line.startswith("E"))
