@@ -414,10 +414,10 @@ def _kind(progress: Progress) -> tuple[object, ...]:
 
 
 def explain(progress: Progress | None, *, elapsed: float | None = 0.0) -> str:
-    """Return what a run waits for, in words (promise R16).
+    """Return the reason for which a run waits, in words (promise R16).
 
     Args:
-        progress: How far it is; None if nobody has said so yet.
+        progress: Its progress; None if no coordinator has written any.
         elapsed: Seconds since that was written; None for words without durations.
     """
     if progress is None:

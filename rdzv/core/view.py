@@ -81,14 +81,14 @@ class Answered(NamedTuple):
 
 
 class View:
-    """What a coordinator knows. Only the deciding task folds anything in, and only between two acts.
+    """The coordinator's picture of its run. Only the deciding task folds events in, and only between two acts.
 
     Args:
-        nodes_prefix: What the keys of nodes start with.
-        needed: How many arrivals are enough.
-        expected: Who is missed by name from the beginning.
-        tells_causes: Whether the store says how a key's lease ended. Where it does not (etcd), a record that goes by
-            itself has lapsed: who leaves says so before.
+        nodes_prefix: The prefix of the nodes' keys.
+        needed: The number of arrivals that are enough.
+        expected: Nodes that count as missing by name from the beginning.
+        tells_causes: True if the store says how a key's lease ended. Where it does not (etcd), a record that goes by
+            itself has lapsed: a node that leaves says so before.
     """
 
     def __init__(

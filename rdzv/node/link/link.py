@@ -225,7 +225,7 @@ class Link:
             if not told:
                 told = True
                 log.warning(
-                    "run %s: no process listens at %s, where the store was, in memory only; waiting %g s for another one",
+                    "run %s: no process listens at %s, where the store was, in memory only; waiting %g s for another",
                     *(self._keys.run_id, url, within),
                 )
             if now - since >= within:

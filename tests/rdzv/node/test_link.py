@@ -100,7 +100,7 @@ async def test_a_memory_store_whose_process_is_gone_is_given_up_and_another_one_
         run.kill_store()
         await asyncio.sleep(1)
         where = "tcp://store:29400, where the store was, in memory only"
-        assert set(warnings(caplog)) == {f"run job: no process listens at {where}; waiting 5 s for another one"}
+        assert set(warnings(caplog)) == {f"run job: no process listens at {where}; waiting 5 s for another"}
         with pytest.raises(RendezvousConnectionError, match=GONE):
             await waiting
         await heard.until(Dropped)
