@@ -200,7 +200,7 @@ async def test_r22_the_host_of_a_memory_store_is_killed_and_member_and_spare_end
         for node in (member, spare):
             status = await node.wait(timeout=20)
             assert status == (124 if driver == "rdzv run" else 0)
-            await node.says("in memory only; waiting 1 s for another one")
+            await node.says("in memory only; waiting 1 s for another")
             await node.says("was in memory only, and its process is gone")
 
 
