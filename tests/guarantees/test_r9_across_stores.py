@@ -56,7 +56,7 @@ def test_r9_a_pickled_store_of_an_earlier_job_writes_into_no_round_of_a_new_one(
     require("torch")
     import torch.distributed as dist
 
-    from rdzv.torch.store import TorchStore
+    from rdzv.torch import TorchStore
 
     with store.sync.serve() as server, two_nodes(server) as (a, b):
         info, _ = meet(a, b)

@@ -44,7 +44,6 @@ LATER_FORMAT = {
         (f"FORMAT = {NOW} ", f"FORMAT = {NOW + 1} "),
         ("anonymous INTEGER, seal INTEGER", "anonymous INTEGER, mood TEXT, seal INTEGER"),
         ("int(lease.anonymous))", 'int(lease.anonymous), "new")'),
-        ("INTO leases VALUES (?, ?, ?, ?, ?, ?)", "INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)"),
         ("gone_ttl, anonymous in rows", "gone_ttl, anonymous, _ in rows"),
         ("MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}\n", CARRY_OVER),
     ],
