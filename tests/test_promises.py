@@ -13,7 +13,7 @@ FILES = sorted((ROOT / "tests" / "guarantees").glob("test_*.py"))
 NUMBER = re.compile(r"test_([rs]\d+)_")
 
 
-PUBLIC = {"rdzv", "rdzv.sync", "rdzv.testing", "store", "store.sync", "store.when"}
+PUBLIC = {"rdzv", "rdzv.sync", "rdzv.testing", "rdzv.torch", "store", "store.sync", "store.when"}
 """What guarantees may import of the product; all else of it is for the tests of its rooms."""
 
 
