@@ -232,6 +232,8 @@ class Client(Reconnecting, interface.Store):
 
     async def aclose(self) -> None:
         """Close the client; pending calls raise `ConnectionLost`."""
+        if self._made_in is not process_id():
+            return  # a forked child: the connection and the session are its parent's
         if self._ready and self._link is not None:
             self._flush()
             self._link.write(wire.encode_bye("done"))

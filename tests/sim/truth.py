@@ -139,6 +139,7 @@ class Books:
 
     def __init__(self, truth: Truth) -> None:
         self._truth = truth
+        self.began: int = 0  # the revision of the empty store
         self._revisions: list[tuple[Event, ...]] = []
         self._times: list[float] = []
         self._by_key: dict[str, tuple[list[int], list[Entry | None]]] = {}
@@ -149,11 +150,11 @@ class Books:
     @property
     def revision(self) -> int:
         """Of the last change that is true for good."""
-        return len(self._revisions)
+        return self.began + len(self._revisions)
 
     def time_of(self, revision: int) -> float:
         """When a revision became true."""
-        return self._times[revision - 1]
+        return self._times[revision - self.began - 1]
 
     # ------------------------------------------------------------------------------------------ what comes in
 
@@ -213,7 +214,7 @@ class Books:
 
     def next_change(self, prefix: str, revision: int) -> tuple[Event, ...] | None:
         """The first change under a prefix at or after a revision."""
-        for events in self._revisions[revision - 1 :]:
+        for events in self._revisions[max(revision - self.began - 1, 0) :]:
             about = tuple(event for event in events if event.key.startswith(prefix))
             if about:
                 return about
@@ -309,7 +310,7 @@ class Books:
             return f"revision {revision} was there before it was asked (S1)"
         entry = self.at(key, revision)
         if entry is None or entry.mod_revision != revision or entry.value != value:
-            return f"revision {revision} is something else: {self._revisions[revision - 1]} (S1)"
+            return f"revision {revision} is something else: {self._revisions[revision - self.began - 1]} (S1)"
         return ""
 
     def _deleted(self, request: Delete | DeletePrefix, count: int, revision: int, began: int) -> str:
@@ -541,6 +542,8 @@ class HeardClient(Client):
 def observe(engine: Engine, books: Books, *, durable: bool) -> None:
     """See when an engine lets leases lapse; and, if no disk tells, what it changes."""
     ticking = False
+    if not durable:
+        books.began = engine.revision
     changes = engine._changes
     tick, end_lease, close = engine.tick, changes.end_lease, changes.close
 

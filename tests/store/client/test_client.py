@@ -556,3 +556,22 @@ async def test_nothing_waits_for_the_rest_of_a_large_request_that_was_given_up(g
         assert passed < 15 * MIB
         assert await client.get("large") is None
     await asyncio.wait(relaying)
+
+
+async def test_a_forked_child_that_closes_an_inherited_client_ends_nothing_of_its_parents() -> None:
+    """It wrote a bye into its parent's connection, and hung."""
+    async with store.serve() as server, store.connect(server.url) as client:
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                closing = client.aclose()
+                try:
+                    closing.send(None)
+                except StopIteration:
+                    os._exit(0)
+            os._exit(1)
+        ended = await asyncio.to_thread(os.waitpid, child, 0)
+        assert os.waitstatus_to_exitcode(ended[1]) == 0
+        await client.put("a", b"")
+        assert server.figures()["sessions"] == 1
+        assert client.connected
