@@ -319,7 +319,7 @@ def _on_paper(results: Results) -> str:
         (
             "renewals, `ttl=10`",
             f"{_number(renewals, 0)} a second, {_percent(share)} of one core",
-            "the server's one loop, before anybody does anything",
+            "the server's one loop, before any other request",
         ),
         (
             "renewals, `ttl=60`",

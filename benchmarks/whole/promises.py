@@ -206,7 +206,7 @@ PROMISES = (
         most=4096,
     ),
     Limit(
-        sentence="and from 4,096 nodes on at most 1.5 times what it moves with 64",
+        sentence="and from 4,096 nodes on at most 1.5 times the bytes of 64 nodes",
         measured=partial(_most_bytes, of_64=True, nodes_least=4096),
         most=1.5,
     ),
