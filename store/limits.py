@@ -30,7 +30,7 @@ class Limits:
 
     frame_bytes_max: int = _limit(
         64 * MIB,
-        "One message on the wire. It bounds what a transaction, an answer and a value can be.",
+        "One message on the wire. It bounds the size of a transaction, an answer and a value.",
         past="`LimitExceeded` from the client; a connection that sends one all the same is closed",
     )
     value_bytes_max: int = _limit(
@@ -62,8 +62,8 @@ class Limits:
     )
     outbox_bytes_max: int = _limit(
         64 * MIB,
-        "What waits for one slow reader, each message counted with its bookkeeping. What several readers wait for "
-        "counts for each of them here, and once in `memory_bytes_max`.",
+        "The messages that wait for one slow reader, with their bookkeeping. A message to several readers counts for "
+        "each of them here, and once in `memory_bytes_max`.",
         past="its watches end, and resume later; its parked waits get `LimitExceeded`; its requests wait",
     )
     memory_bytes_max: int = _limit(

@@ -109,7 +109,7 @@ def test_a_blocking_caller_is_told_that_its_lease_is_lost() -> None:
     with (
         store.sync.serve() as server,
         store.sync.connect(server.url) as client,
-        pytest.raises(LeaseNotFound, match="may be another's"),
+        pytest.raises(LeaseNotFound, match="its keys may have another holder"),
         client.kept_lease(0.5) as lease,
     ):
         store.BlockingLease(client, id=lease.id, ttl=0.5).revoke()

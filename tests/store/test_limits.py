@@ -45,7 +45,7 @@ def shown(value: Any, name: str) -> str:
 
 def table() -> str:
     """The table of limits, as docs/limits.md has it."""
-    rows = ["| limit | default | what it bounds | past it |", "| --- | --- | --- | --- |"]
+    rows = ["| limit | default | it bounds | past it |", "| --- | --- | --- | --- |"]
     for one in fields(Limits):
         help, past = one.metadata["help"], one.metadata["past"]
         rows.append(f"| `{one.name}` | {shown(one.default, one.name)} | {help[0].lower()}{help[1:-1]} | {past} |")

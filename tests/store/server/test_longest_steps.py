@@ -213,9 +213,15 @@ async def test_s11_no_step_takes_long_whatever_is_asked_beside_whatever_stands(e
     """
     found: dict[str, float] = {}
     for standing in STANDING:
-        network = MemoryNetwork()
-        server = Server(engine, clock=lambda: asyncio.get_running_loop().time() + 10**6)
-        network.listen("store", server.protocol)
-        found |= await longest_steps(server, network, standing)
-        assert not engine.has_chores
+        late: dict[str, float] = {}
+        for attempt in range(2):  # caches are shared: once more, if a step was late
+            network = MemoryNetwork()
+            server = Server(engine, clock=lambda: asyncio.get_running_loop().time() + 10**6)
+            network.listen("store", server.protocol)
+            again = await longest_steps(server, network, standing)
+            late = {name: seconds for name, seconds in again.items() if attempt == 0 or name in late}
+            assert not engine.has_chores
+            if not late:
+                break
+        found |= late
     assert not found
