@@ -90,7 +90,7 @@ def test_blocking(call: Call, machines: list[Machine]) -> None:
 
 
 @pytest.mark.virtual_time
-@pytest.mark.some_of(8)
+@pytest.mark.some_of(3)
 @pytest.mark.parametrize("call", PLAYED, ids=str)
 async def test_awaited(call: Call) -> None:
     faults = {str(cell): faults for cell in covering(call, seed=SEED) if (faults := await awaited.play(cell))}
