@@ -128,7 +128,8 @@ def sign(app: Sphinx, what: str, name: str, obj: Any, options: object, *_: objec
 def complete(app: Sphinx, what: str, name: str, obj: Any, options: object, lines: list[str]) -> None:  # noqa: ARG001
     """Complete the docstring of a class before napoleon reads it; escape colons that would end a type."""
     if what in {"attribute", "property", "data"}:
-        if lines and (lines[0].startswith("Alias for field") or lines[0] in (type(obj).__doc__ or "")):
+        of_its_class = inspect.getdoc(type(obj)) or ""  # `__doc__` may be a slot
+        if lines and (lines[0].startswith("Alias for field") or lines[0] in of_its_class):
             lines.clear()
         lines[:1] = [line.replace(":", COLON) for line in lines[:1]]
     elif what == "method":
