@@ -1,4 +1,19 @@
-"""The errors of a store: all are a `StoreError`, and `StoreReplaced` is also a `ConnectionLost`."""
+"""The errors of a store, by whose fault they are.
+
+StoreError
+├── ConnectionLost          the network or the server went away; `maybe_applied`: the request may have taken effect
+│   └── StoreReplaced       another, emptier store answers at the old address
+├── StoreTimeoutError       the answer did not come in the time the caller gave
+├── ProtocolError           the peer's bytes make no sense
+├── AuthenticationError     one side could not prove that it knows the token, or TLS refused
+├── LimitExceeded           a value, key, watch or frame is larger than the store takes
+├── LeaseNotFound           the lease has lapsed or was revoked
+├── ConditionFailed         a write given with `when=` found its conditions not to hold
+├── Unsupported             the server is of an older release, and does not know this request
+├── WatchCompacted          the history a watch asked for is gone (only without `snapshot`)
+├── UsedAfterFork           a client was inherited over `fork()`
+└── StoreUsageError         the caller's arguments make no sense (also a `ValueError`)
+"""
 
 from __future__ import annotations
 

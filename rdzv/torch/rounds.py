@@ -86,7 +86,9 @@ def rounds(
         overrides: As for `rdzv.connect`.
 
     Raises:
-        GiveUp, RunGivenUpError, RendezvousError: As from `rdzv.rounds`.
+        GiveUp: The body has raised it.
+        RunGivenUpError: A body of another member has, or there was no progress.
+        RendezvousError: The next round was not reached, and a retry would not help.
         RendezvousSettingsError: The backend or the timeout is invalid.
         RendezvousStateError: This process has a process group already, perhaps of another loop.
     """

@@ -191,9 +191,14 @@ class Watch(interface.Watch):
 class Client(Reconnecting, interface.Store):
     """A connection to a store that reconnects by itself; use it as `async with store.connect(url) as client`.
 
-    `dial` makes connections. `name` is the address in messages. A `token` may be a function, called for each of them.
-    `connect_timeout` limits the first one (default: `timeout`); logs call it `timeout_name`. `rng` draws the jitter of
-    reconnecting. Tests that simulate several processes give each an id (`process`).
+    Args:
+        dial: Makes connections.
+        name: The address, for error messages.
+        token: Proven to the server, and asked of it; or a function that returns it for each connection.
+        timeout: Seconds for each call without its own `timeout`.
+        connect_timeout: Seconds for the first connection. Default: `timeout`. Log lines call it `timeout_name`.
+        rng: For the jitter of reconnecting.
+        process: The id of its process, for tests that simulate several. Default: this process's.
     """
 
     def __init__(

@@ -82,10 +82,15 @@ def _members_shared_as(name: Hashable | None, make: Callable[[], Members]) -> Me
 class Client(interface.Store):
     """A client of an etcd cluster; use it as `async with store.connect(url) as client`.
 
-    Args as of `store.connect`, and:
+    Args:
+        cluster: The members' addresses.
+        tls: A client-side context for `etcds`; the default trusts the system's certificates.
         renew: Reads the files of certificates again before each connection, and returns the context.
+        user: The user to log in as, if any.
         password: The user's; or a function that reads it, before the first login and after a rejected one.
-        connect_timeout: Seconds for the first answer; the default is `timeout`. Messages name it `timeout_name`.
+        timeout: Seconds for every call without its own `timeout`.
+        connect_timeout: Seconds for the first answer; the default is `timeout`.
+        timeout_name: The timeout's name in messages.
         receipts: The prefix of receipts; the user must be allowed to write there.
         rng: For jitter, and the choice of the first member.
         shared_as: Clients of one event loop with equal values share a connection, so that many nodes of a process are
