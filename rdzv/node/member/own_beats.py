@@ -71,12 +71,13 @@ class OwnBeats:
         """Log a long wait in the round's store and send a note at once: keep-alives can be many seconds apart."""
         beats = membership.beats
         beats.wait_is_watched = False  # first, so that a wait that begins now calls `on_wait`
-        waited, key = beats.longest_wait or (0.0, "")
-        if not key:
+        wait = beats.longest_wait
+        if wait is None:
             if self._waits:
                 link.keeping.renew_now()  # its note says that the wait is over
             return None
         beats.wait_is_watched = True
+        waited, key = wait
         if waited < SAY_WAIT_AFTER:
             self._say_wait_after = SAY_WAIT_AFTER
         elif waited >= self._say_wait_after:
