@@ -61,28 +61,37 @@ def test_too_few_files_are_said_with_the_number_that_is_needed(files: int, proce
     )
 
 
-def test_a_library_without_a_file_left_says_so_and_does_not_wait_for_the_store() -> None:
+def said_without_a_file_left(work: str, *, left: int = 0) -> str:
+    """Return the standard error of a script that does some work with so many more files to open."""
     script = f"""
-import asyncio, os, resource, rdzv
+import asyncio, os, resource, rdzv, rdzv.sync, store.sync
 import rdzv.node.handler, store.client.client, store.net.racing
-async def main():
-    async with rdzv.connect("tcp://127.0.0.1:{free_port()}/job?min_nodes=1&is_host=false&join_timeout=60"):
-        pass
+url = "tcp://127.0.0.1:{free_port()}"
 resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30))
 held = []
 try:
     while True:
         held.append(os.open(os.devnull, os.O_RDONLY))
 except OSError:
-    for file in held[{-8 if importlib.util.find_spec("uvloop") else -6}:]:  # what two event loops take
+    for file in held[len(held) - {left}:]:
         os.close(file)
+{work}
+"""
+    line = [sys.executable, "-c", script]
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False).stderr
+
+
+def test_a_library_without_a_file_left_says_so_and_does_not_wait_for_the_store() -> None:
+    work = """
+async def main():
+    async with rdzv.connect(url + "/job?min_nodes=1&is_host=false&join_timeout=60"):
+        pass
 asyncio.run(main())
 """
     began = time.monotonic()
-    line = [sys.executable, "-c", script]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    said = said_without_a_file_left(work, left=8 if importlib.util.find_spec("uvloop") else 6)  # for two event loops
     assert time.monotonic() - began < 20
-    assert "Too many open files" in done.stderr
+    assert "Too many open files" in said
 
 
 BLOCKING = {
@@ -95,23 +104,8 @@ BLOCKING = {
 @pytest.mark.parametrize("what", BLOCKING)
 def test_a_blocking_caller_without_a_file_left_is_told_the_limit(what: str) -> None:
     """The name was said to be unknown: a resolver that can open no file knows none."""
-    script = f"""
-import os, resource, rdzv.sync, store.sync
-import rdzv.node.handler, store.client.client, store.net.racing
-url = "tcp://127.0.0.1:{free_port()}"
-resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30))
-held = []
-try:
-    while True:
-        held.append(os.open(os.devnull, os.O_RDONLY))
-except OSError:
-    pass
-with {BLOCKING[what]}:
-    pass
-"""
-    line = [sys.executable, "-c", script]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert "Too many open files: this process may have 30 of at most 30; raise ulimit -n" in done.stderr
+    said = said_without_a_file_left(f"with {BLOCKING[what]}:\n    pass")
+    assert "Too many open files: this process may have 30 of at most 30; raise ulimit -n" in said
 
 
 def test_a_user_that_may_have_no_more_threads_reads_one_line(capsys: pytest.CaptureFixture[str]) -> None:
