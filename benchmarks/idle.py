@@ -43,11 +43,7 @@ def measure_pytorch(kind: str, nodes: int, processes: int, *, seconds: float = 1
     with pytorch.Round(kind, nodes, processes, 120.0, parked=False) as their_round:
         their_round.watch()
         time.sleep(SETTLE)
-        sent, used, began = (
-            their_round.count_bytes(),
-            support.cpu_seconds(their_round.server_pid),
-            time.monotonic(),
-        )
+        sent, used, began = (their_round.count_bytes(), support.cpu_seconds(their_round.server_pid), time.monotonic())
         time.sleep(seconds)
         used, sent = support.cpu_seconds(their_round.server_pid) - used, their_round.count_bytes() - sent
         took = time.monotonic() - began

@@ -189,23 +189,13 @@ def _rdzv_run(*more: str) -> Callable[[str, Path], tuple[str, ...]]:
 
 
 def _rounds(*more: str) -> Callable[[str, Path], tuple[str, ...]]:
-    return lambda endpoint, folder: (
-        str(folder / "rounds.py"),
-        f"{endpoint}/job?min_nodes=2&max_nodes={NODES}",
-        *more,
-    )
+    return lambda endpoint, folder: (str(folder / "rounds.py"), f"{endpoint}/job?min_nodes=2&max_nodes={NODES}", *more)
 
 
 WAYS = {
     "c10d": Way("torchrun, c10d", _torchrun("c10d", "--rdzv-conf=last_call_timeout=1"), 0.2, True, own_store=True),
     "torchrun": Way("torchrun, rdzv", _torchrun("rdzv"), 0.2, True),
-    "stuck": Way(
-        "torchrun, stuck",
-        _torchrun("rdzv", script="stuck.py"),
-        SHUTDOWN_TIMEOUT + 0.2,
-        True,
-        replaces=False,
-    ),
+    "stuck": Way("torchrun, stuck", _torchrun("rdzv", script="stuck.py"), SHUTDOWN_TIMEOUT + 0.2, True, replaces=False),
     "run": Way("rdzv run", _rdzv_run(), 0.2, True),
     "preload": Way("rdzv run --preload", _rdzv_run("--preload=torch", "--standby=1"), 0.6),
     "untold": Way("rounds, untold", _rounds("untold"), 0.2),

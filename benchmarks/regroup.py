@@ -61,10 +61,7 @@ def measure(
             answers = [worker.hear(PATIENCE) for worker in survivors]
     assert sorted(rank for _, _, rank, _ in answers) == list(range(size - killed)), "one new round, of all who are left"
     assert {world_size for *_, world_size in answers} == {size - killed}
-    return (
-        [told - last_killed for told, *_ in answers],
-        [done - last_killed for _, done, *_ in answers],
-    )
+    return ([told - last_killed for told, *_ in answers], [done - last_killed for _, done, *_ in answers])
 
 
 def main() -> None:

@@ -223,11 +223,7 @@ def of_process(pid: int) -> tuple[float, int, int]:
     """Return resident memory in MiB, descriptors and threads of a process."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     fields = dict(line.split(":", 1) for line in status.splitlines())
-    return (
-        int(fields["VmRSS"].split()[0]) / 1024,
-        len(os.listdir(f"/proc/{pid}/fd")),
-        int(fields["Threads"]),
-    )
+    return (int(fields["VmRSS"].split()[0]) / 1024, len(os.listdir(f"/proc/{pid}/fd")), int(fields["Threads"]))
 
 
 def look(server: int, load: int, client: store.sync.Client, data_dir: str | None) -> tuple[float, ...]:

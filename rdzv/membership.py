@@ -233,13 +233,7 @@ def too_large(round: Round, resized: Resized | None) -> bool:
 
 
 def changes_since(
-    seen: Sequence[Change],
-    head: Head,
-    *,
-    round: Round | None,
-    dropped: str | None,
-    node_id: str = "",
-    now: float = 0.0,
+    seen: Sequence[Change], head: Head, *, round: Round | None, dropped: str | None, node_id: str = "", now: float = 0.0
 ) -> list[Change]:
     """Return the changes that a member must still be told.
 

@@ -35,9 +35,7 @@ settings.load_profile("rdzv")
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
-def pytest_asyncio_loop_factories(
-    item: pytest.Item,
-) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Choose the loop of one test.
 
     Asked once per test function, before it is parametrized: the mark counts on a function, a class or a

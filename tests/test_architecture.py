@@ -661,10 +661,7 @@ def read(source: str) -> set[Import]:
 def test_imports_are_found_wherever_they_hide() -> None:
     assert read("import os.path, time as t") == {Import("os.path"), Import("time")}
     assert read("def f():\n  if x:\n    from socket import AF_INET") == {Import("socket", late=True)}
-    assert read("try:\n  import uvloop\nexcept ImportError:\n  import asyncio") == {
-        Import("uvloop"),
-        Import("asyncio"),
-    }
+    assert read("try:\n  import uvloop\nexcept ImportError:\n  import asyncio") == {Import("uvloop"), Import("asyncio")}
 
 
 def test_imports_for_types_are_told_apart_from_their_else() -> None:

@@ -321,11 +321,7 @@ def _on_paper(results: Results) -> str:
             f"{_number(renewals, 0)} a second, {_percent(share)} of one core",
             "the server's one loop, before any other request",
         ),
-        (
-            "renewals, `ttl=60`",
-            f"{_number(renewals / 6, 0)} a second, {_percent(share / 6)} of one core",
-            "nothing",
-        ),
+        ("renewals, `ttl=60`", f"{_number(renewals / 6, 0)} a second, {_percent(share / 6)} of one core", "nothing"),
         ("bytes of the first round", _shown(many * known.bytes_first, "B"), "nothing"),
         ("memory", _shown(many * known.memory, "B"), "`memory_bytes_max`, 2 GiB, for the part that the store counts"),
     ]

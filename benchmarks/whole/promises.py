@@ -195,9 +195,7 @@ PROMISES = (
         least=3,
     ),
     Limit(
-        sentence="At 256 nodes, `c10d` moves at least 100 times the bytes",
-        measured=_more_bytes("c10d", 256),
-        least=100,
+        sentence="At 256 nodes, `c10d` moves at least 100 times the bytes", measured=_more_bytes("c10d", 256), least=100
     ),
     Limit(
         sentence="When all nodes call at once, each moves a few kilobytes, however many they are",

@@ -273,9 +273,7 @@ def create_etcd(parameters: RendezvousParameters) -> Handler:
     node = Node(settings, loop=NodeThread(), open_store=open_for_node)
     begin_metrics = metrics_server(node, settings, credentials)
     return Handler(
-        node,
-        open_store=open_store,
-        open_blocking_store=lambda: etcd_sync.Client(timeout=CALL_TIMEOUT, **cluster),
+        node, open_store=open_store, open_blocking_store=lambda: etcd_sync.Client(timeout=CALL_TIMEOUT, **cluster)
     )
 
 

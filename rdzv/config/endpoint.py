@@ -41,12 +41,7 @@ class Scheme:
 _TCP: Final = Scheme(family="tcp", is_encrypted=False, port=29400, prefix="/rdzv", takes_many_hosts=False)
 _ETCD: Final = Scheme(family="etcd", is_encrypted=False, port=2379, prefix="/torchelastic/p2p", takes_many_hosts=True)
 SCHEMES: Final[Mapping[str, Scheme]] = MappingProxyType(
-    {
-        "tcp": _TCP,
-        "tcps": replace(_TCP, is_encrypted=True),
-        "etcd": _ETCD,
-        "etcds": replace(_ETCD, is_encrypted=True),
-    }
+    {"tcp": _TCP, "tcps": replace(_TCP, is_encrypted=True), "etcd": _ETCD, "etcds": replace(_ETCD, is_encrypted=True)}
 )
 
 

@@ -299,11 +299,7 @@ _LINK: Final = re.compile(r"(tcp|udp|sctp)://[^/?]+:[0-9]+$")
 
 _RIVALS_OF: Final[Mapping[str, frozenset[str]]] = {
     name: frozenset(theirs)
-    for one, other in (
-        ({"token"}, {"token_file"}),
-        ({"tls"}, {"ca", "cert", "key"}),
-        ({"ttl"}, {*KEEP_ALIVE}),
-    )
+    for one, other in (({"token"}, {"token_file"}), ({"tls"}, {"ca", "cert", "key"}), ({"ttl"}, {*KEEP_ALIVE}))
     for mine, theirs in ((one, other), (other, one))
     for name in mine
 }

@@ -93,12 +93,7 @@ class _Visitor(asyncio.Protocol):
     """One connection: it passes everything on to aiohttp, and registers with the table."""
 
     def __init__(
-        self,
-        table: Table,
-        inner: asyncio.Protocol,
-        by_handler: dict[asyncio.BaseProtocol, _Visitor],
-        *,
-        secure: bool,
+        self, table: Table, inner: asyncio.Protocol, by_handler: dict[asyncio.BaseProtocol, _Visitor], *, secure: bool
     ) -> None:
         self._table = table
         self._inner = inner

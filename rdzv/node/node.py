@@ -28,12 +28,7 @@ import anyio
 from rdzv.core.decision import JoinClock
 from rdzv.core.keys import Keys
 from rdzv.core.state import Head
-from rdzv.errors import (
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousSettingsError,
-    RendezvousStateError,
-)
+from rdzv.errors import RendezvousConnectionError, RendezvousError, RendezvousSettingsError, RendezvousStateError
 from rdzv.listeners import Listeners
 from rdzv.node.coordinator.candidacy import be_ready_to_coordinate
 from rdzv.node.link.link import Link, StoreEndingError

@@ -215,13 +215,7 @@ class StoreMachine:
     """
 
     def __init__(
-        self,
-        world: World,
-        *,
-        rng: random.Random,
-        durable: bool = True,
-        limits: Limits | None = None,
-        rate: float = 1.0,
+        self, world: World, *, rng: random.Random, durable: bool = True, limits: Limits | None = None, rate: float = 1.0
     ) -> None:
         self._world = world
         self._limits = limits or Limits()

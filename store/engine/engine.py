@@ -29,16 +29,7 @@ from store.engine.requests import Requests
 from store.engine.state import State
 from store.errors import LimitExceeded, StoreError
 from store.limits import Limits
-from store.messages import (
-    ERRORS,
-    Failed,
-    FailureKind,
-    Granted,
-    Request,
-    Response,
-    mutates,
-    only_takes_away,
-)
+from store.messages import ERRORS, Failed, FailureKind, Granted, Request, Response, mutates, only_takes_away
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

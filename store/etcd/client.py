@@ -30,15 +30,7 @@ from store.errors import (
     unsent,
 )
 from store.etcd import leases
-from store.etcd.codec import (
-    OPERATIONS_MAX,
-    Cluster,
-    Failure,
-    entry_in,
-    events_of,
-    range_of,
-    watch_requests,
-)
+from store.etcd.codec import OPERATIONS_MAX, Cluster, Failure, entry_in, events_of, range_of, watch_requests
 from store.etcd.members import Members, RetryState
 from store.etcd.reads import Reads
 from store.etcd.receipts import HANG_UP_WITHIN, Receipts

@@ -12,14 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
-from store.errors import (
-    AuthenticationError,
-    ConditionFailed,
-    LeaseNotFound,
-    LimitExceeded,
-    StoreError,
-    StoreUsageError,
-)
+from store.errors import AuthenticationError, ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
 from store.messages import Condition, Entry, Event, Target
 from store.net.address import host_and_port
 

@@ -14,14 +14,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from store.errors import (
-    AuthenticationError,
-    ConnectionLost,
-    LimitExceeded,
-    ProtocolError,
-    StoreError,
-    StoreReplaced,
-)
+from store.errors import AuthenticationError, ConnectionLost, LimitExceeded, ProtocolError, StoreError, StoreReplaced
 from store.limits import Limits
 from store.messages import ERRORS, Failed, FailureKind, Listing, ListingPart, Response, mutates
 from store.printable import printable

@@ -108,11 +108,7 @@ class Server:
         self._peers = Peers(engine.limits, self._durability, self.table)
         self._reception = Reception(self._peers, token=token, clock=clock)
         self._conversations = Conversations(
-            self._peers,
-            reception=self._reception,
-            clock=clock,
-            stopwatch=stopwatch,
-            figures=self.figures,
+            self._peers, reception=self._reception, clock=clock, stopwatch=stopwatch, figures=self.figures
         )
         self.host: str = ""
         self.port: int = 0

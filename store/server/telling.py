@@ -43,13 +43,7 @@ ANNOUNCEMENTS_MOST = 256  # in progress; beyond, no more changes are made
 class Telling:
     """Pending notifications, and peers with something to write. `have_pass` requests a pass of the loop."""
 
-    def __init__(
-        self,
-        peers: Peers,
-        *,
-        stopwatch: Callable[[], float],
-        have_pass: Callable[[], None],
-    ) -> None:
+    def __init__(self, peers: Peers, *, stopwatch: Callable[[], float], have_pass: Callable[[], None]) -> None:
         self._peers = peers
         self._durability = peers.durability
         self._outbox_bytes_max = peers.durability.engine.limits.outbox_bytes_max

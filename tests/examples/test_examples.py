@@ -66,12 +66,7 @@ TELLING = {
         "ben leads",
         "verified: no count was lost",
     ],
-    "torchrun_train": [
-        "SIGKILL for agent",
-        "rank 0 of 1, pid",
-        "third: rank 1 of 2, pid",
-        "verified: resumed at step",
-    ],
+    "torchrun_train": ["SIGKILL for agent", "rank 0 of 1, pid", "third: rank 1 of 2, pid", "verified: resumed at step"],
 }
 """What each must say, by its name; a new example needs an entry here."""
 

@@ -99,12 +99,7 @@ def kill(network: MemoryNetwork, *names: str) -> None:
 @virtual_time
 async def test_r20_a_killed_process_is_heard_of_after_gone_ttl_once_all_of_its_connections_are_closed() -> None:
     network = MemoryNetwork(latency=0.001)
-    async with (
-        serving(network) as (_, watch),
-        member(network, "a"),
-        member(network, "b"),
-        member(network, "c"),
-    ):
+    async with serving(network) as (_, watch), member(network, "a"), member(network, "b"), member(network, "c"):
         shared = await introduce(network, source="c", process=process_id_of("c"))  # it has others, too
         assert isinstance(await shared.answer(*shared.ask(Put("other", b""))), object)
         killed_at = now()

@@ -46,7 +46,7 @@ LATER_FORMAT = {
         ("int(lease.anonymous))", 'int(lease.anonymous), "new")'),
         ("gone_ttl, anonymous in rows", "gone_ttl, anonymous, _ in rows"),
         ("MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}\n", CARRY_OVER),
-    ],
+    ]
 }
 
 

@@ -360,10 +360,7 @@ async def test_s3_without_a_directory_the_store_says_that_it_is_memory_only(tmp_
 async def killed_after(directory: Path, writes: int) -> None:
     """A store in which so many writes were acknowledged, each by itself, before it was killed."""
     port = free_port()
-    async with (
-        serving(directory, port) as server,
-        store.connect(f"tcp://127.0.0.1:{port}") as client,
-    ):
+    async with serving(directory, port) as server, store.connect(f"tcp://127.0.0.1:{port}") as client:
         for number in range(writes):
             await client.put(f"key {number}", b"v" * 40)
         server.kill()

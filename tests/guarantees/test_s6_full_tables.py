@@ -77,9 +77,7 @@ TABLES = {
     ),
     "watches": Table(limits={"watches_max": 4}, fill=(Watch(prefix="k"),) * 5, newcomer=watch),
     "waits": Table(
-        limits={"watches_max": 4},
-        fill=(Wait(keys=("never",)),) * 5,
-        newcomer=lambda client: client.wait(["k"]),
+        limits={"watches_max": 4}, fill=(Wait(keys=("never",)),) * 5, newcomer=lambda client: client.wait(["k"])
     ),
     "kept replies of one client": Table(
         limits={"session_replies_max": 4},

@@ -220,10 +220,7 @@ class Lab:
             for local, port, remote, remote_port in await host.flows():
                 family = "ip6" if ":" in local else "ip"
                 ends = f"{family} saddr {{}} tcp sport {{}} {family} daddr {{}} tcp dport {{}} drop"
-                rules += [
-                    ends.format(local, port, remote, remote_port),
-                    ends.format(remote, remote_port, local, port),
-                ]
+                rules += [ends.format(local, port, remote, remote_port), ends.format(remote, remote_port, local, port)]
         if rules:
             await self._nft("; ".join(f"add rule bridge lab forgotten {rule}" for rule in rules))
 

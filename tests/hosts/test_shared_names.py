@@ -81,8 +81,7 @@ async def test_a_store_that_serves_at_any_address_of_the_name_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    "case",
-    ["a loopback address that this machine lacks", "an address that NAT leads back", "a lone node"],
+    "case", ["a loopback address that this machine lacks", "an address that NAT leads back", "a lone node"]
 )
 async def test_a_name_that_leads_to_one_machine_only_starts_the_store_there(case: str) -> None:
     """Addresses that cannot be bound here are not always another machine's."""

@@ -236,10 +236,7 @@ with rdzv.sync.connect(URL + "/job?min_nodes=2&max_nodes=2", is_host=False, node
     print("ghosts", list(handler.status().waiting), handler.node.joining, flush=True)
     print("rank", handler.next_rendezvous().rank, flush=True)
 """
-    async with (
-        store.serve() as server,
-        start_python("-c", HEAD + INTERRUPT + script, server.url) as child,
-    ):
+    async with store.serve() as server, start_python("-c", HEAD + INTERRUPT + script, server.url) as child:
         for _ in range(2):
             await child.line("out")
         assert await child.line("ghosts") == "ghosts [] False"

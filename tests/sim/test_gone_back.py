@@ -72,9 +72,6 @@ def test_whoever_has_seen_more_is_told_that_the_store_was_replaced(seed: int) ->
 
 def test_a_client_that_forgets_what_it_has_seen_is_found() -> None:
     """The planted bug: it goes on as if nothing had happened."""
-    with (
-        patch.object(ClientConnection, "_note_revision", lambda *_: None),
-        pytest.raises(AssertionError),
-    ):
+    with patch.object(ClientConnection, "_note_revision", lambda *_: None), pytest.raises(AssertionError):
         for seed in range(3):
             assert isinstance(play(seed), StoreReplaced)

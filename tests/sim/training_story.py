@@ -101,11 +101,7 @@ class TrainingStory(FullStory):
         rules = self.rules
         needed = max(rules.needed, rules.unit * -(-(BOTH_STUCK + 1) // rules.unit))
         self.rules = self.checker.rules = replace(rules, needed=needed, capacity=needed + rules.capacity - rules.needed)
-        self.settings |= {
-            "min_nodes": needed,
-            "max_nodes": self.rules.capacity,
-            "stall_timeout": STALL_TIMEOUT,
-        }
+        self.settings |= {"min_nodes": needed, "max_nodes": self.rules.capacity, "stall_timeout": STALL_TIMEOUT}
 
     def start(self, name: str) -> None:
         before = self.nodes.get(name)

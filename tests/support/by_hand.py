@@ -364,11 +364,7 @@ class Post:
 def entry(key: str, value: bytes, created: int, changed: int | None = None, lease: int | None = None) -> Entry:
     """What is in a store under a key."""
     return Entry(
-        key=key,
-        value=value,
-        create_revision=created,
-        mod_revision=created if changed is None else changed,
-        lease=lease,
+        key=key, value=value, create_revision=created, mod_revision=created if changed is None else changed, lease=lease
     )
 
 

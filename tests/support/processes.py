@@ -224,12 +224,7 @@ def start_python(
 ) -> contextlib.AbstractAsyncContextManager[Child]:
     """Run this Python, with this repository's packages to import; output comes line by line, unbuffered."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return start(
-        sys.executable,
-        *arguments,
-        env={"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **(env or {})},
-        cwd=cwd,
-    )
+    return start(sys.executable, *arguments, env={"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **(env or {})}, cwd=cwd)
 
 
 def free_port() -> int:

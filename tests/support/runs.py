@@ -44,13 +44,7 @@ if TYPE_CHECKING:
     from store import Server
     from store.engine.engine import Engine
 
-__all__ = [
-    "VirtualRun",
-    "assert_one_round",
-    "connected",
-    "listen",
-    "rounds_of",
-]
+__all__ = ["VirtualRun", "assert_one_round", "connected", "listen", "rounds_of"]
 
 R = TypeVar("R", bound=Response)
 

@@ -79,12 +79,7 @@ def connect_in_memory(
         return await network.dial(name, factory, source=source)
 
     return Client(
-        dial,
-        name=name,
-        token=token,
-        timeout=timeout,
-        rng=random.Random(source),
-        process=process_id_of(source),
+        dial, name=name, token=token, timeout=timeout, rng=random.Random(source), process=process_id_of(source)
     )
 
 
@@ -123,12 +118,7 @@ class Peer(asyncio.Protocol):
     """
 
     def __init__(
-        self,
-        *,
-        session_id: bytes | None = None,
-        process: bytes = b"",
-        token: bytes | None = None,
-        hello: bool = True,
+        self, *, session_id: bytes | None = None, process: bytes = b"", token: bytes | None = None, hello: bool = True
     ) -> None:
         self.connection = ClientConnection(
             session_id=session_id or secrets.token_bytes(16), process=process, token=token, name="the store"

@@ -34,9 +34,7 @@ def test_a_mere_folder_is_not_an_installed_module(tmp_path: Path, monkeypatch: p
         require("just_a_folder")
 
 
-def test_what_is_not_installed_fails_the_test_where_everything_is_required(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_not_installed_fails_the_test_where_everything_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RDZV_TEST_REQUIRE_ALL", "1")
     with pytest.raises(pytest.fail.Exception, match="not installed: no-such-thing"):
         require("no-such-thing")

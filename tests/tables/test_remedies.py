@@ -152,10 +152,7 @@ OF_A_RUN = {
         lambda url: banned(url, again=True),
     ),
     "other settings": Remedy(
-        lambda url: beside_a(url, node_unit=2),
-        rdzv.RendezvousSettingsError,
-        "give all nodes the same",
-        beside_a,
+        lambda url: beside_a(url, node_unit=2), rdzv.RendezvousSettingsError, "give all nodes the same", beside_a
     ),
     "no sizes": Remedy(
         lambda url: join(url, min_nodes=None),

@@ -45,7 +45,5 @@ class Tally(Stored, kw_only=True):
             fruitless += 1
         told = achieved or failed
         return self.replace(
-            restarts=self.restarts + restart,
-            fruitless=fruitless,
-            round=max(self.round, round) if told else self.round,
+            restarts=self.restarts + restart, fruitless=fruitless, round=max(self.round, round) if told else self.round
         )

@@ -28,18 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from rdzv.core.decision import (
-    TRY_AGAIN_AFTER,
-    Ask,
-    Complete,
-    Expel,
-    Report,
-    Resize,
-    Wait,
-    decide,
-    explain,
-    hindered,
-)
+from rdzv.core.decision import TRY_AGAIN_AFTER, Ask, Complete, Expel, Report, Resize, Wait, decide, explain, hindered
 from rdzv.core.history import Chronicle, History, pack_history
 from rdzv.core.ranks import newest_of
 from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, bucket_of, name_arrivals
@@ -366,12 +355,7 @@ class Term:
         nodes = {record.node_id: record.address for record in decision.members}
         now, hour = self._store.time(), time.time()
         history = self._chronicle.completed(
-            round.number,
-            nodes,
-            known=self._view.members,
-            now=now,
-            at=hour,
-            arrived=self._view.arrived_at,
+            round.number, nodes, known=self._view.members, now=now, at=hour, arrived=self._view.arrived_at
         )
         commit: list[Put | Delete] = [
             office.put(keys.round, round.pack()),

@@ -73,11 +73,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Happening, State]]] = {
         Happening.GONE: State.ABSENT,
         Happening.WITHDRAW: State.WITHDRAWN,
     },
-    State.TAKEN_IN: {
-        Happening.SEND: State.SENT,
-        Happening.GONE: State.ABSENT,
-        Happening.WITHDRAW: State.WITHDRAWN,
-    },
+    State.TAKEN_IN: {Happening.SEND: State.SENT, Happening.GONE: State.ABSENT, Happening.WITHDRAW: State.WITHDRAWN},
     State.WITHDRAWN: {
         Happening.WRITTEN: State.WITHDRAWN,
         Happening.REFUSED: State.WITHDRAWN,

@@ -6,9 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from rdzv.core.stored import prose
-from rdzv.errors import (
-    RendezvousRefusedError,
-)
+from rdzv.errors import RendezvousRefusedError
 from store import Delete, Lease, Put
 from store.net.threads import Call
 

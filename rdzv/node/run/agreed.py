@@ -13,9 +13,7 @@ from rdzv.config.settings import describe_difference
 from rdzv.core.decision import Rules
 from rdzv.core.ranks import order_named
 from rdzv.core.state import pack_settings, unpack_settings
-from rdzv.errors import (
-    RendezvousSettingsError,
-)
+from rdzv.errors import RendezvousSettingsError
 from rdzv.node.run.status import read_nodes
 from store import Entry, Lease
 from store.printable import escaping

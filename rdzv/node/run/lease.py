@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rdzv.errors import (
-    RendezvousError,
-    RendezvousSettingsError,
-)
+from rdzv.errors import RendezvousError, RendezvousSettingsError
 from store import Create, Entry, Grant, Lease, LimitExceeded, StoreError
 
 if TYPE_CHECKING:

@@ -159,11 +159,7 @@ async def _take_members(
 def participant_of(record: NodeRecord, rank: int) -> Participant:
     """Return a member of a round, by its record."""
     return Participant(
-        node_id=record.node_id,
-        rank=rank,
-        address=record.address,
-        payload=record.payload,
-        attributes=record.attributes,
+        node_id=record.node_id, rank=rank, address=record.address, payload=record.payload, attributes=record.attributes
     )
 
 

@@ -169,9 +169,7 @@ class Connection:
         """Read a stream to its end, and pass the reason to its watches."""
         problem: Exception = Failure("it ended the stream", FailureKind.UNDONE)
         opening = self._channel.stream_stream(
-            "/etcdserverpb.Watch/Watch",
-            request_serializer=_bytes_of,
-            response_deserializer=pb.WatchResponse.FromString,
+            "/etcdserverpb.Watch/Watch", request_serializer=_bytes_of, response_deserializer=pb.WatchResponse.FromString
         )
         call = opening(watches.requests, metadata=_metadata(watches.token))
         try:

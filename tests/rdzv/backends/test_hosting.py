@@ -19,12 +19,7 @@ import rdzv
 import store
 from rdzv.backends.bind_address import NotResolvedError, PortTakenError
 from rdzv.backends.credentials import Credentials
-from rdzv.backends.hosting import (
-    CALL_TIMEOUT,
-    HostedStore,
-    Hosting,
-    host_if_called_for,
-)
+from rdzv.backends.hosting import CALL_TIMEOUT, HostedStore, Hosting, host_if_called_for
 from rdzv.config.settings import parse
 from rdzv.core.state import Dropped
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, RendezvousTimeoutError, RoundSupersededError

@@ -177,10 +177,7 @@ def test_what_is_registered_in_code_wins_and_the_package_is_not_even_loaded(site
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (
-            "raise RuntimeError('no zookeeper here')",
-            r"cannot be loaded \(RuntimeError: no zookeeper here\); repair",
-        ),
+        ("raise RuntimeError('no zookeeper here')", r"cannot be loaded \(RuntimeError: no zookeeper here\); repair"),
         ("", r"cannot be loaded \(AttributeError: .*create"),
         ("import rdzv_not_there", r"cannot be loaded \(ModuleNotFoundError: .*rdzv_not_there"),
         ("create = 7", "is not a function but 7"),

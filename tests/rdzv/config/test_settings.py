@@ -141,13 +141,7 @@ def test_where_values_come_from(
 
 
 def test_variables_that_set_no_parameter_are_left_alone() -> None:
-    environ = {
-        "RDZV_ROUND": "3",
-        "RDZV_RUN_ID": "other",
-        "RDZV_TLS": "x",
-        "RDZV_HEALTH_CHECK": "x",
-        "TTL": "1",
-    }
+    environ = {"RDZV_ROUND": "3", "RDZV_RUN_ID": "other", "RDZV_TLS": "x", "RDZV_HEALTH_CHECK": "x", "TTL": "1"}
     assert parsed(environ=environ) == parsed()
 
 

@@ -9,18 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.core.decision import (
-    LAST_CALL_GRACE,
-    JoinClock,
-    Me,
-    Parked,
-    Refused,
-    Rules,
-    Wait,
-    explain,
-    follow,
-    report_due,
-)
+from rdzv.core.decision import LAST_CALL_GRACE, JoinClock, Me, Parked, Refused, Rules, Wait, explain, follow, report_due
 from rdzv.core.ranks import by_arrival, survivors_first
 from rdzv.core.round import Round
 from rdzv.core.state import (
@@ -488,10 +477,7 @@ WAIT_2 = STANDS.replace(waiting=2)
             [],
             TOLD,
             {"closed": CLOSED, "dropped": "away for too long"},
-            [
-                *(CLOSED, NodesLost(1, ("x",)), NodesLeft(2, ("y", "z")), NodesWaiting(4)),
-                Dropped("away for too long"),
-            ],
+            [*(CLOSED, NodesLost(1, ("x",)), NodesLeft(2, ("y", "z")), NodesWaiting(4)), Dropped("away for too long")],
         ),
         # Each thing is told once, and anew when it has changed.
         (TOLD, TOLD, {}, []),

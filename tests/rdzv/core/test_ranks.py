@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.core.ranks import (
-    RankOrder,
-    by_arrival,
-    by_topology,
-    in_place,
-    natural,
-    order_named,
-)
+from rdzv.core.ranks import RankOrder, by_arrival, by_topology, in_place, natural, order_named
 from rdzv.core.state import NodeRecord
 from rdzv.errors import RendezvousSettingsError
 

@@ -8,15 +8,7 @@ from types import MappingProxyType
 
 import jsonschema
 
-from rdzv.core.history import (
-    CHAPTERS_MOST,
-    Chapter,
-    History,
-    Incident,
-    Past,
-    Spent,
-    pack_history,
-)
+from rdzv.core.history import CHAPTERS_MOST, Chapter, History, Incident, Past, Spent, pack_history
 from rdzv.core.report import account, long_duration
 from rdzv.display.history import as_json, describe, timeline
 from rdzv.display.pages import timeline_page

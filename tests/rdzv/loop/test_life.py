@@ -107,14 +107,7 @@ ALL = ["claim", "suspect", "release", "await news"]
         (HUNG_UP, None, {"is_first": True, "news": True}, Outcome.MEET_AGAIN, ALL, True),
         (HUNG_UP, AGREED, {"is_first": True, "news": True}, Outcome.MEET_AGAIN, ALL, True),
         (ExceptionGroup("", [HUNG_UP]), None, {"is_first": True}, Outcome.RAISE, ALL, False),
-        (
-            "it exited",
-            None,
-            {"is_first": True, "size": 1},
-            Outcome.RAISE,
-            ["claim it exited"],
-            False,
-        ),
+        ("it exited", None, {"is_first": True, "size": 1}, Outcome.RAISE, ["claim it exited"], False),
     ],
 )
 def test_a_way_through_a_round(

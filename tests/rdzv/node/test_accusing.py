@@ -26,9 +26,7 @@ async def test_one_accuser_is_shown_and_two_take_the_accused_out_of_the_round_wi
         await handlers["a"].accuse(rank["c"], "all_reduce: connection refused")
         status = await handlers["b"].status()
         assert status.accused == (("c", "a", "all_reduce: connection refused"),)
-        assert report(status)["accused"] == [
-            {"node_id": "c", "by": "a", "why": "all_reduce: connection refused"},
-        ]
+        assert report(status)["accused"] == [{"node_id": "c", "by": "a", "why": "all_reduce: connection refused"}]
         assert len(status.members) == 3, "one alone may itself be the one that is cut off"
         await handlers["b"].accuse(rank["c"], "no route")
         await of_a.until(NodesLost)

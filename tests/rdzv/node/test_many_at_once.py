@@ -95,9 +95,7 @@ def requests_of(run: VirtualRun) -> int:
     return int(run.server.figures()["requests"])
 
 
-async def test_thousands_at_once_meet_at_a_store_that_takes_seconds_to_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_thousands_at_once_meet_at_a_store_that_takes_seconds_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Terms were over before anything was decided, and whoever waited came again: 10,000 nodes never met."""
     monkeypatch.setattr(
         reconnecting, "outstanding", lambda _, buffered: (buffered, False, True)

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import store
-from rdzv.errors import (
-    QueueEmptyError,
-    RendezvousConnectionError,
-    RoundSupersededError,
-    SharedStoreTimeoutError,
-)
+from rdzv.errors import QueueEmptyError, RendezvousConnectionError, RoundSupersededError, SharedStoreTimeoutError
 from rdzv.shared_store.company import Company
 from rdzv.shared_store.store import BlockingSharedStore, SharedStore
 from store.errors import ConnectionLost

@@ -232,11 +232,7 @@ def test_a_body_may_use_task_groups_and_factories_exception_handlers_and_debuggi
 
 
 @pytest.mark.parametrize(
-    "forbidden",
-    [
-        lambda: asyncio.open_connection("127.0.0.1", 1),
-        lambda: asyncio.create_subprocess_exec("true"),
-    ],
+    "forbidden", [lambda: asyncio.open_connection("127.0.0.1", 1), lambda: asyncio.create_subprocess_exec("true")]
 )
 def test_what_virtual_time_has_not_got_is_refused_in_words(forbidden: Callable[[], Awaitable[object]]) -> None:
     timeline = Timeline()

@@ -19,12 +19,7 @@ import store
 from store import sync
 from store.client import blocking, patience, pulse
 from store.client import channel as rooms
-from store.errors import (
-    ConnectionLost,
-    StoreReplaced,
-    StoreTimeoutError,
-    WaitEnded,
-)
+from store.errors import ConnectionLost, StoreReplaced, StoreTimeoutError, WaitEnded
 from store.limits import Limits
 from store.messages import Watch
 from store.net.address import Address

@@ -38,8 +38,7 @@ def said(one: Pulse, line: Line = QUIET, *, since: float = 0.0, until: float = 1
 
 
 @pytest.mark.parametrize(
-    ("line", "silence", "patient"),
-    [(Line(), SILENCE, 1.0), (BUSY, BUSY_SILENCE, HEARTBEATS_OF_BUSY)],
+    ("line", "silence", "patient"), [(Line(), SILENCE, 1.0), (BUSY, BUSY_SILENCE, HEARTBEATS_OF_BUSY)]
 )
 def test_who_owes_an_answer_is_asked_once_more_then_replaced_and_in_the_end_hung_up_on(
     line: Line, silence: float, patient: float

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from store.client import client as watch_room
-from store.errors import (
-    ConnectionLost,
-)
+from store.errors import ConnectionLost
 from tests.support.stores import MemoryNetwork, connect_in_memory, serve_in_memory, taken
 
 if TYPE_CHECKING:

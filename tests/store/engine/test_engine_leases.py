@@ -113,11 +113,7 @@ def test_a_lease_for_a_key_that_is_there_already_is_neither_granted_nor_missed(r
         (Transact(when=(), then=(Put("a", b"", lease=CHOSEN),), grants=(Grant(ttl=-1.0, id=CHOSEN),)), USAGE),
         (Transact(when=(), then=(Put("a", b"", lease=CHOSEN),), grants=(Grant(ttl=1.0, id=CHOSEN),) * 2), USAGE),
         (
-            Transact(
-                when=(),
-                then=(Put("a", b"", lease=CHOSEN), Put("", b"")),
-                grants=(Grant(ttl=1.0, id=CHOSEN),),
-            ),
+            Transact(when=(), then=(Put("a", b"", lease=CHOSEN), Put("", b"")), grants=(Grant(ttl=1.0, id=CHOSEN),)),
             USAGE,
         ),
         (Create("a", b""), USAGE),

@@ -88,11 +88,7 @@ class Model:
         self.entries[key] = entry(key, value, before.create_revision if before else revision, revision)
         self.events.append(
             Event(
-                kind="put",
-                revision=revision,
-                key=key,
-                value=value,
-                create_revision=self.entries[key].create_revision,
+                kind="put", revision=revision, key=key, value=value, create_revision=self.entries[key].create_revision
             )
         )
         return revision

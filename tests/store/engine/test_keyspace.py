@@ -8,15 +8,7 @@ import pytest
 
 from store.engine.keyspace import ENTRY_OVERHEAD, Groups, Keyspace, answer_bytes
 from store.engine.requests import GROUPS_AT_ONCE
-from store.messages import (
-    Append,
-    Delete,
-    DeletePrefix,
-    Entry,
-    GroupPage,
-    ListGroups,
-    Put,
-)
+from store.messages import Append, Delete, DeletePrefix, Entry, GroupPage, ListGroups, Put
 from tests.support.by_hand import Desk
 
 

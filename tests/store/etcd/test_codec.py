@@ -7,24 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from store import when
-from store.errors import (
-    AuthenticationError,
-    LeaseNotFound,
-    LimitExceeded,
-    StoreError,
-    StoreUsageError,
-)
-from store.etcd.codec import (
-    Cluster,
-    FailureKind,
-    NoSpace,
-    classify,
-    entry_of,
-    events_of,
-    holds,
-    span_of,
-    spans,
-)
+from store.errors import AuthenticationError, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
+from store.etcd.codec import Cluster, FailureKind, NoSpace, classify, entry_of, events_of, holds, span_of, spans
 from store.etcd.rpc import etcd_pb2 as pb
 
 if TYPE_CHECKING:

@@ -267,13 +267,7 @@ def answered(code: object, *rest: object) -> bytes:
     ],
 )
 def test_what_is_no_filled_array_is_no_frame(body: bytes) -> None:
-    for decode in (
-        decode_greeting,
-        decode_hello,
-        decode_welcome,
-        wire.decode_request,
-        wire.decode_server_frame,
-    ):
+    for decode in (decode_greeting, decode_hello, decode_welcome, wire.decode_request, wire.decode_server_frame):
         with pytest.raises(ProtocolError):
             decode(body)
 

@@ -328,10 +328,7 @@ async def test_a_server_whose_disk_syncs_again_goes_on_without_what_was_in_doubt
     """ "what was acknowledged survives": and what was not is made again by who asks for it, once."""
     monkeypatch.setattr("store.server.journal.Journal", Unsynced)
     monkeypatch.setattr("store.server.durability.TRY_AGAIN_AFTER", 0.05)
-    async with (
-        store.serve(data_dir=tmp_path) as server,
-        store.connect(server.url, timeout=20.0) as client,
-    ):
+    async with store.serve(data_dir=tmp_path) as server, store.connect(server.url, timeout=20.0) as client:
         journal = server._durability.journal
         assert isinstance(journal, Unsynced)
         assert await client.put("kept", b"1") == 1

@@ -17,17 +17,7 @@ from store.disk.rows import FORMAT
 from store.engine.changeset import Saved
 from store.errors import StoreUsageError
 from store.server.journal import Journal
-from tests.support.facts import (
-    change,
-    granted,
-    kept,
-    lease,
-    opened,
-    put,
-    replied,
-    saved_in,
-    writing,
-)
+from tests.support.facts import change, granted, kept, lease, opened, put, replied, saved_in, writing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -142,9 +132,7 @@ def test_flipped_bytes_are_reported_and_not_changed_or_make_no_difference(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "what",
-    [b"7777777777777777", b"key7", b"%016d" % 7],
-    ids=["a value, and a change of it", "a key", "a session's id"],
+    "what", [b"7777777777777777", b"key7", b"%016d" % 7], ids=["a value, and a change of it", "a key", "a session's id"]
 )
 def test_a_flipped_byte_in_what_clients_wrote_is_reported(tmp_path: Path, what: bytes) -> None:
     leave_behind(tmp_path)

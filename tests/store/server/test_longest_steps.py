@@ -40,11 +40,7 @@ if TYPE_CHECKING:
 
 SLOWEST = 4  # times as slow as the machine of the figures: on one that is slower the search proves nothing
 KEYS = 1_000_000
-WRITES, CONDITIONS, WATCHES = (
-    range(Limits.writes_max),
-    range(Limits.operations_max),
-    range(Limits.watches_max - 1),
-)
+WRITES, CONDITIONS, WATCHES = (range(Limits.writes_max), range(Limits.operations_max), range(Limits.watches_max - 1))
 SPREAD = range(0, KEYS, KEYS // len(WRITES) + 1)
 
 pytestmark = pytest.mark.virtual_time

@@ -11,14 +11,7 @@ from rdzv.testing.network import MemoryNetwork
 from store import Delete, Put, Server
 from store.engine.engine import WAITS_AT_ONCE, Engine
 from store.engine.requests import LOOKS_A_STEP, LOOKS_OF_A_WAIT
-from store.messages import (
-    Cancel,
-    Count,
-    Ping,
-    Pong,
-    Wait,
-    Watch,
-)
+from store.messages import Cancel, Count, Ping, Pong, Wait, Watch
 from store.protocol.wire import Events, Reply
 from store.server.telling import AT_ONCE, CAUGHT_UP_AT_ONCE
 from store.server.turns import PASS, TURN, Turns

@@ -546,10 +546,7 @@ async def test_rounds_that_fail_without_a_checkpoint_are_not_repeated_for_ever(
 
 async def test_a_round_in_which_a_step_was_finished_is_not_one_without_progress(server: str) -> None:
     options = ("--max-restarts", "1", "--no-progress", "1")
-    async with (
-        node(f"{server}/job?min_nodes=1&ttl=3", "a", *options) as a,
-        rdzv.connect(f"{server}/job") as observer,
-    ):
+    async with node(f"{server}/job?min_nodes=1&ttl=3", "a", *options) as a, rdzv.connect(f"{server}/job") as observer:
         first = await started(a)
         beat = Path(first["RDZV_BEAT_DIR"]) / "0"
         beat.write_text("7")

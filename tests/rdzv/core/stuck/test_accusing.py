@@ -20,10 +20,7 @@ def test_two_members_that_accuse_the_same_one_are_believed_and_one_is_not() -> N
     assert believed() is None
     assert believed(*against("c", "a")) is None
     assert believed(*against("c", "a"), *against("a", "c")) is None, "in a round of two nobody knows who is right"
-    assert believed(*against("c", "a", "b")) == (
-        "c",
-        "accused by a: a does not reach it; b: b does not reach it",
-    )
+    assert believed(*against("c", "a", "b")) == ("c", "accused by a: a does not reach it; b: b does not reach it")
 
 
 def test_whom_the_most_accuse_goes_first_and_what_it_says_counts_no_more() -> None:

@@ -83,11 +83,7 @@ def test_a_first_step_has_a_time_of_its_own_or_any_it_likes() -> None:
 
 @pytest.mark.parametrize(
     "excuse",
-    [
-        heard(101, 3, busy=40.0, what="checkpoint"),
-        heard(101, 3, away=True),
-        heard(101, 3, ago=4.5),
-    ],
+    [heard(101, 3, busy=40.0, what="checkpoint"), heard(101, 3, away=True), heard(101, 3, ago=4.5)],
     ids=["busy", "away", "silent"],
 )
 def test_while_one_is_busy_or_out_of_reach_nobody_is_judged_nor_a_while_after(excuse: Heard) -> None:

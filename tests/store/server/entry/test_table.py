@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from store.server.entry.table import (
-    LATELY,
-    YIELD_AFTER,
-    YIELD_FACTOR,
-    YIELD_MOST,
-    Table,
-)
+from store.server.entry.table import LATELY, YIELD_AFTER, YIELD_FACTOR, YIELD_MOST, Table
 from tests.support.limits import limits_with
 
 if TYPE_CHECKING:

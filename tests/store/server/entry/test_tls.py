@@ -198,9 +198,7 @@ async def come_and_go(port: int, said: bytes) -> None:
         await asyncio.sleep(0.005)
 
 
-async def test_an_idle_connection_takes_little_and_is_counted(
-    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
-) -> None:
+async def test_an_idle_connection_takes_little_and_is_counted(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
     """It took 286 KiB, which counted as nothing."""
     async with store.serve(tls=contexts[0]) as server, contextlib.AsyncExitStack() as stack:
         before = server.figures()["memory_bytes"]
