@@ -23,7 +23,7 @@ MODULES = ("rdzv", "rdzv.sync", "rdzv.testing", "rdzv.torch", "store", "store.re
 OF_THE_INSIDE = {
     *("Account", "Call", "Leaving", "Membership"),  # of a handler, for those who drive its rounds
     *("Calls", "Request", "Node", "_Term"),  # what public classes are made of, which callers never name
-    *("Engine", "Peer", "WayOut"),  # of a `Server`, for what is in its own process
+    *("Engine", "Peer", "EndWhenAlone"),  # of a `Server`, for what is in its own process
     *("ClientContext", "Serving"),  # an `ssl.SSLContext`; the context of a server in a thread
     *("Done", "Keys", "LeaseLike"),  # names of types that are plain
 }

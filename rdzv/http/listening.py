@@ -20,9 +20,9 @@ from rdzv.http.looking import NoSuchRun
 from store import StoreError
 from store.limits import Limits
 from store.net.sockets import bound_sockets
-from store.server.entry.door import Door as Entry
-from store.server.entry.table import BESIDE_SHARE, Table
-from store.server.entry.tls import TLS_BYTES, TlsLayer
+from store.server.accept.connection_table import BESIDE_SHARE, ConnectionTable
+from store.server.accept.listener import TcpListener
+from store.server.accept.tls import TLS_BYTES, TlsLayer
 
 if TYPE_CHECKING:
     import ssl
@@ -42,11 +42,11 @@ BODY_BYTES_MOST: Final = 1024  # no request has a body
 VISITORS_MOST: Final = 256  # of a process that serves no store
 
 
-def own_table() -> Table:
+def own_table() -> ConnectionTable:
     """Return a table for a process that serves no store; to be made in the loop that listens."""
     most = 2 * BESIDE_SHARE * VISITORS_MOST  # half of it may be unauthenticated, a share of those HTTP's
     limits = Limits(connections_max=most, address_connections_max=VISITORS_MOST, handshake_timeout=ASKS_WITHIN)
-    table = Table(limits, asyncio.get_running_loop().time)
+    table = ConnectionTable(limits, asyncio.get_running_loop().time)
     table.connections_max = VISITORS_MOST
     return table
 
@@ -63,7 +63,7 @@ class _Visitors:
         table: Counts them.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: ConnectionTable) -> None:
         self._table = table
         self._by_handler: dict[asyncio.BaseProtocol, _Visitor] = {}
 
@@ -93,7 +93,12 @@ class _Visitor(asyncio.Protocol):
     """One connection: it passes everything on to aiohttp, and registers with the table."""
 
     def __init__(
-        self, table: Table, inner: asyncio.Protocol, by_handler: dict[asyncio.BaseProtocol, _Visitor], *, secure: bool
+        self,
+        table: ConnectionTable,
+        inner: asyncio.Protocol,
+        by_handler: dict[asyncio.BaseProtocol, _Visitor],
+        *,
+        secure: bool,
     ) -> None:
         self._table = table
         self._inner = inner
@@ -140,7 +145,7 @@ class _Visitor(asyncio.Protocol):
 
 @contextlib.asynccontextmanager
 async def listening(
-    routes: Iterable[web.RouteDef], door: Door, table: Table, host: str, port: int, tls: ssl.SSLContext | None
+    routes: Iterable[web.RouteDef], door: Door, table: ConnectionTable, host: str, port: int, tls: ssl.SSLContext | None
 ) -> AsyncIterator[int]:
     """Serve routes for as long as the context lasts; gives the port.
 
@@ -164,7 +169,7 @@ async def listening(
     try:
         server = runner.server
         assert server is not None, "it is set up"
-        entry = Entry(
+        entry = TcpListener(
             table,
             await anyio.to_thread.run_sync(bound_sockets, host, port),
             lambda: visitors.protocol(server(), tls),

@@ -349,7 +349,7 @@ class Channel:
         met = self._shared.store_id is not None and self.connection.welcomed is None
         # A full server may have room later, and the store may come back in place of another server.
         if isinstance(error, LimitExceeded) or (met and not isinstance(error, StoreReplaced)):
-            return dialing.TurnedAway(str(error))
+            return dialing.RefusedByStore(str(error))
         return self._shared.fail(error)
 
     def _read(self, deadline: float) -> bytes:

@@ -76,7 +76,7 @@ class Changes:
         entry = Entry(key=key, value=value, create_revision=created, mod_revision=revision, lease=lease)
         self._keys.put(entry, before)
         if lease is not None:
-            record = self._leases.with_keys(lease)  # an `Add` may meet a key of an ending lease
+            record = self._leases.get_even_if_ending(lease)  # an `Add` may meet a key of an ending lease
             assert record is not None, "a put on a lease that is gone was refused"
             record.keys[key] = None
         self.made.append(entry)
@@ -102,11 +102,11 @@ class Changes:
             self._past.note(key, before, self._keys.revision + 1)
 
     def _detach(self, key: str, lease_id: int | None) -> None:
-        lease = None if lease_id is None else self._leases.with_keys(lease_id)
+        lease = None if lease_id is None else self._leases.get_even_if_ending(lease_id)
         if lease is not None:
             lease.keys.pop(key, None)
             if lease.anonymous and not lease.keys:
-                self._forget_lease(lease)
+                self._end_lease(lease)
 
     # -------------------------------------------------------------------------------------- leases
 
@@ -134,11 +134,11 @@ class Changes:
             self._leases.begin_to_end(lease)
             if self.facts is not None:
                 self.facts.leases[lease.id] = SavedLease(id=lease.id, ttl=0.0)
-        elif not lease.keys and self._leases.with_keys(lease.id) is not None:  # else it was anonymous
-            self._forget_lease(lease)
+        elif not lease.keys and self._leases.get_even_if_ending(lease.id) is not None:  # else it was anonymous
+            self._end_lease(lease)
         return len(going)
 
-    def _forget_lease(self, lease: LeaseRecord) -> None:
+    def _end_lease(self, lease: LeaseRecord) -> None:
         self._leases.end(lease)
         if self.facts is not None:
             self.facts.leases[lease.id] = None

@@ -141,7 +141,7 @@ class Engine:
         engine._leases.restore(saved.leases, last=saved.last_lease)
         for entry in saved.entries:
             engine._keys.put(entry, None)
-            lease = engine._leases.with_keys(entry.lease) if entry.lease is not None else None
+            lease = engine._leases.get_even_if_ending(entry.lease) if entry.lease is not None else None
             if lease is not None:
                 lease.keys[entry.key] = None
         engine._history.restore(saved.history, compacted=saved.compacted)

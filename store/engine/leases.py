@@ -116,7 +116,7 @@ class Leases:
         found = self._leases.get(lease)
         return None if found is None or found.ending else found
 
-    def with_keys(self, lease: int) -> LeaseRecord | None:
+    def get_even_if_ending(self, lease: int) -> LeaseRecord | None:
         """Return the lease of this id, also if it is ending and has keys left."""
         return self._leases.get(lease)
 

@@ -310,7 +310,7 @@ class Requests:
         }
         wanted = [grant for grant in grants if grant.id in used and self._leases.get(grant.id or 0) is None]
         for grant in wanted:
-            if self._leases.with_keys(grant.id or 0) is not None:
+            if self._leases.get_even_if_ending(grant.id or 0) is not None:
                 raise LeaseNotFound(
                     f"lease {grant.id} has lapsed, and its keys are being deleted: try again in a moment"
                 )

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from store.engine.changeset import SavedSession
     from store.messages import Operation, Request
 
-__all__ = ["Budget", "Session", "Sessions", "reply_cost", "reply_cost_at_most"]
+__all__ = ["ByteCount", "Session", "Sessions", "reply_cost", "reply_cost_at_most"]
 
 AWAY_LEAST = 10.0  # seconds that an abandoned session is kept although a newcomer finds no place
 FORGOTTEN_AT_ONCE = 512  # sessions: about a millisecond
@@ -54,7 +54,7 @@ ENTRY = 200  # and for an entry in it
 _request_id = itemgetter(0)  # of a reply that is kept
 
 
-class Budget:
+class ByteCount:
     """A sum of bytes that several objects hold; each counts its own."""
 
     __slots__ = ("bytes",)
@@ -68,7 +68,7 @@ class Session:
 
     __slots__ = ("_budget", "_replies", "held_bytes", "highest", "id", "number", "peer")
 
-    def __init__(self, id: bytes, number: int, budget: Budget) -> None:
+    def __init__(self, id: bytes, number: int, budget: ByteCount) -> None:
         self.id: bytes = id
         self.number: int = number
         self.peer: int | None = None
@@ -119,7 +119,7 @@ class Sessions:
         self._ttl, self._max = ttl, sessions_max
         self._sessions: dict[bytes, Session] = {}
         self.made: int = 0
-        self.budget: Budget = Budget()
+        self.budget: ByteCount = ByteCount()
         self._abandoned: OrderedDict[bytes, float] = OrderedDict()  # since when they have no connection, longest first
 
     def __len__(self) -> int:

@@ -20,7 +20,7 @@ from store.errors import ConnectionLost, LeaseNotFound, StoreError, StoreTimeout
 from store.etcd import leases
 from store.etcd.codec import Failure, NoSpace, entry_in
 from store.etcd.receipts import HANG_UP_WITHIN
-from store.etcd.rpc.extra import etcd_pb2 as pb
+from store.etcd.rpc.grpc_import import etcd_pb2 as pb
 from store.etcd.transactions import FENCED, answer, decided, fence, normal, outcome, recovery, transaction
 from store.messages import Get, Put, Transact, TransactionResult
 

@@ -27,8 +27,8 @@ __all__ = [
     "NO_TLS",
     "SAYS_NOTHING",
     "Dial",
+    "RefusedByStore",
     "TcpDial",
-    "TurnedAway",
     "describe",
     "lack_of",
     "left_without_a_word",
@@ -98,7 +98,7 @@ def left_without_a_word(*, secure: bool, met: bool) -> ConnectionResetError:
     return ConnectionResetError() if met else HungUp(WITHOUT_A_WORD)
 
 
-class TurnedAway(ConnectionRefusedError):
+class RefusedByStore(ConnectionRefusedError):
     """The server at the store's address rejected the client and said why: it is full, or another store."""
 
 
@@ -124,7 +124,7 @@ _TLS_IN_WORDS = {
 
 def describe(error: BaseException) -> str:
     """Return an error of the operating system or of TLS in plain words."""
-    if isinstance(error, HungUp | TurnedAway):
+    if isinstance(error, HungUp | RefusedByStore):
         return str(error)
     if isinstance(error, ssl.SSLEOFError):
         return IN_THE_HANDSHAKE

@@ -1,12 +1,12 @@
-"""Shell: carries out the requests of peers in turns, and has `telling` send the results.
+"""Shell: carries out the requests of peers in turns, and has `dispatcher` send the results.
 
 The hot path is plain asyncio: bytes arrive in one buffer that all peers share, `connection` cuts them into requests,
 `engine` applies them, and answers are queued per peer and written once per batch. From the first byte of a request to
 the queueing of all its results there is no `await`, so a change and its announcement are one step.
 
-A peer is served for one turn; the rest of its requests waits in a ring (`turns`), so that others wait for milliseconds
-(S11). While answers to a peer pile up, its requests wait, those that were read included: one packet of requests may ask
-for gigabytes.
+A peer is served for one turn; the rest of its requests waits in a ring (`round_robin`), so that others wait for
+milliseconds (S11). While answers to a peer pile up, its requests wait, those that were read included: one packet of
+requests may ask for gigabytes.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from store.engine.processes import Closing
 from store.errors import AuthenticationError, ProtocolError
 from store.messages import Failed, Figures, Guarded, Stats, Watch
 from store.protocol.wire import Bye, Hello, Sorry
+from store.server.dispatcher import Dispatcher
 from store.server.log_lines import RationedLog
 from store.server.outbox import PIECE_BYTES
-from store.server.telling import Telling
-from store.server.turns import TURN, Turns
+from store.server.round_robin import TURN, RoundRobin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from store.engine.engine import Work
     from store.messages import Request, Response
+    from store.server.handshakes import Handshakes
     from store.server.peer import Peer
     from store.server.peers import Peers
-    from store.server.reception import Reception
 
 __all__ = ["Conversations"]
 
@@ -57,22 +57,22 @@ class Conversations:
         self,
         peers: Peers,
         *,
-        reception: Reception,
+        handshakes: Handshakes,
         clock: Callable[[], float],
         stopwatch: Callable[[], float],
         figures: Callable[[], dict[str, Any]],
     ) -> None:
         self._peers = peers
         self._durability = peers.durability
-        self._reception = reception
+        self._handshakes = handshakes
         self._clock = clock
         self._stopwatch = stopwatch
         self._figures = figures
         self._slow_lines = RationedLog(clock)
-        self._turns: Turns[Peer] = Turns()
+        self._turns: RoundRobin[Peer] = RoundRobin()
         self._pass_comes = False
-        self.telling: Telling = Telling(peers, stopwatch=stopwatch, have_pass=self._have_pass)
-        self.write_later: Callable[[Peer], None] = self.telling.write_later
+        self.dispatcher: Dispatcher = Dispatcher(peers, stopwatch=stopwatch, have_pass=self._have_pass)
+        self.write_later: Callable[[Peer], None] = self.dispatcher.write_later
         # peers that are not read until the disk or their notifications have caught up
         self._slowed: dict[Peer, None] = {}
         self._for_disk: OrderedDict[Peer, None] = OrderedDict()  # peers whose next request waits for room in a group
@@ -84,15 +84,15 @@ class Conversations:
 
     def accepted(self, peer: Peer) -> None:
         """Handle a new connection."""
-        self._reception.accepted(peer)
+        self._handshakes.accepted(peer)
 
     def lost(self, peer: Peer) -> None:
         """Handle the end of a connection."""
-        self.telling.forget(peer)
+        self.dispatcher.forget(peer)
         self._slowed.pop(peer, None)
         self._for_disk.pop(peer, None)
         self._turns.leave(peer)
-        self._reception.lost(peer)
+        self._handshakes.lost(peer)
         if self._durability.engine.has_chores:
             self._have_pass()
 
@@ -104,7 +104,7 @@ class Conversations:
             return  # the journal writes its last group: later requests could not be answered
         assert peer.unread is None, "a peer is not read while its requests wait"
         data = bytes(self.buffer[:size])  # it may wait for a turn, and the buffer is shared
-        if self._pass_comes and (self._busy or self.telling.owes_much(peer.id)):
+        if self._pass_comes and (self._busy or self.dispatcher.owes_much(peer.id)):
             peer.unread = peer.connection.receive(data)
         elif not self._done_at_once(peer, data, now):
             is_read = peer.work is not None or peer.stalled is not None
@@ -148,8 +148,8 @@ class Conversations:
             self._peers.hang_up(peer, Sorry("protocol", str(error)))
             return True
         finally:
-            if self.telling.dirty:
-                self.telling.flush()  # also after an error: announcements must be sent
+            if self.dispatcher.dirty:
+                self.dispatcher.flush()  # also after an error: announcements must be sent
             took = self._stopwatch() - began
             self._count_time(took)
         if took > SLOW or self.on_request is not None:
@@ -159,7 +159,7 @@ class Conversations:
     def _go_on(self, peer: Peer) -> None:
         if self._durability.leaving or peer.unread is None or peer in self._turns or peer in self._for_disk:
             return
-        if self.telling.owes_much(peer.id):
+        if self.dispatcher.owes_much(peer.id):
             self._slow_down(peer)
             return
         if self._busy:
@@ -173,7 +173,7 @@ class Conversations:
         except ProtocolError as error:
             self._peers.hang_up(peer, Sorry("protocol", str(error)))
         finally:
-            self.telling.flush()  # also after an error: announcements must be sent
+            self.dispatcher.flush()  # also after an error: announcements must be sent
             self._count_time(self._stopwatch() - began)
 
     def _take_turn(self, peer: Peer, began: float) -> None:
@@ -192,7 +192,7 @@ class Conversations:
                     return
                 peer.stalled = None
                 if isinstance(item, Hello):
-                    self._reception.take_in(peer, item, self._welcome)
+                    self._handshakes.take_in(peer, item, self._welcome)
                 elif isinstance(item, Bye):
                     peer.close(Closing.GOODBYE)
                 elif item is not None:  # else a large request is being decoded
@@ -207,7 +207,7 @@ class Conversations:
                         self._note(peer, item[2], response, took)
             if peer.gone:
                 return
-            if self.telling.owes_much(peer.id):
+            if self.dispatcher.owes_much(peer.id):
                 self._slow_down(peer)
                 return
             if peer.outbox.bytes > PIECE_BYTES:
@@ -220,13 +220,13 @@ class Conversations:
                 return
 
     def _welcome(self, peer: Peer, welcome: bytes) -> None:
-        self.telling.say(peer, welcome)
-        self.telling.flush()
+        self.dispatcher.say(peer, welcome)
+        self.dispatcher.flush()
 
     @property
     def _busy(self) -> bool:
         """Return True if this pass has used its time, or notifications are behind."""
-        return self._turns.over or self.telling.behind
+        return self._turns.over or self.dispatcher.behind
 
     def _wait_for_turn(self, peer: Peer, *, used: bool) -> None:
         self._turns.wait(peer, used=used)
@@ -251,19 +251,19 @@ class Conversations:
     def _begin_pass(self) -> None:
         self._pass_comes = False
         self._turns.spent = 0.0
-        if self.telling.goes_on:
+        if self.dispatcher.goes_on:
             began = self._stopwatch()
-            self.telling.go_on(TURN)
+            self.dispatcher.go_on(TURN)
             self._turns.spent = self._stopwatch() - began
             if not self._durability.behind:
                 self._read_slowed()
-        self.telling.flush()
+        self.dispatcher.flush()
         while not self._busy and (peer := self._turns.next()) is not None:
             self._go_on(peer)
             peer.read_on()
         while self._for_disk and not self._busy and not self._durability.is_full:
             self._for_disk.popitem(last=False)[0].read_on()
-        if self._turns or self.telling.goes_on or (self._for_disk and not self._durability.is_full):
+        if self._turns or self.dispatcher.goes_on or (self._for_disk and not self._durability.is_full):
             self._have_pass()
 
     async def hear_newcomers(self) -> None:
@@ -277,7 +277,7 @@ class Conversations:
 
         They wait for a turn or for the disk. Peers that do not read their answers are not included.
         """
-        waiting = chain(self._turns, self._slowed, self._for_disk, self.telling.holding())
+        waiting = chain(self._turns, self._slowed, self._for_disk, self.dispatcher.holding())
         return {peer.id: peer.waiting_for(now) for peer in waiting if peer.reading_paused}
 
     # ------------------------------------------------------------------------------------------ one request
@@ -296,23 +296,23 @@ class Conversations:
         if self._durability.journal is not None:
             self._durability.record()
             if response is not None:
-                number, response = self._durability.unwritten.wait_for(request, response)
+                number, response = self._durability.pending_commits.wait_for(request, response)
         if response is not None:
-            frame = self.telling.encode(request_id, response)
+            frame = self.dispatcher.encode(request_id, response)
             if alone:
-                self.telling.answer_alone(peer, frame, number)
+                self.dispatcher.answer_alone(peer, frame, number)
             else:
-                self.telling.say(peer, frame, number=number)
+                self.dispatcher.say(peer, frame, number=number)
         if deliveries or engine.has_chores:
-            self.telling.deliver(deliveries, opening=type(request) is Watch)
+            self.dispatcher.deliver(deliveries, opening=type(request) is Watch)
         return response
 
     def _go_on_with(self, peer: Peer, work: Work) -> None:
         applied = self._durability.engine.go_on(work)
         peer.work = applied.work
         if applied.response is not None:
-            self.telling.say(peer, self.telling.encode(work.watcher[1], applied.response))
-        self.telling.deliver(applied.deliveries, opening=True)
+            self.dispatcher.say(peer, self.dispatcher.encode(work.watcher[1], applied.response))
+        self.dispatcher.deliver(applied.deliveries, opening=True)
 
     def _note(self, peer: Peer, request: Request[Any], response: Response | None, took: float) -> None:
         if self.on_request is not None:
@@ -326,7 +326,7 @@ class Conversations:
 
     def became_durable(self, number: int) -> None:
         """Release the frames that waited for this number, and read paused peers again."""
-        self.telling.release(number)
+        self.dispatcher.release(number)
         self._read_slowed()
         if self._for_disk:
             self._have_pass()

@@ -1,7 +1,7 @@
 """Shell: delays replies until the disk has the changes, and returns to the disk's state if a write fails (S3).
 
 Each step is handed to the journal before its replies, which wait until the journal's thread reports it durable;
-`unwritten` knows which replies wait for which step. A store in memory has no journal, and no reply waits.
+`pending_commits` knows which replies wait for which step. A store in memory has no journal, and no reply waits.
 
 If the journal cannot write, no reply of the lost steps was sent: the server reloads the disk's state, drops its
 connections (clients reconnect and repeat unanswered requests), refuses writes, and retries each second. On a full disk,
@@ -19,7 +19,7 @@ import anyio
 
 from store.engine.engine import Engine
 from store.messages import Add, CompareAndSet, Create, Delete, Get, Grant, Guarded, Put, Transact, mutates
-from store.server.unwritten import Unwritten
+from store.server.pending_commits import PendingCommits
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -68,7 +68,7 @@ class Durability:
         self._in_thread = in_thread
         self._on_durable, self._on_restored = on_durable, on_restored
         self._cut, self._ended = cut, ended
-        self.unwritten: Unwritten = Unwritten(durable=0, revision=engine.revision)
+        self.pending_commits: PendingCommits = PendingCommits(durable=0, revision=engine.revision)
         self._probing: asyncio.Task[None] | None = None
         self.leaving: bool = False
         self._goes_back = False  # the store is being read back, and no reply is sent
@@ -76,12 +76,12 @@ class Durability:
     @property
     def behind(self) -> bool:
         """True if so much is not on disk yet that requests must wait."""
-        return self.unwritten.bytes > self._limits.journal_bytes_max
+        return self.pending_commits.bytes > self._limits.journal_bytes_max
 
     @property
     def is_full(self) -> bool:
         """Return whether one group is being written and another one is full."""
-        return self.journal is not None and self.unwritten.bytes >= 2 * self.journal.group_bytes
+        return self.journal is not None and self.pending_commits.bytes >= 2 * self.journal.group_bytes
 
     def must_wait(self, request: Request[Any], *, has_more: bool) -> bool:
         """Return whether a request must wait for the disk; `has_more` says that the peer has changes on the way to it.
@@ -103,7 +103,7 @@ class Durability:
         if self.journal is not None and self.engine.read_only is None and not self.leaving:
             facts = self.engine.take_facts()
             if facts is not None:
-                self.unwritten.append(self.journal.append(facts), facts)
+                self.pending_commits.append(self.journal.append(facts), facts)
 
     def start(self) -> None:
         """Start the journal's writer."""
@@ -115,7 +115,7 @@ class Durability:
             with contextlib.suppress(RuntimeError):  # a disk that hung, and returned after the loop had ended
                 loop.call_soon_threadsafe(what, how)
 
-        self.unwritten.written(self.journal.appended)
+        self.pending_commits.written(self.journal.appended)
         self.journal.start(
             on_durable=lambda number: report(self._became_durable, number),
             on_failure=lambda reason: report(self._cannot_write, reason),
@@ -137,7 +137,7 @@ class Durability:
                 self._cut()  # held frames must not be sent, nor any after them
 
     def _became_durable(self, number: int) -> None:
-        self.unwritten.written(number)
+        self.pending_commits.written(number)
         self._on_durable(number)
 
     def _cannot_write(self, reason: str) -> None:
@@ -162,7 +162,7 @@ class Durability:
         engine.read_only = why
         self.engine = engine
         self._goes_back = False
-        self.unwritten = Unwritten(durable=journal.appended, revision=engine.revision)
+        self.pending_commits = PendingCommits(durable=journal.appended, revision=engine.revision)
         self._on_restored(engine)
         if not journal.answered:  # else the reply that is kept names the error, and the disk accepts the rest
             if not journal.only_deletes:

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from store.engine.sessions import Budget
+    from store.engine.sessions import ByteCount
 
 __all__ = ["PIECE_BYTES", "Frame", "Outbox", "Shared", "SharedFrame", "weight"]
 
@@ -76,7 +76,7 @@ class Outbox:
 
     __slots__ = ("_budget", "_cut", "_handed", "bytes", "held", "ready")
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: ByteCount) -> None:
         self._budget = budget
         # Lists: an empty deque takes 760 bytes, and most connections are idle.
         self.ready: list[Frame] = []

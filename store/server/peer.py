@@ -20,7 +20,7 @@ from store.server.outbox import Outbox
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from store.engine.sessions import Budget
+    from store.engine.sessions import ByteCount
     from store.protocol.connection import ServerConnection
     from store.protocol.wire import Sorry
 
@@ -61,7 +61,9 @@ class Peer(asyncio.BufferedProtocol):
     One of the server's own process, `is_of_ours`, does not keep the server running.
     """
 
-    def __init__(self, host: Host, id: int, *, outboxes: Budget, inboxes: Budget, is_of_ours: bool = False) -> None:
+    def __init__(
+        self, host: Host, id: int, *, outboxes: ByteCount, inboxes: ByteCount, is_of_ours: bool = False
+    ) -> None:
         self._host = host
         self._inboxes = inboxes
         self._transport: asyncio.Transport

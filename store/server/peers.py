@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from store.engine.sessions import Budget
+from store.engine.sessions import ByteCount
 from store.protocol.wire import Sorry
 
 if TYPE_CHECKING:
     from store.limits import Limits
+    from store.server.accept.connection_table import ConnectionTable
     from store.server.durability import Durability
-    from store.server.entry.table import Table
     from store.server.peer import Peer
 
 __all__ = ["Peers"]
@@ -24,13 +24,13 @@ __all__ = ["Peers"]
 class Peers:
     """All peers of a server, and the bytes of all outboxes and of received requests that wait."""
 
-    def __init__(self, limits: Limits, durability: Durability, table: Table) -> None:
+    def __init__(self, limits: Limits, durability: Durability, table: ConnectionTable) -> None:
         self._limits = limits
         self.by_id: dict[int, Peer] = {}
         self.durability = durability
         self.table = table
-        self.outboxes: Budget = Budget()
-        self.inboxes: Budget = Budget()
+        self.outboxes: ByteCount = ByteCount()
+        self.inboxes: ByteCount = ByteCount()
         # Reserved, whatever else is held: a full store must stay readable.
         self.outboxes_kept_back: int = limits.outbox_bytes_max
 
@@ -48,7 +48,7 @@ class Peers:
     @property
     def held_bytes(self) -> int:
         """Return the bytes held for connections and for the disk."""
-        return self.outboxes.bytes + self.inboxes.bytes + self.table.bytes + self.durability.unwritten.bytes
+        return self.outboxes.bytes + self.inboxes.bytes + self.table.bytes + self.durability.pending_commits.bytes
 
     @property
     def lasting_bytes(self) -> int:
@@ -58,7 +58,7 @@ class Peers:
         """
         outboxes = min(self.outboxes.bytes, self.outboxes_kept_back)
         inboxes = min(self.inboxes.bytes, self._limits.frame_bytes_max)
-        return outboxes + inboxes + self.table.bytes + self.durability.unwritten.bytes
+        return outboxes + inboxes + self.table.bytes + self.durability.pending_commits.bytes
 
     @property
     def outboxes_hold_too_much(self) -> bool:

@@ -1,8 +1,8 @@
 """Shell: a served store: its parts, its periodic work, and its shutdown.
 
-`reception` accepts peers, `conversations` carries out their requests, `telling` sends the results, `durability` waits
-for the disk, and `peers` limits memory. Leases lapse only after the sockets were read once more and those requests had
-their turn: a keep-alive that has arrived always counts (S5).
+`handshakes` accepts peers, `conversations` carries out their requests, `dispatcher` sends the results, `durability`
+waits for the disk, and `peers` limits memory. Leases lapse only after the sockets were read once more and those
+requests had their turn: a keep-alive that has arrived always counts (S5).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from store.net.tasks import cancel_and_wait
 from store.net.threads import in_thread
 from store.protocol import wire
 from store.protocol.wire import Sorry
+from store.server.accept.connection_table import ConnectionTable
+from store.server.accept.exposure import check_exposure, token_bytes
+from store.server.accept.listener import EndWhenAlone, TcpListener
+from store.server.accept.tls import TlsLayer
 from store.server.conversations import Conversations
 from store.server.durability import STOP_WITHIN, Durability
-from store.server.entry.door import Door, WayOut
-from store.server.entry.exposure import check_exposure, token_bytes
-from store.server.entry.table import Table
-from store.server.entry.tls import TlsLayer
+from store.server.handshakes import Handshakes
 from store.server.log_lines import LimitWarnings
 from store.server.peer import LEAVE_WITHIN, Peer
 from store.server.peers import Peers
-from store.server.reception import Reception
 
 if TYPE_CHECKING:
     import os
@@ -93,7 +93,7 @@ class Server:
         self._failure: BaseException | None = None
         self._on_failure: list[Callable[[], None]] = []
         self._timer: asyncio.Task[None] | None = None
-        self.table: Table = Table(engine.limits, clock)
+        self.table: ConnectionTable = ConnectionTable(engine.limits, clock)
         # On virtual time there are no threads, and its clock stands still during requests.
         self._durability = Durability(
             engine,
@@ -106,14 +106,14 @@ class Server:
             ended=self._timer_ended,
         )
         self._peers = Peers(engine.limits, self._durability, self.table)
-        self._reception = Reception(self._peers, token=token, clock=clock)
+        self._handshakes = Handshakes(self._peers, token=token, clock=clock)
         self._conversations = Conversations(
-            self._peers, reception=self._reception, clock=clock, stopwatch=stopwatch, figures=self.figures
+            self._peers, handshakes=self._handshakes, clock=clock, stopwatch=stopwatch, figures=self.figures
         )
         self.host: str = ""
         self.port: int = 0
         self.store_id: str = engine.store_id
-        self.way_out: WayOut = self._reception.way_out
+        self.way_out: EndWhenAlone = self._handshakes.way_out
         self._restored(engine)
 
     @property
@@ -159,10 +159,10 @@ class Server:
             "strangers": self.table.strangers,
             "connections_refused": self.table.refused,
             "bytes_in": self._conversations.bytes_in,
-            "bytes_out": self._reception.bytes_out + sum(peer.bytes_out for peer in self._peers.by_id.values()),
+            "bytes_out": self._handshakes.bytes_out + sum(peer.bytes_out for peer in self._peers.by_id.values()),
             "outbox_bytes": self._peers.outboxes.bytes,
             "inbox_bytes": self._peers.inboxes.bytes,
-            "journal_bytes": self._durability.unwritten.bytes,
+            "journal_bytes": self._durability.pending_commits.bytes,
             "connection_bytes": self.table.bytes,
             "memory_bytes": self._engine.memory_bytes + self._peers.held_bytes,
             "log_bytes": 0 if journal is None else journal.log_bytes,
@@ -217,12 +217,12 @@ class Server:
         now = self._clock()
         deliveries = self._engine.tick(now=now, unheard=unheard | self._conversations.unheard(now))
         self._durability.record()
-        self._conversations.telling.deliver(deliveries)
-        self._conversations.telling.flush()
+        self._conversations.dispatcher.deliver(deliveries)
+        self._conversations.dispatcher.flush()
 
     def _may_lapse(self) -> bool:
         """Return whether a lapse could be written, and no keep-alive is unread because of a slow disk."""
-        return self._engine.read_only is None and not self._reception.leaving and not self._durability.behind
+        return self._engine.read_only is None and not self._handshakes.leaving and not self._durability.behind
 
     def _drop_the_silent(self, now: float) -> None:
         silent_since = now - self._limits.frame_timeout
@@ -239,18 +239,18 @@ class Server:
 
     async def leave(self) -> None:
         """Send goodbyes and last frames, and close every connection within `LEAVE_WITHIN` seconds."""
-        self._reception.leaving = True
+        self._handshakes.leaving = True
         try:
             with anyio.CancelScope(shield=True):
                 await self._durability.stop()
             for peer in list(self._peers.by_id.values()):
                 if peer.connection.greeted:
-                    self._conversations.telling.say(peer, wire.encode_bye("the server is leaving"))
+                    self._conversations.dispatcher.say(peer, wire.encode_bye("the server is leaving"))
                     peer.close()
                 else:  # the client understands a goodbye in place of a welcome, and retries
                     peer.refuse(Sorry("limit", "the server is leaving"))
             with anyio.move_on_after(LEAVE_WITHIN, shield=True):
-                await self._reception.empty.wait()
+                await self._handshakes.empty.wait()
         finally:  # a natively cancelled task leaves any scope
             self._abort()
             if self._timer is not None:
@@ -264,7 +264,7 @@ class Server:
         if not timer.cancelled() and (error := timer.exception()) is not None:
             log.critical("store %s stops serving: %s", self.store_id, error, exc_info=error)
             self._failure = error
-            self._reception.leaving = self._durability.leaving = True
+            self._handshakes.leaving = self._durability.leaving = True
             self._abort()
             for callback in self._on_failure:
                 callback()
@@ -359,8 +359,10 @@ async def _running(
     server: Server, listening: Sequence[socket.socket], host: str, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
     """Accept connections; at the end, close the listeners and all connections."""
-    door = Door(server.table, listening, server.protocol if tls is None else partial(server._protocol_over, tls))
-    door.open()
+    listener = TcpListener(
+        server.table, listening, server.protocol if tls is None else partial(server._protocol_over, tls)
+    )
+    listener.open()
     let_go_in_children(server, *listening)
     server.host = host
     server.port = listening[0].getsockname()[1]
@@ -369,11 +371,11 @@ async def _running(
     try:
         yield
     finally:
-        door.close()
+        listener.close()
         serves_no_more(server.port)
         forget(server)
         try:
-            await door.wait_closed()
+            await listener.wait_closed()
         finally:
             for newcomer in server.table.all:
                 if isinstance(newcomer, TlsLayer):

@@ -292,7 +292,7 @@ async def unfinished_handshakes(scene: Scene) -> str:
 @past({"address_connections_max": 3}, "has 3 connections", "the most that one address may have")
 async def connections_of_one_address(scene: Scene) -> str:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("store.server.entry.table.is_loopback", lambda _: False)
+        patch.setattr("store.server.accept.connection_table.is_loopback", lambda _: False)
         message = await refusal(scene.another(timeout=1.0), ConnectionLost)
     scene.log.clear()
     return message

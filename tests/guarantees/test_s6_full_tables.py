@@ -32,7 +32,7 @@ LEASE = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class ConnectionTable:
     """A table of the server: its bound, what each of many does to fill it, and what a newcomer does then.
 
     Attributes:
@@ -61,37 +61,37 @@ async def resume(client: store.Client) -> None:
 
 
 TABLES = {
-    "sessions": Table(
+    "sessions": ConnectionTable(
         limits={"sessions_max": 4},
         fill=(Put("k", b""),),
         newcomer=lambda client: client.get("k"),
         dead_for=AWAY_LEAST + 2.0,
         refusal="the server has 4 sessions (sessions_max)",
     ),
-    "leases": Table(
+    "leases": ConnectionTable(
         limits={"leases_max": 4},
         fill=(Grant(ttl=LEASE),),
         newcomer=lambda client: client.grant(1.0),
         dead_for=LEASE + 2.0,
         refusal="leases_max is 4: revoke some",
     ),
-    "watches": Table(limits={"watches_max": 4}, fill=(Watch(prefix="k"),) * 5, newcomer=watch),
-    "waits": Table(
+    "watches": ConnectionTable(limits={"watches_max": 4}, fill=(Watch(prefix="k"),) * 5, newcomer=watch),
+    "waits": ConnectionTable(
         limits={"watches_max": 4}, fill=(Wait(keys=("never",)),) * 5, newcomer=lambda client: client.wait(["k"])
     ),
-    "kept replies of one client": Table(
+    "kept replies of one client": ConnectionTable(
         limits={"session_replies_max": 4},
         fill=(Add("sum", 1),) * 5,
         acknowledges=False,
         newcomer=lambda client: client.add("sum", 1),
     ),
-    "kept replies of all clients": Table(
+    "kept replies of all clients": ConnectionTable(
         limits={"replies_bytes_max": 1000},
         fill=(Add("sum", 1),) * 5,
         acknowledges=False,
         newcomer=lambda client: client.add("sum", 1),
     ),
-    "history": Table(limits={"history_bytes_max": 2000}, fill=(Put("k", bytes(500)),) * 3, newcomer=resume),
+    "history": ConnectionTable(limits={"history_bytes_max": 2000}, fill=(Put("k", bytes(500)),) * 3, newcomer=resume),
 }
 
 
@@ -132,7 +132,7 @@ async def test_s6_a_newcomer_finds_room_in_a_full_table_or_is_told_what_fills_it
         await writer.put("still", b"")
 
 
-async def fill(peer: Peer, table: Table) -> None:
+async def fill(peer: Peer, table: ConnectionTable) -> None:
     """Do what fills the table, and hear the answers to it, but for those that never come."""
     first = peer.connection.ask(table.fill[0], None).request_id
     for request_id, request in enumerate(table.fill, first):

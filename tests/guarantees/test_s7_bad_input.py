@@ -162,7 +162,7 @@ async def test_s7_random_bytes_from_many_peers_disturb_nobody(seed: int, caplog:
         ]
         await asyncio.gather(*[answer_to(server.port, offence) for offence in offences])
         assert len(caplog.records) == 50, "each costs one line"
-        assert {record.name for record in caplog.records} == {"store.server.entry.table"}
+        assert {record.name for record in caplog.records} == {"store.server.accept.connection_table"}
 
 
 async def test_s7_what_an_offender_had_asked_properly_before_was_done() -> None:

@@ -12,7 +12,7 @@ from rdzv.node.coordinator import term as coordinator
 from rdzv.shared_store.fencing import Fencing
 from rdzv.shared_store.store import SharedStore
 from store.messages import Guarded, Put, Transact
-from store.server.telling import Telling
+from store.server.dispatcher import Dispatcher
 from tests.sim.full_node import commits
 from tests.sim.machines import Seams
 from tests.sim.store_bugs import say_at_once
@@ -147,6 +147,6 @@ FULL_BUGS = {
     "a live member that is taken for a waiting node": _planted(coordinator, "View", CredulousView),
     "a loss that nobody is told of": _planted(coordinator, "View", SilentView),
     "a zombie's write that is not fenced": Seams(plant=_as_if_members_still, client=UnfencedWrites),
-    "an acknowledgement before the commit": _planted(Telling, "_queue", say_at_once),
+    "an acknowledgement before the commit": _planted(Dispatcher, "_queue", say_at_once),
 }
 """Each bug by name, as it is planted."""

@@ -10,9 +10,9 @@ from unittest.mock import patch
 from rdzv.testing.disk import SimulatedJournal
 from store.engine.sessions import Session, Sessions
 from store.engine.watches import History
-from store.server.telling import Telling
-from store.server.turns import Turns
-from store.server.unwritten import Unwritten
+from store.server.dispatcher import Dispatcher
+from store.server.pending_commits import PendingCommits
+from store.server.round_robin import RoundRobin
 from tests.sim.machines import Seams
 
 if TYPE_CHECKING:
@@ -61,13 +61,13 @@ def _from_the_next(
     return _page(self, revision + 1, prefix, **options)
 
 
-def say_at_once(self: Telling, peer: Peer, frame: bytes, number: int) -> None:  # noqa: ARG001
+def say_at_once(self: Dispatcher, peer: Peer, frame: bytes, number: int) -> None:  # noqa: ARG001
     """Say what was done before the disk has it."""
     peer.outbox.queue(frame)
     self.dirty[peer] = None
 
 
-def _waits_for_nothing(self: Unwritten, request: Request[Any]) -> int:  # noqa: ARG001
+def _waits_for_nothing(self: PendingCommits, request: Request[Any]) -> int:  # noqa: ARG001
     """Take every read for one that reflects nothing that is not on disk yet."""
     return 0
 
@@ -80,7 +80,7 @@ class DamagedJournal(SimulatedJournal):
         return replace(saved, entries=saved.entries[:-1])
 
 
-def _stand_in_no_ring(self: Turns[Any], who: Any, *, used: bool) -> None:
+def _stand_in_no_ring(self: RoundRobin[Any], who: Any, *, used: bool) -> None:
     """Forget who has used up a turn, and what it asked."""
     if not used:
         self._fresh[who] = 0
@@ -91,12 +91,12 @@ def _planted(owner: type, name: str, bug: Any) -> Seams:
 
 
 STORE_BUGS = {
-    "a read that does not wait for the disk": _planted(Unwritten, "_number_of", _waits_for_nothing),
+    "a read that does not wait for the disk": _planted(PendingCommits, "_number_of", _waits_for_nothing),
     "a reply that is kept too short": _planted(Sessions, "close", _close_and_forget),
     "a reply that does not survive the store": Seams(journal=ReplylessJournal),
     "a row of the journal that is passed over": Seams(journal=DamagedJournal),
-    "a turn that is forgotten": _planted(Turns, "wait", _stand_in_no_ring),
-    "an acknowledgement before the commit": _planted(Telling, "_queue", say_at_once),
+    "a turn that is forgotten": _planted(RoundRobin, "wait", _stand_in_no_ring),
+    "an acknowledgement before the commit": _planted(Dispatcher, "_queue", say_at_once),
     "an event lost on reconnecting": _planted(History, "page", _from_the_next),
     "a lease that is resurrected": Seams(journal=ForgetfulJournal),
 }

@@ -11,7 +11,7 @@ import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from store.etcd.rpc.extra import grpc
+from store.etcd.rpc.grpc_import import grpc
 from store.net.certificates import ClientContext
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import anyio
 
 from store.errors import ProtocolError, StoreError, StoreUsageError, UsedAfterFork
 from store.etcd.codec import Failure, FailureKind, classify
-from store.etcd.rpc.extra import etcd_pb2 as pb
-from store.etcd.rpc.extra import grpc
+from store.etcd.rpc.grpc_import import etcd_pb2 as pb
+from store.etcd.rpc.grpc_import import grpc
 from store.etcd.rpc.watch_stream import WatchStream
 from store.net.tasks import cancel_and_wait
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from store.errors import AuthenticationError
 from store.etcd.codec import Failure, FailureKind, classify
-from store.etcd.rpc.extra import etcd_pb2 as pb
+from store.etcd.rpc.grpc_import import etcd_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

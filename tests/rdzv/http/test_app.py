@@ -18,7 +18,7 @@ import rdzv
 import store
 from rdzv.core.state import Ban
 from rdzv.http import app, listening, looking
-from store.server.entry.table import BESIDE_SHARE, YIELD_AFTER
+from store.server.accept.connection_table import BESIDE_SHARE, YIELD_AFTER
 from tests.rdzv.core.test_report import SCHEMA
 from tests.support.limits import limits_with
 from tests.support.processes import start_python

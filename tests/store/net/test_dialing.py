@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from store.net.dialing import TurnedAway, describe, left_without_a_word
+from store.net.dialing import RefusedByStore, describe, left_without_a_word
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from store.net.dialing import TurnedAway, describe, left_without_a_word
     [
         (ConnectionRefusedError(111, "Connection refused"), "nobody listens there"),
         (ConnectionRefusedError("said by an event loop"), "nobody listens there"),
-        (TurnedAway("the store is full"), "the store is full"),
+        (RefusedByStore("the store is full"), "the store is full"),
         (ConnectionResetError(104, "Connection reset by peer"), "it closed the connection"),
         (TimeoutError(), "it does not answer"),
         (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), "wants a client's certificate (mutual TLS)"),

@@ -13,7 +13,7 @@ from store.limits import MIB, Limits
 from store.messages import Cancel, Done, Found, Get, Listing, Ping, Pong, Put, Wait, Watch
 from store.protocol import wire
 from store.protocol.wire import Events
-from store.server import telling
+from store.server import dispatcher
 from store.server.outbox import weight
 from tests.support.stores import introduce, serve_in_memory
 
@@ -92,7 +92,7 @@ async def test_a_broadcast_is_encoded_and_counted_once_and_written_in_turns(
     monkeypatch.setattr(wire, "encode_in_chunks", counted)
     async with serve_in_memory(network, limits=LIMITS) as server:
         ticks = itertools.count()  # a millisecond with every look: in virtual time no turn would end
-        for room in (server._conversations, server._conversations.telling):
+        for room in (server._conversations, server._conversations.dispatcher):
             monkeypatch.setattr(room, "_stopwatch", lambda: next(ticks) / 1000)
         readers = await readers_of(network, kind)
         writer, bystander = await introduce(network, source="writer"), await introduce(network, source="bystander")
@@ -106,14 +106,14 @@ async def test_a_broadcast_is_encoded_and_counted_once_and_written_in_turns(
         assert sum(size > weight(len(VALUE)) for size in outboxes) == STOPPED, "each outbox counts it ..."
         assert server.figures()["outbox_bytes"] < 1.1 * weight(len(VALUE)) + STOPPED * 2 * MIB, "... and all, once"
         assert len(encoded) == 1
-        assert max(steps) <= 6 * telling.BYTES_AT_ONCE
+        assert max(steps) <= 6 * dispatcher.BYTES_AT_ONCE
         for reader in readers[:STOPPED]:
             reader.transport.resume_reading()
         for reader in readers[:STOPPED]:
             await reader.until(lambda reader=reader: has_value(reader))  # type: ignore[misc]
         await asyncio.sleep(1)
         assert server.figures()["outbox_bytes"] == 0
-        assert not server._conversations.telling._shared
+        assert not server._conversations.dispatcher._shared
 
 
 async def test_a_wait_that_is_cancelled_while_its_answer_is_sent_gets_the_rest_of_it() -> None:

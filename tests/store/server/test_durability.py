@@ -102,7 +102,7 @@ async def test_without_a_journal_nothing_waits() -> None:
     one = Store(None)
     one.put()
     assert not one.durability.behind
-    assert one.durability.unwritten.appended == one.durability.unwritten.durable == 0
+    assert one.durability.pending_commits.appended == one.durability.pending_commits.durable == 0
     assert one.durability.refusal() is None
     await one.durability.stop()
     assert one.said == []
@@ -113,14 +113,14 @@ async def test_what_was_done_waits_until_the_journal_has_it_and_too_much_of_it_i
     one = Store(journal, journal_bytes_max=1000)
     one.put()
     one.durability.record()  # nothing has been done since
-    assert (one.durability.unwritten.appended, one.durability.behind) == (1, False)
+    assert (one.durability.pending_commits.appended, one.durability.behind) == (1, False)
     one.put(bytes(2000))
     assert one.durability.behind
     journal.durable(2)
     assert one.said == [], "it is said in the loop, not in the journal's thread"
     await passes()
     assert one.said == [2]
-    assert (one.durability.unwritten.durable, one.durability.behind) == (2, False)
+    assert (one.durability.pending_commits.durable, one.durability.behind) == (2, False)
 
 
 async def test_a_disk_that_takes_nothing_costs_what_it_has_not_taken_and_is_tried_until_it_does() -> None:
@@ -185,7 +185,7 @@ async def test_leaving_ends_the_trying_and_cuts_everybody_off_if_the_disk_hangs(
     assert one.said[-1] == "cut"
     assert True in one.said, "the trying was cancelled"
     one.put()
-    assert one.durability.unwritten.appended == 0, "nothing more is taken on"
+    assert one.durability.pending_commits.appended == 0, "nothing more is taken on"
     journal.fail("once more")
     await passes()
     assert one.said[-1] == "cut"

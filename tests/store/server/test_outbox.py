@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from store.engine.sessions import Budget
+from store.engine.sessions import ByteCount
 from store.server.outbox import PIECE_BYTES, Outbox, Shared, SharedFrame, weight
 
 
@@ -16,7 +16,7 @@ def taken(outbox: Outbox) -> bytes:
 
 
 def test_frames_are_taken_in_order_and_those_that_are_held_after_their_release() -> None:
-    outbox = Outbox(Budget())
+    outbox = Outbox(ByteCount())
     outbox.queue(b"a")
     outbox.hold(b"c", 7)
     outbox.hold(b"d", 8)
@@ -31,7 +31,7 @@ def test_frames_are_taken_in_order_and_those_that_are_held_after_their_release()
 
 
 def test_a_frame_larger_than_a_piece_is_taken_in_pieces_without_a_copy() -> None:
-    outbox = Outbox(Budget())
+    outbox = Outbox(ByteCount())
     large = random.Random(1).randbytes(3 * PIECE_BYTES + 5)
     outbox.queue(large)
     outbox.queue(b"after")
@@ -44,7 +44,7 @@ def test_a_frame_larger_than_a_piece_is_taken_in_pieces_without_a_copy() -> None
 
 
 def test_what_waits_is_counted_until_the_transport_has_got_rid_of_it() -> None:
-    budget = Budget()
+    budget = ByteCount()
     one, other = Outbox(budget), Outbox(budget)
     one.queue(bytes(1000))
     other.hold(bytes(500), 1)
@@ -60,7 +60,7 @@ def test_what_waits_is_counted_until_the_transport_has_got_rid_of_it() -> None:
 
 
 def test_the_rest_of_a_frame_that_has_begun_is_kept_so_that_a_farewell_is_understood() -> None:
-    outbox = Outbox(Budget())
+    outbox = Outbox(ByteCount())
     outbox.queue(bytes(PIECE_BYTES + 9))
     outbox.queue(b"never said")
     outbox.take()
@@ -71,7 +71,7 @@ def test_the_rest_of_a_frame_that_has_begun_is_kept_so_that_a_farewell_is_unders
 
 
 def test_several_frames_are_taken_together_up_to_about_one_piece() -> None:
-    outbox = Outbox(Budget())
+    outbox = Outbox(ByteCount())
     for _ in range(10):
         outbox.queue(bytes(PIECE_BYTES // 4))
     sizes = []
@@ -83,7 +83,7 @@ def test_several_frames_are_taken_together_up_to_about_one_piece() -> None:
 
 
 def test_shared_bytes_count_in_each_outbox_and_once_in_all_of_them_until_the_last_has_let_go() -> None:
-    budget = Budget()
+    budget = ByteCount()
     outboxes = [Outbox(budget) for _ in range(4)]
     large = random.Random(1).randbytes(3 * PIECE_BYTES)
     shared = Shared((b"before", large, b"after"))
@@ -113,7 +113,7 @@ def test_a_large_chunk_of_a_shared_frame_is_not_copied() -> None:
     part = frame.part(PIECE_BYTES, 2 * PIECE_BYTES)
     assert isinstance(part, memoryview)
     assert part.obj is large
-    small = Outbox(Budget())
+    small = Outbox(ByteCount())
     small.queue(b"a")
     small.queue(SharedFrame(b"b", Shared((b"c", b"d"))))
     assert taken(small) == b"abcd"

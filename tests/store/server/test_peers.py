@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from store.limits import Limits
-from store.server.entry.table import Table
+from store.server.accept.connection_table import ConnectionTable
 from store.server.outbox import Outbox, weight
 from store.server.peers import Peers
 
 if TYPE_CHECKING:
-    from store.engine.sessions import Budget
+    from store.engine.sessions import ByteCount
     from store.protocol.wire import Sorry
 
 KIB = 1024
@@ -22,7 +22,7 @@ KIB = 1024
 class FakePeer:
     """A connection that holds what it is told to."""
 
-    def __init__(self, name: str, outboxes: Budget, inboxes: Budget) -> None:
+    def __init__(self, name: str, outboxes: ByteCount, inboxes: ByteCount) -> None:
         self.name = name
         self.outbox = Outbox(outboxes)
         self.inbox_bytes = 0
@@ -51,10 +51,10 @@ class Scene:
 
     def __init__(self, **limits: int) -> None:
         self.engine = SimpleNamespace(memory_bytes=0, unread_bytes=0, slowest_reader=None)
-        self.unwritten = SimpleNamespace(bytes=0)
-        durability: Any = SimpleNamespace(engine=self.engine, unwritten=self.unwritten)
+        self.pending_commits = SimpleNamespace(bytes=0)
+        durability: Any = SimpleNamespace(engine=self.engine, pending_commits=self.pending_commits)
         of_all = Limits(value_bytes_max=8 * KIB, history_bytes_max=KIB, **limits)
-        self.memory = Peers(of_all, durability, Table(of_all, lambda: 0.0))
+        self.memory = Peers(of_all, durability, ConnectionTable(of_all, lambda: 0.0))
         self.peers: dict[int, Any] = cast("dict[int, Any]", self.memory.by_id)
         for number in range(3):
             self.peers[number] = FakePeer(f"peer {number}", self.memory.outboxes, self.memory.inboxes)
@@ -100,7 +100,7 @@ def test_what_the_store_and_its_disk_hold_counts_but_what_is_kept_back_is_theirs
     if held == "by the store":
         scene.engine.memory_bytes = 190 * KIB
     else:
-        scene.unwritten.bytes = 190 * KIB
+        scene.pending_commits.bytes = 190 * KIB
     scene.peers[0].outbox.queue(bytes(15 * KIB))
     assert weight(15 * KIB) < 20 * KIB
     assert not scene.full(), "a store that is full must still be read from"

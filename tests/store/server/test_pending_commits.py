@@ -31,19 +31,19 @@ from store.messages import (
     Watching,
     Written,
 )
-from store.server.unwritten import Unwritten
+from store.server.pending_commits import PendingCommits
 
 FOUND = Found(entry=None)
 EMPTY = Listing(entries=(), revision=7)
 
 
-def with_a_change() -> Unwritten:
+def with_a_change() -> PendingCommits:
     """On disk up to revision 5; revision 6 has changed `a/1`, 7 has changed `b`, and lease 3 is new."""
-    unwritten = Unwritten(durable=10, revision=5)
-    unwritten.append(11, Facts(revisions=[(Event(kind="put", revision=6, key="a/1"),)]))
+    pending_commits = PendingCommits(durable=10, revision=5)
+    pending_commits.append(11, Facts(revisions=[(Event(kind="put", revision=6, key="a/1"),)]))
     lease = SavedLease(id=3, ttl=1.0, disconnect_ttl=None, anonymous=False)
-    unwritten.append(12, Facts(revisions=[(Event(kind="delete", revision=7, key="b"),)], leases={3: lease}))
-    return unwritten
+    pending_commits.append(12, Facts(revisions=[(Event(kind="delete", revision=7, key="b"),)], leases={3: lease}))
+    return pending_commits
 
 
 @pytest.mark.parametrize(
@@ -96,11 +96,11 @@ def test_a_reply_that_waits_says_a_revision_that_is_on_disk_once_it_goes_out(
     request_: Request[Any], response: Response
 ) -> None:
     """It goes out once 6 is on disk, while 7, which changes nothing of it, may never be (S3)."""
-    unwritten = with_a_change()
-    number, said = unwritten.wait_for(request_, response)
+    pending_commits = with_a_change()
+    number, said = pending_commits.wait_for(request_, response)
     assert number == 11
-    unwritten.written(number)
-    assert said.revision == unwritten.revision == 6  # type: ignore[attr-defined]
+    pending_commits.written(number)
+    assert said.revision == pending_commits.revision == 6  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("prefix", ["a/", "c"])
@@ -111,39 +111,39 @@ def test_a_listing_of_an_earlier_revision_keeps_that(prefix: str) -> None:
 
 
 def test_a_step_that_only_grants_changed_is_of_the_revision_before_it() -> None:
-    unwritten = with_a_change()
-    unwritten.append(13, Facts(leases={4: SavedLease(id=4, ttl=1.0)}))
-    unwritten.written(13)
-    assert unwritten.revision == 7
+    pending_commits = with_a_change()
+    pending_commits.append(13, Facts(leases={4: SavedLease(id=4, ttl=1.0)}))
+    pending_commits.written(13)
+    assert pending_commits.revision == 7
 
 
 def test_what_is_on_disk_is_waited_for_no_longer() -> None:
-    unwritten = with_a_change()
-    assert unwritten.bytes > 0
-    unwritten.written(11)
-    assert unwritten.wait_for(Get("a/1"), FOUND)[0] <= unwritten.durable
-    assert unwritten.wait_for(Get("b"), FOUND)[0] == 12
-    assert unwritten.revision == 6
-    unwritten.written(12)
-    assert unwritten.revision == 7
-    assert unwritten.bytes == 0
-    assert unwritten.wait_for(GetMany(keys=("b",)), EMPTY) == (12, EMPTY)
+    pending_commits = with_a_change()
+    assert pending_commits.bytes > 0
+    pending_commits.written(11)
+    assert pending_commits.wait_for(Get("a/1"), FOUND)[0] <= pending_commits.durable
+    assert pending_commits.wait_for(Get("b"), FOUND)[0] == 12
+    assert pending_commits.revision == 6
+    pending_commits.written(12)
+    assert pending_commits.revision == 7
+    assert pending_commits.bytes == 0
+    assert pending_commits.wait_for(GetMany(keys=("b",)), EMPTY) == (12, EMPTY)
 
 
 def test_a_key_that_has_changed_again_is_waited_for_until_the_later_change_is_on_disk() -> None:
-    unwritten = with_a_change()
-    unwritten.append(13, Facts(revisions=[(Event(kind="put", revision=8, key="a/1"),)]))
-    unwritten.written(12)
-    assert unwritten.wait_for(Get("a/1"), FOUND)[0] == 13
+    pending_commits = with_a_change()
+    pending_commits.append(13, Facts(revisions=[(Event(kind="put", revision=8, key="a/1"),)]))
+    pending_commits.written(12)
+    assert pending_commits.wait_for(Get("a/1"), FOUND)[0] == 13
 
 
 def test_a_lease_that_came_again_is_waited_for_until_the_later_grant_is_on_disk() -> None:
     """A keep-alive of a chosen id was answered while a crash could still take the lease back."""
-    unwritten = with_a_change()
-    unwritten.append(13, Facts(leases={3: None}))
-    unwritten.append(14, Facts(leases={3: SavedLease(id=3, ttl=1.0)}))
-    unwritten.written(12)
-    assert unwritten.wait_for(KeepAlive(lease=3), Granted(lease=3, ttl=1.0))[0] == 14
-    unwritten.written(14)
-    assert unwritten.wait_for(KeepAlive(lease=3), Granted(lease=3, ttl=1.0))[0] <= 14
-    assert not unwritten._changed
+    pending_commits = with_a_change()
+    pending_commits.append(13, Facts(leases={3: None}))
+    pending_commits.append(14, Facts(leases={3: SavedLease(id=3, ttl=1.0)}))
+    pending_commits.written(12)
+    assert pending_commits.wait_for(KeepAlive(lease=3), Granted(lease=3, ttl=1.0))[0] == 14
+    pending_commits.written(14)
+    assert pending_commits.wait_for(KeepAlive(lease=3), Granted(lease=3, ttl=1.0))[0] <= 14
+    assert not pending_commits._changed

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from store.engine.changeset import Facts
     from store.messages import Request, Response
 
-__all__ = ["Unwritten"]
+__all__ = ["PendingCommits"]
 
 PREFIX_LOOKS_MAX = 1024  # changed keys that are compared with a prefix; with more, listings wait
 
 
-class Unwritten:
+class PendingCommits:
     """The changes that wait for the disk, and their bytes.
 
     `durable` is the last journal number on disk, and `revision` its revision; `appended` the last number of the

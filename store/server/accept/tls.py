@@ -20,7 +20,7 @@ from store.net.address import host_and_port
 from store.net.sockets import forget, let_go_in_children
 
 if TYPE_CHECKING:
-    from store.server.entry.table import Table
+    from store.server.accept.connection_table import ConnectionTable
 
 __all__ = ["TLS_BYTES", "TlsLayer"]
 
@@ -53,7 +53,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self,
         inner: asyncio.BaseProtocol,
         context: ssl.SSLContext,
-        table: Table,
+        table: ConnectionTable,
         *,
         farewell: bytes,
         beside: bool = False,

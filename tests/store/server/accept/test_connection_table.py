@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from store.server.entry.table import LATELY, YIELD_AFTER, YIELD_FACTOR, YIELD_MOST, Table
+from store.server.accept.connection_table import LATELY, YIELD_AFTER, YIELD_FACTOR, YIELD_MOST, ConnectionTable
 from tests.support.limits import limits_with
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Scene:
 
     def __init__(self, **limits: int) -> None:
         self.now = 0.0
-        self.table = Table(limits_with(handshake_timeout=WITHIN, **limits), self.clock)
+        self.table = ConnectionTable(limits_with(handshake_timeout=WITHIN, **limits), self.clock)
 
     def clock(self) -> float:
         return self.now
@@ -138,7 +138,7 @@ class Timed:
             return call_later(delay, *arguments)
 
         self.loop.call_later = counted  # type: ignore[method-assign,assignment]
-        self.table = Table(limits_with(handshakes_max=10_000, handshake_timeout=WITHIN), self.loop.time)
+        self.table = ConnectionTable(limits_with(handshakes_max=10_000, handshake_timeout=WITHIN), self.loop.time)
         self._began = self.loop.time()
 
     def comes(self, *, within: float = WITHIN) -> Somebody:
@@ -194,7 +194,7 @@ async def test_where_honest_clients_take_long_all_are_given_more_time_each_its_o
 
 @pytest.mark.virtual_time
 async def test_who_is_served_makes_no_way_and_stands_again_afterwards() -> None:
-    table = Table(limits_with(handshakes_max=1), asyncio.get_running_loop().time)
+    table = ConnectionTable(limits_with(handshakes_max=1), asyncio.get_running_loop().time)
     page = Somebody()
     table.came(page, "10.0.0.1", beside=True)
     table.is_served(page)

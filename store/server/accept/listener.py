@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from store.server.entry.table import Table
+    from store.server.accept.connection_table import ConnectionTable
 
-__all__ = ["Door", "WayOut"]
+__all__ = ["EndWhenAlone", "TcpListener"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -34,12 +34,12 @@ RETRY_AFTER = 0.5  # seconds, when files have run out
 QUIET_FOR = 60.0  # seconds between log lines about it
 
 
-class Door:
+class TcpListener:
     """Listening sockets, which are closed with the listener; `beside` says that they do not lead to the store."""
 
     def __init__(
         self,
-        table: Table,
+        table: ConnectionTable,
         socks: Sequence[socket.socket],
         protocol: Callable[[], asyncio.BaseProtocol],
         *,
@@ -126,7 +126,7 @@ class Door:
                 raise
 
 
-class WayOut:
+class EndWhenAlone:
     """Ends a server in another thread once no client is connected; later ones are told to retry."""
 
     def __init__(self, alone: Callable[[], bool]) -> None:

@@ -13,8 +13,8 @@ from store.engine.engine import WAITS_AT_ONCE, Engine
 from store.engine.requests import LOOKS_A_STEP, LOOKS_OF_A_WAIT
 from store.messages import Cancel, Count, Ping, Pong, Wait, Watch
 from store.protocol.wire import Events, Reply
-from store.server.telling import AT_ONCE, CAUGHT_UP_AT_ONCE
-from store.server.turns import PASS, TURN, Turns
+from store.server.dispatcher import AT_ONCE, CAUGHT_UP_AT_ONCE
+from store.server.round_robin import PASS, TURN, RoundRobin
 from tests.support.stores import introduce
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def test_who_has_had_no_turn_goes_first_and_nobody_has_a_second_one_before_all_others_have_had_theirs() -> None:
-    turns: Turns[str] = Turns()
+    turns: RoundRobin[str] = RoundRobin()
     for name in ("a", "b", "gone"):
         turns.wait(name, used=True)
     turns.wait("little", used=False)
@@ -43,7 +43,7 @@ def test_who_has_had_no_turn_goes_first_and_nobody_has_a_second_one_before_all_o
 
 
 def test_turns_are_shorter_while_many_have_not_had_any_and_a_pass_is_over_when_its_time_is() -> None:
-    turns: Turns[int] = Turns()
+    turns: RoundRobin[int] = RoundRobin()
     assert turns.length == TURN
     for number in range(1000):
         turns.wait(number, used=False)
@@ -55,7 +55,7 @@ def test_turns_are_shorter_while_many_have_not_had_any_and_a_pass_is_over_when_i
 
 
 def test_it_is_known_whether_all_have_had_a_turn_who_came_before_now() -> None:
-    turns: Turns[str] = Turns()
+    turns: RoundRobin[str] = RoundRobin()
     turns.wait("greedy", used=True)
     assert not turns.waits(turns.came)
     turns.wait("a", used=False)
@@ -89,8 +89,8 @@ class Timed:
         self._received, self._apply = conversations.received, conversations._apply
         self._arrived: dict[int, float] = {}
         self.waits: list[float] = []
-        self.telling = conversations.telling
-        self.peers = self.telling._peers.by_id
+        self.dispatcher = conversations.dispatcher
+        self.peers = self.dispatcher._peers.by_id
         conversations.received = self.received  # type: ignore[method-assign]
         conversations._apply = self.apply  # type: ignore[method-assign]
 
@@ -216,7 +216,7 @@ async def test_a_peer_with_thousands_of_watches_is_told_in_slices_and_in_order()
     for peer in watching:
         await peer.answer(peer.ask(*[Watch(prefix="head/")] * each)[-1])
     told: list[int] = []
-    tell, announce_on = timed.telling._tell, timed.telling._announce_on
+    tell, announce_on = timed.dispatcher._tell, timed.dispatcher._announce_on
 
     def counted(*what: Any) -> None:
         told[-1] += 1
@@ -226,7 +226,7 @@ async def test_a_peer_with_thousands_of_watches_is_told_in_slices_and_in_order()
         told.append(0)
         return announce_on()
 
-    timed.telling._tell, timed.telling._announce_on = counted, step  # type: ignore[method-assign,assignment]
+    timed.dispatcher._tell, timed.dispatcher._announce_on = counted, step  # type: ignore[method-assign,assignment]
     writer, bystander = await introduce(network, source="writer"), await introduce(network, source="bystander")
     writer.ask(Put("head/round", b"1"), Put("head/round", b"2"))
     (asked,) = watching[-1].ask(Ping())
@@ -241,7 +241,7 @@ async def test_a_peer_with_thousands_of_watches_is_told_in_slices_and_in_order()
         assert places == sorted(places), "and the answer to a ping comes after all that it says has been"
     assert max(told) <= CAUGHT_UP_AT_ONCE + AT_ONCE
     assert sum(told) == 3 * 2 * each
-    assert not timed.telling._owed
+    assert not timed.dispatcher._owed
 
 
 def place_of(said: Any) -> float:

@@ -16,8 +16,8 @@ import store
 import store.sync
 from store.limits import Limits
 from store.net.sockets import open_files
-from store.server.entry.door import Door, WayOut
-from store.server.entry.table import Table
+from store.server.accept.connection_table import ConnectionTable
+from store.server.accept.listener import EndWhenAlone, TcpListener
 from tests.support.limits import limits_with
 
 if TYPE_CHECKING:
@@ -57,15 +57,15 @@ class Taken(asyncio.Protocol):
         self.accepted.set()
 
 
-def a_table() -> Table:
+def a_table() -> ConnectionTable:
     loop = asyncio.get_running_loop()
-    return Table(limits_with(handshakes_max=4), loop.time)
+    return ConnectionTable(limits_with(handshakes_max=4), loop.time)
 
 
 async def test_files_that_run_out_cost_one_line_and_no_connection(caplog: pytest.LogCaptureFixture) -> None:
     listener, taken = Listener(), Taken()
-    door = Door(a_table(), [listener], lambda: taken)  # type: ignore[list-item]
-    with caplog.at_level(logging.ERROR, "store.server.entry.door"):
+    door = TcpListener(a_table(), [listener], lambda: taken)  # type: ignore[list-item]
+    with caplog.at_level(logging.ERROR, "store.server.accept.listener"):
         door.open()
         _, writer = await asyncio.open_connection(*listener.sock.getsockname())
         while listener.asked < 3:  # noqa: ASYNC110 - it tells nobody
@@ -138,14 +138,14 @@ async def test_nobody_slips_in_between_being_alone_and_the_end() -> None:
 
 
 def test_a_server_that_is_to_stay_takes_clients_however_alone_it_has_been() -> None:
-    way_out = WayOut(lambda: True)
+    way_out = EndWhenAlone(lambda: True)
     way_out.note()
     assert not way_out.taken
 
 
 def test_who_waits_to_be_alone_in_a_loop_that_stands_still_waits_no_longer_than_it_said() -> None:
     loop = asyncio.new_event_loop()
-    way_out = WayOut(lambda: True)
+    way_out = EndWhenAlone(lambda: True)
     way_out.open(loop)
     waiting = threading.Thread(target=way_out.wait_until_alone, args=(0.01,), daemon=True)
     waiting.start()
@@ -158,7 +158,7 @@ async def test_whoever_is_accepted_is_prepared_also_where_the_listening_socket_p
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     taken = Taken()
-    door = Door(a_table(), [listener], lambda: taken)
+    door = TcpListener(a_table(), [listener], lambda: taken)
     door.open()
     with socket.create_connection(listener.getsockname()):
         await taken.accepted.wait()

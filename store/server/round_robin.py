@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["PASS", "TURN", "Turns"]
+__all__ = ["PASS", "TURN", "RoundRobin"]
 
 TURN = 0.002  # seconds of one peer, before others have theirs
 PASS = 0.008  # seconds of all peers together, before the loop reads its sockets again
@@ -21,7 +21,7 @@ PASS = 0.008  # seconds of all peers together, before the loop reads its sockets
 P = TypeVar("P")
 
 
-class Turns(Generic[P]):
+class RoundRobin(Generic[P]):
     """The ring of waiting peers; `came` counts those with a new request, `spent` this pass's seconds."""
 
     __slots__ = ("_fresh", "_used", "came", "spent")

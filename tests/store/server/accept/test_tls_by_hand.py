@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import store
 from store.limits import Limits
-from store.server.entry.table import Table
-from store.server.entry.tls import HANDSHAKE, HANDSHAKE_BYTES, RECORD_BYTES, TlsLayer
+from store.server.accept.connection_table import ConnectionTable
+from store.server.accept.tls import HANDSHAKE, HANDSHAKE_BYTES, RECORD_BYTES, TlsLayer
 from tests.support.processes import require
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Conversation:
         trusting = ssl.create_default_context()
         authority.configure_trust(trusting)
         clock = asyncio.get_running_loop().time
-        self.table = Table(Limits(), clock)
+        self.table = ConnectionTable(Limits(), clock)
         self.line, self.inside = Line(), Inside()
         self.layer = TlsLayer(self.inside, self.server, self.table, farewell=b"")
         self.layer.connection_made(self.line)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from store.protocol.connection import ServerConnection
 from store.protocol.wire import Sorry
-from store.server.entry.door import WayOut
-from store.server.entry.tls import TLS_BYTES
+from store.server.accept.listener import EndWhenAlone
+from store.server.accept.tls import TLS_BYTES
 from store.server.peer import PEER_BYTES
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from store.server.peer import Peer
     from store.server.peers import Peers
 
-__all__ = ["Reception"]
+__all__ = ["Handshakes"]
 
 HELD_MOST = 5.0  # seconds that a newcomer waits for a session; clients do not retry sooner, either
 SOON = 0.001  # seconds that a clock may be behind
 
 
-class Reception:
+class Handshakes:
     """Accepts or refuses peers, by `token` if there is one; once `leaving`, refuses all.
 
     `way_out` ends the server once no client is connected. `empty` is set while no peer is. `bytes_out` went to closed
@@ -40,7 +40,7 @@ class Reception:
         self._clock = clock
         self._refuses = False  # connections, since the last accepted one
         self.leaving: bool = False
-        self.way_out: WayOut = WayOut(self._is_alone)
+        self.way_out: EndWhenAlone = EndWhenAlone(self._is_alone)
         self.empty: asyncio.Event = asyncio.Event()
         self.empty.set()
         self.bytes_out: int = 0

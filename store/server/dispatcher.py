@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from store.server.peer import Peer
     from store.server.peers import Peers
 
-__all__ = ["Telling"]
+__all__ = ["Dispatcher"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ POSTPONED_MOST = 64  # changes with postponed waits; beyond, no more changes are
 ANNOUNCEMENTS_MOST = 256  # in progress; beyond, no more changes are made
 
 
-class Telling:
+class Dispatcher:
     """Pending notifications, and peers with something to write. `have_pass` requests a pass of the loop."""
 
     def __init__(self, peers: Peers, *, stopwatch: Callable[[], float], have_pass: Callable[[], None]) -> None:
@@ -93,7 +93,7 @@ class Telling:
 
         A watch that is `opening` gets its events in steps, each of which waits until the outbox is nearly empty.
         """
-        number = self._durability.unwritten.appended  # later steps need not be durable
+        number = self._durability.pending_commits.appended  # later steps need not be durable
         self._announce([(one.peer, one) for one in deliveries if type(one) is Answer], partial(self._answer, number))
         for delivery in deliveries:
             match delivery:
@@ -259,7 +259,7 @@ class Telling:
     def say(self, peer: Peer, frame: Frame, *, number: int | None = None) -> None:
         """Queue a frame, to be sent once `number`, or (None) everything so far, is durable."""
         self._catch_up(peer)
-        self._queue(peer, frame, self._durability.unwritten.appended if number is None else number)
+        self._queue(peer, frame, self._durability.pending_commits.appended if number is None else number)
 
     def answer_alone(self, peer: Peer, frame: Frame, number: int) -> None:
         """Queue the only answer of a batch; write it at once if nothing waits before it."""
@@ -268,7 +268,7 @@ class Telling:
             or self._announcements
             or len(frame) > PIECE_BYTES
             or isinstance(frame, SharedFrame)
-            or number > self._durability.unwritten.durable
+            or number > self._durability.pending_commits.durable
         ):
             self.say(peer, frame, number=number)
         else:
@@ -277,7 +277,7 @@ class Telling:
     def _queue(self, peer: Peer, frame: Frame, number: int) -> None:
         if peer.gone:
             return
-        if number <= self._durability.unwritten.durable:
+        if number <= self._durability.pending_commits.durable:
             peer.outbox.queue(frame)
             self._queued_in[peer] = None
         else:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from store.limits import Limits
 
-__all__ = ["BESIDE_SHARE", "Stranger", "Table"]
+__all__ = ["BESIDE_SHARE", "ConnectionTable", "Stranger"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class _Row:
     give_up: Callable[[], None] | None = None
 
 
-class Table:
+class ConnectionTable:
     """All connections, the time limits of strangers, and the connections of each address.
 
     `connections_max` is the limit, or the system's if lower, strangers included. `raw` takes the encrypted bytes of all

@@ -7,7 +7,7 @@ import ssl
 import pytest
 
 from store.errors import StoreUsageError
-from store.server.entry.exposure import TOKEN_BYTES_LEAST, check_exposure
+from store.server.accept.exposure import TOKEN_BYTES_LEAST, check_exposure
 
 GOOD = bytes(TOKEN_BYTES_LEAST)
 

@@ -17,7 +17,7 @@ import pytest
 import store
 from store.errors import ConnectionLost
 from store.limits import Limits
-from store.server.entry.tls import TLS_BYTES
+from store.server.accept.tls import TLS_BYTES
 from store.server.peer import PEER_BYTES
 from tests.support.processes import require
 
