@@ -21,7 +21,7 @@ from store.client.reconnecting import Reconnecting
 from store.errors import ConnectionLost, StoreError, StoreTimeoutError, StoreUsageError, WatchCompacted, unsent
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Cancel, Event, Ping, Pong, Request, Response, Watching, key_bytes, waits
-from store.net.process import check_made_here, process_id
+from store.net.process import check_loop, check_made_here, process_id
 from store.net.tasks import cancel_and_wait
 from store.protocol import wire
 from store.protocol.connection import InFlight, error_of
@@ -363,8 +363,9 @@ class Client(Reconnecting, interface.Store):
         return item, answer
 
     def check_usable(self) -> None:
-        """Raise the error that made the client unusable, or `UsedAfterFork`."""
+        """Raise the error that made the client unusable, `UsedAfterFork`, or `StoreUsageError` in another loop."""
         check_made_here(self._made_in, self.name)
+        check_loop(self._loop, self.name)
         if self._failed is not None:
             raise unsent(self._failed)
 

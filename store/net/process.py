@@ -5,15 +5,16 @@ By it a server knows which connections are of one process (R20), and a client th
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import os
 import socket
 from pathlib import Path
 
-from store.errors import UsedAfterFork
+from store.errors import StoreUsageError, UsedAfterFork
 
-__all__ = ["check_made_here", "loopback_id", "process_id"]
+__all__ = ["check_loop", "check_made_here", "loopback_id", "process_id"]
 
 _id = os.urandom(16)
 
@@ -27,6 +28,15 @@ def check_made_here(made_in: bytes, name: str) -> None:
     """Raise `UsedAfterFork` if a client was made before a `fork()`."""
     if made_in is not _id:
         raise UsedAfterFork(f"this client of {name} was made before fork(); make a new one in the child")
+
+
+def check_loop(loop: asyncio.AbstractEventLoop | None, name: str) -> None:
+    """Raise `StoreUsageError` in another event loop than that which a client was opened in."""
+    if loop is not asyncio.get_running_loop():
+        raise StoreUsageError(
+            f"this client of {name} is used outside the event loop that it was opened in: use it there, by "
+            "asyncio.run_coroutine_threadsafe, or store.sync in a thread without a loop"
+        )
 
 
 @functools.cache

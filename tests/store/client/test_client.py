@@ -569,3 +569,18 @@ async def test_a_forked_child_that_closes_an_inherited_client_ends_nothing_of_it
         await client.put("a", b"")
         assert server.figures()["sessions"] == 1
         assert client.connected
+
+
+async def test_a_use_in_another_event_loop_is_refused_and_not_applied() -> None:
+    """The write was applied, and its caller was told a RuntimeError of asyncio's inside."""
+    async with store.serve() as server, store.connect(server.url) as client:
+
+        async def watch() -> None:
+            async with client.watch("word"):
+                pass
+
+        for use in (lambda: client.put("word", b"v"), lambda: client.get("word"), watch):
+            with pytest.raises(StoreUsageError, match="outside the event loop that it was opened in"):
+                await asyncio.to_thread(asyncio.run, use())
+        assert await client.get("word") is None
+        await client.put("word", b"v")
