@@ -38,7 +38,7 @@ from store.etcd.watch import Watch
 from store.etcd.writes import Writing
 from store.interface import DEFAULT_TIMEOUT
 from store.net.absence import absence_told
-from store.net.process import check_made_here, process_id
+from store.net.process import check_loop, check_made_here, process_id
 from store.net.ways import Way, chosen_way
 from store.watch_cursor import WatchCursor
 
@@ -133,6 +133,7 @@ class Client(interface.Store):
         self._on_connection: list[Callable[[bool], None]] = []
         self._way: Way | None = None
         self._made_in = process_id()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     # ------------------------------------------------------------------------------------------ life
 
@@ -160,6 +161,7 @@ class Client(interface.Store):
 
     async def open(self) -> None:
         """Prepare for calls; the first one connects."""
+        self._loop = asyncio.get_running_loop()
         self.members.clients.append(self)
         await self.members.start()
 
@@ -231,6 +233,7 @@ class Client(interface.Store):
 
     def _check_usable(self) -> None:
         check_made_here(self._made_in, self.name)
+        check_loop(self._loop, self.name)
         if self._failed is not None:
             raise unsent(self._failed)
 

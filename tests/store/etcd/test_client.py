@@ -651,3 +651,9 @@ async def test_another_cluster_at_the_same_place_is_another_one(etcd: Etcd, at: 
                 await waiting
             with pytest.raises(ConnectionLost):
                 await client.call(Revoke(lease=1))
+
+
+async def test_a_use_in_another_event_loop_is_refused(client: Client, at: str) -> None:
+    with pytest.raises(StoreUsageError, match="outside the event loop that it was opened in"):
+        await asyncio.to_thread(asyncio.run, client.put(f"{at}word", b"v"))
+    assert await client.get(f"{at}word") is None
