@@ -214,9 +214,15 @@ class ClientAtFirstUse:
         return asyncio.get_running_loop().time()
 
     async def aclose(self) -> None:
-        """Disconnect; later requests make a new client."""
-        async with self._opening:
-            await self._close()
+        """Disconnect, from any event loop; later requests make a new client."""
+        there = self._loop
+        if there is None or there is asyncio.get_running_loop():
+            async with self._opening:
+                await self._close()
+        elif there.is_running():
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._close(), there))
+        else:  # its connections have ended with it
+            self._client = self._loop = self._opened = None
 
     async def _close(self) -> None:
         self._client = self._loop = None

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rdzv.errors import RendezvousStateError
+from rdzv.errors import RendezvousStateError, RoundSupersededError
 from tests.support.runs import real_run
 
 
@@ -27,3 +27,14 @@ async def test_a_second_event_loop_is_refused_in_words_and_the_first_goes_on() -
         await asyncio.to_thread(other.join, 10)
         assert len(errors) == 1
         assert await info.store.get("k") == b"v"
+
+
+async def test_a_handler_is_closed_from_another_event_loop_after_its_rounds_store_was_used() -> None:
+    """It awaited, in the wrong loop, the end of the client's tasks, for ever."""
+    async with real_run(min_nodes=1, max_nodes=1) as make, make("a") as handler:
+        info = await handler.next_rendezvous()
+        await info.store.set("k", b"v")
+        async with asyncio.timeout(20):
+            await asyncio.to_thread(asyncio.run, asyncio.wait_for(handler.aclose(), 15))
+        with pytest.raises(RoundSupersededError):
+            await info.store.get("k")
