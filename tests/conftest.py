@@ -62,13 +62,6 @@ def pytest_report_header() -> str:
     return f"fresh seed: {FRESH} (RDZV_TEST_SEED={FRESH} runs it again)"
 
 
-ONLY_WITH_EVERYTHING = (
-    *("tests/hosts/test_addresses", "tests/hosts/test_bootstrap", "tests/hosts/test_cuts"),
-    *("tests/hosts/test_l", "tests/hosts/test_shared", "tests/sim/test_training_story", "tests/sim/test_store_story"),
-)
-"""Tests of minutes, which a newcomer's command leaves out."""
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep some cases of each large table, the same in every worker."""
     if EVERYTHING:
@@ -83,7 +76,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         assert marker is not None
         kept = random.Random(f"{FRESH} {name}").sample(cases, min(marker.args[0], len(cases)))
         left_out.update(case for case in cases if case not in kept)
-    left_out.update(item for item in items if item.nodeid.startswith(ONLY_WITH_EVERYTHING) or "planted" in item.nodeid)
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]

@@ -6,6 +6,8 @@ import contextlib
 import tempfile
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.hosts.lab import Lab, require_hosts
 from tests.hosts.runs import members, serving, url_of
 from tests.support.etcd import require_etcd
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.hosts.lab import Host
+
+pytestmark = pytest.mark.some_of(0)  # it takes minutes
 
 require_hosts()
 

@@ -13,6 +13,8 @@ from tests.hosts.cuts import NOT_TO_BE_HEARD, cut_often
 from tests.hosts.lab import Lab, require_hosts
 from tests.hosts.runs import members, serving, url_of
 
+pytestmark = pytest.mark.some_of(0)  # it takes minutes
+
 require_hosts()
 
 BACK_WITHIN = 10.0  # seconds; half a second on an idle machine, and never where only the old connections are used

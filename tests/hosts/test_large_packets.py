@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.hosts.lab import Lab, require_hosts
 from tests.hosts.runs import members, serving, url_of
+
+pytestmark = pytest.mark.some_of(0)  # it takes minutes
 
 require_hosts()
 

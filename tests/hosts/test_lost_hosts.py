@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.hosts.lab import Lab, require_hosts
 from tests.hosts.runs import PORT, START_WITHIN, Member, members
 from tests.support.processes import require
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.some_of(0)  # it takes minutes
 
 require_hosts()
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from tests.support.processes import Child
 
+pytestmark = pytest.mark.some_of(0)  # it takes minutes
+
 require_hosts()
 
 SERVICE = "10.98.0.10"

@@ -9,18 +9,8 @@ from __future__ import annotations
 
 import os
 import random
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 EVERYTHING = os.environ.get("RDZV_TEST_EVERYTHING") == "1"
 """Whether tests of which there are many of one kind are all run; else some, which each run chooses anew: `.ci/run`."""
 
 FRESH = int(os.environ.setdefault("RDZV_TEST_SEED", str(random.SystemRandom().randrange(10**6, 10**9))))
-
-
-def some_of(names: Collection[str], count: int) -> list[str]:
-    """Return so many of them, other ones with each fresh seed; all of them, if everything is to be run."""
-    chosen = names if EVERYTHING else random.Random(FRESH).sample(sorted(names), count)
-    return [name for name in names if name in chosen]
