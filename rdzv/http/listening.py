@@ -169,19 +169,19 @@ async def listening(
     try:
         server = runner.server
         assert server is not None, "it is set up"
-        entry = TcpListener(
+        listener = TcpListener(
             table,
             await anyio.to_thread.run_sync(bound_sockets, host, port),
             lambda: visitors.protocol(server(), tls),
             beside=True,
         )
-        bound = entry.socks[0].getsockname()[1]
-        entry.open()
+        bound = listener.socks[0].getsockname()[1]
+        listener.open()
         try:
             yield bound
         finally:
-            entry.close()
-            await entry.wait_closed()
+            listener.close()
+            await listener.wait_closed()
     finally:
         await runner.cleanup()
 

@@ -1,6 +1,6 @@
 """S11: "No legal request, and no heap of them, holds the others up for more than 50 ms".
 
-How that is done is counted in `tests/store/server/test_turns.py`, and what each request takes at its limit in
+How that is done is counted in `tests/store/server/test_round_robin.py`, and what each request takes at its limit in
 `tests/store/engine/test_fair.py`. `python -m benchmarks.fairness` plays every kind, and prints what a bystander waits.
 """
 

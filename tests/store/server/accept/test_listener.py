@@ -1,4 +1,4 @@
-"""The door: who is accepted, when, and what the log says of it. The rules are those of `test_table.py`."""
+"""The listener: connections accepted, when, and its log lines. The rules are those of `test_connection_table.py`."""
 
 from __future__ import annotations
 
