@@ -220,7 +220,7 @@ class ClientAtFirstUse:
             async with self._opening:
                 await self._close()
         elif there.is_running():
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._close(), there))
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.aclose(), there))
         else:  # its connections have ended with it
             self._client = self._loop = self._opened = None
 
