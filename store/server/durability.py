@@ -180,6 +180,7 @@ class Durability:
         All but deletes for a second at least, since the failed write's client repeats it.
         """
         engine = self.engine
+        journal.short_of_room = True
         if journal.only_deletes:
             log.warning("store %s takes only deletes: %s", engine.store_id, why)
         while journal.only_deletes:
@@ -190,7 +191,7 @@ class Durability:
         while (room := await self._in_thread(journal.room)) < self._limits.frame_bytes_max:
             engine.writable_bytes = room
             await anyio.sleep(TRY_AGAIN_AFTER)
-        engine.only_deletes = None
+        engine.only_deletes, journal.short_of_room = None, False
 
 
 def _is_small(request: Request[Any]) -> bool:

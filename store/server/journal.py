@@ -102,6 +102,7 @@ class Journal:
     Attributes:
         in_doubt: True if the last group may be on disk or not.
         only_deletes: True if the disk is so full that only deletes may be appended.
+        short_of_room: True while writes are refused for their size: all unused room goes back to the disk, each second.
         answered: True if the reply that is kept for the failed step names the error.
     """
 
@@ -130,6 +131,7 @@ class Journal:
         self.in_doubt: bool = False
         self.log_bytes: int = 0
         self.only_deletes: bool = False
+        self.short_of_room: bool = False
         self.answered: bool = False
         self._lock_file = take_lock(Path(directory))
         let_go_in_children(self, self._lock_file)  # else a forked child would keep the lock
@@ -193,7 +195,7 @@ class Journal:
     def start(self, *, on_durable: Callable[[int], None], on_failure: Callable[[str], None]) -> None:
         """Start the writer, after `load`; it reports the last durable number, or why it failed and has ended."""
         assert self._database is not None, "what is there is read before anything is added"
-        self._stopping = False
+        self._stopping, self._untidy = False, True
         self._thread = threading.Thread(
             target=self._write, args=(on_durable, on_failure), name="store journal", daemon=True
         )
@@ -283,12 +285,12 @@ class Journal:
         """Wait for facts, tidying up meanwhile; return them and their last number, or None at the end."""
         while True:
             with self._wake:
-                self._wake.wait_for(self._is_wanted, IDLE_SECONDS if self._untidy or self.only_deletes else None)
+                self._wake.wait_for(self._is_wanted, IDLE_SECONDS if self._untidy or self.short_of_room else None)
                 if self._pending:
                     break
                 if self._stopping:
                     return None
-            self._untidy |= self.only_deletes  # a full disk may have room now
+            self._untidy |= self.short_of_room  # the disk may have room now, or no reader of the log
             while self._untidy and not self._is_wanted():
                 self._tidy_up()
         count = size = 0
@@ -438,19 +440,19 @@ class Journal:
             (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
             (pages,) = self._database.execute("PRAGMA page_count").fetchone()
             self._growth()
-            spare = free - (0 if self.only_deletes else max(FREE_PAGES_KEPT, pages // 4))
-            anew = spare > 0 and pages - free <= PAGES_WRITTEN_ANEW and not self.only_deletes
+            spare = free - (0 if self.short_of_room else max(FREE_PAGES_KEPT, pages // 4))
+            anew = spare > 0 and pages - free <= PAGES_WRITTEN_ANEW and not self.short_of_room
             if anew:
                 self._database.execute("VACUUM")
             elif spare > 0:
                 self._database.execute(f"PRAGMA incremental_vacuum({min(spare, FREE_PAGES_AT_ONCE)})").fetchall()
             self._untidy = spare > FREE_PAGES_AT_ONCE and not anew
-            full = self.log_bytes > (LOG_BYTES // 4 if self.only_deletes else LOG_BYTES)
-            if (self.only_deletes and full) or (not self._untidy and (spare > 0 or full)):
+            full = self.log_bytes > (LOG_BYTES // 4 if self.short_of_room else LOG_BYTES)
+            if (self.short_of_room and full) or (not self._untidy and (spare > 0 or full)):
                 self._database.execute("PRAGMA busy_timeout=0")  # a reader must not delay the next group
                 self._empty_log()
                 self._growth()
-        except (sqlite3.Error, OSError) as error:  # retried after the next write
+        except (sqlite3.Error, OSError) as error:  # retried after the next write, or in a second if `short_of_room`
             log.debug("%s could not be made smaller: %s", self._path, error)
             self._untidy = False
         finally:
