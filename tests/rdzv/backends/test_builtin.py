@@ -1,4 +1,4 @@
-"""`connect`, and what it reads: files, certificates, the environment."""
+"""`connect` and its inputs: files, certificates, environment variables."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_ttl_that_an_election_of_etcd_may_use_up_is_warned_of(
 
 
 async def test_a_connection_is_entered_once() -> None:
-    """The second handler took the place of the first, which nobody closed: a ghost in the run."""
+    """Regression: the second entry replaced the handler of the first, which stayed a member and was never closed."""
     async with store.serve() as server:
         url = f"{server.url}/job?min_nodes=1"
         async with (connection := rdzv.connect(url, is_host=False)) as handler:

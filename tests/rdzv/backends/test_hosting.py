@@ -1,4 +1,6 @@
-"""The embedded store: exactly one node starts it, and it outlives its own node for those who still need it."""
+"""The embedded store: exactly one node starts it. It runs until the other nodes have disconnected, also after its own
+node has left.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ asyncio.run(main())
 
 
 def host_of(url: str, **overrides: Any) -> HostedStore | None:
-    """The store as this process hosts it, if it does; None if the port is already in use, too."""
+    """Return the store if this process hosts it; None if not, also if the port is already in use."""
     settings = parse(url, overrides, {})
     try:
         return host_if_called_for(settings, Credentials(settings))
@@ -56,7 +58,7 @@ async def end(host: HostedStore | None) -> None:
     await host.aclose(lambda: store.connect(host.server.url))
 
 
-async def test_it_is_started_where_the_url_points_to_this_machine_and_nobody_listens() -> None:
+async def test_it_is_started_if_the_url_points_to_this_machine_and_the_port_is_free() -> None:
     port = free_port()
     host = host_of(f"tcp://127.0.0.1:{port}/job")
     async with store.connect(f"tcp://127.0.0.1:{port}") as client:
@@ -88,15 +90,17 @@ def test_it_is_not_started_elsewhere(url: str, where_it_is_a_must: type[Exceptio
     assert host_of(url, is_host=False) is None
     with pytest.raises(where_it_is_a_must):
         host_of(url, is_host=True)
-    if where_it_is_a_must is NotResolvedError:  # it may be there in a moment
+    if where_it_is_a_must is NotResolvedError:  # the name may resolve a moment later
         with pytest.raises(NotResolvedError):
             host_of(url)
     else:
         assert host_of(url) is None
 
 
-def test_what_keeps_its_own_machine_from_starting_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A port that it may not listen on was taken for another machine's: all waited ten minutes for nobody."""
+def test_an_error_that_keeps_the_local_machine_from_hosting_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a port without permission to listen was taken for another machine's, and all nodes waited ten
+    minutes.
+    """
 
     def forbidden(*_: object, **__: object) -> str:
         raise PermissionError(errno.EACCES, "cannot listen on 127.0.0.1 port 80: permission denied")
@@ -115,7 +119,7 @@ async def test_it_is_not_opened_to_strangers_unless_told_so() -> None:
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """Names that resolve as a test says, whatever this machine's own resolver thinks; others in `.test` do not."""
+    """Return the addresses of the names in `.test`, to be filled by the test. Other names resolve as usual."""
     known: dict[str, list[str]] = {}
     resolve = socket.getaddrinfo
 
@@ -137,9 +141,9 @@ def can_reach(address: str, port: int) -> bool:
 
 
 async def test_the_names_of_this_machine_make_one_store_on_all_its_addresses(names: dict[str, list[str]]) -> None:
-    """A name with two local addresses founded two stores; Debian calls a machine 127.0.1.1, where nobody reaches it."""
+    """Regression: a name with two local addresses made two stores. On Debian, a machine's own name is 127.0.1.1."""
     names["head.test"], names["head-ib.test"] = ["127.0.1.1"], ["127.0.2.1"]
-    names["round-robin.test"] = ["192.0.2.1", "127.0.2.1"]  # another machine's, and one of ours
+    names["round-robin.test"] = ["192.0.2.1", "127.0.2.1"]  # the first address is another machine's, the second is ours
     port = free_port()
     host = host_of(f"tcp://head.test:{port}/job", insecure=True)
     assert can_reach("127.0.1.1", port)
@@ -151,7 +155,7 @@ async def test_the_names_of_this_machine_make_one_store_on_all_its_addresses(nam
     await end(host)
 
 
-async def test_who_binds_last_of_several_at_once_does_not_host(names: dict[str, list[str]]) -> None:
+async def test_of_several_that_bind_at_once_exactly_one_hosts(names: dict[str, list[str]]) -> None:
     names["head.test"] = ["127.0.1.1"]
     url = f"tcp://head.test:{free_port()}/job"
     found = await asyncio.gather(*(asyncio.to_thread(host_of, url, insecure=True) for _ in range(4)))
@@ -197,7 +201,7 @@ async def test_being_cancelled_ends_the_wait() -> None:
 
 
 async def test_a_first_connect_that_fails_leaves_no_store_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store it had started was served for ever, and its process could not end."""
+    """Regression: the store that it had started was served for ever, and the process could not end."""
     port = free_port()
 
     async def fail(*_: object) -> None:
@@ -244,10 +248,10 @@ async def test_a_head_whose_name_has_its_address_a_second_late_hosts_all_the_sam
         assert (await handler.next_rendezvous()).world_size == 1
 
 
-async def test_who_is_to_host_and_finds_the_port_taken_later_says_so(
+async def test_a_node_with_is_host_warns_if_the_port_turns_out_to_be_taken(
     names: dict[str, list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody was told."""
+    """Regression: neither the log nor the error said so."""
     async with store.serve() as server, asyncio.timeout(30):
         address = Address(host="127.0.0.1", port=server.port)
         settings = parse(f"tcp://head.test:{server.port}/job?is_host=1", {}, {})
@@ -259,7 +263,7 @@ async def test_who_is_to_host_and_finds_the_port_taken_later_says_so(
         )
         await hosting.begin()
         names["head.test"] = ["127.0.0.1"]
-        while "is_host is set, but" not in caplog.text:  # noqa: ASYNC110  it tells nobody else
+        while "is_host is set, but" not in caplog.text:  # noqa: ASYNC110  there is no event to wait for
             await asyncio.sleep(0.01)
         await hosting.aclose()
         assert not hosting.hosts
@@ -269,7 +273,7 @@ async def test_who_is_to_host_and_finds_the_port_taken_later_says_so(
 async def test_a_port_that_a_process_holds_and_does_not_listen_at_is_said_to_be_taken(
     more: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log and the error said that nobody listened there, and not why this node did not."""
+    """Regression: log and error said only that nothing listens there, and not why this node did not host."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         port = holder.getsockname()[1]
@@ -288,7 +292,7 @@ async def test_a_node_that_has_found_the_store_elsewhere_starts_none_later(
         asyncio.get_running_loop().call_later(0.5, names.update, {"head.test": ["127.0.0.1"]})
         async with rdzv.connect(f"tcp://head.test:{server.port}/job?min_nodes=1&join_timeout=30") as handler:
             assert (await handler.next_rendezvous()).world_size == 1
-        # The handler has closed at once: its next look at the name, a minute away, was called off.
+        # Closing the handler has cancelled the next look-up of the name, which was due in a minute.
 
 
 @pytest.mark.usefixtures("names")
@@ -337,19 +341,19 @@ async def test_the_store_lingers_for_members_that_are_not_done_yet() -> None:
             await info.store.set("go", "")
             await host.line("rank")
             async with other.changes() as changes:
-                async for _ in changes:  # the host has left the round, and its store still serves us
+                async for _ in changes:  # the host has left the round, and its store still serves this node
                     break
             assert (await other.status()).round == 0
         assert await host.wait() == 0
 
 
-TOLD_WITHIN = 10 + CALL_TIMEOUT + 1  # seconds: a lease's default ttl, and one call
+TOLD_WITHIN = 10 + CALL_TIMEOUT + 1  # seconds: the default TTL of a lease, and one call
 HOSTED = "if a node hosted this store, it ended with that node's process"
 
 
 @pytest.mark.virtual_time
-async def test_whoever_needs_a_store_that_died_is_told_within_a_bounded_time_what_has_become_of_it() -> None:
-    """A memory store goes with its host: members, callers and spares hear of it, whose join timeout stands still."""
+async def test_the_death_of_a_store_in_memory_is_reported_within_a_bounded_time() -> None:
+    """Members, callers and spares of a store in memory get an error, although a spare's join timeout does not run."""
     async with VirtualRun(min_nodes=2, max_nodes=2, store_gone_timeout=4) as run:
         a, b = run.handler("a"), run.handler("b")
         infos = await run.meet(a, b)
@@ -371,7 +375,7 @@ async def test_whoever_needs_a_store_that_died_is_told_within_a_bounded_time_wha
 
 @pytest.mark.virtual_time
 async def test_a_network_that_is_cut_is_not_taken_for_the_end_of_the_stores_host() -> None:
-    """Whoever was cut off read that a node may have taken the store with it, and looked at the wrong machine."""
+    """Regression: the error said that the store's node may have died, so operators looked at the wrong machine."""
     async with VirtualRun(min_nodes=1, join_timeout=TOLD_WITHIN / 2) as run:
         (a,) = await run.met("a")
         run.network.partition()

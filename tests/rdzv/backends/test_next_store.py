@@ -1,4 +1,4 @@
-"""A store whose host is done takes no newcomers in: the next job founds a store of its own, and is not dropped."""
+"""A store whose host has left rejects newcomers, so the next job starts a store of its own and is not dropped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.support.processes import Child
 
 ENDING = Keys("/rdzv", "job").ending
-PATIENCE = 60.0  # seconds, where a machine may be busy; none of the tests takes so long, and none is about time
+PATIENCE = 60.0  # seconds, for a busy machine; no test needs that long, and none measures time
 
 NODE = """
 import asyncio, logging, signal, sys, rdzv
@@ -53,13 +53,15 @@ def done(child: Child) -> None:
 
 async def until(said: str, caplog: pytest.LogCaptureFixture) -> None:
     async with asyncio.timeout(PATIENCE):
-        while said not in caplog.text:  # noqa: ASYNC110 - another thread says it
+        while said not in caplog.text:  # noqa: ASYNC110  another thread logs it
             await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager
 async def lingering_store(**parameters: Any) -> AsyncIterator[tuple[str, asyncio.Task[None], store.Client]]:
-    """A store whose host is done, and waits for one client only: its URL, what ends with the host, and that client."""
+    """Yield a store whose host has left and which runs on for one client: its URL, the task that closes it, that
+    client.
+    """
     url = f"tcp://127.0.0.1:{free_port()}"
     host = await rdzv.connect(f"{url}/job?min_nodes=1&close_timeout=600", node_id="host", **parameters)
     async with store.connect(url) as client:
@@ -71,13 +73,13 @@ async def lingering_store(**parameters: Any) -> AsyncIterator[tuple[str, asyncio
 
 
 async def test_the_nodes_of_the_next_job_wait_for_a_lingering_store_to_end_and_found_their_own() -> None:
-    """They moved into the store of the job before, and were dropped when it ended."""
+    """Regression: they joined the store of the previous job, and were dropped when it ended."""
     server = f"tcp://127.0.0.1:{free_port()}"
     async with contextlib.AsyncExitStack() as stack:
         observer = store.connect(server, timeout=PATIENCE)
         host = await stack.enter_async_context(start_node(f"{server}/job?min_nodes=1", "host"))
         await host.line("rank 0 of 1 hosts 1")
-        async with observer as client:  # for which the store lingers
+        async with observer as client:  # the store runs on until this client has disconnected
             done(host)
             await client.wait([ENDING], timeout=PATIENCE)
             newcomers = [
@@ -96,7 +98,7 @@ async def test_the_nodes_of_the_next_job_wait_for_a_lingering_store_to_end_and_f
         assert not [line for one in newcomers for line in one.output if "dropped" in line]
 
 
-async def test_who_is_to_host_waits_for_a_store_that_is_ending_and_for_no_other(
+async def test_a_node_with_is_host_waits_for_the_port_only_if_its_store_is_ending(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with lingering_store() as (url, closing, client):
@@ -112,7 +114,7 @@ async def test_who_is_to_host_waits_for_a_store_that_is_ending_and_for_no_other(
 
 
 async def met(url: str, **parameters: Any) -> bool:
-    """Be in a round, and leave; whether the store was hosted here."""
+    """Join one round and leave. Return True if the store was hosted here."""
     async with rdzv.connect(url, **parameters) as handler:
         await handler.next_rendezvous()
         return handler.node.hosts_store()
@@ -122,7 +124,7 @@ async def met(url: str, **parameters: Any) -> bool:
 async def test_a_run_that_had_moved_in_keeps_the_store_with_all_its_newcomers_for_as_long_as_it_stays(
     prefix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was dropped `close_timeout` after the node that happened to host the store, under any other prefix at once."""
+    """Regression: that run was dropped `close_timeout` after the host had left; with any other prefix, at once."""
     monkeypatch.setattr("rdzv.backends.hosting.LOOK_AGAIN_AFTER", 0.05)
     url = f"tcp://127.0.0.1:{free_port()}"
     other = f"{url}/other?min_nodes=1&max_nodes=2&last_call_timeout=0&prefix={prefix}"
@@ -150,7 +152,7 @@ async def test_a_store_on_disk_whose_host_was_done_is_open_again_once_it_is_host
 
 
 @pytest.mark.virtual_time
-async def test_a_newcomer_to_an_ending_store_says_what_it_waits_for_and_its_join_timeout_runs() -> None:
+async def test_a_newcomer_to_an_ending_store_gives_the_reason_and_its_join_timeout_runs() -> None:
     async with VirtualRun(min_nodes=1, join_timeout=CALL_TIMEOUT) as run:
         late = run.handler("late")
         async with run.handler("observer") as observer:
@@ -171,7 +173,7 @@ async def test_a_member_comes_again_to_a_store_that_lingers_for_it() -> None:
         await a.node.ask_the_store(lambda client: client.put(ENDING, b""))
         assert_one_round(await run.meet(a, b))
         await b.leave()
-        joining = await run.join(b)  # it has taken its record back, and is a newcomer like any
+        joining = await run.join(b)  # it has withdrawn its record, so it counts as a newcomer
         await asyncio.sleep(5)
         assert "is ending" in b.node.part.reason
         assert not joining.done()
@@ -197,7 +199,9 @@ async def test_a_newcomer_is_told_of_the_end_of_its_run_rather_than_of_its_store
 async def test_a_durable_store_whose_host_was_done_takes_newcomers_in_again_once_another_serves_it(
     tmp_path: Path,
 ) -> None:
-    """The key that refused them stood for ever: only a node that hosts took it back, and `rdzv serve` knows no runs."""
+    """Regression: only a hosting node deleted the key that rejects newcomers. `rdzv serve` did not: it knows nothing of
+    runs.
+    """
     async with lingering_store(data_dir=str(tmp_path), insecure=True) as (url, _, client):
         assert await client.get(ENDING) is not None
     with store.sync.serve("127.0.0.1", int(url.rpartition(":")[2]), data_dir=tmp_path):

@@ -1,4 +1,4 @@
-"""Relative paths among the settings, in a program that changes its directory after it has read them."""
+"""Relative paths in the settings of a program that changes its working directory later."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_file_is_read_again_where_it_was_and_named_as_it_was_given(
 
 
 def test_a_store_is_kept_where_it_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its mark was written nowhere, and the first write that the disk refused ended it."""
+    """Regression: the store wrote its mark at a path that did not exist, and ended at the first write."""
     monkeypatch.chdir(tmp_path)
     with store.sync.serve(data_dir="data") as server:
         with pytest.raises(store.StoreUsageError, match=r"^data_dir data is in use"):

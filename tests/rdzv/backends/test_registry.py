@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Fake(RendezvousHandler):
-    """A handler that remembers what its creator was told."""
+    """A handler that keeps the parameters of its creator."""
 
     def __init__(self, params: RendezvousParameters) -> None:
         self.params = params
@@ -56,7 +56,7 @@ def install(site: Path, package: str, *entry_points: str, source: str = "") -> N
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory on `sys.path`, whose modules are forgotten afterwards."""
+    """A directory on `sys.path`. Modules that were imported from it are forgotten after the test."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
@@ -139,7 +139,7 @@ def test_an_unknown_scheme_is_told_the_known_ones() -> None:
         backends.create_handler(params())
 
 
-def test_what_a_creator_makes_must_be_a_handler() -> None:
+def test_a_creator_must_return_a_handler() -> None:
     backends = RendezvousHandlerRegistry()
     backends.register("mine", lambda _: object())  # type: ignore[arg-type,return-value]
     with pytest.raises(RendezvousSettingsError, match=r"'mine' made a object, which is not an rdzv\.Rendezvous"):
@@ -167,7 +167,7 @@ def test_an_installed_package_offers_a_backend(site: Path) -> None:
     assert type(first).__name__ == type(second).__name__ == "Fake"
 
 
-def test_what_is_registered_in_code_wins_and_the_package_is_not_even_loaded(site: Path) -> None:
+def test_a_backend_registered_in_code_replaces_an_installed_package_which_is_not_loaded(site: Path) -> None:
     install(site, "rdzv_zk", "zk = rdzv_zk:create", source="raise RuntimeError('loaded')")
     backends = RendezvousHandlerRegistry()
     backends.register("zk", Fake)

@@ -1,4 +1,4 @@
-"""Certificates and tokens that are replaced while a node runs: new connections go by the files as they are."""
+"""Certificates and tokens that are replaced while a node runs: new connections use the current files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OLD, NEW = b"the old token, of 32 random bytes", b"the new token, of 32 random b
 
 
 class Authority:
-    """An authority, and the files of one server and client that it speaks for."""
+    """A certificate authority, and the files of one server and one client that it has certified."""
 
     def __init__(self) -> None:
         require("trustme")
@@ -50,7 +50,7 @@ class Authority:
 
 
 def write_in_place(folder: Path, files: dict[str, bytes]) -> Iterator[None]:
-    """Write files, and stop in the midst of each."""
+    """Write files, and pause in the middle of each."""
     for name, content in files.items():
         with (folder / name).open("wb", buffering=0) as file:
             yield
@@ -69,7 +69,7 @@ def rename(folder: Path, files: dict[str, bytes]) -> Iterator[None]:
 
 
 def swap_link(folder: Path, files: dict[str, bytes]) -> Iterator[None]:
-    """As Kubernetes does with a mounted secret: all files change at once."""
+    """Replace all files at once, as Kubernetes does with a mounted secret."""
     target = folder / f"data-{len(list(folder.iterdir()))}"
     target.mkdir()
     for name, content in files.items():
@@ -83,7 +83,7 @@ def swap_link(folder: Path, files: dict[str, bytes]) -> Iterator[None]:
 
 
 def settle(folder: Path) -> None:
-    """Have the files look as if nothing had happened to them for a minute."""
+    """Make the files look as if they had not changed for a minute."""
     for path in folder.iterdir():
         if path.is_file():
             os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 60))
@@ -143,8 +143,8 @@ def test_one_warning_for_a_change_that_cannot_be_used(tmp_path: Path, caplog: py
 
 
 @pytest.mark.parametrize("loop", ["its own", "asyncio"])
-async def test_a_hosted_store_shows_the_certificate_of_now(loop: str, tmp_path: Path) -> None:
-    """It showed the one of its start until it ended, also after that had expired."""
+async def test_a_hosted_store_shows_the_current_certificate(loop: str, tmp_path: Path) -> None:
+    """Regression: it showed the certificate of its start for ever, also after that had expired."""
     old, new = Authority(), Authority()
     for _ in write_in_place(tmp_path, {**old.files, "token": OLD}):
         pass
@@ -177,10 +177,8 @@ async def test_a_hosted_store_shows_the_certificate_of_now(loop: str, tmp_path: 
 
 
 @pytest.mark.parametrize("twin", ["awaited", "blocking"])
-async def test_a_client_comes_back_to_a_server_that_has_new_certificates_and_a_new_token(
-    twin: str, tmp_path: Path
-) -> None:
-    """A node whose certificate was renewed in time did not come back after a cut."""
+async def test_a_client_reconnects_to_a_server_with_new_certificates_and_a_new_token(twin: str, tmp_path: Path) -> None:
+    """Regression: a node whose certificate had been renewed in time did not reconnect after a cut."""
     secrets, data = tmp_path / "secrets", tmp_path / "data"
     secrets.mkdir()
     old, new = Authority(), Authority()

@@ -1,4 +1,4 @@
-"""`host=process`: the embedded store in a process of its own, which ends with its node, however that ends."""
+"""`host=process`: the embedded store runs in a process of its own, which ends with its node, also if that is killed."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def listens(url: str) -> bool:
 
 async def is_over(url: str) -> None:
     async with asyncio.timeout(20):
-        while listens(url):  # noqa: ASYNC110  another process ends
+        while listens(url):  # noqa: ASYNC110  there is no event for the end of another process
             await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("word", ["alone", "fork"])
-async def test_it_ends_with_its_node_that_is_killed_also_if_a_fork_of_that_lives_on(word: str) -> None:
-    """A worker of a DataLoader holds all that its parent had open."""
+async def test_it_ends_with_a_killed_node_also_if_a_fork_of_that_node_lives_on(word: str) -> None:
+    """A worker of a DataLoader is such a fork: it holds all files that its parent had open."""
     async with hosting(word) as (url, child):
         child.kill()
         await is_over(url)
@@ -77,7 +77,7 @@ async def test_it_ends_with_its_node_that_is_killed_also_if_a_fork_of_that_lives
 
 @pytest.mark.parametrize("held_up_by", ["SIGSTOP", "C code that holds the GIL"])
 async def test_it_serves_while_its_node_stands_still(held_up_by: str) -> None:
-    """In the node's own process all others waited until the node went on."""
+    """Hosted inside the node's process, the store would stop with the node, and all other nodes would wait."""
     async with hosting("hold" if "GIL" in held_up_by else "") as (url, child):
         if held_up_by == "SIGSTOP":
             child.send_signal(signal.SIGSTOP)
@@ -98,7 +98,7 @@ async def test_signals_to_the_programs_group_are_not_the_stores() -> None:
 
 
 def told_of_children() -> list[bytes]:
-    """What the system tells of this process's children: their arguments, and their environment."""
+    """Return the arguments and the environment of each child of this process, as `/proc` shows them."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -124,7 +124,7 @@ async def test_its_secrets_stand_in_no_argument_and_no_environment() -> None:
             await client.ping()
 
 
-async def test_what_is_on_its_disk_is_taken_over_at_once(tmp_path: Path) -> None:
+async def test_the_next_process_takes_over_its_data_directory_at_once(tmp_path: Path) -> None:
     async with hosting(query=f"min_nodes=1&data_dir={tmp_path}") as (url, child):
         async with store.connect(url) as client:
             await client.put("kept", b"1")
@@ -157,7 +157,7 @@ async def test_its_death_is_the_stores(caplog: pytest.LogCaptureFixture) -> None
         assert f"the process that serves the store (pid {int(pid)}) has ended with -9" in caplog.text
 
 
-def test_what_cannot_be_handed_over_is_refused_before_the_node_joins() -> None:
+def test_settings_that_cannot_be_passed_to_a_process_are_refused_before_the_node_joins() -> None:
     with pytest.raises(RendezvousSettingsError, match="host=process cannot hand over"):
         parse("tcps://head/job?min_nodes=1&host=process", {"tls": ssl.create_default_context()}, {})
     with pytest.raises(RendezvousSettingsError, match="one of inside, process"):

@@ -1,4 +1,4 @@
-"""Failures are rehearsed where that is allowed, and only if it is confirmed; over real launchers."""
+"""`rdzv chaos` with real launchers: failures are injected only where a launcher allows it and the operator confirms."""
 
 from __future__ import annotations
 

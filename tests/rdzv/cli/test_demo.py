@@ -1,4 +1,4 @@
-"""`rdzv demo`: every claim it makes is verified, and a machine that is merely busy makes none of them untrue."""
+"""`rdzv demo`: every claim that it prints is verified, and holds also on a busy machine."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ async def test_the_demo_verifies_every_step() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
-async def test_the_nodes_end_with_the_demo_and_say_nothing_of_it(number: signal.Signals) -> None:
-    """Ctrl-C at a terminal reaches the whole process group, and who is killed cannot tidy up."""
+async def test_the_nodes_end_with_the_demo_and_print_nothing(number: signal.Signals) -> None:
+    """Ctrl-C at a terminal reaches the whole process group, and a killed demo cannot clean up."""
     async with start_python("-m", "rdzv", "demo") as child:
         await child.line("dan starts", timeout=60)
         if number == signal.SIGINT:
             os.killpg(child.pid, number)
         else:
             child.kill()
-        await child.wait(timeout=60)  # all its output is in: nobody is left who could write any
+        await child.wait(timeout=60)  # end of file: no process is left that could write
         assert all(re.match(r" +\d+ ms  ", line) for line in child.output), child.written()
 
 
@@ -61,7 +61,7 @@ def round_of(number: int, rank: int, size: int = 2) -> dict[str, Any]:
 OVER = {"what": "over", "reason": "lost: cleo"}
 
 
-async def test_a_fast_node_may_be_a_round_ahead_of_what_a_slow_one_has_said() -> None:
+async def test_a_fast_node_may_be_a_round_ahead_of_a_slow_one() -> None:
     director = await directed(
         ada=says(OVER, round_of(1, 0), OVER, round_of(2, 0)), ben=says(OVER, round_of(1, 1), round_of(2, 1))
     )

@@ -1,4 +1,4 @@
-"""`rdzv doctor`: each trouble is found, named and given a remedy; a sound store is good."""
+"""`rdzv doctor`: each problem is found, named and given a remedy; a healthy store passes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 async def examined(*arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
-    """The exit status, and the checks by name."""
+    """Return the exit status, and the checks by name."""
     status, output = await run("doctor", *arguments, "--json")
     told = json.loads(output[0])
     assert told["version"] == doctor.VERSION
@@ -29,7 +29,7 @@ async def examined(*arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
     return status, {check["name"]: check for check in told["checks"]}
 
 
-async def test_a_sound_run_is_good_and_who_is_missing_from_it_is_not(tmp_path: Path) -> None:
+async def test_a_healthy_run_passes_and_one_with_an_expected_node_missing_fails(tmp_path: Path) -> None:
     expected = tmp_path / "nodes"
     async with store.serve() as server:
         url = f"{server.url}/job"
@@ -54,7 +54,7 @@ async def test_a_sound_run_is_good_and_who_is_missing_from_it_is_not(tmp_path: P
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "etcd"])
-async def test_a_port_where_nobody_listens_is_told_with_what_to_start_there(scheme: str) -> None:
+async def test_for_a_port_without_a_listener_the_remedy_is_the_command_to_start_there(scheme: str) -> None:
     status, checks = await examined(f"{scheme}://127.0.0.1:{free_port()}/job", "--timeout", "5")
     assert (status, list(checks)) == (1, ["name", "port"])
     assert "nobody listens there" in checks["port"]["found"]
@@ -62,8 +62,8 @@ async def test_a_port_where_nobody_listens_is_told_with_what_to_start_there(sche
 
 
 @pytest.mark.parametrize("greeting", [b"220 mail.example ESMTP, and some more that no store would say\r\n", b""])
-async def test_what_is_no_store_or_goes_silent_is_told_of_within_the_timeout(greeting: bytes) -> None:
-    """Through a path that drops large packets each step waited for its own 10 s, and the whole took 30."""
+async def test_a_server_that_is_no_store_or_stays_silent_is_reported_within_the_timeout(greeting: bytes) -> None:
+    """Regression: if a path drops large packets, each step waited for 10 s of its own, 30 s in all."""
     over = asyncio.Event()
 
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -93,7 +93,7 @@ async def test_a_wrong_token_is_named(tmp_path: Path) -> None:
 async def test_a_name_that_is_loopback_here_is_a_trap_and_an_unknown_one_a_trouble(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As on Debian, where a machine's own name is 127.0.1.1 in /etc/hosts."""
+    """On Debian, a machine's own name is 127.0.1.1 in /etc/hosts."""
 
     async def look_up(host: str, port: int, **_: Any) -> list[Any]:
         if host == "head":
@@ -112,7 +112,7 @@ async def test_a_name_that_is_loopback_here_is_a_trap_and_an_unknown_one_a_troub
 
 
 async def test_a_name_of_several_machines_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of them would start a store of its own."""
+    """Each of those machines would start a store of its own."""
     own, foreign = (int(socket.AF_INET), ("127.0.0.1", 29400)), (int(socket.AF_INET), ("192.0.2.7", 29400))
     monkeypatch.setattr("rdzv.backends.bind_address._resolve", lambda host, _: [own, foreign][: 1 + (host == "pods")])
     checks: list[doctor.Check] = []
@@ -123,7 +123,7 @@ async def test_a_name_of_several_machines_is_found(monkeypatch: pytest.MonkeyPat
     assert "is_host=1 on one node only" in check.remedy
 
 
-async def test_what_goes_wrong_last_does_not_hide_what_was_found_before(
+async def test_an_error_in_the_last_check_does_not_hide_the_earlier_checks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def hangs(*_: object, **__: object) -> float:

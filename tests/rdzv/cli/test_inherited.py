@@ -1,4 +1,4 @@
-"""What a parent leaves to the commands (a mask of signals, what it ignores), and signals that come in pairs."""
+"""Signal masks and ignored signals that commands inherit from their parent, and signals that arrive in pairs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def launched(script: str, *flags: str, blocked: str = "", ignored: str = "") -> 
 
 @pytest.mark.parametrize(("blocked", "ignored"), [("SIGCHLD", ""), ("", "SIGCHLD"), ("SIGCHLD", "SIGCHLD")])
 @pytest.mark.parametrize("flags", [(), ("--preload", "json")], ids=["new", "warm"])
-async def test_a_launcher_hears_of_the_end_of_its_processes_whatever_its_parent_did_with_sigchld(
+async def test_a_launcher_sees_its_processes_end_also_if_sigchld_is_blocked_or_ignored(
     blocked: str, ignored: str, flags: tuple[str, ...], tmp_path: Path
 ) -> None:
     script = tmp_path / "job.py"
@@ -95,7 +95,7 @@ time.sleep(60)
 async def test_signals_that_the_parent_ignores_stay_ignored_and_others_that_it_blocks_stay_blocked(
     flags: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """As a shell's `&` and nohup leave them, and what a job blocks on purpose; also in the processes."""
+    """A shell's `&` and nohup ignore signals, and a job may block some. Both hold in the started processes, too."""
     script = tmp_path / "job.py"
     script.write_text(SHOWS)
     url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1"
@@ -111,7 +111,7 @@ async def test_signals_that_the_parent_ignores_stay_ignored_and_others_that_it_b
 
 
 async def test_a_library_leaves_the_mask_as_it_is() -> None:
-    """A program blocks on purpose what it waits for."""
+    """A program may block the signals that it waits for."""
     script = """
 import asyncio, signal, rdzv, store
 async def main():
@@ -157,7 +157,9 @@ def test_a_warning_and_an_order_to_end_are_two_wishes() -> None:
 async def test_a_pair_of_signals_leaves_a_process_the_time_to_save(
     second: signal.Signals, pause: float, flags: tuple[str, ...]
 ) -> None:
-    """The second of `timeout`'s two SIGTERMs killed it in the middle of its checkpoint."""
+    """Regression: the second of the two SIGTERMs that `timeout` sends killed the process in the middle of its
+    checkpoint.
+    """
     async with launched(SAVES, *flags) as child:
         await child.line("ready")
         child.terminate()
@@ -165,7 +167,8 @@ async def test_a_pair_of_signals_leaves_a_process_the_time_to_save(
         child.send_signal(second)
         await child.line("saved")
         ends = {0 if flags else 128 + signal.SIGTERM}
-        if pause == 0.0 and second == signal.SIGINT:  # of two that are pending the system delivers the lower one first
+        # of two pending signals the system delivers the one with the lower number first
+        if pause == 0.0 and second == signal.SIGINT:
             ends.add(128 + second)
         assert await child.wait() in ends
 
@@ -229,8 +232,8 @@ async def test_a_pair_of_ctrl_cs_ends_the_demo_with_its_nodes_and_without_a_trac
 
 
 @pytest.mark.parametrize("others", [True, False])
-async def test_a_launcher_that_is_told_to_end_says_that_it_stays_for_the_others_in_its_store(others: bool) -> None:
-    """It stayed for half a minute before an empty screen."""
+async def test_a_launcher_that_gets_a_signal_says_that_it_keeps_its_store_for_the_other_nodes(others: bool) -> None:
+    """Regression: it stayed for half a minute without a word on the screen."""
     port = free_port()
     url = f"tcp://127.0.0.1:{port}/job?min_nodes=1&close_timeout=4"
     async with inheriting("run", url, "--", sys.executable, "-c", SAVES) as child, AsyncExitStack() as stack:

@@ -1,4 +1,6 @@
-"""Who looks at a run: its status, on a terminal and in a pipe, while a node and the store are killed; its history."""
+"""The commands that show a run: its status, on a terminal and in a pipe, while a node and the store are killed; its
+history.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Terminal:
-    """A command on a terminal of its own, and what it has written there."""
+    """A command on a terminal of its own, and its output."""
 
     def __init__(self, process: asyncio.subprocess.Process, file: int) -> None:
         self.process = process
@@ -60,7 +62,7 @@ class Terminal:
         self._changed.set()
 
     async def shows(self, text: str) -> None:
-        """Wait until this has been shown."""
+        """Wait until this text has been written."""
         async with asyncio.timeout(LIMIT):
             while text not in COLOURS.sub("", self.text):
                 self._changed.clear()
@@ -104,9 +106,7 @@ async def two_nodes(url: str) -> AsyncIterator[tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}], ids=["colours", "none"])
-async def test_a_terminal_is_redrawn_in_place_and_names_who_is_missing_and_a_store_that_has_gone(
-    environment: dict[str, str],
-) -> None:
+async def test_a_terminal_is_redrawn_in_place_with_missing_nodes_and_a_lost_store(environment: dict[str, str]) -> None:
     pytest.importorskip("rich")
     async with contextlib.AsyncExitStack() as serving, contextlib.AsyncExitStack() as nodes:
         server = await serving.enter_async_context(store.serve())
@@ -126,7 +126,7 @@ async def test_a_terminal_is_redrawn_in_place_and_names_who_is_missing_and_a_sto
             assert "\x1b[?1049l" in terminal.text, "the terminal is as it was"
 
 
-async def test_in_a_pipe_each_change_is_written_and_at_the_end_what_the_run_has_cost() -> None:
+async def test_in_a_pipe_each_change_is_written_and_at_the_end_the_cost_of_the_run() -> None:
     async with store.serve() as server:
         url = f"{server.url}/job"
         async with start_python("-m", "rdzv", "status", url, "--watch") as watching:
@@ -155,7 +155,7 @@ async def test_in_a_pipe_each_change_is_written_and_at_the_end_what_the_run_has_
         assert re.fullmatch(COST, watching.output[-1])
 
 
-async def test_output_that_nobody_reads_to_its_end_is_no_error() -> None:
+async def test_output_whose_reader_ends_early_is_no_error() -> None:
     async with store.serve() as server:
         line = f"'{{}}' -m rdzv status {server.url}/job --watch | head -n 1; echo status ${{{{PIPESTATUS[0]}}}}"
         async with start("bash", "-c", line.format(sys.executable)) as child:
@@ -167,10 +167,10 @@ async def test_output_that_nobody_reads_to_its_end_is_no_error() -> None:
             assert child.output == ["run job: gathering: no node is here", "status 0"]
 
 
-async def test_history_and_timeline_tell_what_happened_and_join_nothing(tmp_path: Path) -> None:
+async def test_history_and_timeline_show_the_rounds_and_join_no_run(tmp_path: Path) -> None:
     async with store.serve() as server:
         url = f"{server.url}/job"
-        for words in (("history",), ("history", "--json"), ("timeline", "-o", "-"), ("top",)):  # a slip of the keyboard
+        for words in (("history",), ("history", "--json"), ("timeline", "-o", "-"), ("top",)):  # a mistyped run id
             status, output = await run(*words, url)
             assert (status, output) == (1, [f"rdzv {words[0]}: the store has no run job; it has none under /rdzv"])
         async with rdzv.connect(f"{url}?min_nodes=1", node_id="a", is_host=False) as handler:
@@ -192,7 +192,7 @@ async def test_history_and_timeline_tell_what_happened_and_join_nothing(tmp_path
 
 
 async def looked(words: list[str]) -> int:
-    """A subcommand in this process, without what makes lines of errors."""
+    """Run a subcommand in this process. Errors are raised, not turned into lines."""
     options = _parse(words)
     assert options is not None
     return await command_named(words[0]).run(options)
@@ -207,7 +207,7 @@ async def test_without_rich_a_terminal_is_told_which_extra_to_install(monkeypatc
 
 
 async def test_a_terminal_that_cannot_be_redrawn_is_told_each_change_in_lines() -> None:
-    """`rdzv top` wrote nothing at all."""
+    """Regression: `rdzv top` wrote nothing at all."""
     async with store.serve() as server, two_nodes(f"{server.url}/job") as (stays, _):
         async with on_terminal("top", f"{server.url}/job", TERM="dumb") as terminal:
             await terminal.shows("run job: training: round 0 stands with 2 nodes")
@@ -218,11 +218,11 @@ async def test_a_terminal_that_cannot_be_redrawn_is_told_each_change_in_lines() 
 
 
 @pytest.mark.parametrize("words", [["top"], ["status", "--watch"]], ids=["top", "watch"])
-async def test_what_is_never_answered_ends_with_the_timeout_and_is_not_waited_for_again(
+async def test_an_unanswered_first_request_ends_with_the_timeout_and_is_not_repeated(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def lost(_: Run) -> RunStatus:
-        """As on the way back through a network that drops large packets."""
+        """Never answer, as if the reply were lost in a network that drops large packets."""
         await asyncio.sleep(3600)
         raise AssertionError
 
@@ -250,7 +250,7 @@ async def test_a_closed_run_is_opened_again_and_one_that_is_open_is_not(capsys: 
             await looked(["reopen", url])
 
 
-async def test_in_a_narrow_window_who_is_missing_and_why_is_not_cut_off_but_members_are() -> None:
+async def test_a_narrow_window_cuts_off_members_but_not_the_reason_or_missing_nodes() -> None:
     pytest.importorskip("rich")
     async with store.serve() as server, rdzv.connect(f"{server.url}/job?min_nodes=1", node_id="n" * 60) as node:
         await node.next_rendezvous()
@@ -268,7 +268,7 @@ async def looked_at(url: str) -> AsyncIterator[tuple[Run, Wakeup]]:
 
 
 class Seen(look._Terminal):
-    """A screen that waits for the word that the store does not answer."""
+    """A screen that waits for the notice that the store does not answer."""
 
     def __init__(self) -> None:
         self.silent_at: float | None = None
@@ -284,10 +284,8 @@ class Seen(look._Terminal):
             self.over = True
 
 
-async def test_a_reading_that_is_lost_later_leaves_on_the_screen_what_was_read_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It stood still for as long as a request may take."""
+async def test_after_a_lost_request_the_screen_keeps_the_last_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: the screen stood still for as long as a request may take."""
     monkeypatch.setattr(look, "READ_WITHIN", 0.1)
     tell, readings = Run.account, 0
 
@@ -310,8 +308,8 @@ async def test_a_reading_that_is_lost_later_leaves_on_the_screen_what_was_read_b
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("moment", [0.0, 0.3, 0.6, 0.9])
 @pytest.mark.parametrize("how", ["died", "is silent"])
-async def test_that_the_store_has_gone_is_said_within_two_seconds(how: str, moment: float) -> None:
-    """Wherever in its turn of pings and readings the screen is."""
+async def test_a_lost_store_is_shown_within_two_seconds(how: str, moment: float) -> None:
+    """At any moment in the screen's cycle of pings and reads."""
     async with VirtualRun(min_nodes=1) as run:
         await run.handler("a").next_rendezvous()
         screen = Seen()
@@ -335,7 +333,7 @@ async def test_that_the_store_has_gone_is_said_within_two_seconds(how: str, mome
 
 
 async def test_a_run_is_read_once_for_its_status_and_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The history was read twice each time: once for who is missing, and once for the cost."""
+    """Regression: the history was read twice each time, once for the missing nodes and once for the cost."""
     read: list[str] = []
     tell = status_room.read_history
 

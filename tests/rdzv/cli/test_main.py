@@ -1,4 +1,4 @@
-"""The `rdzv` command: how its words are read, its exit statuses, one line per error."""
+"""The `rdzv` command: parsing of its arguments, exit statuses, one line per error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 async def run(*arguments: str, **env: str) -> tuple[int, list[str]]:
-    """The exit status of a real command, and the lines that it writes."""
+    """Run a real command. Return its exit status and the lines of its output."""
     async with start_python("-m", "rdzv", *arguments, env=env) as child:
         return await child.wait(), child.output
 
@@ -38,13 +38,15 @@ async def run(*arguments: str, **env: str) -> tuple[int, list[str]]:
         ("run tcp://127.0.0.1:1/job python train.py", "the command comes after --"),
     ],
 )
-def test_what_was_probably_meant_is_said(line: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_suggests_the_probable_command_or_option(
+    line: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert status_of(*line.split())
     assert meant in capsys.readouterr().err
 
 
 async def fails(*arguments: str) -> tuple[int, str]:
-    """The exit status, and the one line that says why."""
+    """Return the exit status and the only line of output of a failing command."""
     status, output = await run(*arguments)
     assert len(output) == 1, output
     return status, output[0]
@@ -57,7 +59,7 @@ def status_of(*arguments: str) -> object:
         return leaving.code
 
 
-# ------------------------------------------------------------------------------------------ statuses and errors
+# ------------------------------------------------------------------------------------- exit statuses and errors
 
 
 @pytest.mark.parametrize(
@@ -127,8 +129,10 @@ async def test_no_connection_is_5_and_one_line() -> None:
 
 
 @pytest.mark.parametrize("asks", ["status", "stats"])
-async def test_an_etcd_where_nobody_listens_is_5_too(asks: str) -> None:
-    """It was said to take connections, with status 4: the import of gRPC took more than was left for the last word."""
+async def test_an_etcd_that_does_not_listen_is_status_5_too(asks: str) -> None:
+    """Regression: the import of gRPC used up the timeout, so the message was that etcd takes connections, with status
+    4.
+    """
     require("grpc")
     status, line = await fails(asks, f"etcd://127.0.0.1:{free_port()}/job", "--timeout", "0.3")
     assert status == 5
@@ -147,8 +151,8 @@ async def test_a_wrong_token_is_said_and_never_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.virtual_time
-async def test_the_timeout_of_a_command_limits_all_of_it_or_all_until_its_first_word() -> None:
-    """Each step of `rdzv status` had 10 s for itself, and `rdzv top` waited half a minute for each answer."""
+async def test_a_commands_timeout_limits_it_as_a_whole_or_until_its_first_output() -> None:
+    """Regression: each step of `rdzv status` had 10 s of its own, and `rdzv top` waited 30 s for each answer."""
 
     async def takes_long(_: argparse.Namespace) -> int:
         await asyncio.sleep(60)
@@ -202,7 +206,7 @@ def test_help_and_version_are_shown(arguments: tuple[str, ...], shown: str, caps
 
 @pytest.mark.parametrize(("word", "rooms"), [("--version", set()), ("token", {"command", "data"})])
 def test_a_subcommand_imports_no_other(word: str, rooms: set[str]) -> None:
-    """To say the version took as long as a whole run, since every command imported all others."""
+    """Regression: every command imported all others, so `--version` took as long as a whole run."""
     code = "import sys; from rdzv.cli.main import main\ntry: main()\nexcept SystemExit: pass\nprint(*sys.modules)"
     said = subprocess.run([sys.executable, "-c", code, word], capture_output=True, text=True, check=True).stdout.split()
     assert {name.removeprefix("rdzv.cli.") for name in said if name.startswith("rdzv.cli.")} == {"main", *rooms}
@@ -260,8 +264,8 @@ def test_an_interrupt_while_a_command_is_imported_is_no_traceback(monkeypatch: p
 @pytest.mark.parametrize(
     ("reader", "status", "says"), [("nobody", 0, ""), ("full", 1, "standard output: No space left on device\n")]
 )
-def test_output_that_cannot_be_written_ends_with_a_status_of_ours(reader: str, status: int, says: str) -> None:
-    """Python wrote once more at its end, said so in two lines, and ended with 120."""
+def test_output_that_cannot_be_written_ends_with_an_exit_status_of_rdzv(reader: str, status: int, says: str) -> None:
+    """Regression: Python flushed again at exit, failed with two more lines, and exited with 120."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     reading, writing = os.pipe() if reader == "nobody" else (None, os.open("/dev/full", os.O_WRONLY))
     if reading is not None:
@@ -272,7 +276,7 @@ def test_output_that_cannot_be_written_ends_with_a_status_of_ours(reader: str, s
     assert (done.returncode, done.stderr) == (status, says and f"rdzv token: {says}")
 
 
-def test_what_the_system_says_is_said_without_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_system_errors_are_printed_without_errno(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "none" / "file"
     assert cli.main(["serve", "--port", "0", "--port-file", str(path)]) == 1
     told = capsys.readouterr().err.splitlines()[-1]

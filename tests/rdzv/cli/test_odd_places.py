@@ -1,4 +1,4 @@
-"""The commands in odd places: few files, a full disk, an archive, a terminal at which a process asks, process 1."""
+"""The commands in unusual environments: few open files, a full disk, a zip archive, a terminal in use, process 1."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ AS_ROOT = pytest.mark.skipif(
 
 
 def ran(words: Sequence[str], **more: object) -> subprocess.CompletedProcess[str]:
-    """A command that has ended."""
+    """Run a command to its end."""
     line = [sys.executable, "-m", "rdzv", *words]
     return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False, **more)  # type: ignore[call-overload, no-any-return]
 
 
 def alone(*command: str) -> list[str]:
-    """The line of a launcher whose node is alone."""
+    """Return the arguments of a launcher whose node is alone."""
     return ["run", f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1", "--", *command]
 
 
@@ -51,8 +51,8 @@ def alone(*command: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("files", "processes", "needed"), [(24, 1, 45), (64, 8, 80)])
-def test_too_few_files_are_said_with_the_number_that_is_needed(files: int, processes: int, needed: int) -> None:
-    """A node waited 10 minutes for a store that it could not even ask for."""
+def test_a_low_limit_of_open_files_is_an_error_with_the_number_needed(files: int, processes: int, needed: int) -> None:
+    """Regression: a node without a free descriptor waited 10 minutes for a store that it could not ask."""
     words = ["run", "--nproc", str(processes), *alone("true")[1:]]
     done = ran(words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)))
     assert done.returncode == 121
@@ -62,7 +62,7 @@ def test_too_few_files_are_said_with_the_number_that_is_needed(files: int, proce
 
 
 def said_without_a_file_left(work: str, *, left: int = 0) -> str:
-    """Return the standard error of a script that does some work with so many more files to open."""
+    """Return the standard error of a script that does some work with `left` more descriptors to open."""
     script = f"""
 import asyncio, os, resource, rdzv, rdzv.sync, store.sync
 import rdzv.node.handler, store.client.client, store.net.racing
@@ -103,7 +103,7 @@ BLOCKING = {
 
 @pytest.mark.parametrize("what", BLOCKING)
 def test_a_blocking_caller_without_a_file_left_is_told_the_limit(what: str) -> None:
-    """The name was said to be unknown: a resolver that can open no file knows none."""
+    """Regression: the error said that the name is unknown. Without a descriptor, the resolver finds no name."""
     said = said_without_a_file_left(f"with {BLOCKING[what]}:\n    pass")
     assert "Too many open files: this process may have 30 of at most 30; raise ulimit -n" in said
 
@@ -127,7 +127,7 @@ def test_a_user_that_may_have_no_more_threads_reads_one_line(capsys: pytest.Capt
 
 
 def test_a_log_that_cannot_be_written_does_not_end_a_node(tmp_path: Path) -> None:
-    (tmp_path / "logs").touch()  # where a folder is to be
+    (tmp_path / "logs").touch()  # where the directory would be made
     words = alone("echo", "trained")
     done = ran(["run", "--log-dir", str(tmp_path / "logs"), *words[1:]])
     assert (done.returncode, done.stdout) == (0, "[0] trained\n")
@@ -186,9 +186,7 @@ def test_folders_of_processes_that_were_killed_go_with_the_next_and_no_others(
 
 
 @pytest.mark.parametrize("flags", [(), ("--preload", "json")], ids=["new", "warm"])
-async def test_what_a_process_has_started_goes_with_a_guard_that_is_killed(
-    flags: tuple[str, ...], tmp_path: Path
-) -> None:
+async def test_child_processes_of_a_worker_end_with_a_killed_guard(flags: tuple[str, ...], tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(
         "import os, subprocess, sys, time\n"
@@ -202,7 +200,7 @@ async def test_what_a_process_has_started_goes_with_a_guard_that_is_killed(
         os.kill(guard, signal.SIGKILL)
         assert await child.wait() == 128 + signal.SIGKILL
         async with asyncio.timeout(5):
-            while Path(f"/proc/{grandchild}/stat").exists():  # noqa: ASYNC110, ASYNC240  nothing announces it
+            while Path(f"/proc/{grandchild}/stat").exists():  # noqa: ASYNC110, ASYNC240  there is no event to wait for
                 await asyncio.sleep(0.05)
 
 
@@ -268,7 +266,7 @@ def test_a_process_that_asks_a_question_is_seen_to_ask_it_and_lines_do_not_mix(t
     assert b"you said yes" in text
 
 
-# ------------------------------------------------------------------------------------------ how it was installed
+# ----------------------------------------------------------------------------------------------- ways to install
 
 
 def test_an_archive_is_said_not_to_do(tmp_path: Path) -> None:
@@ -293,7 +291,7 @@ def test_sources_that_were_compiled_away_are_ours_all_the_same(tmp_path: Path) -
     assert (done.returncode, done.stdout) == (0, "[0] trained\n"), done.stderr
 
 
-# ------------------------------------------------------------------------------------------ what was mistyped
+# ----------------------------------------------------------------------------------------- mistyped arguments
 
 
 @pytest.mark.parametrize(
@@ -307,7 +305,7 @@ def test_sources_that_were_compiled_away_are_ours_all_the_same(tmp_path: Path) -
         (["status", "tcp://a/b?nodes=3"], "(did you mean min_nodes?)"),
     ],
 )
-def test_what_was_mistyped_is_named_with_what_was_meant(
+def test_a_mistyped_argument_is_named_with_the_probable_one(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with contextlib.suppress(SystemExit):

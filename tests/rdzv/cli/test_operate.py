@@ -1,4 +1,4 @@
-"""What an operator says to a run: whom it hits, and that a name may be mistyped."""
+"""Operator commands against a run: the nodes that they affect, and mistyped names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ async def test_all_nodes_with_an_attribute_are_banned_also_those_that_come_later
             assert capsys.readouterr().out == there
             assert await said(server, "--where", "rack=99", what="unban") == 0
             assert capsys.readouterr().out == "nodes with rack=99 may come again to run job\n"
-            for who in (("--where", "rack=99"), ("b",)):  # a slip of the keyboard let nobody come again, and was done
+            # regression: a mistyped unban lifted no ban, and exited with 0
+            for who in (("--where", "rack=99"), ("b",)):
                 assert await said(server, *who, what="unban") == 1
             assert "there is no ban of node b in run job" in capsys.readouterr().err
             assert await said(server, "a", "--where", "rack=17") == await said(server) == 2
@@ -52,7 +53,7 @@ async def test_all_nodes_with_an_attribute_are_banned_also_those_that_come_later
                 await handler.aclose()
 
 
-async def test_the_command_says_to_whoever_writes_the_history_why_a_ban_was_lifted() -> None:
+async def test_the_reason_for_lifting_a_ban_reaches_the_history() -> None:
     async with store.serve() as server, store.connect(server.url) as client:
         async with rdzv.connect(f"{server.url}/job?min_nodes=1&is_host=false") as handler:  # it never coordinates
             await handler.ban("b")
@@ -64,10 +65,10 @@ async def test_the_command_says_to_whoever_writes_the_history_why_a_ban_was_lift
 
 
 @pytest.mark.parametrize("arguments", [("status",), ("close",), ("ban", "a"), ("unban", "a"), ("forget",)])
-async def test_a_run_that_never_was_is_named_with_those_that_are_and_nothing_is_written(
+async def test_an_unknown_run_is_an_error_that_lists_the_runs_and_nothing_is_written(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A name with a slip in it was closed, and the run that was meant went on."""
+    """Regression: a mistyped run id was closed, and the run that was meant went on."""
     what, *rest = arguments
     async with store.serve() as server, store.connect(server.url) as client:
         assert await said(server, *rest, what=what) == 1
@@ -78,15 +79,15 @@ async def test_a_run_that_never_was_is_named_with_those_that_are_and_nothing_is_
         assert "has no run job; it has jbo" in capsys.readouterr().err
 
 
-async def test_a_rehearsal_in_which_nobody_answers_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run without launchers lost nobody, and the exit status said that all was done."""
+async def test_chaos_that_no_launcher_answers_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: on a run without launchers no node was killed, and the exit status was that of success."""
     monkeypatch.setattr("rdzv.cli.ask.ANSWER_WITHIN", 0.1)
     async with store.serve() as server, rdzv.connect(f"{server.url}/job?min_nodes=1&is_host=false") as node:
         await node.next_rendezvous()
         assert await said(server, "--kill", "100/1s", "--for", "1", "--seed", "1", "--yes", what="chaos") == 1
 
 
-async def test_a_run_may_be_closed_before_anybody_has_come() -> None:
+async def test_a_run_can_be_closed_before_a_node_has_joined() -> None:
     async with store.serve() as server:
         assert await said(server, "--create", what="close") == 0
         with pytest.raises(rdzv.RendezvousClosedError):
@@ -104,7 +105,7 @@ EVERY_COMMAND = [
 def test_the_store_of_a_backend_that_is_not_ours_is_refused_in_a_sentence(
     words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the commands said that no such backend was known."""
+    """Regression: half of the commands said that no such backend exists."""
     monkeypatch.setattr(rendezvous_handler_registry, "_creators", {"theirs": print})
     name, *rest = words.split()
     assert command.main([name, "theirs://head:1/job", *rest]) == 2

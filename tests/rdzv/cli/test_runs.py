@@ -1,4 +1,4 @@
-"""`rdzv runs`, `forget`, `stats`, `ping`: what an operator of a store for many runs sees and does."""
+"""`rdzv runs`, `forget`, `stats`, `ping`: commands for the operator of a store with many runs."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ async def test_runs_shows_keys_bytes_and_age_of_each_run_the_largest_first() -> 
         assert shown[0]["age"] < 60
 
 
-async def test_what_others_have_named_reaches_no_terminal_with_its_control_characters() -> None:
-    """Whoever may write a key names a run: "rdzv runs" and "rdzv stats" had their screens cleared by it."""
+async def test_control_characters_in_names_do_not_reach_the_terminal() -> None:
+    """Every client that may write keys can name a run. Regression: such a name cleared the screen of "rdzv runs" and
+    "stats".
+    """
     async with store.serve() as server, store.connect(server.url) as client:
         await client.put("/rdzv/\x1b[2Jjob/nodes/\x1b[2Jnode", b"", ttl=60)
         await client.put("/rdzv/job/nodes/\x1b[2Jnode", b"", ttl=60)
@@ -55,8 +57,10 @@ async def test_runs_under_a_prefix_of_more_parts_are_told_apart() -> None:
         assert [(each["run_id"], each["keys"], each["bytes"]) for each in shown] == [("a", 2, None), ("b", 1, None)]
 
 
-def test_what_a_cluster_keeps_beside_its_runs_is_no_run_without_a_name() -> None:
-    """On etcd the receipts of writes lie there: a row without a name stood in the table, and `status` named it."""
+def test_receipts_on_etcd_are_not_listed_as_a_run() -> None:
+    """On etcd, the receipts of writes lie beside the runs. Regression: the table had a row without a name, as had
+    `status`.
+    """
     keys = ("/rdzv//receipts/1", "/rdzv/job/head/round", "/rdzv/job/settings", "/rdzv/stray")
     assert count_by_run(keys, "/rdzv/") == {"job": 2}
 
@@ -82,7 +86,8 @@ async def test_forget_names_the_nodes_that_are_left_and_closes_the_run_for_them_
         url = f"{server.url}/job"
         async with rdzv.connect(f"{url}?min_nodes=1", node_id="still-here", is_host=False) as handler:
             await handler.next_rendezvous()
-            for key in ("head/banned/z", "history", "nodes/stranger"):  # what nobody can read keeps from nothing
+            # unreadable keys do not keep a run from being forgotten
+            for key in ("head/banned/z", "history", "nodes/stranger"):
                 await client.put(f"/rdzv/job/{key}", b"\xc1")
             status, output = await run("forget", url)
             assert status == 1
@@ -97,7 +102,7 @@ async def test_forget_names_the_nodes_that_are_left_and_closes_the_run_for_them_
 
 
 async def _until_closed(handler: rdzv.Handler) -> str:
-    """Leave as soon as the run is closed, as a job does; the reason."""
+    """Leave as soon as the run is closed, as a job does. Return the reason."""
     async with handler.changes() as changes:
         async for change in changes:
             if isinstance(change, rdzv.Closed):
@@ -106,7 +111,7 @@ async def _until_closed(handler: rdzv.Handler) -> str:
     raise AssertionError("the changes have ended")
 
 
-async def test_stats_shows_what_is_used_of_each_limit_and_which_run_holds_most() -> None:
+async def test_stats_shows_the_usage_of_each_limit_and_the_run_with_the_most_keys() -> None:
     async with store.serve(limits=store.Limits(keys_max=10)) as server, store.connect(server.url) as client:
         for number in range(4):
             await client.put(f"/rdzv/job/{number}", b"")

@@ -1,4 +1,4 @@
-"""`rdzv serve`, as a real process: how it says that it is ready, how it leaves, and what strangers are told."""
+"""`rdzv serve` as a real process: its ready message, its shutdown, its limits, TLS."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MIB = 1024 * 1024
 
 @contextlib.asynccontextmanager
 async def serving(*arguments: str, **env: str) -> AsyncIterator[tuple[Child, int]]:
-    """A server that is ready, and its port."""
+    """Yield a server that is ready, and its port."""
     async with start_python("-m", "rdzv", "serve", "--port", "0", *arguments, env=env) as child:
         line = await child.says("listens on")
         yield child, int(line.partition("listens on ")[2].partition(",")[0].rpartition(":")[2])
@@ -42,7 +42,7 @@ async def serving(*arguments: str, **env: str) -> AsyncIterator[tuple[Child, int
 @pytest.mark.parametrize(
     ("arguments", "everywhere"), [([], False), (["--insecure"], True), (["--insecure", "--host", "127.0.0.1"], False)]
 )
-async def test_it_listens_on_all_addresses_of_both_families_once_it_knows_who_may_come(
+async def test_it_listens_on_all_addresses_only_with_a_token_tls_or_insecure(
     arguments: list[str], everywhere: bool
 ) -> None:
     async with serving(*arguments) as (child, port):
@@ -54,7 +54,7 @@ async def test_it_listens_on_all_addresses_of_both_families_once_it_knows_who_ma
             loopback = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}[family]
             with socket.socket(family) as sock:
                 sock.connect((loopback, port))
-        with socket.socket() as sock:  # all of 127/8 is this machine, so this shows what is listened on
+        with socket.socket() as sock:  # all of 127/8 is this machine, so this shows whether it listens on every address
             assert (sock.connect_ex(("127.0.0.77", port)) == 0) is everywhere
 
 
@@ -88,7 +88,7 @@ async def received(manager: socket.socket) -> bytes:
 
 async def test_a_service_manager_may_have_an_abstract_name_and_a_watchdog() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind("")  # Linux chooses an abstract one
+        manager.bind("")  # Linux chooses an abstract address
         manager.setblocking(False)
         name = f"@{manager.getsockname()[1:].decode()}"
         async with serving(NOTIFY_SOCKET=name, WATCHDOG_USEC="400000"):
@@ -125,7 +125,7 @@ async def test_sigterm_tells_the_clients_and_a_second_one_ends_it_at_once(tmp_pa
         child.terminate()
         await child.says("leaving")
         if not reads:
-            await asyncio.sleep(1.1)  # sooner, it is the same wish
+            await asyncio.sleep(1.1)  # within a second, the two count as one signal
             assert child.returncode is None, "somebody does not read, and it waits for a while"
             child.terminate()
         assert await child.wait() == (0 if reads else 1)
@@ -136,7 +136,7 @@ async def test_sigterm_tells_the_clients_and_a_second_one_ends_it_at_once(tmp_pa
 
 
 async def test_a_server_whose_store_turns_out_damaged_does_not_stay(tmp_path: Path) -> None:
-    """A full disk has it go back to what is kept; if that is no good, it must not stay and refuse everybody."""
+    """On a full disk it goes back to the state on disk. If that is damaged, it must exit, not refuse every request."""
     import resource
 
     async with serving("--data-dir", str(tmp_path)) as (child, port):
@@ -165,7 +165,7 @@ async def test_a_limit_on_the_command_line_is_the_servers() -> None:
             await client.grant(3.0)
 
 
-def test_every_limit_has_a_flag_with_its_default_and_says_what_it_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_limit_has_a_flag_whose_help_gives_its_meaning_and_default(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["serve", "--help"])
     help = " ".join(capsys.readouterr().out.split())
@@ -191,7 +191,7 @@ def test_every_limit_has_a_flag_with_its_default_and_says_what_it_bounds(capsys:
         ([], {"RDZV_TOKEN": "a", "RDZV_TOKEN_FILE": "b"}, "are both given"),
     ],
 )
-def test_what_makes_no_sense_is_said_in_one_line(
+def test_invalid_settings_are_reported_in_one_line(
     arguments: list[str],
     env: dict[str, str],
     complaint: str,
@@ -223,7 +223,7 @@ async def test_the_token_comes_from_a_file_or_from_the_environment(by: str, tmp_
 
 
 class Files:
-    """An authority, and the files of a server that it has certified."""
+    """A certificate authority, and the files of a server that it has certified."""
 
     def __init__(self, directory: Path) -> None:
         require("trustme")
@@ -261,7 +261,7 @@ def files(tmp_path: Path) -> Files:
 
 
 async def shown(port: int, context: ssl.SSLContext) -> str:
-    """The serial number of the certificate that a server shows."""
+    """Return the serial number of the server's certificate."""
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     certificate = writer.get_extra_info("peercert")
     writer.close()
@@ -270,7 +270,7 @@ async def shown(port: int, context: ssl.SSLContext) -> str:
     return str(certificate["serialNumber"])
 
 
-async def test_sighup_shows_the_new_certificate_to_who_connects_from_then_on(files: Files) -> None:
+async def test_after_sighup_new_connections_get_the_new_certificate(files: Files) -> None:
     async with serving(*files.arguments) as (child, port):
         url = f"tcps://127.0.0.1:{port}"
         async with store.connect(url, tls=files.client()) as client:

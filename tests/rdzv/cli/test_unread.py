@@ -1,4 +1,4 @@
-"""Output that is not read, as after Ctrl-S on a terminal: it holds up no store, no job and no end."""
+"""Output that is not read, as after Ctrl-S on a terminal: it delays no store, no job and no shutdown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PIPE_HOLDS = 65_536
 
 @contextlib.contextmanager
 def unread(*words: str, streams: tuple[str, ...]) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A command, some of whose streams go to a pipe that is full, and the end of that pipe from which to read."""
+    """Yield a command some of whose streams go to a full pipe, and the read end of that pipe."""
     reading, writing = os.pipe()
     os.write(writing, b"x" * PIPE_HOLDS)
     into = {name: writing if name in streams else subprocess.DEVNULL for name in ("stdout", "stderr")}
@@ -48,7 +48,7 @@ async def test_a_store_serves_whose_standard_error_is_not_read() -> None:
     with unread("--debug", "serve", "--port", str(port), streams=("stderr",)) as (process, reading):
         async with store.connect(f"tcp://127.0.0.1:{port}", timeout=20) as client:
             await client.put("a", b"1")
-        for _ in range(300):  # each is a few lines of the log
+        for _ in range(300):  # each connection logs a few lines
             async with store.connect(f"tcp://127.0.0.1:{port}", timeout=10) as client:
                 assert await client.get("a") is not None
         began = time.monotonic()
@@ -94,7 +94,7 @@ def test_lines_that_find_no_room_are_counted() -> None:
     with os.fdopen(writing, "w"):
         lines = standard_error._Lines()
         lines.put("first", writing)
-        while lines._waiting:  # the thread has taken it, and waits for the reader
+        while lines._waiting:  # the thread has taken the line, and waits for the reader
             time.sleep(0.001)
         for _ in range(12):
             lines.put("y" * 99_999, writing)

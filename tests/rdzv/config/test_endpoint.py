@@ -1,4 +1,4 @@
-"""Endpoints: URLs taken apart, and what is said to each wrong one."""
+"""Endpoints: how URLs are split, and the message for each kind of wrong URL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def endpoint_of(url: Any) -> Endpoint:
 
 
 def refusal(url: Any) -> str:
-    """Return what is said to a URL that is wrong; always one sentence."""
+    """Return the error message for a wrong URL. It is always one sentence."""
     with pytest.raises(RendezvousSettingsError) as caught:
         endpoint_of(url)
     message = str(caught.value)
@@ -92,7 +92,7 @@ def test_every_scheme_has_a_port_and_a_prefix() -> None:
         (TCP + "?ttl=5&ttl=5", ("ttl", "twice", "leave one out")),
     ],
 )
-def test_a_wrong_url_is_told_what_is_wrong_with_it(url: Any, said: tuple[str, ...]) -> None:
+def test_the_error_for_a_wrong_url_names_the_fault(url: Any, said: tuple[str, ...]) -> None:
     message = refusal(url)
     assert all(words in message for words in said), message
 
@@ -122,6 +122,6 @@ def test_a_url_taken_apart_makes_the_same_url(url: str) -> None:
 
 
 def test_an_ipv4_address_that_is_written_as_one_of_ipv6_is_that_address() -> None:
-    """No socket of IPv6 alone listens there."""
+    """A socket of IPv6 only does not accept connections to such an address."""
     assert Endpoint.parse("tcp", "[::ffff:10.77.0.1]:29400").hosts == (("10.77.0.1", 29400),)
     assert Endpoint.parse("tcp", "[fe80::1%eth0]:29400").hosts == (("fe80::1%eth0", 29400),)

@@ -1,4 +1,4 @@
-"""Parameters: each is ready for the documentation, and says to a wrong value what it may be and what would do."""
+"""Parameters: each is documented, and the error for a wrong value names the valid values and a remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARAMETERS = {**settings.PARAMETERS, **KEEP_ALIVE}
 
 
 def refusal(name: str, raw: Any, **where: Any) -> str:
-    """Return what a parameter says to a wrong value; always one sentence."""
+    """Return the error message of a parameter for a wrong value. It is always one sentence."""
     with pytest.raises(RendezvousSettingsError) as caught:
         PARAMETERS[name].read(raw, **where)
     message = str(caught.value)
@@ -126,7 +126,7 @@ def test_the_tables_cover_every_parameter() -> None:
             "store_gone_timeout",
             "insecure",
             "cert",
-        ),  # as their neighbours
+        ),  # they are shown as text, like their neighbours
     }
 
 

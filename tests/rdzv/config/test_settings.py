@@ -1,4 +1,4 @@
-"""The settings: where they come from, which one wins, and what is said to each wrong one."""
+"""The settings: their sources, the order of precedence, and the error message for each wrong value."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parsed(url: str = TCP, environ: Mapping[str, str] | None = None, **overrides
 
 
 def refusal(url: str = TCP, environ: Mapping[str, str] | None = None, **overrides: Any) -> str:
-    """Return what is said to settings that are wrong; always one sentence."""
+    """Return the error message for wrong settings. It is always one sentence."""
     with pytest.raises(RendezvousSettingsError) as caught:
         parse(url, overrides, environ or {})
     message = str(caught.value)
@@ -59,7 +59,7 @@ PAIR = {"keep_alive_interval": 2, "keep_alive_max_attempt": 4}
                 "can_join": True,
             },
         ),
-        # Defaults are those of the interface.
+        # The defaults are those of the interface.
         (
             TCP,
             {},
@@ -95,7 +95,7 @@ PAIR = {"keep_alive_interval": 2, "keep_alive_max_attempt": 4}
         ),
         (TCP + "?min_nodes=2", {}, {"min_nodes": None}, {"min_nodes": 2}),
         (TCP + "?is_host=1", {}, {"is_host": "auto"}, {"is_host": None}),
-        # An older name means the new one, and may repeat it.
+        # An older name means the new one, and may be given beside it with the same value.
         (
             TCP + "?min_workers=2&max_workers=4&timeout=60&etcd_prefix=torch/runs/",
             {},
@@ -106,7 +106,8 @@ PAIR = {"keep_alive_interval": 2, "keep_alive_max_attempt": 4}
         (TCP, {"RDZV_TOKEN": "swordfish\n"}, {}, {"token": "swordfish"}),
         (TCP, {}, {"min_nodes": 2, "min_workers": "2"}, {"min_nodes": 2}),
         (TCP + "?min_nodes=2", {}, {"min_workers": 3}, {"min_nodes": 3}),
-        # PyTorch's pair gives the ttl, also half of it, and from two places; of rivals the stronger source wins.
+        # PyTorch's pair of parameters gives the ttl, also if only one of them is set, or both come from two sources. If
+        # two disagree, the stronger source wins.
         (TCP, {}, PAIR, {"ttl": 8}),
         (TCP, {}, {"keep_alive_interval": 2}, {"ttl": 6}),
         (TCP, {}, {"keep_alive_max_attempt": 4}, {"ttl": 20}),
@@ -153,7 +154,7 @@ def test_a_tls_context_replaces_the_files_of_weaker_sources_and_turns_tls_on() -
     assert parsed("tcps://head/job-7?ca=/ca.pem").uses_tls
 
 
-# What is said to wrong values.
+# Error messages for wrong values.
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_a_tls_context_replaces_the_files_of_weaker_sources_and_turns_tls_on() -
         (TCP + "?health_check=x", ("health_check", "function", "keyword")),
     ],
 )
-def test_a_wrong_url_is_told_what_is_wrong_with_it(url: str, said: tuple[str, ...]) -> None:
+def test_the_error_for_a_wrong_url_names_the_fault(url: str, said: tuple[str, ...]) -> None:
     message = refusal(url)
     assert all(words in message for words in said), message
 
@@ -232,7 +233,7 @@ def test_settings_that_contradict_each_other_are_named_together(
     assert "swordfish" not in message
 
 
-# What settings are, once they are.
+# Settings as an object.
 
 
 def test_settings_cannot_be_changed() -> None:
@@ -257,7 +258,7 @@ def test_secrets_are_not_in_the_repr() -> None:
     assert "swordfish" not in repr(chosen) and "SSLContext" not in repr(chosen)
 
 
-def test_an_observer_is_told_what_joining_takes() -> None:
+def test_an_observer_that_joins_gets_an_error_that_names_the_missing_settings() -> None:
     chosen = parsed()
     assert not chosen.can_join
     for name in ("needed", "capacity"):
@@ -267,7 +268,7 @@ def test_an_observer_is_told_what_joining_takes() -> None:
 
 class Order:
     def __call__(self, *_: Any) -> None:
-        """Order nothing."""
+        """Return the records in the given order."""
 
 
 @pytest.mark.parametrize(
@@ -279,7 +280,7 @@ class Order:
         (partial(by_name, 1), "functools.partial"),
     ],
 )
-def test_what_a_run_shares_is_plain_data(order: Any, name: str) -> None:
+def test_the_settings_that_a_run_shares_are_plain_data(order: Any, name: str) -> None:
     assert parsed(min_nodes=2, max_nodes=4, rank_order=order).shared() == {
         "min_nodes": 2,
         "max_nodes": 4,
@@ -357,8 +358,8 @@ def test_a_payload_that_is_not_equal_to_itself_contradicts_nothing() -> None:
 
 @pytest.mark.parametrize("service", ["MASTER", "HTTP", "METRICS"])
 @pytest.mark.parametrize("link", ["tcp://10.0.0.1:29400", "udp://10.0.0.1:53", "tcp://[fd00::1]:29400"])
-def test_what_kubernetes_says_of_a_service_is_no_parameter(service: str, link: str) -> None:
-    """A Service called rdzv-master puts RDZV_MASTER_PORT into every pod of its namespace."""
+def test_variables_that_kubernetes_sets_for_a_service_are_ignored(service: str, link: str) -> None:
+    """A Service called rdzv-master sets RDZV_MASTER_PORT in every pod of its namespace."""
     name = f"{service.lower()}_port"
     theirs = {f"RDZV_{service}_PORT": link, f"RDZV_{service}_SERVICE_HOST": "10.0.0.1"}
     assert getattr(parse(TCP, {}, theirs), name) == getattr(parse(TCP, {}, {}), name)

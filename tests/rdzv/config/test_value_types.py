@@ -1,4 +1,4 @@
-"""Kinds: what each accepts and makes of it, what it refuses, and that reading twice changes nothing."""
+"""Value types: which values each one accepts or rejects, and that parsing a parsed value changes nothing."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_bytes_are_no_number_of_seconds(raw: Any) -> None:
         duration().convert(raw)
 
 
-def test_a_payload_is_a_copy_of_what_was_given() -> None:
+def test_a_payload_is_copied() -> None:
     given = {"gpus": [1, 2]}
     copy = value_types.PAYLOAD.convert(given)
     given["gpus"].append(3)

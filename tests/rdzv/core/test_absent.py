@@ -1,4 +1,4 @@
-"""Who is not here: by name, with what is known of each, and bounded, however many they are."""
+"""The missing nodes: their names, the last facts about each, and a bound on their number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rdzv.membership import changes_since
 from tests.support.hand_fed import HandFed, round_of
 
 
-def test_who_was_lost_is_named_with_where_it_was_and_since_when() -> None:
+def test_a_lost_node_is_named_with_its_address_and_the_time_since() -> None:
     run = HandFed(needed=3, last_call=0)
     run.arrive("a", "b")
     run.arrive("gpu-017", address="10.0.0.3")
@@ -23,7 +23,7 @@ def test_who_was_lost_is_named_with_where_it_was_and_since_when() -> None:
     assert "(lost 3 min 20 s ago)" in explain(run.progress, elapsed=10), "durations go on where they are read"
 
 
-def test_who_left_is_told_apart_and_who_comes_again_is_missed_no_more() -> None:
+def test_departures_are_told_from_losses_and_a_node_that_returns_is_not_missing() -> None:
     run = round_of("a", "b", "c", capacity=9)
     run.leave("c")
     run.die("b")
@@ -37,7 +37,7 @@ def test_who_left_is_told_apart_and_who_comes_again_is_missed_no_more() -> None:
     assert run.progress.absent == Absent(), "nor is anybody missed who is no member"
 
 
-def test_who_is_expected_is_missed_from_the_beginning_and_from_round_to_round() -> None:
+def test_an_expected_node_is_missing_from_the_start_and_in_every_round() -> None:
     run = HandFed(needed=2, capacity=3, last_call=0, expected=("a", "b", "x"))
     run.arrive("a")
     run.now += 7
@@ -91,7 +91,7 @@ def test_a_successor_goes_on_with_the_durations_and_knows_of_no_time_it_was_not_
     run.leave("c")
     run.now += 30
     told, told_at = run.progress, run.now
-    run.stored.pop("d")  # it dies while nobody coordinates
+    run.stored.pop("d")  # it dies while there is no coordinator
     run.now += 10
     run.succeed(told, said_at=told_at)
     words = "b (lost 40 s ago), c (left 40 s ago), d (lost: it went while nobody coordinated) and x (never seen)"
@@ -104,8 +104,8 @@ def test_a_name_cannot_disturb_a_terminal() -> None:
     assert len(absent.describe()) < 200
 
 
-def test_whoever_hears_of_a_loss_hears_where_the_lost_were() -> None:
-    """The words `1 lost: localhost-4535` told an operator of sixty hosts nothing."""
+def test_a_loss_is_announced_with_the_address_of_the_lost_node() -> None:
+    """Regression: the text was `1 lost: localhost-4535`. For the operator of sixty hosts that names none of them."""
     run = HandFed(needed=1, last_call=0)
     run.arrive("a", "localhost-4535", address="10.77.0.12")
     run.commit()

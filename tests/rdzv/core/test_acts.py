@@ -1,4 +1,4 @@
-"""`decide` returns the one act that is due first, on a picture that it does not change."""
+"""`decide` returns only the first act that is due, and does not change the picture."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def stuck(run: HandFed, *names: str, **other: Any) -> None:
 
 
 def act_of(run: HandFed, **of_the_picture: Any) -> Act:
-    """Decide, and see that nothing of the picture has changed by it."""
+    """Decide twice, and verify that the picture is unchanged."""
     picture = Picture(view=run.view, **({"head": Head()} | of_the_picture))
     before = pickle.dumps(run.view)
     act = decide(picture, run.rules, now=run.now)
@@ -53,7 +53,7 @@ def act_of(run: HandFed, **of_the_picture: Any) -> Act:
 
 
 def told(run: HandFed, **of_the_picture: Any) -> dict[str, Any]:
-    """What the picture has once all of the progress has been told."""
+    """Return the fields of a picture whose whole progress has been reported."""
     act = act_of(run, **of_the_picture)
     assert isinstance(act, Report)
     return {"told": act.progress, "told_at": run.now, **of_the_picture}
@@ -84,7 +84,7 @@ def test_a_report_that_is_not_due_yet_does_not_hold_up_a_question() -> None:
     run = in_steps()
     run.arrive("d")
     said = told(run)
-    run.arrive("e")  # a second one is told of a moment later
+    run.arrive("e")  # the arrival of a second newcomer is reported a moment later
     act = act_of(run, **said)
     assert isinstance(act, Ask)
     assert act.stop.why == "2 nodes waiting to come in"

@@ -1,4 +1,4 @@
-"""Where the others reach a member whom the store sees come from loopback, or from a forwarder."""
+"""The addresses at which members reach one that the store sees at loopback, or behind a forwarder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def addresses(*members: NodeRecord) -> list[str]:
     return [member.address for member in with_reachable_addresses(members)]
 
 
-HERE = seen("head", "127.0.1.1", "127.0.0.1", "127.0.1.1")  # on the store's own host, as Debian names it
+# on the store's own host; Debian gives a machine's own name this address
+HERE = seen("head", "127.0.1.1", "127.0.0.1", "127.0.1.1")
 OTHER = seen("a", "10.0.0.2", "10.0.0.2", "10.0.0.1")
 FORWARDER, STORE = "10.0.0.9", "10.0.0.1"
 
@@ -48,17 +49,17 @@ ALONE = [seen(name, "127.0.0.1", "127.0.0.1", "127.0.0.1", machine=name) for nam
 @pytest.mark.parametrize(
     ("members", "reached_at"),
     [
-        # A member on the store's host is reached where the others reach the store: `MASTER_ADDR=127.0.0.1` was handed
-        # to all, without a word. It may have come over an interface that is not the others'.
+        # Regression: `MASTER_ADDR=127.0.0.1` was handed to all. A member on the store's host is reached at the store's
+        # address, as the others know it. It may use another interface than they do.
         ([HERE, OTHER], ["10.0.0.1", "10.0.0.2"]),
         ([OTHER, HERE], ["10.0.0.2", "10.0.0.1"]),
         ([MANAGED, OTHER], ["10.0.0.1", "10.0.0.2"]),
         ([MANAGED, MANAGED], ["10.78.0.1", "10.78.0.1"]),
-        ([HERE, HERE], ["127.0.1.1", "127.0.1.1"]),  # members of one host stay at loopback
-        # An address that the user gives is nobody's to change.
+        ([HERE, HERE], ["127.0.1.1", "127.0.1.1"]),  # members of one host keep loopback
+        # An address that the user gives is not changed.
         ([seen("head", "127.0.0.1"), OTHER], ["127.0.0.1", "10.0.0.2"]),
         ([seen("a", FORWARDER), seen("b", FORWARDER)], [FORWARDER, FORWARDER]),
-        # Of several servers (etcd), the way to one tells nothing of the hosts of the others.
+        # With several servers (etcd), the way to one server tells nothing about the hosts of the others.
         (
             [seen("head", STORE, STORE, STORE, server="1"), seen("a", "10.0.0.2", "10.0.0.2", "10.0.0.3", server="3")],
             ["10.0.0.1", "10.0.0.2"],
@@ -67,15 +68,16 @@ ALONE = [seen(name, "127.0.0.1", "127.0.0.1", "127.0.0.1", machine=name) for nam
             [OTHER, LOCAL, seen("b", "10.0.0.4", "10.0.0.4", "10.0.0.1", server="1")],
             ["10.0.0.2", "10.0.0.1", "10.0.0.4"],
         ),
-        # Loopback is told only where all share it: each node had a forwarder of its own, to which it led.
+        # Loopback is used only if all share it. Regression: each node had a forwarder of its own, and loopback led to
+        # that.
         ([ALONE[0], ALONE[0]], ["127.0.0.1", "127.0.0.1"]),
         ([seen("c", "10.0.0.2"), ALONE[0]], ["10.0.0.2", ""]),
         (ALONE, None),
-        # Members whom the store sees at one address, as behind a load balancer, are told apart by where they send
-        # from; two nodes of one host, behind a NAT, are not.
+        # If the store sees members at one address, as behind a load balancer, they are told apart by the address they
+        # send from. Two nodes of one host behind a NAT are not.
         ([*BALANCED, OTHER], ["10.0.0.2", "10.0.0.3", "10.0.0.2"]),
         ([BALANCED[0], BALANCED[0]], ["10.9.0.1", "10.9.0.1"]),
-        # The forwarder's address is not taken for the store's host; nobody has to meet at any but the first.
+        # The forwarder's address is not taken for the store's host. Only the first member needs to be reachable.
         ([HERE, *BALANCED], None),
         ([*BALANCED, HERE], ["10.0.0.2", "10.0.0.3", ""]),
     ],
@@ -88,23 +90,23 @@ def test_where_members_are_reached(members: list[NodeRecord], reached_at: list[s
         assert addresses(*members) == reached_at
 
 
-def test_who_is_seen_where_it_reaches_the_store_is_behind_a_forwarder_and_says_where_it_sends_from() -> None:
-    """All nodes published the forwarder's address."""
+def test_a_node_seen_at_its_store_address_is_behind_a_forwarder_and_publishes_its_source_address() -> None:
+    """Regression: all nodes published the forwarder's address."""
     assert way_of(FORWARDER, "10.0.0.2", FORWARDER) == ("10.0.0.2", "", ""), "not the way to the store"
     assert way_of("192.0.2.1", "10.0.0.2", STORE) == ("192.0.2.1", "10.0.0.2", STORE), "a plain NAT"
     assert way_of(STORE, STORE, STORE) == (STORE, STORE, STORE), "it is on the store's host"
     assert way_of("127.0.0.1", "127.0.0.1", "127.0.0.1") == ("127.0.0.1", "127.0.0.1", "127.0.0.1")
 
 
-def test_who_is_seen_at_loopback_and_sends_from_elsewhere_is_behind_a_forwarder_on_the_stores_host() -> None:
-    """Every node of a run was sent to 127.0.0.1."""
+def test_a_node_seen_at_loopback_with_another_source_address_is_behind_a_forwarder() -> None:
+    """Regression: every node of a run was sent to 127.0.0.1."""
     assert way_of("127.0.0.1", "10.0.0.2", STORE) == ("10.0.0.2", "10.0.0.2", STORE)
     assert way_of("127.0.0.6", STORE, STORE) == (STORE, STORE, STORE)
     there = seen("head", *way_of("127.0.0.1", "127.0.0.1", "127.0.0.1"))
     assert addresses(there, seen("a", *way_of("127.0.0.1", "10.0.0.2", STORE))) == [STORE, "10.0.0.2"]
 
 
-def test_a_round_is_not_completed_where_nobody_could_meet_and_all_say_why() -> None:
+def test_a_round_whose_members_could_not_reach_rank_0_waits_and_every_node_gets_the_reason() -> None:
     run = HandFed(needed=3, capacity=3)
     run.arrive("head", address="127.0.0.1", sends_from="127.0.0.1", store_at="127.0.0.1")
     run.arrive("a", address="10.9.0.1", sends_from="10.0.0.2", store_at=FORWARDER)

@@ -1,4 +1,4 @@
-"""Questions to nodes and their answers travel whole, and what is none of ours is an error that says so."""
+"""Questions to nodes and their answers are packed and unpacked without loss; foreign bytes raise an error."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def test_an_answer_travels_and_one_that_would_fill_the_memory_is_cut() -> None:
     assert len(unpack_answer(zlib.compress(b"a" * (ANSWER_BYTES_MOST + 1)))) == ANSWER_BYTES_MOST
 
 
-def test_what_is_no_answer_of_ours_is_an_error() -> None:
+def test_bytes_that_are_no_answer_are_an_error() -> None:
     with pytest.raises(RendezvousStateError):
         unpack_answer(b"\xc1")

@@ -1,4 +1,6 @@
-"""What a page is told: all at first, then the changes, a beat if there are none; and what a page makes of them."""
+"""Messages to a page: the whole state at first, then changes, or beats if nothing changes; and the state that a page
+makes of them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def state_of(run: dict[str, Any] | None, **fields: Any) -> dict[str, Any]:
 
 
 def applied(state: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
-    """Return what a page knows after a message, as rdzv/display/page/data.js does it."""
+    """Return a page's state after a message, computed as in rdzv/display/page/data.js."""
     state = copy.deepcopy(state)
     runs = {one["run_id"]: one for one in (*state["runs"], *told.get("runs", ()))}
     state["runs"] = [one for name, one in runs.items() if name not in told.get("gone", ())]
@@ -65,10 +67,10 @@ def test_a_page_that_applies_the_changes_knows_the_state(now: dict[str, Any]) ->
     assert applied(before, told) == now
 
 
-def test_what_changes_by_itself_is_no_change_and_hours_that_waver_are_kept() -> None:
+def test_values_that_follow_from_the_time_are_no_change_and_jitter_in_times_is_ignored() -> None:
     before = state_of(report_of())
     run = report_of(phase_since=HOUR + 0.4, cost={"seconds": 2.0})
-    run["members"][0]["step_at"] = HOUR + 3  # of the same step: reckoned anew
+    run["members"][0]["step_at"] = HOUR + 3  # computed again for the same step
     now = state_of(settled(before["run"], run), runs=[{"run_id": "job", "members": 1, "spent": {}}])
     now["runs"][0]["waited"] = 3.0
     assert changes(state_of(before["run"], runs=[{"run_id": "job", "members": 1, "waited": 1.0}]), now) == {}

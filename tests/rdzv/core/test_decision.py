@@ -1,4 +1,6 @@
-"""What should happen and why: `decide`, its words, when they are told, what a node makes of it, and what it is told."""
+"""`decide`: the act and its reason, when progress is reported, the answers to waiting nodes, and the changes for
+members.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ def until(run: HandFed) -> float | None:
         pytest.param("die c, arrive x y b a", "abx", "abx", {}, id="members come before earlier newcomers"),
     ],
 )
-def test_who_is_in_the_next_round_and_when(
+def test_the_members_of_the_next_round_and_its_time(
     story: str, at_once: str | None, in_the_end: str, rules: dict[str, Any]
 ) -> None:
     run = round_of("a", "b", "c", needed=2, capacity=3, last_call=30, **rules)
@@ -142,8 +144,8 @@ def test_an_order_that_loses_nodes_or_makes_some_up_is_refused(order: Any) -> No
     assert decision.until == run.now + 1
 
 
-def test_an_order_that_fails_is_said_to_everybody_and_their_time_runs() -> None:
-    """They waited for ever, because enough nodes were there, and the reason was in the log of one of them only."""
+def test_every_node_is_told_of_a_failing_order_and_its_join_timeout_runs() -> None:
+    """Regression: enough nodes were there, so no join timeout ran, and the reason was in the log of one node only."""
 
     def order(*_: Any) -> Any:
         raise LookupError("no topology" + "!" * 9999)
@@ -162,7 +164,7 @@ def test_an_order_that_fails_is_said_to_everybody_and_their_time_runs() -> None:
     assert report_due(SAID, 0.0, SAID.replace(problem="new"), nodes=9, now=1.0) == 1.0, "at once"
 
 
-# Numbers of those who wait, and of spares.
+# Numbers of waiting nodes and of spares.
 
 
 @pytest.mark.parametrize(
@@ -171,15 +173,16 @@ def test_an_order_that_fails_is_said_to_everybody_and_their_time_runs() -> None:
         ("ab", "", {"capacity": 3}, 0, 0, None),
         ("ab", "arrive x", {"capacity": 3}, 1, 0, None),
         ("ab", "arrive x, arrive y", {"capacity": 3}, 1, 1, "x"),
-        ("ab", "arrive a", {}, 1, 0, None),  # who left in order to regroup counts as waiting
-        ("abc", "die b c, arrive b", {}, 0, 0, None),  # below the minimum a regroup would admit nobody
+        ("ab", "arrive a", {}, 1, 0, None),  # a member that left in order to meet again counts as waiting
+        ("abc", "die b c, arrive b", {}, 0, 0, None),  # below the minimum another round would accept no node
         ("abc", "die b c, arrive b, arrive c", {}, 2, 0, None),
-        ("ab", "arrive x", {"capacity": 4, "unit": 2}, 0, 1, 0),  # an incomplete unit waits for the rest of it
+        ("ab", "arrive x", {"capacity": 4, "unit": 2}, 0, 1, 0),  # an incomplete unit waits for its other nodes
         ("ab", "arrive x y", {"capacity": 4, "unit": 2}, 2, 0, None),
-        ("abcd", "die a", {"needed": 2, "unit": 2}, 0, 0, None),  # members without room have not arrived
+        # a member without a place in the round counts as not arrived
+        ("abcd", "die a", {"needed": 2, "unit": 2}, 0, 0, None),
     ],
 )
-def test_those_whom_a_regroup_would_admit_wait_and_the_others_are_spares(
+def test_nodes_that_the_next_round_would_accept_are_waiting_and_the_others_are_spares(
     members: str, story: str, rules: dict[str, Any], waiting: int, spares: int, after: str | int | None
 ) -> None:
     run = round_of(*members, **rules)
@@ -188,16 +191,16 @@ def test_those_whom_a_regroup_would_admit_wait_and_the_others_are_spares(
     assert (run.progress.waiting, run.progress.spares, run.progress.spares_after) == (waiting, spares, last)
 
 
-def test_below_the_minimum_nobody_is_a_spare() -> None:
-    # Three of four nodes, in units of four: all three were told that they were spares, and their join timeouts stood
-    # still for ever.
+def test_below_the_minimum_no_node_is_a_spare() -> None:
+    # Regression: three of four nodes, in units of four, were told that they are spares, so their join timeouts stood
+    # still.
     run = HandFed(needed=4, capacity=8, unit=4)
     run.arrive("a", "b", "c")
     assert (run.progress.spares, run.progress.spares_after) == (0, None)
     assert run.follow("a") == Parked(reason="3 of at least 4 nodes", suspended=False)
 
 
-# Never what was not agreed on.
+# Decisions keep to the agreed settings.
 
 rules = st.builds(
     lambda unit, needed, more, early, order: Rules(
@@ -276,7 +279,7 @@ def test_joins_never_extend_a_last_call(joins: list[float], early: bool) -> None
     assert len(run.completes() or ()) == 2 + len(joins)
 
 
-# Words.
+# Texts.
 
 SAID = Progress(phase=Phase.GATHERING, round=7, joined=3, needed=4, capacity=8, live=2, last_call_left=4.2)
 
@@ -305,7 +308,7 @@ def test_every_phase_is_explained_in_words_and_numbers(progress: Progress | None
     assert explain(said, elapsed=1.5) == "last call, 2.7 s left; 3 of at most 8 nodes", "it is what is left now"
 
 
-# When it is reported.
+# When progress is reported.
 
 LAST = SAID.replace(waiting=2, lost=2, departed=2)
 CALLED = SAID.replace(phase=Phase.LAST_CALL)
@@ -315,7 +318,7 @@ CALLED = SAID.replace(phase=Phase.LAST_CALL)
     ("last", "change", "nodes", "pause"),
     [
         (None, {}, 5, 0.0),
-        (LAST, {}, 5, None),  # what is not new is not reported
+        (LAST, {}, 5, None),  # unchanged progress is not reported
         (LAST.replace(phase=Phase.TRAINING), {"last_call_left": 1.0}, 5, None),
         *(  # a change of kind is reported at once
             (SAID, change, 10_000, 0.0)
@@ -324,8 +327,8 @@ CALLED = SAID.replace(phase=Phase.LAST_CALL)
                 *({"last_call_left": None}, {"lost": 1}, {"departed": 1}),
             )
         ),
-        # Changes of numbers are reported the less often the more nodes hear it, and where nobody acts upon it, a third
-        # as often.
+        # The more nodes receive it, the less often a change of numbers is reported; a third as often if it needs no
+        # action.
         (LAST, {"joined": 2}, 1, 0.05),
         (LAST, {"joined": 2}, 60, 0.06),
         (LAST, {"joined": 2}, 500, 1.5),
@@ -333,7 +336,7 @@ CALLED = SAID.replace(phase=Phase.LAST_CALL)
         (LAST, {"waiting": 3}, 500, 0.5),
         (LAST, {"lost": 3}, 1_000, 1.0),
         (LAST, {"departed": 3}, 10_000, 5.0),
-        # A last call that runs is refreshed every second, or tenth of it.
+        # A running last call is refreshed once a second, or at a tenth of its length.
         (CALLED.replace(last_call_left=31.0), {"last_call_left": 30.0}, 5, 3.0),
         (CALLED.replace(last_call_left=5.0), {"last_call_left": 4.0}, 5, 1.0),
     ],
@@ -345,7 +348,7 @@ def test_when_a_report_is_due(last: Progress | None, change: dict[str, Any], nod
     assert report_due(last, 80.0, new, nodes=nodes, now=100.0) == (None if pause is None else 100.0)
 
 
-# Following.
+# Answers to nodes that follow the head.
 
 ROUND = Round(number=3, term=9, size=2, buckets=1, host="h", port=1, revision=50)
 HEAD = Head(coordinator=Coordinator(node_id="c", term=9), progress=SAID, progress_at=100.0)
@@ -425,8 +428,8 @@ def test_a_node_follows_the_head(me: Me, known: dict[str, Any], answer: Parked |
 
 
 def test_members_beyond_the_unit_become_spares_once_a_round_has_passed_them_over() -> None:
-    # Seven of eight came back, in units of four. The three left over were members once, so they were no spares, and
-    # failed at the end of their join timeouts.
+    # Regression: seven of eight members came back, in units of four. The other three were no spares since they had been
+    # members, and failed at their join timeout.
     names = [f"n{index}" for index in range(8)]
     run = round_of(*names, needed=4, capacity=8, unit=4)
     run.die("n7")
@@ -454,7 +457,7 @@ def test_a_join_clock_counts_the_time_that_was_not_suspended(spans: list[tuple[b
     assert clock.left(now) == pytest.approx(max(20.0 - used, 0.0), abs=1e-6)
 
 
-# Changes.
+# Changes for members.
 
 STANDS = Progress(phase=Phase.TRAINING, round=3, live=2)
 TOLD = STANDS.replace(lost=1, lost_ids=("x",), departed=2, departed_ids=("y", "z"), waiting=4)
@@ -479,22 +482,22 @@ WAIT_2 = STANDS.replace(waiting=2)
             {"closed": CLOSED, "dropped": "away for too long"},
             [*(CLOSED, NodesLost(1, ("x",)), NodesLeft(2, ("y", "z")), NodesWaiting(4)), Dropped("away for too long")],
         ),
-        # Each thing is told once, and anew when it has changed.
+        # Each change is announced once, and again if it has changed.
         (TOLD, TOLD, {}, []),
         (TOLD, TOLD.replace(lost=2, lost_ids=("x", "w")), {}, [NodesLost(2, ("x", "w"))]),
         (TOLD, TOLD, {"closed": CLOSED}, [CLOSED]),
-        # That nobody waits any more is told, and not that nobody ever did.
+        # "0 waiting" is announced only after nodes have waited.
         ([], WAIT_2, {}, [NodesWaiting(2)]),
         (WAIT_2, STANDS, {}, [NodesWaiting(0)]),
         ([NodesWaiting(0)], STANDS, {}, []),
-        # What is said of another round is not told; closing and being dropped are, whatever the round.
+        # Progress of another round is not announced. A close or a drop is, in any round.
         ([], TOLD.replace(round=2), {}, []),
         ([], TOLD.replace(round=4), {}, []),
         ([], TOLD, {"round": None}, []),
         ([], None, {"round": None, "closed": CLOSED, "dropped": "banned"}, [CLOSED, Dropped("banned")]),
     ],
 )
-def test_what_a_member_is_told(
+def test_the_changes_that_a_member_is_told(
     seen: list[Change] | Progress, progress: Progress | None, more: dict[str, Any], news: list[Change]
 ) -> None:
     assert told(seen if isinstance(seen, list) else told([], seen), progress, **more) == news
@@ -526,14 +529,14 @@ def test_no_change_is_told_twice_in_a_row(heard: list[tuple[Progress, bool, bool
 
 
 def reason(run: HandFed, name: str) -> str:
-    """What a waiting node says."""
+    """Return the reason that a waiting node reports."""
     answer = run.follow(name, passed_over=run.round.revision if run.round else 0)
     assert isinstance(answer, Parked)
     return answer.reason
 
 
 def test_a_round_that_was_given_up_is_named_with_the_reason_of_its_rank_0_until_the_next_completes() -> None:
-    """Nodes that did not reach rank 0 waited "for a coordinator", and status did not say why they met again."""
+    """Regression: nodes that did not reach rank 0 waited "for a coordinator", and the status gave no reason."""
     run = HandFed(needed=3, last_call=0)
     run.arrive("a", "b", "c")
     run.commit()

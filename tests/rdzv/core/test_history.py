@@ -1,4 +1,4 @@
-"""What happened in a run is remembered, whoever coordinated it; of what is forgotten the sums are."""
+"""The history of a run, across coordinators. Forgotten rounds are kept as sums."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ STANDS = Progress(phase=Phase.TRAINING, round=0)
 
 
 def begun(*node_ids: str, now: float = 100.0) -> Chronicle:
-    """A coordinator's, which has just committed the first round."""
+    """Return the history writer of a coordinator that has just committed round 0."""
     chronicle = Chronicle()
     chronicle.written(chronicle.completed(0, dict.fromkeys(node_ids, ""), known=(), now=now), now=now)
     return chronicle
 
 
 def told(chronicle: Chronicle, progress: Progress, *, now: float, closed: Closed | None = None) -> tuple[Incident, ...]:
-    """The incidents once this progress is written; none if it brought no news."""
+    """Write this progress, and return the incidents of the round; none if nothing is new."""
     chronicle.observe(progress, now=now)
     history = chronicle.continued(progress, closed, now=now)
     if history is None:
@@ -48,7 +48,7 @@ def told(chronicle: Chronicle, progress: Progress, *, now: float, closed: Closed
 # -------------------------------------------------------------------------------------------------------- remembering
 
 
-def test_a_chapter_says_who_is_new_and_how_long_after_the_last_round_it_was() -> None:
+def test_a_chapter_has_the_new_nodes_and_the_time_since_the_last_round() -> None:
     nodes = dict.fromkeys(["a", "c"], "")
     _, chapter = begun("a", "b").completed(1, nodes, known=["a", "b"], now=112.5).chapters
     assert (chapter.node_ids, chapter.joined, chapter.joined_ids) == (("a", "c"), 1, ("c",))
@@ -70,7 +70,7 @@ def test_losses_and_departures_are_told_once_each_with_those_that_are_new() -> N
     )
 
 
-def test_who_was_in_the_round_before_and_is_not_here_can_be_named() -> None:
+def test_members_of_the_previous_round_that_are_missing_can_be_named() -> None:
     lost = Incident(kind="lost", after=1.0, count=2, node_ids=("b", "c"), reason="its process ended", at=1000.0)
     left = Incident(kind="left", after=2.0, count=1, node_ids=("d",))
     first = Chapter(
@@ -97,11 +97,12 @@ def test_who_was_in_the_round_before_and_is_not_here_can_be_named() -> None:
         ({"round": 4, "lost": 1, "lost_ids": ("a",)}, None, None),  # of another round
     ],
 )
-def test_what_else_befalls_a_round_is_told_once(
+def test_each_other_incident_of_a_round_is_recorded_once(
     change: dict[str, Any], closed: Closed | None, incident: Incident | None
 ) -> None:
     chronicle = begun("a", "b")
-    chronicle.completed(1, dict.fromkeys(["a"], ""), known=["a", "b"], now=102)  # which was refused, and never there
+    # that commit was refused, so the round never existed
+    chronicle.completed(1, dict.fromkeys(["a"], ""), known=["a", "b"], now=102)
     expected = () if incident is None else (incident,)
     assert told(chronicle, STANDS.replace(**change), closed=closed, now=103) == expected
     assert told(chronicle, STANDS.replace(**change), closed=closed, now=104) == ()
@@ -115,7 +116,7 @@ def test_a_chapter_remembers_where_its_members_were_if_that_says_more_than_their
     assert History.unpack(pack_history(history)) == history
 
 
-def test_a_successor_goes_on_and_says_that_it_does_not_know_what_it_did_not_see() -> None:
+def test_a_successor_continues_the_history_and_marks_the_gap_that_it_did_not_see() -> None:
     chronicle = begun("a", "b")
     lost = STANDS.replace(lost=1, lost_ids=("b",))
     (incident,) = told(chronicle, lost, now=101)
@@ -189,7 +190,7 @@ def test_why_members_have_gone_is_told_for_each_reason_and_for_those_beyond_the_
     assert told_of == [("silent", ("a", "c"), 2, 7.0), ("gone", ("b",), 1, 7.0), ("", (), 1, 7.0)]
 
 
-def test_where_nobody_measured_how_long_a_round_was_the_hours_tell() -> None:
+def test_the_length_of_an_unmeasured_round_follows_from_the_wall_clock() -> None:
     lost = Incident(kind="lost", after=3.0, count=1)
     one = Chapter(number=0, size=1, node_ids=("a",), joined=0, joined_ids=(), at=100.0, incidents=(lost,))
     assert seconds_between(one, one.replace(number=1, at=160.0)) == 60.0
@@ -222,7 +223,7 @@ async def test_a_runs_history_survives_its_coordinators() -> None:
     assert set(first.node_ids) == {"a", "b"}
     (lost,) = first.incidents
     assert (lost.kind, lost.node_ids) == ("lost", (dies,))
-    assert lost.after == pytest.approx(21, abs=1)  # 1 s to notice; its successor was there from the beginning
+    assert lost.after == pytest.approx(21, abs=1)  # 1 s to notice the death; the successor was a member from the start
     assert (second.size, second.joined) == (1, 0)
     assert second.after == pytest.approx(25, abs=1)
     assert third.joined_ids == ("late",)

@@ -1,4 +1,6 @@
-"""Who did not reach rank 0 as others did is left out: the rounds of the others, and what they say of it."""
+"""A node that did not reach rank 0 although others did is left out: the rounds of the others, and their messages about
+it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ WHY = "round 0 was given up: node a (rank 0): d (10.0.0.4), rank 3, did not come
 
 
 def given_up(**rules: Any) -> HandFed:
-    """A round of a, b, c and d was given up, as d did not reach a; all of them are back."""
+    """Return a run whose round of a, b, c and d was given up, as d did not reach a. All four have arrived again."""
     run = HandFed(**{"needed": 2, "capacity": 4, **rules})
     run.arrive("a", "b", "c", "d")
     assert run.commit() == ["a", "b", "c", "d"]
@@ -73,7 +75,7 @@ def test_one_that_leaves_or_dies_is_no_spare_any_more() -> None:
     assert (run.progress.spares, run.progress.joined) == (0, 0)
 
 
-def test_if_nobody_is_reached_as_rank_0_the_turn_goes_round() -> None:
+def test_if_no_rank_0_is_reached_each_node_has_its_turn() -> None:
     run = HandFed(needed=2, capacity=2)
     run.arrive("a", "b")
     assert run.commit() == ["a", "b"]

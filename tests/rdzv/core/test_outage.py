@@ -1,4 +1,4 @@
-"""Nodes that come back one after the other from one outage meet once (promise R11, early_last_call)."""
+"""Nodes that return one by one after an outage meet in one round (promise R11, early_last_call)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def four() -> HandFed:
     return run
 
 
-def test_those_who_were_lost_with_the_first_to_come_back_are_waited_for() -> None:
-    """Rounds of 2, 3 and 4 were made, each a restart of the whole job."""
+def test_nodes_lost_in_the_same_outage_as_the_first_to_return_are_waited_for() -> None:
+    """Regression: there were rounds of 2, 3 and 4 nodes, each a restart of the whole job."""
     run = four()
     run.die("a", "b", "c", "d")
-    run.succeed(None)  # nobody coordinated meanwhile
+    run.succeed(None)  # no node coordinated meanwhile
     run.arrive("c", "b", lapsed_in=0)
     assert run.completes() is None
     run.arrive("a", lapsed_in=0)
@@ -25,7 +25,7 @@ def test_those_who_were_lost_with_the_first_to_come_back_are_waited_for() -> Non
     assert run.commit() == ["a", "b", "c", "d"]
 
 
-def test_who_does_not_come_back_is_waited_for_until_the_last_call_is_over() -> None:
+def test_a_node_that_does_not_return_is_waited_for_until_the_last_call_ends() -> None:
     run = four()
     run.die("a", "b", "c", "d")
     run.arrive("b", "c", lapsed_in=0)
@@ -46,7 +46,7 @@ def test_survivors_that_have_met_without_them_take_all_of_them_in_at_once() -> N
     assert run.commit() == ["a", "b", "d", "c"]
 
 
-def test_who_has_left_is_not_waited_for() -> None:
+def test_a_node_that_had_left_is_not_waited_for() -> None:
     run = four()
     run.leave("d")
     run.die("a", "b", "c")

@@ -1,4 +1,4 @@
-"""Which members are shown as slow or stuck, and the words for a run: one table for every display."""
+"""Members that are shown as slow or stuck, and the words for the state of a run: one table for every display."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_state_of_a_run_in_words(given: dict[str, Any], state: tuple[str, st
     assert run_state(status, pace, counts_of(status, states)) == state
 
 
-def test_a_node_that_is_not_there_has_the_state_of_how_it_went_whatever_it_was_before() -> None:
+def test_a_missing_node_is_shown_as_lost_or_left_not_as_its_last_state() -> None:
     absent = tuple(Missing(node_id=name, how=how) for name, how in (("n1", "lost"), ("n7", "left")))
     plain: dict[str, Any] = {"waiting": (), "spares": (), "coordinator": None, "settings": {}}
     status = RunStatus(run_id="job", phase=Phase.TRAINING, round=1, reason="", members=MEMBERS, absent=absent, **plain)

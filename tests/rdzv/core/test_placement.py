@@ -1,4 +1,4 @@
-"""A unit never straddles two domains; what does not fill one waits as a spare."""
+"""A unit never straddles two domains; the nodes that do not fill a unit are spares."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def test_units_are_filled_in_order_within_a_domain() -> None:
     assert [one.node_id for one in placed] == ["n0", "n2", "n1", "n4", "n6", "n7"]
 
 
-def test_units_have_the_order_of_their_first_records_whatever_their_names_and_arrivals() -> None:
+def test_units_have_the_order_of_their_first_records() -> None:
     records = [record(number, rack) for number, rack in ((9, "b"), (2, "a"), (1, "a"), (5, "b"))]
     assert [one.node_id for one in in_units(records, unit=2, attribute="rack")] == ["n9", "n5", "n2", "n1"]
 
 
 racks_or_none = st.sampled_from(["a", "b", "c", None])
-rounds_of_arrivals = st.lists(  # of each round: who comes, on which rack they say they are, and whom they want to be
+rounds_of_arrivals = st.lists(  # for each round: the nodes that arrive, with the rack and the rank that each asks for
     st.dictionaries(st.integers(0, 8), st.tuples(racks_or_none, st.integers(0, 3)), min_size=1), min_size=1, max_size=4
 )
 placing = st.builds(

@@ -1,4 +1,4 @@
-"""Orders: each gives every node one rank, and says which in words one can hold it to."""
+"""Rank orders: each gives every node one rank, and is documented by a sentence that these tests hold it to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rdzv.errors import RendezvousSettingsError
 
 
 def came(*names: str) -> list[NodeRecord]:
-    """Records in order of arrival: "a" of the rack r2, that wants the rank 3, is a/r2@3."""
+    """Parse records in order of arrival: a/r2@3 is node "a" in rack r2, which asks for rank 3."""
     records = []
     for arrival, name in enumerate(names, start=1):
         rest, _, rank = name.partition("@")
@@ -64,22 +64,22 @@ def test_every_order_gives_every_node_one_rank(name: str, case: tuple[list[NodeR
 @pytest.mark.parametrize(
     ("order", "arrivals", "previous", "ranks"),
     [
-        # Survivors keep their order, and newcomers fill in behind, as they came, or by name.
+        # Survivors keep their order. Newcomers follow, in order of arrival or by name.
         ("survivors", "y d x c a", "a b c d", "a c d y x"),
         ("survivors", "new old", "- - old", "old new"),
         ("survivors", "x y h g f d c a", "a b c d e f g h", "a c d f g h x y"),
         ("survivors_then_name", "host10 host2 b host1 a", "", "a b host1 host2 host10"),
         ("survivors_then_name", "host10 host2 b host1 a", "host10 - - b", "host10 b a host1 host2"),
-        # In place, newcomers take the ranks that were lost, and only those move whose rank there is no more.
+        # In place: newcomers take the ranks of lost nodes. Only members whose rank no longer exists move.
         ("in_place", "y d x b", "a b c d", "y b x d"),
         ("in_place", "e new c b", "a b c d e", "e b c new"),
         ("arrival", "b a", "a b", "b a"),
         ("name", "host10 host2 host1", "", "host1 host2 host10"),
-        # Requested ranks are had first come first served; survivors come first in the gaps.
+        # Requested ranks: first come, first served; survivors come first in the gaps.
         ("requested", "a@2 b c@2 d@0", "", "d b a c"),
         ("requested", "a@5 b@0 c@-1", "", "b a c"),
         ("requested", "new old chosen@1", "- - - old", "old chosen new"),
-        # Nodes of one domain are adjacent; those that say nothing of it are one of their own.
+        # Nodes of one domain are adjacent. A node without a domain is a domain of its own.
         ("topology", "a/r10 b/r2 c/r10 d/r2", "", "b d a c"),
         ("topology:domain", "a/r1 z", "", "z a"),
     ],
@@ -109,7 +109,7 @@ def test_natural_order_takes_numbers_for_numbers_wherever_they_stand() -> None:
 
 
 def test_natural_order_takes_numbers_of_any_length() -> None:
-    # int() refuses more than 4,300 digits: one node of that name would have stopped every coordinator.
+    # int() rejects more than 4,300 digits. Regression: a node with such a name would have stopped every coordinator.
     assert natural("a" + "9" * 5000) < natural("a1" + "0" * 5000)
 
 
@@ -123,20 +123,20 @@ def in_racks(racks: str) -> list[NodeRecord]:
 @pytest.mark.parametrize(
     ("racks", "count", "kept", "chosen"),
     [
-        # Whole domains are preferred to those who came first ...
+        # Whole domains come before earlier arrivals ...
         ("aabbbb", 4, "", "bbbb"),
         ("abcabca", 3, "", "aaa"),
         ("aaabbccc", 5, "", "aaabb"),
-        # ... those that members are from come first, and then those that came first ...
+        # ... domains of members come first, then those of earlier arrivals ...
         ("aabbcc", 4, "", "aabb"),
         ("aabbcc", 4, "cc", "ccaa"),
-        # ... and one is divided only if it does not come out otherwise.
+        # ... and a domain is divided only if the number cannot be reached otherwise.
         ("aaabbb", 4, "", "aaab"),
         ("aaaa", 2, "", "aa"),
         ("aaaabbbb", 2, "b", "bb"),
     ],
 )
-def test_who_is_chosen_by_topology(racks: str, count: int, kept: str, chosen: str) -> None:
+def test_choice_by_topology(racks: str, count: int, kept: str, chosen: str) -> None:
     taken = by_topology("rack").choose(in_racks(racks), in_racks(kept), count)
     assert "".join(record.attributes["rack"] for record in taken) == chosen
 

@@ -1,4 +1,4 @@
-"""The status as plain data: every fact a field, as the schema in the docs says."""
+"""The status as plain data: every fact is a field, as in the schema in the docs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "status.schema.json").
 
 
 def check(plain: dict[str, Any]) -> None:
-    """Validate against the schema, which must also name every field there is."""
+    """Validate against the schema. The schema must also name every field."""
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(json.dumps(plain)))
     assert set(plain) == set(SCHEMA["required"]) == set(SCHEMA["properties"]) - {"store", "cost", "history"}
 
@@ -134,7 +134,7 @@ async def test_a_run_is_reported_in_each_of_its_phases() -> None:
             joining.start_soon(second.next_rendezvous)
             await anyio.sleep(1)
             await look()
-        await anyio.sleep(0.1)  # who looks is told a moment after the members
+        await anyio.sleep(0.1)  # observers get the status a moment after the members
         await look()
         await second.leave()
         await anyio.sleep(1)

@@ -1,4 +1,4 @@
-"""How a round ends for one of its members: whose error a failure is, and for how long news of a loss is waited for."""
+"""The end of a round for one member: whether a failure is its own error, and how long it waits for news of a loss."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def group(*errors: BaseException) -> BaseExceptionGroup[BaseException]:
         (group(KeyboardInterrupt(), FIRST), None, FIRST),
     ],
 )
-def test_whose_error_a_failure_is_and_whether_it_is_a_verdict_is_judged_by_the_leaves_of_a_group(
+def test_an_error_group_is_judged_by_its_leaves(
     failure: BaseException | str, is_own: bool | None, verdict: GiveUp | None
 ) -> None:
     assert own_failure(failure) is is_own
     assert gave_up(failure) is verdict
 
 
-def test_who_failed_first_waits_for_as_long_as_a_death_may_be_unknown() -> None:
-    """A survivor ended with a dead peer's error, where the store had come back a moment before."""
+def test_the_first_to_fail_waits_as_long_as_a_death_may_go_unnoticed() -> None:
+    """Regression: if the store had just come back, a survivor ended with the error that a dead peer had caused."""
     assert news_within(disconnect_ttl=1, ttl=10) == 2
     assert news_within(disconnect_ttl=1, ttl=10, back_for=3) == 8
     assert news_within(disconnect_ttl=1, ttl=10, back_for=60) == 2

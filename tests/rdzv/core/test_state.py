@@ -1,4 +1,4 @@
-"""Keys, which bucket a node is in, and which arrival has which rank."""
+"""Keys, the bucket of a node, and the rank of an arrival."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_keys_of_a_run_are_where_the_module_says() -> None:
     assert KEYS.shared(3, 17) == "/rdzv/job-7/store/3/17/"
 
 
-def test_prefixes_cover_what_is_under_them_and_nothing_else() -> None:
+def test_a_prefix_covers_exactly_the_keys_under_it() -> None:
     head = (KEYS.coordinator, KEYS.round, KEYS.closed, KEYS.progress)
     assert all(key.startswith(KEYS.head) for key in head)
     assert not any(key.startswith(KEYS.head) for key in (KEYS.settings, KEYS.node("a"), KEYS.ranks(0, 1, 0)))
@@ -86,8 +86,8 @@ def test_a_round_of_many_or_of_arrivals_far_apart_names_none(arrivals: Sequence[
     assert not round_of(arrivals).arrivals
 
 
-def test_progress_is_told_with_the_round_that_takes_in_all_who_are_there() -> None:
-    """Each node was told twice: of the round, and then that it stands."""
+def test_a_round_that_accepts_all_nodes_carries_the_progress_with_it() -> None:
+    """Regression: each node got two messages, one for the round and one for the new phase."""
     waiting = Progress(phase=Phase.GATHERING, joined=4, needed=4, capacity=4, last_arrival=9)
     then = waiting.once_committed(7, size=4)
     assert then == Progress(phase=Phase.TRAINING, round=7, needed=4, capacity=4, live=4)

@@ -1,4 +1,4 @@
-"""At which step all stop: the gate lets no step slip past an answer, and the step is the same for all."""
+"""The step at which all members stop: no step passes the gate after its answer, and the step is the same for all."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_after_the_answer_no_step_passes_until_the_decision_and_then_only_those_
     assert all(gate.passes(step) for step in range(7))
     assert gate.ask() == 6
     assert not gate.passes(7)
-    gate.decide(9)  # somebody else was further
+    gate.decide(9)  # another member was further
     assert not gate.leaves(7)
     assert not gate.leaves(8)
     assert gate.leaves(9)
@@ -44,7 +44,7 @@ def test_after_the_answer_no_step_passes_until_the_decision_and_then_only_those_
 @pytest.mark.parametrize(
     ("begun", "stop", "at_end", "has_stopped"),
     [
-        (8, 9, False, False),  # it may go in the middle of this step, and the others wait for it there
+        (8, 9, False, False),  # the member may leave in the middle of this step, and the others wait for it there
         (9, 9, False, True),
         (None, 9, False, False),
         (7, None, False, False),
@@ -75,7 +75,7 @@ def test_a_decision_stands_but_for_a_better_reason_than_newcomers(for_newcomers:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_in_every_order_of_steps_and_answers_all_members_stop_at_the_same_step(seed: int) -> None:
-    """Each look and each note is a step of its own; the members do what `Round.check` does."""
+    """Reading a decision and writing an answer are separate moves. The members act as `Round.check` does."""
     rng = random.Random(seed)
     gates = {name: StepGate() for name in "abc"}
     next_step = dict.fromkeys(gates, 0)
@@ -88,7 +88,7 @@ def test_in_every_order_of_steps_and_answers_all_members_stop_at_the_same_step(s
         if what == "step" and name not in done:
             step = next_step[name]
             if step > min(next_step.values()):
-                continue  # a collective: nobody is a whole step ahead of another
+                continue  # a collective: no member is a whole step ahead of another
             if gate.passes(step) or (gate.decided and not gate.leaves(step)):
                 next_step[name] += 1
             elif gate.decided:
@@ -121,7 +121,7 @@ def test_two_threads_never_let_a_step_slip_past_the_answer() -> None:
 
 
 def asked(agreement: Agreement, standing: Stop | None = None, **more: object) -> tuple[Stop, int] | None:
-    """What is to be written of round 3, whose members are a and b."""
+    """Return the next write of the agreement in round 3, whose members are a and b."""
     usual: dict[str, object] = {"why": "b to leave", "for_newcomers": False, "closing": False, "some_have_gone": False}
     return agreement.next(3, standing, members=("a", "b"), **(usual | more))  # type: ignore[arg-type]
 
@@ -138,16 +138,16 @@ def agreement_that_has_asked() -> Agreement:
     return agreement
 
 
-def test_the_coordinator_asks_and_decides_once_all_who_are_there_have_answered() -> None:
+def test_the_coordinator_asks_and_decides_once_all_members_have_answered() -> None:
     agreement = agreement_that_has_asked()
     agreement.answered("a", Begun(round=3, step=5))
-    agreement.answered("b", Begun(round=2, step=9))  # of the round before
+    agreement.answered("b", Begun(round=2, step=9))  # an answer of the previous round
     assert asked(agreement) is None
     agreement.answered("b", Begun(round=3, step=4))
     assert asked(agreement) == (Stop(round=3, decided=True, step=6, why="b to leave"), 7)
 
 
-def test_once_decided_nothing_is_written_but_a_better_reason_where_nobody_has_begun_a_step() -> None:
+def test_a_decision_is_rewritten_only_for_a_better_reason_and_if_no_member_has_begun_a_step() -> None:
     agreement, decided = agreement_that_has_asked(), Stop(round=3, decided=True, step=6, revision=8)
     assert asked(agreement, decided) is None
     waiting = decided.replace(step=None, for_newcomers=True)
@@ -164,7 +164,7 @@ def test_a_successor_goes_on_from_the_question_that_it_finds() -> None:
     assert asked(agreement, found, why="") == (Stop(round=3, decided=True, step=None, why="b to leave"), 7)
 
 
-def test_of_a_closed_run_who_has_begun_no_step_leaves_at_once_and_so_do_all() -> None:
+def test_in_a_closed_run_all_leave_at_once_if_a_member_has_begun_no_step() -> None:
     agreement = agreement_that_has_asked()
     agreement.answered("a", Begun(round=3, step=5))
     agreement.answered("b", Begun(round=3, step=None))

@@ -1,4 +1,6 @@
-"""What stands in keys comes back as it went; what cannot is not written, and what is not ours is refused in words."""
+"""Values of keys: packing and unpacking changes nothing; invalid values are not written, and foreign bytes are an
+error.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ payloads = st.recursive(
 
 
 def values_of(type_: Any) -> st.SearchStrategy[Any]:
-    """Values that a field of this type may have."""
+    """A strategy for the values of a field of this type."""
     plain: dict[Any, st.SearchStrategy[Any]] = {
         Any: payloads,
         bool: st.booleans(),
@@ -96,7 +98,7 @@ def test_every_noun_is_here() -> None:
 @pytest.mark.parametrize("kind", NOUNS)
 @settings(max_examples=20)
 @given(data=st.data())
-def test_a_noun_comes_back_as_it_went_and_says_what_it_holds_by_its_types(kind: type[Stored], data: Any) -> None:
+def test_a_value_is_unpacked_equal_and_with_the_types_of_its_fields(kind: type[Stored], data: Any) -> None:
     noun = data.draw(nouns(kind))
     there = kind.unpack(noun.pack(), **outside_of(noun))
     assert there == noun
@@ -108,9 +110,7 @@ def test_a_noun_comes_back_as_it_went_and_says_what_it_holds_by_its_types(kind: 
 @pytest.mark.parametrize("kind", NOUNS)
 @settings(max_examples=5)
 @given(data=st.data())
-def test_s12_what_a_later_release_adds_is_left_out_and_what_an_earlier_one_lacks_is_as_ever(
-    kind: type[Stored], data: Any
-) -> None:
+def test_s12_fields_of_a_later_release_are_ignored_and_missing_ones_get_defaults(kind: type[Stored], data: Any) -> None:
     noun = data.draw(nouns(kind))
     plain = msgpack.unpackb(noun.pack(), strict_map_key=False)
     more = [*plain, "more"] if isinstance(plain, list) else {"more": 7, **plain}
@@ -136,14 +136,14 @@ WRONG: dict[Any, tuple[object, ...]] = {
 @pytest.mark.parametrize("kind", NOUNS)
 @settings(max_examples=2)
 @given(data=st.data())
-def test_what_nobody_could_read_is_not_written_and_the_error_names_the_field(kind: type[Stored], data: Any) -> None:
+def test_an_unreadable_value_is_not_written_and_the_error_names_the_field(kind: type[Stored], data: Any) -> None:
     types = get_type_hints(kind)
     prose = {name for name, type_ in get_type_hints(kind, include_extras=True).items() if type_ == Prose}
     noun = data.draw(nouns(kind))
     for name in kind.fields:
         for wrong in WRONG.get(types[name], (None,) if name not in kind.outside and kind is not Round else ()):
             if name in kind.outside and wrong in ("\ud800", 2**70):
-                continue  # it does not stand in the value
+                continue  # this field is not part of the value
             if name in prose and wrong == "\ud800":
                 continue  # it is escaped
             with pytest.raises(RendezvousSettingsError) as caught:
@@ -158,7 +158,7 @@ def unpacking(kind: type[Stored]) -> Callable[[bytes], object]:
 @pytest.mark.parametrize("unpack", [*map(unpacking, NOUNS), Member.unpack_all, unpack_settings])
 @settings(max_examples=20)
 @given(value=st.binary(max_size=40))
-def test_no_bytes_at_all_raise_anything_else_than_that_they_are_not_ours(
+def test_unpacking_any_bytes_succeeds_or_raises_rendezvous_state_error(
     unpack: Callable[[bytes], object], value: bytes
 ) -> None:
     for each in (value, b"", b"\xc1", b"{}", b"\x07", b"\x81\x92\x01\x02\x03", b"\x91" * 1500):
@@ -189,7 +189,7 @@ def test_nouns_inside_of_others_are_checked_and_may_have_more_columns() -> None:
 
 
 def test_s12_a_phase_that_only_later_releases_know_says_that_the_run_goes_on() -> None:
-    """An unknown word kept every node of the older release from connecting at all."""
+    """Regression: an unknown phase kept every node of the older release from connecting."""
     plain = msgpack.unpackb(Progress(phase=Phase.LAST_CALL, joined=3).pack())
     progress = Progress.unpack(msgpack.packb(["paused for tea", *plain[1:]]))
     assert (progress.phase, progress.joined) == (Phase.GATHERING, 3)

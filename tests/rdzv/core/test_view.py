@@ -1,4 +1,6 @@
-"""The coordinator's picture: whatever happens to nodes, it says who lives, who waits, who is gone, and since when."""
+"""The coordinator's view: after any events it has the live, the waiting and the missing nodes, and the times of
+changes.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from tests.support.hand_fed import NODES, HandFed, round_of
 
 
 def standing(view: View) -> tuple[Any, ...]:
-    """What does not depend on the way that led there."""
+    """Return the parts of a view that do not depend on the order of events."""
     return view.live, list(view.waiting.items()), view.next_number, view.synced, view._records
 
 
-# Who lives and who waits.
+# Live and waiting nodes.
 
 
 @pytest.mark.parametrize(
@@ -33,7 +35,7 @@ def standing(view: View) -> tuple[Any, ...]:
         pytest.param("arrive b a x, arrive b", "cd", "axb", "", "", id="they wait in the order in which they came"),
     ],
 )
-def test_what_becomes_of_nodes(story: str, live: str, waiting: str, lost: str, departed: str) -> None:
+def test_the_states_of_nodes_after_events(story: str, live: str, waiting: str, lost: str, departed: str) -> None:
     run = round_of("a", "b", "c", "d")
     run.play(story)
     view = run.view
@@ -59,7 +61,7 @@ def test_whether_a_member_has_left_before_the_agreed_step_is_known_also_to_the_n
     assert not run.view.left_early, "that was another round"
 
 
-def test_a_completed_round_forgets_who_was_missed_in_the_last() -> None:
+def test_a_completed_round_forgets_the_missing_members_of_the_last() -> None:
     run = round_of("a", "b", "c", needed=2)
     run.die("c")
     run.arrive("a", "b")
@@ -74,7 +76,7 @@ def test_a_completed_round_forgets_who_was_missed_in_the_last() -> None:
 
 
 def test_a_record_that_has_become_unreadable_stands_no_more() -> None:
-    # It was kept as alive, and every commit that named its old revision would have been refused, for ever.
+    # Regression: it stayed alive in the view. Every commit named its old revision and was refused, for ever.
     run = HandFed()
     run.arrive("a", "b")
     run.put("a", msgpack.packb({"incarnation": 7}))
@@ -91,7 +93,7 @@ def test_a_record_that_has_become_unreadable_stands_no_more() -> None:
 # Numbers.
 
 
-def test_the_next_round_is_above_any_that_somebody_who_waits_has_known() -> None:
+def test_the_next_round_number_is_above_any_that_a_waiting_node_knows() -> None:
     run = HandFed()
     assert (run.view.number, run.view.next_number) == (-1, 0)
     run.arrive("a")
@@ -103,7 +105,7 @@ def test_the_next_round_is_above_any_that_somebody_who_waits_has_known() -> None
     assert (run.view.number, run.view.next_number) == (0, 1)
 
 
-# Since when there are enough.
+# The time since which there are enough nodes.
 
 
 def test_enough_is_since_when_the_minimum_came_together() -> None:
@@ -117,7 +119,7 @@ def test_enough_is_since_when_the_minimum_came_together() -> None:
 
 
 def test_spares_left_over_by_a_round_may_be_enough_already() -> None:
-    # It was counted at whatever event came next, perhaps hours later.
+    # Regression: it was counted only at the next event, perhaps hours later.
     run = HandFed(needed=1, capacity=1)
     run.arrive("a", "b")
     run.commit()
@@ -127,7 +129,7 @@ def test_spares_left_over_by_a_round_may_be_enough_already() -> None:
     assert run.view.enough_since == began
 
 
-# Any way leads to the same picture.
+# Any order of events leads to the same view.
 
 happenings = st.lists(
     st.tuples(st.sampled_from(["arrive", "arrive", "leave", "say", "die", "spoil", "reset"]), st.sampled_from("abcd")),
@@ -152,7 +154,7 @@ def happen(run: HandFed, what: str, name: str) -> None:
 
 
 @given(before=happenings, after=happenings)
-def test_folding_all_events_gives_the_same_view_as_folding_what_is_left_in_the_end(
+def test_folding_all_events_gives_the_same_view_as_folding_a_snapshot(
     before: list[tuple[str, str]], after: list[tuple[str, str]]
 ) -> None:
     run = HandFed(needed=1, capacity=3)
@@ -172,7 +174,7 @@ def test_folding_all_events_gives_the_same_view_as_folding_what_is_left_in_the_e
 
 
 @given(happenings)
-def test_nobody_is_two_things_at_once(after: list[tuple[str, str]]) -> None:
+def test_no_node_is_both_live_and_waiting(after: list[tuple[str, str]]) -> None:
     run = round_of("a", "b", needed=1)
     for what, name in after:
         happen(run, what, name)
@@ -185,10 +187,10 @@ def test_nobody_is_two_things_at_once(after: list[tuple[str, str]]) -> None:
         assert view.lost_count + view.departed_count <= len(view.members)
 
 
-# A watch that begins anew.
+# A watch that begins again.
 
 
-def test_who_is_missing_from_the_snapshot_has_gone_meanwhile() -> None:
+def test_a_node_missing_from_the_snapshot_counts_as_lost() -> None:
     run = round_of("a", "b", "c")
     del run.stored["b"]
     run.feed(Event(kind="reset", revision=0))
@@ -198,7 +200,7 @@ def test_who_is_missing_from_the_snapshot_has_gone_meanwhile() -> None:
     assert run.view.lost == ["b"]
 
 
-# Taking over.
+# Taking over as coordinator.
 
 
 @pytest.mark.parametrize(
@@ -206,8 +208,8 @@ def test_who_is_missing_from_the_snapshot_has_gone_meanwhile() -> None:
     [
         pytest.param("arrive a b", "", 3, 13, id="it goes on from what was left of it"),
         pytest.param("arrive a b", "", 100, 30, id="one that has run out meanwhile is over"),
-        # Everybody had died meanwhile. Those who came back were taken to be in a last call long over, and a third, who
-        # came back a moment later, was left out.
+        # Regression: all nodes had died meanwhile. Those that returned inherited a last call that was long over, and a
+        # third node a moment later was left out.
         pytest.param("arrive a b", "die a b, arrive a b", 100, 0, id="not with others than it began with"),
         pytest.param("arrive a", "arrive b", 3, 0, id="it did not run"),
     ],
@@ -234,7 +236,7 @@ def test_a_last_call_with_more_left_than_it_lasts_begins_now_and_one_that_runs_g
     assert run.view.enough_since == began
 
 
-def test_who_is_missing_at_a_take_over_was_lost_unless_it_had_said_that_it_leaves_or_waits_for_the_next_round() -> None:
+def test_a_member_missing_at_a_takeover_is_lost_unless_it_had_left_or_waits() -> None:
     run = round_of("a", "b", "c", "d")
     run.play("leave b, arrive d")
     said = run.progress
@@ -243,7 +245,7 @@ def test_who_is_missing_at_a_take_over_was_lost_unless_it_had_said_that_it_leave
     assert (run.view.departed, run.view.lost, list(run.view.waiting)) == (["b"], ["c"], ["d"])
 
 
-def test_what_was_said_of_another_round_is_not_inherited() -> None:
+def test_progress_of_another_round_is_not_inherited() -> None:
     run = round_of("a", "b")
     run.succeed(Progress(phase=Phase.TRAINING, round=-1, lost=1, lost_ids=("a",), last_call_left=3.0))
     assert run.view.lost_count == 0
@@ -257,10 +259,10 @@ def test_what_was_said_of_another_round_is_not_inherited() -> None:
         ("", False, "nothing was heard of it for its ttl"),
     ],
 )
-def test_a_successor_says_why_its_predecessor_has_gone_and_that_of_others_nobody_saw(
+def test_a_successor_has_a_reason_for_the_loss_of_its_predecessor_and_of_other_members(
     cause: Cause, tells_causes: bool, why: str
 ) -> None:
-    """The coordinator's own death had no reason, neither in the status nor in the history."""
+    """Regression: the coordinator's own death had no reason, neither in the status nor in the history."""
     run = round_of("a", "b", "c")
     assert run.view.round is not None
     view = View(NODES, needed=3, tells_causes=tells_causes)
@@ -272,8 +274,8 @@ def test_a_successor_says_why_its_predecessor_has_gone_and_that_of_others_nobody
     assert view.why == {"a": why, "b": "it went while nobody coordinated"}
 
 
-def test_where_the_store_does_not_tell_how_a_lease_ended_a_record_that_goes_by_itself_has_lapsed() -> None:
-    """On etcd, losses had no reason."""
+def test_without_causes_from_the_store_a_record_that_disappears_counts_as_expired() -> None:
+    """Regression: on etcd, losses had no reason."""
     run = HandFed(needed=2, capacity=2, tells_causes=False)
     run.arrive("a", "b")
     run.commit()
@@ -283,14 +285,14 @@ def test_where_the_store_does_not_tell_how_a_lease_ended_a_record_that_goes_by_i
 
 
 def test_a_member_caught_leaving_at_a_take_over_has_left() -> None:
-    # Its record still stood, and said so; it was announced as lost.
+    # Regression: its record still existed, marked as leaving, and it was announced as lost.
     run = round_of("a", "b")
     run.put("a", NodeRecord(node_id="a", incarnation="1", left=True).pack())
     run.succeed(None)
     assert (run.view.departed, run.view.lost) == (["a"], [])
 
 
-def test_what_was_announced_is_not_taken_back_by_a_successor_nor_reordered() -> None:
+def test_a_successor_keeps_announced_losses_and_their_order() -> None:
     run = round_of("a", "b", "c", "d")
     run.die("c", "a")
     said = run.progress
@@ -336,10 +338,10 @@ def test_before_the_snapshot_is_whole_nothing_is_enough(kind: str) -> None:
 
 @pytest.mark.parametrize("fields", [{"arrived_after": -1}, {"lapsed_in": 0}], ids=["never heard of it", "was dropped"])
 @pytest.mark.parametrize("looked", [True, False])
-def test_a_member_that_comes_again_and_was_not_in_its_round_is_lost_to_the_others(
-    *, fields: dict[str, Any], looked: bool
-) -> None:
-    """The others waited for it in their step. Nobody had seen it go: it was back before another coordinated."""
+def test_a_member_that_comes_back_without_its_round_counts_as_lost(*, fields: dict[str, Any], looked: bool) -> None:
+    """Regression: no coordinator had seen it go, since it was back before the next one began. The others waited for it
+    in their step.
+    """
     run = round_of("a", "b", "c")
     if looked:
         run.arrive("c", **fields)

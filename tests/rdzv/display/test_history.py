@@ -1,4 +1,4 @@
-"""The history of a run, told: in lines, as JSON by its schema, as one closing line, as a timeline."""
+"""The history of a run as lines, as JSON by its schema, as one closing line, and as a timeline."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def test_the_history_in_words_has_hours_durations_and_reasons() -> None:
     ]
 
 
-def test_what_is_forgotten_is_said_to_be() -> None:
+def test_forgotten_rounds_are_mentioned() -> None:
     past = Past(rounds=7, since=NOON)
     assert describe(History(past=past)) == ["7 earlier rounds are forgotten; the run began at 2027-01-15 08:00:00Z"]
     assert describe(History()) == []
 
 
-def test_the_closing_line_says_what_the_time_went_by_with_and_who_was_lost_most() -> None:
+def test_the_closing_line_has_the_shares_of_time_and_the_node_lost_most_often() -> None:
     cost = account("job-7", STORY)
     assert (cost.spent, cost.seconds) == (Spent(trained=34.0, regrouped=4.0, waited=6.0), 44.0)
     assert str(cost) == "job-7: 44 s; training 77.3 %, regrouping 9.1 %, waiting for nodes 13.6 %; 1 loss, of b"
@@ -83,8 +83,8 @@ def test_the_closing_line_says_what_the_time_went_by_with_and_who_was_lost_most(
     assert str(account("job-7", History())) == "job-7: no round has completed"
 
 
-def test_what_is_counted_by_reason_never_falls_as_rounds_are_forgotten() -> None:
-    """Prometheus takes a counter that falls for one that began anew, and adds all of it once more."""
+def test_counts_by_reason_never_fall_when_rounds_are_forgotten() -> None:
+    """Prometheus takes a counter that falls for one that was reset, and adds its whole value again."""
 
     def chapter(number: int, reason: str) -> Chapter:
         gone = Incident(kind="lost", after=20.0, count=1, node_ids=("b",), reason=reason)
@@ -98,7 +98,7 @@ def test_what_is_counted_by_reason_never_falls_as_rounds_are_forgotten() -> None
     assert account("job", of_an_older_release).reasons["other"] == CHAPTERS_MOST
 
 
-def test_a_run_that_goes_on_is_counted_until_now_and_what_it_waits_for_is_no_training() -> None:
+def test_an_open_run_is_counted_until_now_and_its_waits_are_no_training() -> None:
     one = Chapter(number=0, size=1, node_ids=("a",), joined=0, joined_ids=(), at=NOON)
     assert account("job", History(chapters=(one,)), now=NOON + 60).spent == Spent(trained=60.0)
     assert account("job", History(chapters=(one,))).spent == Spent()
@@ -110,7 +110,7 @@ def test_a_run_that_goes_on_is_counted_until_now_and_what_it_waits_for_is_no_tra
     assert cost.spent == Spent(trained=20.0, regrouped=2.0, waited=38.0)
 
 
-def test_the_json_has_what_the_schema_says() -> None:
+def test_the_json_conforms_to_the_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     plain = json.loads(json.dumps(as_json("job", STORY, account("job", STORY))))
     jsonschema.validate(plain, SCHEMA)
@@ -145,14 +145,14 @@ def test_members_that_wait_to_meet_again_have_a_span_and_an_outage_is_as_long_as
     assert shown["nodes"][1][1][1][3:] == ("lost: silent; away for 14 s", "silent")
 
 
-def test_who_comes_back_was_away_until_then() -> None:
+def test_a_node_that_returns_was_away_until_then() -> None:
     again = Chapter(number=2, size=1, node_ids=("b",), joined=1, joined_ids=("b",), after=10.0)
     rows = rows_of(History(chapters=(STORY.chapters[0], again)))
     assert rows["b"] == [("round", 0.0, 10.0), ("lost", 10.0, 0.0), ("round", 10.0, 0.0)]
 
 
-def test_who_is_lost_has_a_row_also_if_it_was_not_among_the_nodes_that_a_round_names() -> None:
-    """Of a thousand nodes, the outage of most was nowhere to be seen."""
+def test_a_lost_node_has_a_row_also_if_no_round_names_it() -> None:
+    """Regression: a round names only some of a thousand nodes, so most outages were not shown."""
 
     def round_of_thousand(number: int, *, lost: str = "", joined: tuple[str, ...] = ()) -> Chapter:
         gone = Incident(kind="lost", after=30.0, count=1, node_ids=(lost,), reason="silent")

@@ -1,4 +1,4 @@
-"""What `rdzv top` draws: readable at ten thousand nodes and in a narrow window, honest about a store that is gone."""
+"""The screen of `rdzv top`: readable with ten thousand nodes and in a narrow window, and clear about a lost store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def texts(frame: Frame, *, height: int = 24) -> list[str]:
     return [line.text for line in draw(frame, height=height)]
 
 
-def test_who_is_missing_comes_before_the_members() -> None:
+def test_missing_nodes_come_before_the_members() -> None:
     shown = texts(Frame(status=status_of(3, missing=1, waiting=("new",)), answers_in=0.0012, read_ago=4.0))
     assert shown[0] == "the store answers in 1.2 ms; q quits"
     assert shown[1] == "run job: training: round 7 stands with 3 nodes"

@@ -37,7 +37,7 @@ TOKEN = "correct horse battery staple"
 async def served(
     token: str | None = None, *, tls: ssl.SSLContext | None = None, limits: store.Limits | None = None
 ) -> AsyncIterator[tuple[store.Server, str]]:
-    """A store with an HTTP server, and the URL of that."""
+    """Yield a store with an HTTP server, and the URL of the latter."""
     secret = token.encode() if token is not None else None
     async with (
         store.serve(token=token, limits=limits) as server,
@@ -48,7 +48,7 @@ async def served(
 
 @contextlib.asynccontextmanager
 async def node(server: store.Server, node_id: str, **settings: Any) -> AsyncIterator[Any]:
-    """A node of the run `job`, that need not meet anybody."""
+    """Yield a node of the run `job`, whose rounds may have one member."""
     url = f"{server.url}/job?min_nodes=1&max_nodes=4&last_call_timeout=0.1"
     async with rdzv.connect(url, node_id=node_id, is_host=False, **settings) as handler:
         yield handler
@@ -88,11 +88,11 @@ async def test_health_metrics_and_runs_are_answered() -> None:
             await handler.next_rendezvous()
             for step in (1203, 1204):
                 handler.node.membership.beats.beat(step)
-            for key in ("head/banned/z", "settings", "unfit/z"):  # nobody can read that
+            for key in ("head/banned/z", "settings", "unfit/z"):  # these values cannot be read
                 await client.put(f"/rdzv/job/{key}", b"\xff\xc1")
             text = ""
             while "} 1204.0" not in text:
-                await asyncio.sleep(0.2)  # it goes with the next keep-alive, and an answer is kept for a moment
+                await asyncio.sleep(0.2)  # steps come with the next keep-alive, and answers are cached for a moment
                 text = await answered(session, "/metrics")
             shown = text.replace(HOSTILE, "NODE").splitlines()
             for line in METRICS.strip().splitlines():
@@ -108,7 +108,7 @@ async def test_health_metrics_and_runs_are_answered() -> None:
         assert await answered(session, "/api/runs/jbo", status=404) == "the store has no run 'jbo'\n"
 
 
-async def test_how_a_run_was_closed_is_told_in_fields_and_one_that_goes_on_comes_first() -> None:
+async def test_the_closing_of_a_run_is_told_in_fields_and_open_runs_come_first() -> None:
     async with served() as (server, url), aiohttp.ClientSession(url) as session, asyncio.timeout(LIMIT):
         for run_id, verdict in (("aaa", {}), ("bbb", {"status": 93})):
             async with rdzv.connect(f"{server.url}/{run_id}?min_nodes=1&max_nodes=1", is_host=False) as handler:
@@ -124,14 +124,14 @@ async def test_how_a_run_was_closed_is_told_in_fields_and_one_that_goes_on_comes
         await answered(session, "/api/runs/ccc/history", status=404)
         async with node(server, "a") as handler:
             await handler.next_rendezvous()
-            await asyncio.sleep(app.LOOK_EVERY)  # an answer is kept for a moment
+            await asyncio.sleep(app.LOOK_EVERY)  # answers are cached for a moment
             async with session.get("/api/events") as answer:
                 assert (await anext(read_events(answer.content)))["chosen"] == "job"
             runs = json.loads(await answered(session, "/api/runs"))["runs"]
             assert "steps" not in runs[0], "by member they are in the report of a run"
 
 
-async def test_a_run_in_which_nothing_happens_sends_beats_and_then_only_what_has_changed() -> None:
+async def test_events_of_an_idle_run_are_beats_and_later_events_hold_only_changes() -> None:
     async with served() as (server, url), node(server, "a") as a, node(server, "b") as b, asyncio.timeout(LIMIT):
         await asyncio.gather(a.next_rendezvous(), b.next_rendezvous())
         async with aiohttp.ClientSession(url) as session, session.get("/api/events?run=job") as answer:
@@ -147,7 +147,7 @@ async def test_a_run_in_which_nothing_happens_sends_beats_and_then_only_what_has
                     if len(events) == 3:
                         asked = server.figures()["requests"]
                     if len(events) == 5:
-                        # A look asks which runs there are, for their steps, and whether any node is in them.
+                        # Each look asks for the list of runs, for their steps, and whether they have nodes.
                         assert server.figures()["requests"] - asked < 2 * 8, "the run itself is not read again"
                         await b.aclose()
                     if kind != "beat" and "left" in value:
@@ -163,8 +163,8 @@ async def test_a_run_in_which_nothing_happens_sends_beats_and_then_only_what_has
 
 
 async def test_a_change_just_after_another_is_told_once_it_may_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each reading after a change is followed by a pause. A change in it waits for the end of the pause, no longer."""
-    monkeypatch.setattr(looking, "SPACED", 0.4)  # the pause of a reading that takes 0.1 s
+    """Each read after a change is followed by a pause. A change during the pause is read at its end."""
+    monkeypatch.setattr(looking, "SPACED", 0.4)  # the pause after a read that takes 0.1 s
     async with (
         served() as (server, url),
         node(server, "a") as a,
@@ -212,7 +212,7 @@ async def test_events_tell_of_a_node_that_has_gone_by_name() -> None:
 
 
 async def test_a_token_that_is_no_text_is_a_wrong_one_and_costs_as_much(caplog: pytest.LogCaptureFixture) -> None:
-    """It gave a traceback each, 984 in 3 s."""
+    """Regression: each such request logged a traceback, 984 of them in 3 s."""
     async with served(TOKEN) as (_, url), asyncio.timeout(LIMIT):
         port = int(url.rpartition(":")[2])
         for secret in (b"Bearer \xff\xfe", b"Basic \xff\xfe", b"\xff"):
@@ -226,8 +226,10 @@ async def test_a_token_that_is_no_text_is_a_wrong_one_and_costs_as_much(caplog: 
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["HTTP", "HTTPS"])
-async def test_silent_connections_are_counted_bounded_and_do_not_shut_the_stores_door(secure: bool) -> None:
-    """1,100 of them shut it, at 1,024 files, and were counted nowhere."""
+async def test_silent_connections_are_counted_and_bounded_and_do_not_block_the_store(secure: bool) -> None:
+    """Regression: with a limit of 1,024 files, 1,100 of them kept the store from accepting clients, and none was
+    counted.
+    """
     tls = None
     if secure:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -243,7 +245,7 @@ async def test_silent_connections_are_counted_bounded_and_do_not_shut_the_stores
         for number in range(20):
             writer = await stack.enter_async_context(silent(port))
             writer.write(b"\x16\x03\x01" if secure else b"GET / HTTP/1.1\r\n"[: number % 10])
-        while server.figures()["strangers"] < share:  # noqa: ASYNC110 - it tells nobody
+        while server.figures()["strangers"] < share:  # noqa: ASYNC110  there is no event to wait for
             await asyncio.sleep(0.01)
         assert server.figures()["memory_bytes"] - before > share * 10_000
         async with store.connect(server.url, timeout=LIMIT) as client:
@@ -253,8 +255,10 @@ async def test_silent_connections_are_counted_bounded_and_do_not_shut_the_stores
             assert answer.status == 200, "in its turn"
 
 
-async def test_who_guesses_at_the_token_remains_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a wrong guess was made to wait, it was no stranger: there could be as many of them as there are files."""
+async def test_a_client_that_guesses_the_token_counts_as_unauthenticated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: while a wrong guess was delayed, its connection did not count as unauthenticated,
+    and had no limit.
+    """
     monkeypatch.setattr(listening, "WRONG_GUESS_COSTS", 600.0)
     limits = limits_with(handshakes_max=20)
     async with (
@@ -273,7 +277,7 @@ async def test_who_guesses_at_the_token_remains_a_stranger(monkeypatch: pytest.M
 
 @contextlib.asynccontextmanager
 async def silent(port: int) -> AsyncIterator[asyncio.StreamWriter]:
-    """A connection on which nobody reads."""
+    """Yield a connection that is never read."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         yield writer
@@ -282,7 +286,7 @@ async def silent(port: int) -> AsyncIterator[asyncio.StreamWriter]:
         writer.transport.abort()
 
 
-async def test_a_page_that_is_followed_makes_way_for_nobody() -> None:
+async def test_an_open_page_is_not_closed_for_newcomers() -> None:
     limits = limits_with(handshakes_max=2)
     async with (
         served(limits=limits) as (server, url),
@@ -298,8 +302,8 @@ async def test_a_page_that_is_followed_makes_way_for_nobody() -> None:
         assert b"event: beat" in await answer.content.readany()
 
 
-async def test_what_has_ended_costs_a_scrape_next_to_nothing_and_is_counted() -> None:
-    """Each of a thousand was read anew by each scrape: 3 s of processor time."""
+async def test_ended_runs_are_counted_and_add_almost_nothing_to_a_scrape() -> None:
+    """Regression: each scrape read a thousand ended runs again, which took 3 s of processor time."""
     ended = 300
     async with served() as (server, url), aiohttp.ClientSession(url) as session, asyncio.timeout(2 * LIMIT):
         async with store.connect(server.url) as client:
@@ -317,7 +321,7 @@ async def test_what_has_ended_costs_a_scrape_next_to_nothing_and_is_counted() ->
         assert not [line for line in lines if 'run="old-' in line]
         async with node(server, "a") as handler:
             await handler.next_rendezvous()
-            while 'rdzv_run_members{run="job"} 1.0' not in lines:  # an answer is kept for a moment
+            while 'rdzv_run_members{run="job"} 1.0' not in lines:  # answers are cached for a moment
                 await asyncio.sleep(app.LOOK_EVERY)
                 lines, _ = await scrape()
             assert f"rdzv_runs_ended {ended}.0" in lines
@@ -411,7 +415,7 @@ async def show_timelines(page: Page, folder: Path) -> None:
         assert await page.evaluate(UNTIL_DRAWN) == f"timeline of job-7: {nodes} nodes"
         assert await page.evaluate("document.querySelector('#timeline canvas').clientHeight") <= 800
         assert await page.evaluate("document.querySelector('#timeline').scrollHeight") >= nodes * 18
-        # A node that was lost is red: at the end of the rows, too.
+        # A lost node is red, also at the end of the rows.
         await page.evaluate(
             "timeline.scrollTop = 1e9; new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
         )

@@ -1,4 +1,4 @@
-"""Who may ask what over HTTP: the token where there is one, this machine's name on loopback, and no other site."""
+"""The access rules of HTTP: the token if there is one, only this machine's names on loopback, and no other site."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOCAL = {"Host": "127.0.0.1:29401"}
 
 
 def status(door: Door, method: str, path: str, *headers: dict[str, str]) -> int | None:
-    """The number of the refusal; None if let in."""
+    """Return the status of the refusal; None if the request is accepted."""
     merged: dict[str, str] = {}
     for each in headers:
         merged |= each
@@ -28,7 +28,7 @@ LOOPBACK = Door(token=None, loopback=True)
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-def test_health_is_for_everybody(path: str) -> None:
+def test_health_needs_no_token(path: str) -> None:
     assert status(WITH_TOKEN, "GET", path) is None
 
 
@@ -48,7 +48,7 @@ def test_nothing_is_changed_over_http() -> None:
 
 
 @pytest.mark.parametrize("secret", ["Bearer \udcff\udcfe", "Basic \udcff", "Basic ÿ", "Bearer ÿ"])
-def test_what_is_no_text_is_a_wrong_token(secret: str) -> None:
+def test_bytes_that_are_no_text_are_a_wrong_token(secret: str) -> None:
     assert status(WITH_TOKEN, "GET", "/metrics", {"Authorization": secret}) == 401
 
 

@@ -1,4 +1,4 @@
-"""How often runs are looked at for whoever asks over HTTP."""
+"""The pace at which runs are read for clients of HTTP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Clock:
-    """All that is asked of a client here."""
+    """The part of a client that is needed here."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -28,7 +28,7 @@ class Clock:
 
 
 class Slow(Runs):
-    """A thousand runs, say, that it takes so long to read."""
+    """Runs that take this long to read, as a thousand do."""
 
     def __init__(self, clock: Clock, takes: float) -> None:
         super().__init__(cast("Client", clock), prefix="/rdzv")
@@ -49,7 +49,7 @@ class Slow(Runs):
 async def test_looking_takes_the_store_a_fifth_of_its_time_at_most_however_many_ask(
     takes: float, share: float, ask: Callable[[Runs], Awaitable[object]]
 ) -> None:
-    """A page asks each second: where a look took as long, the store did nothing else."""
+    """A page asks once a second. Regression: if a read took as long, the store did nothing else."""
     clock = Clock()
     runs, began = Slow(clock, takes), clock.now
     for _ in range(1000):

@@ -1,4 +1,4 @@
-"""`/metrics` of a node's own process, and the page beside a store that a node hosts: over real sockets."""
+"""`/metrics` of a node's own process, and the page of a store that a node hosts: over real sockets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_a_node_tells_its_own_metrics_from_its_first_arrival_until_it_is_c
             rdzv.connect(url, node_id="b") as b,
         ):
             assert not await a.is_closed()
-            with pytest.raises(aiohttp.ClientConnectorError):  # who only looks at a run serves nothing
+            with pytest.raises(aiohttp.ClientConnectorError):  # an observer of a run serves nothing
                 await session.get(f"{mine}/healthz")
             await a.next_rendezvous()
             joining = asyncio.create_task(b.next_rendezvous())
@@ -53,7 +53,7 @@ async def test_a_node_tells_its_own_metrics_from_its_first_arrival_until_it_is_c
             for name in ("rdzv_node_seconds_total{doing=", "rdzv_build_info{", "process_cpu_seconds_total "):
                 assert any(line.startswith(name) for line in lines), name
             assert await lines_of(session, f"{mine}/healthz") == ["ok"]
-            # The same process serves the store, and so the page about its runs.
+            # The same process hosts the store, so it also serves the page about its runs.
             page = f"http://127.0.0.1:{http_port}"
             assert 'rdzv_run_members{run="job"} 2.0' in await lines_of(session, f"{page}/metrics")
             assert "<!doctype html>" in (await lines_of(session, f"{page}/"))[0].lower()
@@ -65,7 +65,7 @@ async def test_a_node_tells_its_own_metrics_from_its_first_arrival_until_it_is_c
                 await session.get(f"{gone}/healthz")
 
 
-async def test_who_is_put_out_counts_that_and_the_other_counts_a_loss() -> None:
+async def test_a_banned_node_counts_a_drop_and_the_other_member_counts_a_loss() -> None:
     url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1&max_nodes=2&last_call_timeout=1"
     ports = {name: free_port() for name in "ab"}
     async with (
@@ -83,7 +83,7 @@ async def test_who_is_put_out_counts_that_and_the_other_counts_a_loss() -> None:
 
 
 async def test_the_page_of_a_hosted_store_stays_for_as_long_as_the_store_does() -> None:
-    """It went as soon as the host's node was done, while the others were still in the run."""
+    """Regression: it ended when the host's node left, while the other nodes were still in the run."""
     page = f"http://127.0.0.1:{(http_port := free_port())}"
     url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=2"
     async with asyncio.timeout(LIMIT), aiohttp.ClientSession() as session:

@@ -1,4 +1,4 @@
-"""The page in a real browser: every state, 4 to 10,000 nodes, a store that is away, hostile names, keys, print."""
+"""The page in a real browser: every state, 4 to 10,000 nodes, a lost store, hostile names, keys, print."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 if CHROMIUM is None:
-    require("chromium")  # skips all, or fails where everything is meant to be installed
+    require("chromium")  # skips all of these tests, or fails them where everything is meant to be installed
 
 
 @contextlib.asynccontextmanager
@@ -39,7 +39,7 @@ async def page_of() -> AsyncIterator[Page]:
 
 
 async def until(page: Page, expression: str) -> Any:
-    """Wait until an expression of the page is true, and give it."""
+    """Wait until an expression of the page is true, and return its value."""
     return await page.evaluate(f"""new Promise((done) => {{
         const look = () => {{
             let found = null;
@@ -181,7 +181,7 @@ async def test_ten_thousand_nodes_are_in_sight_at_once_and_an_update_is_cheap() 
                     return performance.now() - began;
                 }})()""")
             )
-        assert min(spent) < 100, spent  # 25 to 50 on a machine with nothing else to do
+        assert min(spent) < 100, spent  # 25 to 50 on an idle machine
         assert max(sent) < 1_000_000, "steps only, of 3.5 MB"
         for wanted, name in (("9999", r"rank 9999\b"), ("gpu-09999", "gpu-09999")):
             await page.evaluate(f"at('find').value = '{wanted}'; at('find').dispatchEvent(new Event('input'))")
@@ -330,7 +330,7 @@ async def test_a_loss_in_a_real_run_is_on_the_page_within_a_second_in_the_reader
         assert HOSTILE in await text(page, "trouble")
         resolved = await page.evaluate(
             "Intl.DateTimeFormat().resolvedOptions().timeZone"
-        )  # it may be spelled otherwise
+        )  # browsers may spell it in another way
         assert f"times in {resolved}" in await text(page, "zone")
         at = await until(page, "document.querySelector('#events time')?.dateTime")
         shown = await page.evaluate("document.querySelector('#events time').textContent")
@@ -356,7 +356,7 @@ async def test_a_kill_is_on_the_page_within_half_a_second() -> None:
         nodes = [await started.enter_async_context(start_python("-c", NODE, run, f"gpu-{at}")) for at in range(3)]
         await open_run(page, url, "job")
         took = []
-        for at in (2, 1):  # the second one just after the page was told of the first
+        for at in (2, 1):  # the second change comes just after the page was told of the first
             await until(page, f"now.run.members.length === {at + 1} && now.run.phase === 'training'")
             began = time.monotonic()
             os.kill(nodes[at].pid, signal.SIGKILL)
@@ -365,7 +365,7 @@ async def test_a_kill_is_on_the_page_within_half_a_second() -> None:
             assert re.search(rf"gpu-{at} lost .*: its process ended", await text(page, "trouble"))
             assert "missing" in await text(page, "state")
         assert min(took) < 0.5, took
-        assert max(took) < 1.0, took  # tests beside this one may take the processor
+        assert max(took) < 1.0, took  # tests that run beside this one may use the processor
 
 
 async def test_a_store_that_is_stopped_is_said_and_no_duration_goes_on_until_it_is_back() -> None:

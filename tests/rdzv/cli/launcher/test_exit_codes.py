@@ -1,4 +1,6 @@
-"""`rdzv run --exit-codes`: what whoever started a node is told by its status to do with it."""
+"""`rdzv run --exit-codes`: the exit status tells the system that started a node whether to replace it, restart it or
+stop.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ ALONE = "job?min_nodes=1&max_nodes=2&last_call_timeout=0.1"
     [("exit 0", 0), ("exit 93", OVER), ("exit 7", REPLACE), ("kill -9 $$", REPLACE)],
     ids=["it has succeeded", "it gives the run up", "it has failed once too often", "it was killed"],
 )
-async def test_the_end_of_the_command_says_what_is_to_be_done(server: str, script: str, status: int) -> None:
+async def test_the_exit_status_follows_from_how_the_command_ended(server: str, script: str, status: int) -> None:
     async with node(f"{server}/{ALONE}", "a", *CODES, command=("sh", "-c", script)) as a:
         assert await a.wait(timeout=20) == status, a.written()
 
 
 async def test_a_node_that_leaves_is_to_be_replaced(server: str) -> None:
-    """It ended with 0, by which Kubernetes takes its index for done, and starts no other node."""
+    """Regression: it exited with 0. Kubernetes then counts its index as completed and starts no other node."""
     async with node(f"{server}/{ALONE}", "a", *CODES, "--drain-on", "TERM") as a:
         await started(a)
         os.kill(a.pid, signal.SIGTERM)
@@ -73,10 +75,10 @@ def test_codes_that_cannot_be_meant_are_refused(codes: str) -> None:
 
 
 @pytest.mark.parametrize("status", ["0", "256", "-9", "x"])
-def test_a_status_to_give_up_by_that_no_process_can_end_with_or_that_is_a_success_is_refused(
+def test_a_give_up_status_that_is_zero_or_impossible_is_refused(
     status: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that was given up by `--give-up-status 256` ended with 0."""
+    """Regression: a run that was given up with `--give-up-status 256` exited with 0."""
     with pytest.raises(SystemExit) as exit:
         main(["run", "--give-up-status", status, "tcp://127.0.0.1/job?min_nodes=1", "--", "true"])
     assert exit.value.code == 121
@@ -84,10 +86,8 @@ def test_a_status_to_give_up_by_that_no_process_can_end_with_or_that_is_a_succes
 
 
 @pytest.mark.parametrize(("given", "status"), [(7, 7), (256, 1), (-9, 137), (0, 122)])
-async def test_no_node_of_a_run_that_is_given_up_ends_with_success_whatever_its_reason_is_and_its_place(
-    server: str, given: int, status: int
-) -> None:
-    """A spare ended with 0, and so did all where the reason was that of a success."""
+async def test_no_node_of_a_run_that_was_given_up_exits_with_0(server: str, given: int, status: int) -> None:
+    """Regression: a spare exited with 0, and every node did if the reason given was the text of a success."""
     url = f"{server}/job?min_nodes=1&max_nodes=1&last_call_timeout=0"
     async with node(url, "a") as a, node(url, "b") as b, rdzv.connect(f"{server}/job") as observer:
         async for seen in observer.statuses():

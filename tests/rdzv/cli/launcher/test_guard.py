@@ -1,4 +1,6 @@
-"""The guard between `rdzv run` and a process: it mirrors the end, passes signals on, and leaves nothing behind."""
+"""The guard process between `rdzv run` and a command: it exits as the command does, passes signals on, and kills the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PYTHON = sys.executable
-PAUSE = "import os, signal; os.write(1, b'here' + bytes([10])); signal.pause()"  # in one write: two may write at once
+# in one write: two processes may write at once
+PAUSE = "import os, signal; os.write(1, b'here' + bytes([10])); signal.pause()"
 
 
 @contextlib.contextmanager
@@ -28,7 +31,7 @@ def guarded(
     before: tuple[str, ...] = (),
     left_open: tuple[int, ...] = (),
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A command behind a guard, and the writing end of the guard's control pipe."""
+    """Yield a guard that runs a command, and the write end of the guard's control pipe."""
     control, told = os.pipe()
     with open(told, "wb", buffering=0) as writing:
         writing.write(already_sent)
@@ -62,7 +65,7 @@ def test_a_guard_ends_as_its_command_ends(script: str, status: int) -> None:
         assert ends_with(process) == status
 
 
-def test_what_cannot_be_executed_is_named() -> None:
+def test_a_command_that_cannot_be_executed_is_named() -> None:
     with guarded("/no/such/command") as (process, _):
         assert ends_with(process) == 126
         assert process.stdout is not None
@@ -88,19 +91,19 @@ def test_when_the_launcher_is_gone_the_whole_group_is_killed() -> None:
     with guarded("sh", "-c", f'{PYTHON} -c "{PAUSE}" & {PYTHON} -c "{PAUSE}"; wait') as (process, control):
         assert process.stdout is not None
         assert [process.stdout.readline(), process.stdout.readline()] == ["here\n", "here\n"]
-        os.dup2(os.open(os.devnull, os.O_WRONLY), control)  # closes it, and keeps the number taken
-        assert process.stdout.read() == ""  # at the end of which nobody has it open any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), control)  # closes the pipe, but keeps its descriptor in use
+        assert process.stdout.read() == ""  # end of file: every process that held the pipe is gone
         assert ends_with(process) == -signal.SIGKILL
 
 
-def test_what_a_command_leaves_behind_is_killed() -> None:
+def test_processes_that_a_command_leaves_behind_are_killed() -> None:
     with guarded("sh", "-c", f'{PYTHON} -c "{PAUSE}" & exit 5') as (process, _):
         assert process.stdout is not None
         process.stdout.read()
         assert ends_with(process) == 5
 
 
-def test_what_a_stopped_command_leaves_behind_is_given_time() -> None:
+def test_processes_of_a_stopped_command_get_time_to_end() -> None:
     saves = (
         "import signal, sys\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
@@ -127,7 +130,7 @@ def test_a_command_finds_signals_and_limits_as_they_were() -> None:
 
 
 def test_a_command_holds_no_file_but_its_streams() -> None:
-    """What the launcher's loop leaves open, as uvloop does, would keep others waiting for the end of a pipe."""
+    """uvloop leaves descriptors open. In a command they would keep the readers of a pipe from seeing its end."""
     with guarded("sh", "-c", "ls /dev/fd | wc -l", left_open=(os.dup(1),)) as (process, _):
         assert process.stdout is not None
-        assert process.stdout.read().strip() == "4"  # the folder itself is open, too
+        assert process.stdout.read().strip() == "4"  # the listed directory itself is open, too

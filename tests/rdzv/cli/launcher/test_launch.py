@@ -1,4 +1,4 @@
-"""`rdzv run`: real launchers, over a real store, with commands that do as they are told by signals."""
+"""`rdzv run`: real launchers over a real store, with commands that are controlled by signals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.runs import VirtualRun
 
 
 async def written(server: str, name: str) -> bytes:
-    """Wait until the members of a round have this among what they share; its value."""
+    """Wait until the round's shared store has this key, and return its value."""
     async with store.connect(server) as client, client.watch("/rdzv/job/store/", snapshot=True) as watch:
         async for event in watch:
             if event.key.endswith(name):
@@ -70,7 +70,7 @@ async def test_processes_are_told_their_places_and_the_run_is_closed_once_all_ha
 
         tell(first, SUCCEED)
         tell(third, SUCCEED)
-        await written(server, "rdzv/done")  # b has counted itself, and waits for a's other process
+        await written(server, "rdzv/done")  # b has counted itself, and waits for the second process of a
         assert not await observer.is_closed()
         tell(second, SUCCEED)
         assert await a.wait() == 0
@@ -100,7 +100,7 @@ async def test_a_failure_is_a_restart_of_the_run_and_one_too_many_ends_the_node_
 
 
 async def test_the_other_nodes_are_told_at_once_how_a_process_has_ended(server: str) -> None:
-    """Even where no loss would ever be told of: the node that it ran on is alive, and waits for news of others."""
+    """No loss is reported in this case: the node whose process failed is alive, and must tell the others itself."""
     url = f"{server}/job?min_nodes=2&last_call_timeout=0&disconnect_ttl=600&ttl=2000"
     async with node(url, "a", "--max-restarts", "1") as a, node(url, "b") as b:
         first = await started(a)
@@ -110,7 +110,7 @@ async def test_the_other_nodes_are_told_at_once_how_a_process_has_ended(server: 
         assert any(f"a: rank {first['RANK']} was killed by SIGKILL; meeting again" in line for line in b.output)
 
 
-async def test_who_fails_after_another_has_failed_is_not_to_blame(server: str) -> None:
+async def test_a_node_that_fails_after_another_is_not_blamed(server: str) -> None:
     url = f"{server}/job?{TWO}"
     async with node(url, "a", "--max-restarts", "1") as a, node(url, "b") as b:
         first, second = await started(a), await started(b)
@@ -135,8 +135,8 @@ async def test_a_launcher_killed_leaves_nothing_running_and_the_others_meet_agai
             if process["WORLD_SIZE"] == "4":
                 break
         c.kill()
-        await c.wait()  # until nobody holds its output open any more: neither workers nor what they have started
-        tell(process, FAIL)  # as it would if a peer hung up; nobody has been told yet
+        await c.wait()  # end of file: the workers and all that they have started are gone
+        tell(process, FAIL)  # as a failed collective does, before the node has heard of any failure
         after = await started(a)
         assert (after["RANK"], after["WORLD_SIZE"], after["RDZV_RESTARTS"]) == ("0", "2", "0")
         async with node(url, "d") as d:
@@ -166,7 +166,9 @@ async def test_a_node_that_was_paused_and_dropped_stops_its_processes_and_comes_
 
 
 async def test_a_node_that_is_done_meets_again_when_the_others_take_in_a_newcomer(server: str) -> None:
-    """Its launcher heard of nobody's wishes any more: who had stopped for them waited for it until time was over."""
+    """Regression: the launcher of such a node ignored the announced change, so the other nodes waited for it until a
+    timeout.
+    """
     url = f"{server}/job?{TWO_OR_THREE}&rank_order=name"
     async with node(url, "a") as a, node(url, "b") as b:
         tell(await started(a), SUCCEED)
@@ -180,7 +182,7 @@ async def test_a_node_that_is_done_meets_again_when_the_others_take_in_a_newcome
             assert [await one.wait() for one in (a, b, c)] == [0, 0, 0]
 
 
-async def test_if_the_last_to_succeed_dies_before_closing_whoever_is_told_of_it_closes(server: str) -> None:
+async def test_if_the_last_node_to_succeed_dies_before_closing_another_closes_the_run(server: str) -> None:
     url = f"{server}/job?{TWO}"
     async with node(url, "a") as a:
         async with rdzv.connect(url, node_id="b") as last:  # with the library: it counts as one process
@@ -195,7 +197,7 @@ async def test_if_the_last_to_succeed_dies_before_closing_whoever_is_told_of_it_
             assert await observer.is_closed()
 
 
-async def test_a_spare_that_is_not_needed_ends_with_0_and_who_comes_after_the_end_is_told(server: str) -> None:
+async def test_an_unneeded_spare_exits_with_0_and_a_node_that_comes_later_with_closed(server: str) -> None:
     url = f"{server}/job?min_nodes=1&max_nodes=1"
     async with node(url, "a") as a:
         process = await started(a)
@@ -225,7 +227,7 @@ async def test_r6_a_run_closed_for_another_reason_ends_as_closed_also_where_proc
         assert each.output[-1] == "rdzv run: run job is closed by boss: enough"
 
 
-# ------------------------------------------------------------------------------------------ statuses, and what is said
+# ------------------------------------------------------------------------------------------ exit statuses and messages
 
 
 @pytest.mark.parametrize(
@@ -237,7 +239,7 @@ async def test_r6_a_run_closed_for_another_reason_ends_as_closed_also_where_proc
         ("min_nodes=1&is_host=no&join_timeout=0.2", ("true",), 124, "nobody listens there"),
     ],
 )
-async def test_the_exit_status_is_the_commands_own_or_says_what_went_wrong_in_one_line(
+async def test_the_exit_status_is_the_commands_or_names_the_error_which_is_one_line(
     parameters: str, command: tuple[str, ...], status: int, says: str
 ) -> None:
     url = f"tcp://127.0.0.1:{free_port()}/job?{parameters}"
@@ -281,9 +283,7 @@ def test_wrong_usage_is_told_before_anything_begins(
 
 
 @pytest.mark.virtual_time
-async def test_who_waits_for_others_reads_for_what_and_who_does_not_reads_nothing(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+async def test_only_a_waiting_node_prints_a_line_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     async with VirtualRun(min_nodes=2, max_nodes=2) as run:
         a, b, c = run.handler("a"), run.handler("b"), run.handler("c")
         joining = asyncio.create_task(_meet(a))
@@ -326,7 +326,7 @@ async def test_each_line_of_output_says_whose_it_is_and_all_of_it_arrives_in_a_f
     assert len(a.output) == 2 * 20_003 + 1  # and the closing line
 
 
-async def test_output_of_who_has_escaped_does_not_hold_up_the_end(server: str, tmp_path: Path) -> None:
+async def test_an_escaped_process_that_holds_the_output_does_not_delay_the_end(server: str, tmp_path: Path) -> None:
     program = (
         "import os, subprocess, sys\n"
         "escaped = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'], start_new_session=True)\n"
@@ -341,7 +341,7 @@ async def test_output_of_who_has_escaped_does_not_hold_up_the_end(server: str, t
 
 def test_lines_are_labelled_when_they_are_complete() -> None:
     assert label_lines(b"one\ntwo\r\nthr", b"[0] ") == (b"[0] one\n[0] two\r\n", b"thr")
-    assert label_lines(b" 10%\r 20%\r", b"[0] ") == (b"[0]  10%\r", b" 20%\r")  # a line feed may follow yet
+    assert label_lines(b" 10%\r 20%\r", b"[0] ") == (b"[0]  10%\r", b" 20%\r")  # a line feed may follow
     assert label_lines(b"\n", b"[0] ") == (b"[0] \n", b"")
     assert label_lines(b"", b"[0] ") == (b"", b"")
 
@@ -371,7 +371,7 @@ def test_a_senseless_number_of_processes_is_refused_by_name(nproc: str) -> None:
         place_of(0, [participant(0, nproc="1"), participant(1, nproc=nproc)], 1)
 
 
-async def test_what_a_node_brings_stays_beside_its_number_of_processes(server: str) -> None:
+async def test_payload_and_attributes_are_kept_beside_the_number_of_processes(server: str) -> None:
     url = f"{server}/job?min_nodes=1&attributes=rack:r1&payload=8xH100"
     async with node(url, "a", "--nproc", "2") as a, rdzv.connect(f"{server}/job") as observer:
         await started(a)
@@ -403,7 +403,7 @@ async def test_no_variable_is_read_back_as_a_parameter(server: str) -> None:
 
 
 async def test_preloaded_processes_are_forked_and_otherwise_the_same(server: str) -> None:
-    """A round, a restart after a failure, and success; the worker finds the module imported already."""
+    """One round, a restart after a failure, and a success. The worker finds the module already imported."""
     options = ("--preload", "decimal", "--standby", "1", "--max-restarts", "1")
     async with node(f"{server}/job?min_nodes=1", "a", *options) as launcher:
         first = await started(launcher)
@@ -435,8 +435,8 @@ async def test_standard_input_goes_to_the_first_process_and_several_share_the_co
     assert launcher.returncode == 0
 
 
-async def test_what_a_process_has_raised_is_told_with_its_end(server: str) -> None:
-    """As PyTorch's `@record` writes it into the file that a launcher names."""
+async def test_the_error_that_a_process_raised_is_printed_with_its_exit_status(server: str) -> None:
+    """PyTorch's `@record` writes such a file, at the path that the launcher sets."""
     report = json.dumps({"message": {"message": "ValueError: no batch 7\nin train.py", "extraInfo": {}}})
     command = ("sh", "-c", f"printf %s '{report}' > \"$TORCHELASTIC_ERROR_FILE\"; exit 7")
     async with node(f"{server}/job?min_nodes=1", "a", command=command) as launcher:
@@ -481,8 +481,8 @@ def test_one_process_for_each_of_no_gpus_is_refused_and_auto_takes_the_cores(mon
     assert processes_here("auto") == processes_here("cpu") >= 1
 
 
-async def test_a_node_without_its_store_is_told_dropped_at_once() -> None:
-    """It asked the store whether all had succeeded, and said for 30 s nothing."""
+async def test_a_node_that_lost_its_store_says_at_once_that_it_was_dropped() -> None:
+    """Regression: it asked the store whether all nodes had succeeded, and reported nothing for 30 s."""
     async with contextlib.AsyncExitStack() as serving:
         served = await serving.enter_async_context(store.serve("127.0.0.1", 0))
         async with node(f"{served.url}/job?min_nodes=1&ttl=1", "a") as launcher:
@@ -511,9 +511,7 @@ async def test_a_process_that_gives_up_ends_the_run_on_every_node_with_its_statu
 
 
 @pytest.mark.parametrize("by_signal", [True, False], ids=["signal", "command"])
-async def test_a_node_that_is_to_leave_does_in_good_order_and_the_others_meet_again(
-    server: str, by_signal: bool
-) -> None:
+async def test_a_drained_node_leaves_and_the_others_meet_again(server: str, by_signal: bool) -> None:
     url = f"{server}/job?min_nodes=1&max_nodes=2&last_call_timeout=30"
     async with node(url, "a") as a, node(url, "b", "--drain-on", "TERM") as b:
         await started(a)
@@ -559,13 +557,13 @@ async def test_a_round_in_which_a_step_was_finished_is_not_one_without_progress(
 
 
 async def test_a_launcher_whose_folder_was_cleaned_up_goes_on(server: str) -> None:
-    """Machines remove what nobody has touched in /tmp for days: at the next loss all launchers of a job would end."""
+    """Systems delete files in /tmp that are unused for days. Regression: at the next loss all launchers failed."""
     async with node(f"{server}/job?min_nodes=1", "a", "--max-restarts", "1") as a:
         first = await started(a)
         shutil.rmtree(Path(first["RDZV_BEAT_DIR"]).parent)
         tell(first, FAIL)
         again = await started(a)
-        (Path(again["RDZV_BEAT_DIR"]) / "0").write_text("7")  # the folder is there
+        (Path(again["RDZV_BEAT_DIR"]) / "0").write_text("7")  # the folder exists again
         tell(again, SUCCEED)
         assert await a.wait(timeout=60) == 0
 

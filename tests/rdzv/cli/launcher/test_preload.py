@@ -1,4 +1,4 @@
-"""Warm workers: a script that is forked from a process with its imports done cannot tell it from a start of its own."""
+"""Preloaded workers: a script that is forked from a process with its imports done runs as if started anew."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def serving(
 
 
 class Run:
-    """One worker, what it writes, and the launcher's end of its control pipe."""
+    """A worker, its output, and the launcher's end of its control pipe."""
 
     def __init__(self, worker: WarmWorker, output: int, control: int) -> None:
         self.worker = worker
@@ -107,17 +107,19 @@ print(json.dumps({
     [((), 0), ((), 1), (("-u", "-P", "-O", "-W", "error"), 0), (("-m",), 0)],
     ids=["script", "standby", "options", "-m"],
 )
-async def test_a_warm_script_cannot_be_told_from_a_cold_one(
+async def test_a_preloaded_script_finds_the_same_environment_as_a_started_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], standby: int
 ) -> None:
-    """All that it can look at is compared with what the interpreter gives it, also where the folder is not named."""
+    """The script prints all that it can inspect. It is named by a relative path, so that `sys.path[0]` is compared,
+    too.
+    """
     (tmp_path / "look.py").write_text(LOOK_CLOSELY)
     (tmp_path / "input").write_bytes(b"a\r\nb\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     command = (*options, "look" if "-m" in options else "look.py", "--lr")
     with (tmp_path / "input").open("rb") as given:
-        cold = subprocess.run(  # noqa: ASYNC221  nothing else is to do here meanwhile
+        cold = subprocess.run(  # noqa: ASYNC221  no other task runs here
             [PYTHON, *command],
             stdin=given,
             stdout=subprocess.PIPE,
@@ -133,7 +135,7 @@ async def test_a_warm_script_cannot_be_told_from_a_cold_one(
 
 
 def test_a_worker_holds_no_file_that_uvloop_has_left_open(script: Callable[[str], str]) -> None:
-    """It leaves copies of the streams, and with them the ends of pipes that others wait for."""
+    """uvloop leaves copies of the streams open, among them the ends of pipes that other processes read."""
     require("uvloop")
     import uvloop
 
@@ -143,7 +145,7 @@ def test_a_worker_holds_no_file_that_uvloop_has_left_open(script: Callable[[str]
         async with serving(path) as server:
             return await (await run(server)).ends_with()
 
-    assert uvloop.run(main()) == (0, "4\n")  # three streams, and the folder itself
+    assert uvloop.run(main()) == (0, "4\n")  # three streams, and the listed directory itself
 
 
 async def test_a_module_is_run_as_by_m(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

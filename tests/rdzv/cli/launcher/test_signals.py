@@ -1,4 +1,4 @@
-"""Signals to `rdzv run`: which end it, which are passed on to the command, and which ask a job for a checkpoint."""
+"""Signals to `rdzv run`: some end it, some are passed on to the command, some report a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.launched import WORKER, node, started
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_is_passed_on_and_the_node_leaves_without_closing(server: str, number: signal.Signals) -> None:
     url = f"{server}/job?min_nodes=1"
-    # A shell ends at once; what it has started is given its time all the same.
+    # The shell ends at once; the process that it started is given its time all the same.
     script = f"{sys.executable} {WORKER} slow & wait"
     async with node(url, "a", "--no-prefix", command=("bash", "-c", script)) as a:
         await started(a)
@@ -32,7 +32,7 @@ async def test_a_signal_is_passed_on_and_the_node_leaves_without_closing(server:
     assert status.reason == "no node is here"
 
 
-async def test_who_does_not_end_within_the_grace_is_killed(server: str) -> None:
+async def test_a_process_that_does_not_end_within_the_grace_is_killed(server: str) -> None:
     async with node(f"{server}/job?min_nodes=1", "a", "--grace", "0.2", "--no-prefix", does=("stubborn",)) as a:
         await started(a)
         a.terminate()
@@ -45,7 +45,7 @@ async def test_a_second_signal_ends_everything_at_once(server: str) -> None:
         await started(a)
         a.terminate()
         await a.line(containing="asked to end by SIGTERM")
-        await asyncio.sleep(1.1)  # sooner, it is the same wish
+        await asyncio.sleep(1.1)  # within a second, the two count as one signal
         a.terminate()
         assert await a.wait() == 128 + signal.SIGTERM
 
@@ -79,7 +79,7 @@ def listener(*does: str) -> tuple[str, ...]:
     return (sys.executable, "-c", LISTENER, *does)
 
 
-async def test_what_is_for_the_command_is_passed_on_and_ends_nothing(server: str) -> None:
+async def test_signals_for_the_command_are_passed_on_and_end_nothing(server: str) -> None:
     async with node(f"{server}/job?min_nodes=1", "a", command=listener()) as a:
         await a.line("round 0")
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT):
@@ -124,7 +124,7 @@ async def test_a_newcomer_waits_until_the_job_says_that_it_is_at_a_checkpoint(se
     options = ("--on-change", "checkpoint", "--grace", "60", "-v")
     async with node(url, "a", *options, command=listener("checkpoint")) as a:
         await a.line("round 0 of 1")
-        os.kill(a.pid, signal.SIGUSR2)  # a checkpoint that nobody waits for; the next one counts
+        os.kill(a.pid, signal.SIGUSR2)  # a checkpoint while no node waits: only the next one counts
         await a.line("told SIGUSR2")
         async with node(url, "b", *options, command=listener()) as b:
             await a.says("for a checkpoint of the job")
@@ -152,6 +152,6 @@ async def test_a_job_told_of_a_newcomer_by_usr1_saves_and_is_neither_failed_nor_
         await a.line("round 0 of 1")
         async with node(url, "b", *options, command=listener("save")) as b:
             await a.line("told SIGUSR1")
-            await a.line("round 1 of 2")  # its status of 9 was no failure: no restart is allowed
+            await a.line("round 1 of 2")  # its exit status of 9 is no failure: no restart is allowed here
             await b.line("round 1 of 2")
         assert "[0] told SIGTERM" not in a.output

@@ -1,4 +1,4 @@
-"""`rdzv run slurm`: what Slurm's environment says becomes a URL; two launchers that find each other by it."""
+"""`rdzv run slurm`: the URL that follows from Slurm's environment variables, and two launchers that meet by it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def test_a_step_becomes_a_url_that_every_task_of_it_makes_alike() -> None:
 @pytest.mark.parametrize(("restarts", "run_id"), [("", "7.0"), ("0", "7.0"), ("1", "7.0.1"), ("12", "7.0.12")])
 @pytest.mark.parametrize("word", ["slurm", "slurm?store=tcp://store:29400"])
 def test_a_job_that_was_requeued_has_a_run_of_its_own(word: str, restarts: str, run_id: str) -> None:
-    """Its number is that of its former life, whose run is closed for a day in a store that outlives the job."""
+    """A requeued job keeps its number. The run of its first start is closed, for a day in a store that outlives the
+    job.
+    """
     step = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a", **({"SLURM_RESTART_COUNT": restarts} if restarts else {})}
     assert urlsplit(url_of(word, step)).path == f"/slurm-{run_id}"
 
@@ -75,7 +77,7 @@ def test_lists_of_nodes_are_expanded_as_slurm_writes_them(names: str, expected: 
 
 
 @pytest.mark.parametrize("names", ["gpu[1-", "gpu[1-2", "gpu[-1]", "gpu[1-99999999]"])
-def test_what_is_no_list_is_refused(names: str) -> None:
+def test_an_invalid_list_of_nodes_is_refused(names: str) -> None:
     with pytest.raises(RendezvousSettingsError, match="nodes"):
         list(expand(names))
 
@@ -88,7 +90,9 @@ def test_what_is_no_list_is_refused(names: str) -> None:
         ({"SLURM_STEP_TASKS_PER_NODE": "8(x4)"}, "srun --ntasks-per-node=1"),
     ],
 )
-def test_whoever_is_no_single_task_of_a_node_is_told_what_to_do(change: dict[str, str], message: str) -> None:
+def test_a_task_that_is_not_the_only_one_of_its_node_gets_an_error_with_the_remedy(
+    change: dict[str, str], message: str
+) -> None:
     with pytest.raises(RendezvousSettingsError, match=re.escape(message)):
         url_of("slurm", {**STEP, **change})
 
@@ -109,8 +113,8 @@ def test_a_url_in_the_environment_does_not_come_before_slurm(monkeypatch: pytest
         ("slurm?cert=c&key=k&ca=a", {}),
     ],
 )
-def test_a_store_of_several_nodes_is_open_to_nobody_unless_that_is_said(word: str, environment: dict[str, str]) -> None:
-    """Every node is told: where the first one alone was, the others waited 10 minutes for its store."""
+def test_a_store_of_several_nodes_needs_a_token_tls_or_insecure(word: str, environment: dict[str, str]) -> None:
+    """Every node gets the error. When only the first node got it, the others waited 10 minutes for its store."""
     bare = {name: value for name, value in STEP.items() if name != "RDZV_TOKEN"}
     for node in ("gpu001", "gpu003"):
         with pytest.raises(RendezvousSettingsError, match=re.escape('export RDZV_TOKEN="$(rdzv token)"')):
@@ -127,7 +131,7 @@ def test_a_store_that_is_there_already_takes_the_place_of_the_first_nodes() -> N
 
 
 async def test_two_tasks_of_a_step_meet_by_nothing_but_their_environment() -> None:
-    """With fakes of Slurm's variables, and both nodes on this machine; the first task writes what the run has cost."""
+    """Both tasks run on this machine, with fake Slurm variables. The first task writes the cost of the run."""
     step = {**STEP, "SLURM_JOB_ID": str(free_port() % 10_000), "SLURM_STEP_NODELIST": "localhost"}
     step |= {"SLURM_STEP_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
     prints = ("--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE in $RDZV_RUN_ID")

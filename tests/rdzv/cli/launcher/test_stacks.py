@@ -1,4 +1,4 @@
-"""The stacks of workers: real processes that hang, asked by a signal; and over the store, by `rdzv stacks`."""
+"""The stacks of workers: of real processes that hang, by a signal; and over the store, by `rdzv stacks`."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ async def test_all_threads_of_all_processes_are_shown_by_rank_and_the_processes_
     with worker(stacks, "-c", HANGS, "--stdin", rank=10) as late, worker(stacks, "-c", HANGS, rank=2):
         async with asyncio.timeout(LIMIT):
             while (text := await stacks.dump([2, 3, 10])).count("in wait_for_the_others") < 3:
-                pass  # a process that has just said that it is up is not waiting yet
-        for _ in range(2):  # each time only what holds then
+                pass  # a process that has just written "up" may not be waiting yet
+        for _ in range(2):  # each dump holds only the current stacks
             text = await stacks.dump([2, 3, 10])
             assert text.count("in wait_for_the_others") == 3
             assert text.index("rank 2, process") < text.index(f"rank 10, process {late.pid}:")
@@ -89,20 +89,20 @@ async def test_a_child_that_was_forked_answers_for_itself_and_one_that_is_stoppe
             os.kill(child, signal.SIGKILL)
 
 
-async def test_who_ends_while_it_is_asked_is_said_not_to_answer(tmp_path: Path) -> None:
-    """At the end of a round its file goes, too: nobody answered whoever asked, nor anybody who asked later."""
+async def test_a_process_that_ends_during_the_request_is_reported_as_not_answering(tmp_path: Path) -> None:
+    """Regression: the file of an ended process is removed. Then this request was never answered, nor any later one."""
     stacks = WorkerStacks(tmp_path)
     with worker(stacks, "-c", HANGS) as process:
         os.kill(process.pid, signal.SIGSTOP)
         asked = asyncio.create_task(stacks.dump())
-        await asyncio.sleep(0)  # it has been asked now
+        await asyncio.sleep(0)  # the dump is under way now
         process.kill()
         process.wait()
         stacks.forget_ended()
         assert f"process {process.pid} does not answer" in await asked
 
 
-async def test_whoever_has_become_another_program_is_not_sent_a_signal_that_would_end_it(tmp_path: Path) -> None:
+async def test_a_process_that_has_executed_another_program_is_sent_no_signal(tmp_path: Path) -> None:
     stacks = WorkerStacks(tmp_path)
     becomes = "import os; os.execvp('sh', ['sh', '-c', 'echo up; cat; echo end'])"
     with worker(stacks, "-c", becomes) as process:
@@ -137,7 +137,7 @@ def test_the_signal_is_one_that_no_command_is_passed() -> None:
 
 
 async def asked(*arguments: str) -> int:
-    """`rdzv stacks`, in this process."""
+    """Run `rdzv stacks` in this process."""
     options = command._parse(["stacks", *arguments])
     assert options is not None
     return await command.command_named("stacks").run(options)
@@ -146,7 +146,7 @@ async def asked(*arguments: str) -> int:
 async def test_rdzv_stacks_shows_where_a_node_hangs_and_the_launcher_logs_it_before_it_kills(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The worker is forked from a preloaded process: it imports no `sitecustomize`, and is registered all the same."""
+    """The worker is forked from a preloaded process. It imports no `sitecustomize`, and is registered all the same."""
     script = tmp_path / "hangs.py"
     script.write_text(HANGS)
     async with asyncio.timeout(2 * LIMIT), store.serve("127.0.0.1", 0) as server:

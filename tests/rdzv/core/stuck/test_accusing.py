@@ -1,4 +1,4 @@
-"""The room `rdzv.core.stuck.accusing`."""
+"""The module `rdzv.core.stuck.accusing`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_two_members_that_accuse_the_same_one_are_believed_and_one_is_not() -> N
     assert believed(*against("c", "a", "b")) == ("c", "accused by a: a does not reach it; b: b does not reach it")
 
 
-def test_whom_the_most_accuse_goes_first_and_what_it_says_counts_no_more() -> None:
+def test_the_member_with_the_most_accusers_is_removed_first_and_its_own_accusations_no_longer_count() -> None:
     said = (*against("c", "a", "b", "d"), *against("a", "c", "d"))
     assert believed(*said) == ("c", "accused by a: a does not reach it; b: b does not reach it")
     assert believed(*said, live="abd") is None
@@ -36,7 +36,7 @@ def test_only_live_members_of_this_round_accuse_and_are_accused() -> None:
     assert believed(*against("c", "c", "a")) is None
 
 
-def test_what_is_taken_back_or_was_before_a_reset_counts_no_more() -> None:
+def test_accusations_that_were_withdrawn_or_precede_a_reset_do_not_count() -> None:
     accusations = Accusations()
     for one in against("c", "a", "b"):
         accusations[one.by] = one

@@ -1,4 +1,4 @@
-"""What a member says of its steps, and the note that is made of it."""
+"""The steps that a member reports, and the note with them on its lease."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_note_has_the_step_its_age_and_the_rate() -> None:
     assert beats.note(away=False).rate == later.rate, "it is that of the last steps"
 
 
-def test_who_is_busy_is_quiet_from_when_that_is_over() -> None:
+def test_a_busy_member_counts_as_quiet_only_after_its_stretch() -> None:
     clock = Clock()
     beats = Beats(0, clock)
     beats.beat(0)
@@ -52,8 +52,8 @@ def test_who_is_busy_is_quiet_from_when_that_is_over() -> None:
     assert beats.note(away=False).age == 5.0, "longer than it has said"
 
 
-def test_a_stretch_that_ends_leaves_another_one_standing() -> None:
-    """The first of two to end ended both, and the member was dropped in the other one."""
+def test_the_end_of_one_busy_stretch_does_not_end_another() -> None:
+    """Regression: the first of two stretches to end also ended the other, in which the member was then dropped."""
     beats = Beats(0, Clock())
     longer = beats.be_busy(60, "checkpoint")
     shorter = beats.be_busy(10, "evaluation")
@@ -64,7 +64,7 @@ def test_a_stretch_that_ends_leaves_another_one_standing() -> None:
     assert beats.note(away=False).busy == 0.0
 
 
-def test_who_waits_for_others_says_so_after_a_moment() -> None:
+def test_a_member_that_waits_for_others_reports_it_after_a_moment() -> None:
     clock = Clock()
     beats = Beats(0, clock)
     with beats.waiting(lambda: "key 'a'"):
@@ -76,7 +76,7 @@ def test_who_waits_for_others_says_so_after_a_moment() -> None:
     assert not beats.note(away=False).waits
 
 
-def test_who_has_come_to_its_end_is_of_no_round() -> None:
+def test_a_member_that_has_finished_belongs_to_no_round() -> None:
     beats = Beats(4, Clock(), expected=True)
     assert beats.counts
     assert beats.note(away=False).step is None

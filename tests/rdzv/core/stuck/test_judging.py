@@ -1,4 +1,4 @@
-"""Who is stuck, who is excused, and when nobody is to blame."""
+"""Judging of members: stuck, excused, or at a standstill in which none is dropped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVERY = 0.5
 
 
 class Watch:
-    """A coordinator that looks twice a second, and has done so for long."""
+    """A coordinator that checks twice a second, and has done so for a long time."""
 
     def __init__(self, **rules: Any) -> None:
         self.stalls = Stalls(StallRules(**{"stall_timeout": 30.0, "notes_every": 3.0, **rules}))
@@ -38,17 +38,17 @@ def heard(step: int | None, age: float, *, ago: float = 0.1, round: int = 0, **m
     return Heard(note=BeatNote(round=round, step=step, age=age, **more), ago=ago)
 
 
-def test_who_is_behind_is_stuck_and_who_waits_for_it_is_not() -> None:
+def test_the_member_behind_is_stuck_and_those_that_wait_for_it_are_not() -> None:
     verdict = Watch().then(a=heard(1203, 31), b=heard(1204, 30.5), c=heard(1204, 30.4))
     assert verdict == Verdict(stuck={"a": "no step since 31 s, others are at 1,204; it is at 1,203"})
 
 
-def test_who_begins_no_step_while_another_does_is_stuck_wherever_it_is() -> None:
+def test_a_member_that_begins_no_step_while_others_do_is_stuck_even_if_it_is_ahead() -> None:
     verdict = Watch().then(a=heard(900, 250), b=heard(7, 2), c=heard(20, 1))
     assert verdict.stuck == {"a": "no step since 4 min 10 s, others are at 7 to 20; it is at 900"}
 
 
-def test_where_nobody_gets_on_nobody_is_dropped_and_it_is_said() -> None:
+def test_if_no_member_makes_progress_a_standstill_is_reported_and_none_is_dropped() -> None:
     verdict = Watch().then(a=heard(97, 30.1), b=heard(97, 30.2))
     assert verdict == Verdict(standstill="no member has begun a step for 30 s, all are at 97; nobody is dropped")
     assert Watch().then(a=heard(97, 300)) == Verdict(
@@ -56,7 +56,7 @@ def test_where_nobody_gets_on_nobody_is_dropped_and_it_is_said() -> None:
     )
 
 
-def test_where_all_others_wait_for_it_in_the_rounds_store_it_is_stuck() -> None:
+def test_a_member_is_stuck_if_all_others_wait_in_the_rounds_store() -> None:
     verdict = Watch().then(a=heard(97, 31), b=heard(97, 31, waits=True), c=heard(97, 31, waits=True))
     assert verdict.stuck == {"a": "no step since 31 s, others wait for it at 97"}
     assert Watch().then(a=heard(97, 31, waits=True), b=heard(97, 31, waits=True)).standstill
@@ -64,7 +64,7 @@ def test_where_all_others_wait_for_it_in_the_rounds_store_it_is_stuck() -> None:
     assert list(behind.stuck) == ["a"], "b waits, for a perhaps"
 
 
-def test_nobody_is_stuck_before_the_time() -> None:
+def test_no_member_is_stuck_before_the_timeout() -> None:
     assert Watch().then(a=heard(1, 29.9, ago=2.0), b=heard(100, 0)) == Verdict(), "it may have gone on since"
 
 
@@ -86,7 +86,7 @@ def test_a_first_step_has_a_time_of_its_own_or_any_it_likes() -> None:
     [heard(101, 3, busy=40.0, what="checkpoint"), heard(101, 3, away=True), heard(101, 3, ago=4.5)],
     ids=["busy", "away", "silent"],
 )
-def test_while_one_is_busy_or_out_of_reach_nobody_is_judged_nor_a_while_after(excuse: Heard) -> None:
+def test_no_member_is_judged_while_one_is_busy_or_disconnected_and_shortly_after(excuse: Heard) -> None:
     watch = Watch()
     quiet = heard(100, 60, waits=False)
     assert watch.then(a=quiet, b=excuse) == Verdict()
@@ -102,7 +102,7 @@ def test_a_coordinator_that_was_held_up_excuses_all() -> None:
     assert watch.look(a=heard(1, 90), b=heard(2, 1)) == Verdict()
 
 
-def test_a_new_round_is_judged_anew_and_who_is_in_another_not_at_all() -> None:
+def test_each_round_is_judged_by_its_own_steps() -> None:
     watch = Watch()
     assert watch.then(a=heard(1, 90, round=7), b=heard(2, 1)) == Verdict()
     assert watch.then(a=heard(1, 90), b=heard(2, 90, round=FINISHED)).stuck == {}

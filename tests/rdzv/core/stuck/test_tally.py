@@ -1,4 +1,4 @@
-"""The room `rdzv.core.stuck.tally`."""
+"""The module `rdzv.core.stuck.tally`."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def test_an_announced_change_counts_as_neither() -> None:
 
 
 @pytest.mark.parametrize("there", [b"", b"\xc1 not ours"])
-def test_before_there_is_one_that_can_be_read_nothing_was_counted(there: bytes) -> None:
-    """One that nobody could read ended every member that counts its rounds."""
+def test_a_missing_or_unreadable_tally_counts_nothing(there: bytes) -> None:
+    """Regression: a tally that could not be read ended every member that counts its rounds."""
     assert Tally.of(there) == Tally()
