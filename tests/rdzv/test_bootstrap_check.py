@@ -1,4 +1,6 @@
-"""What becomes of a round in which not all reach rank 0; how that is seen, on real hosts, is in `tests/hosts`."""
+"""The outcome of a round in which not all members reach rank 0. The check itself is tested on real hosts in
+`tests/hosts`.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,15 @@ from tests.support.processes import start_python
     [
         ([3], 4, 2, (3,)),
         ([3], 4, 3, (3,)),
-        ([3], 4, 4, ()),  # too few go on: another node is rank 0
+        ([3], 4, 4, ()),  # too few would be left: another node becomes rank 0
         ([2, 3], 4, 2, (2, 3)),
-        ([1, 2, 3], 4, 1, ()),  # it is rank 0 that is not reached
+        ([1, 2, 3], 4, 1, ()),  # only rank 0 itself reached rank 0
         ([2, 3, 4], 5, 2, ()),
-        ([], 4, 2, ()),  # nobody could listen
-        ([1], 2, 1, ()),  # of two, either may be to blame
+        ([], 4, 2, ()),  # rank 0 could not listen
+        ([1], 2, 1, ()),  # of two nodes, either may be at fault
     ],
 )
-def test_who_has_not_come_is_left_out_if_enough_and_most_have(
+def test_missing_members_are_left_out_if_most_came_and_enough_remain(
     missing: list[int], size: int, needed: int, left_out: tuple[int, ...]
 ) -> None:
     assert judge("why", missing, size=size, needed=needed, again=False).left_out == left_out
@@ -54,11 +56,11 @@ with rdzv.sync.connect(sys.argv[1], node_id=sys.argv[2]) as handler:
                     break
 """
 PARAMETERS = "min_nodes=2&max_nodes=4&bootstrap_check=1&ttl=15&last_call_timeout=2&rank_order=name&is_host=0"
-PAUSED = 6.0  # seconds: more than the check lasts, and less than `ttl`
+PAUSED = 6.0  # seconds: longer than the check, and shorter than `ttl`
 
 
 async def test_a_member_that_is_paused_during_the_check_is_not_left_out_afterwards() -> None:
-    """It was taken for a node that does not reach rank 0, and waited for as long as the others were at work."""
+    """Regression: it was taken for a node that does not reach rank 0, and waited until the others had finished."""
     async with store.serve() as server, contextlib.AsyncExitStack() as stack:
         url = f"{server.url}/job?{PARAMETERS}"
         members = [await stack.enter_async_context(start_python("-c", MEMBER, url, "a"))]

@@ -1,4 +1,4 @@
-"""`import rdzv` costs little: what only a server needs is loaded when there is one, and may be missing until then."""
+"""`import rdzv` loads little. Modules that only a server needs are loaded when it starts, and may be missing before."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def run(script: str) -> str:
-    """What a fresh Python says."""
+    """Run a script in a fresh Python and return its output."""
     told = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
     )

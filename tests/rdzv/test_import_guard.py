@@ -1,4 +1,4 @@
-"""A package `store` that is not ours, or not whole, is named, instead of an error somewhere else."""
+"""A package `store` that is not ours, or incomplete, is named in the ImportError."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 async def error_of(*arguments: str, path: Path = ROOT, cwd: Path) -> str:
-    """The last line of what a process writes that cannot import rdzv."""
+    """Return the last line of output of a process that cannot import rdzv."""
     async with start(sys.executable, *arguments, env={"PYTHONPATH": str(path)}, cwd=cwd) as child:
         assert await child.wait() == 1, child.written()
         last = child.output[-1]
@@ -40,14 +40,14 @@ async def test_a_users_own_store_in_front_on_the_path_is_named_with_the_remedy(
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """Both packages, as pip installs them."""
+    """Install both packages in a directory, as pip does."""
     for package in ("rdzv", "store"):
         shutil.copytree(ROOT / package, tmp_path / "site" / package, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path / "site"
 
 
 async def test_a_distribution_that_was_installed_over_ours_is_recognised(site: Path, tmp_path: Path) -> None:
-    """`pip install store` leaves our modules in place under an empty `__init__.py`."""
+    """`pip install store` leaves our modules in place, but replaces `__init__.py` by an empty one."""
     (site / "store/__init__.py").write_text("")
     (site / "store/database.py").write_text("")
     last = await error_of("-c", "import rdzv", path=site, cwd=tmp_path)
@@ -55,7 +55,7 @@ async def test_a_distribution_that_was_installed_over_ours_is_recognised(site: P
     assert "pip uninstall store; then pip install --force-reinstall --no-deps rdzv" in last
 
 
-async def test_what_uninstalling_it_leaves_behind_is_recognised(site: Path, tmp_path: Path) -> None:
+async def test_the_remains_of_uninstalling_that_distribution_are_recognised(site: Path, tmp_path: Path) -> None:
     (site / "store/__init__.py").unlink()
     await error_of("-c", "import rdzv", path=site, cwd=tmp_path)
 

@@ -1,4 +1,4 @@
-"""The abstract handlers: what must be written, and what is said about the rest."""
+"""The abstract handlers: the required methods, and the messages for the optional ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOUR = {"next_rendezvous", "num_nodes_waiting", "is_closed", "set_closed"}
 
 
 class Smallest(RendezvousHandler):
-    """The least that a backend must write."""
+    """A handler with only the required methods."""
 
     async def next_rendezvous(self) -> RendezvousInfo:
         raise NotImplementedError

@@ -68,7 +68,7 @@ async def test_a_wait_ends_when_the_lease_is_over_even_if_no_store_is_there_to_s
 
 @tears
 def test_a_poll_that_a_signal_handler_leaves_loses_no_change() -> None:
-    """25 of 201 polls lost the change that had just come."""
+    """Regression: 25 of 201 polls lost the change that had just arrived."""
 
     class Numbers(contextlib.nullcontext[Any]):
         def __init__(self) -> None:
@@ -136,10 +136,10 @@ def interrupt_when(when):
 
 
 @pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGUSR1, "Rescheduled")])
-async def test_a_signal_gets_out_of_a_parked_call_withdraws_the_node_and_the_next_call_joins_anew(
+async def test_a_signal_interrupts_a_parked_call_withdraws_the_node_and_the_next_call_joins(
     number: int, raised: str
 ) -> None:
-    """The next call was refused, because the interrupted one was still being taken back."""
+    """Regression: the next call was refused, because the interrupted one was still being withdrawn."""
     script = """
 class Rescheduled(Exception): pass
 def raise_it(*_): raise Rescheduled
@@ -173,7 +173,7 @@ with rdzv.sync.connect(URL + "/job?min_nodes=2&ttl=600", is_host=False, node_id=
 
 
 async def test_ctrl_c_is_heard_where_it_does_not_interrupt_the_wait() -> None:
-    """A signal that came in the instant before a wait for the node's thread was heard when that was over: never."""
+    """Regression: a signal just before a wait for the node's thread was handled only after the wait, that is never."""
     script = """
 def heard(wait, when):
     interrupt_when(when)
@@ -205,7 +205,7 @@ def is_answered(call: Callable[[], object]) -> bool:
 
 @tears
 def test_an_interrupt_anywhere_in_a_call_leaves_the_node_at_work(url: str) -> None:
-    """It left a lock taken for which the thread of all nodes then waited: all of them lapsed."""
+    """Regression: it left a lock taken, on which the thread of all nodes then waited, so all their leases expired."""
     with rdzv.sync.connect(f"{url}/job?min_nodes=1", is_host=False) as handler:
         for call, every in ((handler.num_nodes_waiting, 1), (handler.next_rendezvous, 3)):
             handler.next_rendezvous()
@@ -217,7 +217,7 @@ def test_an_interrupt_anywhere_in_a_call_leaves_the_node_at_work(url: str) -> No
 
 
 async def test_ctrl_c_while_the_nodes_thread_is_busy_leaves_no_join_behind() -> None:
-    """The call had not begun there, began once its caller had gone, and put a ghost into the others' round."""
+    """Regression: the call began after its caller had gone, and put a node without a caller into the others' round."""
     script = """
 busy = threading.Event()
 async def hold_up():
@@ -248,7 +248,7 @@ with rdzv.sync.connect(URL + "/job?min_nodes=2&max_nodes=2", is_host=False, node
 
 @pytest.mark.parametrize("hosting", [False, True])
 async def test_a_forked_child_gets_a_clear_error_and_can_leave(hosting: bool) -> None:
-    """It waited for ever, on leaving the context, for a thread that it does not have."""
+    """Regression: on leaving the context the child waited for ever for a thread that does not exist in it."""
     script = """
 with rdzv.sync.connect(URL + "/job?min_nodes=1", node_id="a") as handler:
     info = handler.next_rendezvous()
@@ -285,10 +285,10 @@ ENDINGS = {
 
 @pytest.mark.parametrize("hosting", [False, True])
 @pytest.mark.parametrize("ending", ENDINGS)
-async def test_a_process_that_ends_without_leaving_the_context_ends_at_once_and_says_nothing_of_us(
-    ending: str, hosting: bool
-) -> None:
-    """Its threads ended all together: nodes wrote to a store that had gone, said so, and waited for it."""
+async def test_a_process_that_exits_inside_the_context_exits_at_once_and_silently(ending: str, hosting: bool) -> None:
+    """Regression: its threads ended all at once, so nodes wrote to a store that was gone, logged that, and waited for
+    it.
+    """
     act, status, last_words = ENDINGS[ending]
     script = f"""
 import atexit, faulthandler, signal, time

@@ -1,4 +1,4 @@
-"""What type checkers know of the public names: checked by `mypy --strict` over this file, and true when it runs."""
+"""The public names as type checkers see them: `mypy --strict` checks this file, and it also runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import store
 
 
 async def awaited(url: str) -> None:
-    """Is never called; mypy judges it."""
+    """Never called; only type-checked."""
     overrides: rdzv.Overrides = {"min_nodes": 2, "join_timeout": "5m"}
     async with rdzv.connect(url, **overrides) as handler:
         info = await handler.next_rendezvous()
@@ -27,7 +27,7 @@ async def awaited(url: str) -> None:
 
 
 def blocking(url: str) -> None:
-    """Is never called; mypy judges it."""
+    """Never called; only type-checked."""
     with rdzv.sync.connect(url, min_nodes=2) as handler:
         shared, rank, world_size = handler.next_rendezvous()
         assert_type(shared, rdzv.sync.SharedStore)

@@ -1,4 +1,4 @@
-"""The loop over the rounds for those who block: real sockets and threads, judged by outcome."""
+"""The blocking loop over the rounds: real sockets and threads, judged by the outcome."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def side_by_side(*calls: Callable[[], T]) -> list[T]:
 
 
 def verdict_on(url: str, name: str, verdict: Exception | None = None) -> GiveUp | RunGivenUpError:
-    """What the loop of one member raises, if a member gives up at its third step: this one, if it has a verdict."""
+    """Return the error that the loop of one member raises. A member with a verdict raises that at its third step."""
     try:
         for round in rdzv.sync.rounds(f"{url}/job?min_nodes=2", is_host=False, node_id=name):
             with round:
@@ -102,7 +102,7 @@ def test_of_two_that_fail_at_once_the_first_is_to_blame_and_the_other_meets_agai
                             raise OSError(f"the collective of {name} has failed")  # noqa: TRY301
                 return errors
             except OSError:
-                errors += 1  # it comes again, as a new process would
+                errors += 1  # it joins again, as a new process would
 
     assert sorted(side_by_side(lambda: errors_of("a"), lambda: errors_of("b"))) == [0, 1]
 
@@ -121,7 +121,7 @@ def test_a_run_without_progress_is_given_up_at_every_member(url: str) -> None:
         except RunGivenUpError as error:
             return error
         except OSError:
-            return fail(name)  # whose fault it was: it comes again, as a new process would
+            return fail(name)  # its own error: it joins again, as a new process would
         raise AssertionError("the loop has ended without a word")
 
     both = side_by_side(lambda: fail("a"), lambda: fail("b"))
@@ -140,10 +140,10 @@ with rdzv.sync.connect(sys.argv[1], node_id="killed", is_host=False) as handler:
 """
 
 
-async def test_a_wait_that_a_loss_ends_names_the_lost_also_while_the_node_waits_for_the_store(
+async def test_a_wait_ended_by_a_loss_names_the_lost_even_if_the_store_is_slow(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wait ended at once, and another task told later who was lost: the error was that its time was over."""
+    """Regression: the wait ended at once, but the names of the lost nodes came later, so the error was a timeout."""
     heed = Steps.heed
 
     async def late(self: Steps, *arguments: Any) -> None:
@@ -169,7 +169,7 @@ async def test_a_wait_that_a_loss_ends_names_the_lost_also_while_the_node_waits_
     async with start_python("-c", DIES, at) as child:
         await child.line("in")
         async with store.connect(url) as look, asyncio.timeout(WITHIN):
-            while (await look.stats())["waits"] < 2:  # noqa: ASYNC110  nobody else tells
+            while (await look.stats())["waits"] < 2:  # noqa: ASYNC110  there is no event to wait for
                 await asyncio.sleep(0.01)
         child.kill()
     async with asyncio.timeout(WITHIN):

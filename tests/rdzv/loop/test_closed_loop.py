@@ -1,4 +1,4 @@
-"""An event loop that is closed without a cancel of its tasks, in a process that lives on."""
+"""An event loop that is closed without cancelling its tasks, in a process that lives on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ sys.stdin.read()
 
 
 def test_a_member_whose_event_loop_was_closed_leaves_though_its_process_lives_on() -> None:
-    """It stayed a member for as long as its process lived: the others never met without it."""
+    """Regression: it stayed a member as long as its process lived, so the others did not meet without it."""
     with store.sync.serve() as server:
         url = f"{server.url}/job"
         with (

@@ -1,4 +1,6 @@
-"""What a body raises in a group of tasks counts as what it raises by itself: a verdict, a loss, an error of its own."""
+"""Errors that a body raises in a task group count as if they were raised without one: a verdict, a
+loss, an own error.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ GROUPS = [_fails, in_asyncio, in_anyio, nested]
 
 
 async def ends_of(run: VirtualRun, group: Callable[[BaseException], Awaitable[None]], error: BaseException) -> Any:
-    """How the loops of three members end, of which one raises this in its first round, and how many rounds they had."""
+    """Return the ends of three loops, one of which raises `error` in its first round, and the number
+    of rounds of each.
+    """
     rounds = dict.fromkeys("abc", 0)
 
     async def live(name: str) -> None:
@@ -64,7 +68,7 @@ async def ends_of(run: VirtualRun, group: Callable[[BaseException], Awaitable[No
 
 @pytest.mark.parametrize("group", GROUPS)
 async def test_a_verdict_in_a_group_of_tasks_ends_the_run_everywhere(group: Any) -> None:
-    """The others went on, met again, and closed the run as a success."""
+    """Regression: the others went on, met again, and closed the run as a success."""
     async with VirtualRun(min_nodes=3, max_nodes=3) as run:
         verdict = GiveUp("loss is NaN", status=93)
         (own, *others), _ = await ends_of(run, group, verdict)
@@ -75,8 +79,8 @@ async def test_a_verdict_in_a_group_of_tasks_ends_the_run_everywhere(group: Any)
 
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("error", [MembersLostError("b"), RoundChanged("over")])
-async def test_a_member_whose_tasks_hear_of_a_loss_goes_along(group: Any, error: Exception) -> None:
-    """It was to blame for it, and its loop ended by an error that was the loss."""
+async def test_a_member_whose_task_group_raises_a_loss_meets_the_others_again(group: Any, error: Exception) -> None:
+    """Regression: it was blamed, and its loop ended with the error that reports the loss."""
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
         ends, rounds = await ends_of(run, group, error)
         assert ends == [None, None, None]

@@ -1,4 +1,4 @@
-"""How a member's round ends for it."""
+"""The end of a member's round: the events that end it, and the outcome for the member."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from store.calls import finished
 ROUND = Round(number=7, term=1, size=3, buckets=1, host="h", port=1, in_steps=True)
 
 
-def test_who_leaves_after_an_agreement_ends_the_round_only_if_it_does_so_before_the_agreed_step() -> None:
+def test_a_departure_after_an_agreement_ends_the_round_only_before_the_agreed_step() -> None:
     membership = Membership(round=ROUND, rank=0, arrival=3, beats=Beats(7, lambda: 0.0, expected=True))
     node = SimpleNamespace(node_id="a")
     ended: list[Ending] = []
@@ -42,11 +42,11 @@ AGREED = Ending(kind=EndKind.AGREED, reason="1 waits to come in")
 
 
 class Driven:
-    """A life over a store that answers as it is told, driven as by callers that block: nothing has to wait.
+    """A `Life` over a scripted store, driven as by blocking callers: no call waits.
 
     Attributes:
         life: The life.
-        did: What was done in the node's loop, and the release, in order.
+        did: The calls in the node's loop, and the release, in order.
     """
 
     def __init__(
@@ -156,14 +156,14 @@ def test_an_ending_is_told_once_though_two_threads_notice_it_together(monkeypatc
 
 
 @pytest.mark.virtual_time
-def test_who_stands_still_while_it_waits_for_news_reads_them_before_it_judges() -> None:
-    """Its time was over as soon as it went on: a survivor ended with the error of a peer that had been killed."""
+def test_a_member_paused_while_it_waits_for_news_reads_them_before_it_ends() -> None:
+    """Regression: its time was over as soon as it continued, so a survivor ended with the error of a killed peer."""
     fails: list[int] = []
 
     async def train(node: ClusterNode) -> None:
         async for round in rdzv.rounds(node.url):
             async with round:
-                while round.number or node.index not in fails:  # noqa: ASYNC110  on virtual time it costs nothing
+                while round.number or node.index not in fails:  # noqa: ASYNC110  on virtual time, polling costs nothing
                     await anyio.sleep(0.01)
                 raise OSError("connection closed by peer")
 

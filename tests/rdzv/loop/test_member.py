@@ -1,4 +1,4 @@
-"""What both twins of the loop say in one place."""
+"""The parts that both twins of the loop share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOWHERE = "tcp://127.0.0.1:1/job?min_nodes=1"
 
 @pytest.mark.parametrize("rounds", [rdzv.rounds, rdzv.sync.rounds])
 @pytest.mark.parametrize("wrong", [{"on_waiting": "later"}, {"no_progress": -1}])
-def test_both_twins_refuse_what_no_loop_can_do_when_they_are_called(
+def test_both_twins_refuse_invalid_options_when_they_are_called(
     rounds: Callable[..., object], wrong: dict[str, object]
 ) -> None:
     with pytest.raises(RendezvousSettingsError, match=f"{next(iter(wrong))}=.* must be"):
@@ -30,7 +30,7 @@ def test_both_twins_refuse_what_no_loop_can_do_when_they_are_called(
 
 
 class Quiet:
-    """As much of a node, and of a handler that blocks, as asks nothing of a store."""
+    """The parts of a node, and of a blocking handler, that need no store."""
 
     def __init__(self, *, error: Exception) -> None:
         self.is_draining = False
@@ -50,14 +50,16 @@ def loop_over(node: Quiet, **options: Any) -> RoundLoop[Any]:
 
 
 @pytest.mark.parametrize(("options", "told"), [({}, -1), ({"progress": lambda: 480}, 480)])
-def test_a_node_tells_in_its_first_arrival_how_far_it_has_come(options: dict[str, Any], told: int) -> None:
-    """`progress` was asked after a round only: of two nodes with checkpoints, the newer was taken by chance."""
+def test_a_nodes_first_arrival_carries_its_progress(options: dict[str, Any], told: int) -> None:
+    """Regression: `progress` was called only after a round, so the newer of two checkpoints was taken
+    only by chance.
+    """
     node = Quiet(error=RendezvousGracefulExitError("a spare that is not needed ends its loop without an error"))
     assert finished(loop_over(node, **options).next()) is None
     assert node.progress == told
 
 
-def test_a_node_that_drains_meets_nobody_again() -> None:
+def test_a_draining_node_does_not_join_again() -> None:
     node = Quiet(error=AssertionError("it meets others"))
     node.is_draining = True
     assert finished(loop_over(node).next()) is None

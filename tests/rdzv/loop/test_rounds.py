@@ -1,4 +1,4 @@
-"""The loop over the rounds for those who await: real sockets, threads and event loops."""
+"""The awaited loop over the rounds: real sockets, threads and event loops."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def url() -> Iterator[str]:
 
 @pytest.mark.parametrize("library", ["asyncio", "uvloop"])
 async def test_a_body_that_never_yields_to_its_loop_hears_of_a_loss_at_its_next_check(url: str, library: str) -> None:
-    """It was cancelled where it awaits next, and went on until it had come to its end."""
+    """Regression: it was cancelled only at its next real await, so it ran until the end of its body."""
     if library == "uvloop":
         require("uvloop")
     run: Callable[[Coroutine[None, None, None]], None] = __import__(library).run
@@ -45,7 +45,7 @@ async def test_a_body_that_never_yields_to_its_loop_hears_of_a_loss_at_its_next_
                     await round.check(steps[0])
                     steps[0] += not killed.is_set()
                     works.set()
-                    time.sleep(0.001)  # noqa: ASYNC251  that is what it does
+                    time.sleep(0.001)  # noqa: ASYNC251  blocking the loop is the point of this test
                 return
             endings.append(round.ending)
             return
@@ -95,8 +95,10 @@ asyncio.run(main())
 """
 
 
-async def test_a_member_whose_node_is_held_up_when_all_agree_to_leave_leaves_where_they_do(url: str) -> None:
-    """Decision and departure reach it in one read, over real sockets: it took the departure for a loss."""
+async def test_a_member_whose_node_is_delayed_leaves_at_the_agreed_step(url: str) -> None:
+    """Regression: the decision and the departure arrive in one read, over real sockets, and it took the latter for a
+    loss.
+    """
     at = f"{url}/job?min_nodes=2&max_nodes=3&last_call_timeout=60&ttl=10"
     async with contextlib.AsyncExitStack() as stack:
         members = [

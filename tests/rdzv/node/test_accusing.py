@@ -1,4 +1,4 @@
-"""Members that accuse another one, in virtual time: it reaches the store, and not them."""
+"""Members that accuse another one, in virtual time: the accused reaches the store, but not the members."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_one_accuser_is_shown_and_two_take_the_accused_out_of_the_round_wi
         (lost,) = [change for change in of_a.changes if isinstance(change, NodesLost)]
         assert lost.node_ids == ("c",)
         assert lost.reasons == {"c": "accused by a: all_reduce: connection refused; b: no route"}
-        await of_c.until(Dropped)  # at once, and not only when the others have met without it
+        await of_c.until(Dropped)  # at once, and not only after the others have met without it
         (dropped,) = [change for change in of_c.changes if isinstance(change, Dropped)]
         assert dropped.reason == lost.reasons["c"]
         infos = await run.meet(handlers["a"], handlers["b"])
@@ -41,7 +41,7 @@ async def test_one_accuser_is_shown_and_two_take_the_accused_out_of_the_round_wi
         assert (await handlers["a"].status()).accused == (), "the next round begins without"
 
 
-async def test_who_is_in_no_round_accuses_nobody_and_nobody_accuses_itself() -> None:
+async def test_only_members_accuse_and_none_accuses_itself() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
         a, b = run.handler("a"), run.handler("b")
         with pytest.raises(RoundSupersededError, match="cannot accuse"):
@@ -57,7 +57,9 @@ async def test_who_is_in_no_round_accuses_nobody_and_nobody_accuses_itself() -> 
 
 
 def story(*, killed: bool, named: bool, gone_ttl: float = 14) -> list[str]:
-    """Of three members, of which node-2 is killed, or not; a moment later node-0 accuses it, or fails by itself."""
+    """Run three members; node-2 is killed or not. A moment later node-0 accuses it, or fails with an
+    error of its own.
+    """
     begin: list[bool] = []
 
     async def train(node: ClusterNode) -> None:
@@ -91,21 +93,19 @@ def story(*, killed: bool, named: bool, gone_ttl: float = 14) -> list[str]:
         (False, "its process ended, as node-0 noticed first"),
     ],
 )
-def test_one_accuser_is_believed_where_the_store_doubts_too_whether_it_names_the_accused_or_nobody(
-    named: bool, why: str
-) -> None:
+def test_one_accuser_is_believed_if_the_store_suspects_a_node_too(named: bool, why: str) -> None:
     told = [line for line in story(killed=True, named=named) if f"is over: lost: node-2: {why}" in line]
     assert len(told) == 2, "both survivors are told, long before its lease ends"
     assert all(float(line.split()[0]) < 5.1 for line in told)
 
 
-def test_one_accuser_of_one_who_lives_is_not_believed() -> None:
+def test_one_accuser_of_a_live_member_is_not_believed() -> None:
     assert not any("is over" in line for line in story(killed=False, named=True)), "nothing else says so"
 
 
 @pytest.mark.parametrize("gone_ttl", [14, 1000])
-def test_an_error_of_ones_own_takes_nobody_out_who_lives(gone_ttl: float) -> None:
-    """Also where leases outlive their processes for so long that any lease ends before."""
+def test_a_members_own_error_removes_no_live_member(gone_ttl: float) -> None:
+    """Also with a gone_ttl so long that every lease may expire earlier."""
     told = story(killed=False, named=False, gone_ttl=gone_ttl)
     assert not any("noticed first" in line or "lost" in line for line in told)
     assert any("left: node-0" in line for line in told), "who has failed by itself has left"

@@ -1,4 +1,4 @@
-"""What becomes of a run after an outage that was longer than leases: who coordinates, how it stands, what it cost."""
+"""A run after an outage that was longer than its leases: its coordinator, its status and its cost."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from rdzv.core.report import RunStatus
 
 TTL, TRAINED, AWAY, AFTERWARDS = 10.0, 40.0, 30.0, 20.0  # seconds
-APART = 1.0  # seconds between one node and the next that come back
+APART = 1.0  # seconds between the return of one node and that of the next
 
 
 class Told:
-    """What rank 0 of the second round reads some time later, like an operator."""
+    """The status and the cost of the run, read by rank 0 of the second round some time later."""
 
     status: RunStatus
     cost: Account
@@ -40,8 +40,10 @@ class Told:
 
 
 @pytest.mark.parametrize("stays_in_reach", [False, True], ids=["all are cut off", "all but one are cut off"])
-def test_who_is_back_is_not_missing_and_what_was_no_training_is_none(stays_in_reach: bool) -> None:
-    """Present members were listed as missing, and 99.5 % of the time was said to be training, of which 71 % was."""
+def test_returned_nodes_are_not_missing_and_the_outage_is_not_counted_as_training(stays_in_reach: bool) -> None:
+    """Regression: present members were listed as missing, and 99.5 % of the time counted as training
+    instead of 71 %.
+    """
     told = Told()
     with cluster(4, seed=1, min_nodes=2, ttl=TTL, last_call_timeout=5) as town:
         town.run(told.train)
@@ -56,15 +58,17 @@ def test_who_is_back_is_not_missing_and_what_was_no_training_is_none(stays_in_re
         town.advance(60)
         assert [one.world_size for one in town.rounds] == [4, 4], town.story
     assert (len(told.status.members), told.status.absent_count, told.status.missing) == (4, 0, {})
-    # Until the second round: a member trains until its lease is over by its own clock, or it hears of the others.
+    # Until the second round, a member trains until its lease is over by its own clock, or it hears from the others.
     assert told.cost.spent.trained == pytest.approx(TRAINED + TTL, abs=TTL / 2), told.cost
     assert told.cost.seconds == pytest.approx(TRAINED + AWAY + len(cut_off) * APART, abs=2), told.cost
 
 
-def test_once_a_store_goes_on_that_stood_still_for_longer_than_a_term_somebody_coordinates_at_once() -> None:
-    """Nobody did for three seconds: the store does not count that time, and its coordinator, which does, had resigned.
+def test_after_a_pause_of_the_store_longer_than_a_term_there_is_a_coordinator_at_once() -> None:
+    """Regression: there was no coordinator for three seconds. The store does not count the time in which it stood
+    still; the coordinator does, and had resigned.
 
-    Who failed because of a peer that had died meanwhile waited for the news of that in vain, and ended with its error.
+    A member that failed because of a peer that had died meanwhile waited in vain for news of that death, and ended with
+    its own error.
     """
 
     async def train(node: ClusterNode) -> None:

@@ -1,4 +1,4 @@
-"""At which step all stop: what the coordinator decides, and writes once."""
+"""The step at which all members stop: the coordinator decides it, and writes it once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.support.runs import connected, rounds_of
 pytestmark = pytest.mark.virtual_time
 
 
-async def test_a_decision_where_to_stop_is_never_written_over() -> None:
-    """Who reads it late, after its watch was reset, reads the last one, and stopped elsewhere than the others."""
+async def test_a_decision_about_the_step_is_never_overwritten() -> None:
+    """Regression: a member that read late, after a reset of its watch, read a second decision and stopped elsewhere."""
     async with a_run() as run:
         handlers = {name: run.handler(name) for name in "ab"}
         trainers = [Trainer(name) for name in "ab"]
@@ -25,7 +25,7 @@ async def test_a_decision_where_to_stop_is_never_written_over() -> None:
         decided: list[Stop] = []
 
         async def decide_before(request: object, when: str) -> None:
-            """As another coordinator does, of whose word this one has not heard yet."""
+            """Decide as another coordinator does, before this one has heard of it."""
             for put in getattr(request, "then", ()):
                 if when == "before" and put.key == keys.stop and Stop.unpack(put.value).decided and not decided:
                     decided.append(Stop.unpack(put.value).replace(step=20))

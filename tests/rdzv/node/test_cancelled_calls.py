@@ -1,4 +1,4 @@
-"""Every public call that is cancelled, natively or by anyio, once or twice: the handler and the run go on as before."""
+"""Every public call, cancelled natively or by anyio, once or twice: the handler and the run continue as before."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ SEEN_TO_THEIR_END = {
 """Calls whose effect comes though nobody waits for it any more, and the key in which it is seen."""
 
 
-async def test_a_call_whose_answer_nobody_has_heard_is_undone_before_the_next_one_begins() -> None:
-    """The next one sent its record while the one before was being taken back."""
+async def test_an_abandoned_call_is_undone_before_the_next_one_begins() -> None:
+    """Regression: the next call sent its record while the previous one was still being withdrawn."""
     async with VirtualRun(latency=0.05, min_nodes=1, max_nodes=1) as run:
         node, unheard = run.handler("a").node, Ticket()
         first = await node.next_rendezvous(unheard)
@@ -78,7 +78,7 @@ def test_every_call_is_here() -> None:
 
 @pytest.mark.parametrize("how", ["natively", "by anyio"])
 @pytest.mark.parametrize("call", CALLS)
-async def test_a_call_that_is_cancelled_twice_is_seen_to_its_end_and_harms_nobody(call: str, how: str) -> None:
+async def test_a_call_that_is_cancelled_twice_is_cleaned_up_and_harms_no_other_node(call: str, how: str) -> None:
     async with VirtualRun(latency=0.05, min_nodes=2, max_nodes=2, join_timeout=60) as run:
         a, b = run.handler("a"), run.handler("b")
         assert_one_round(await run.meet(a, b))
@@ -90,7 +90,7 @@ async def test_a_call_that_is_cancelled_twice_is_seen_to_its_end_and_harms_nobod
                 await CALLS[call](a)
 
         asking = run.start(ask())
-        await asyncio.sleep(0.02)  # the request is on its way, and no answer has come
+        await asyncio.sleep(0.02)  # the request is on its way, and there is no answer yet
         for scope in (inner, outer):
             if how == "natively":
                 asking.cancel()
@@ -116,10 +116,10 @@ async def test_a_call_that_is_cancelled_twice_is_seen_to_its_end_and_harms_nobod
         assert_one_round(await asyncio.gather(again, b.next_rendezvous()))
 
 
-async def test_a_coordinator_that_gives_up_as_its_round_comes_about_has_left_it_and_is_not_lost() -> None:
-    """It went before its departure was reported, and its successor took it for a loss."""
+async def test_a_coordinator_cancelled_while_its_round_completes_counts_as_departed_not_lost() -> None:
+    """Regression: it left before its departure was reported, and its successor took that for a loss."""
     was_in_it = 0
-    for step in range(0, 50, 2):  # the steps of a round are further apart: two and a half in each latency
+    for step in range(0, 50, 2):  # every 20 ms: at two or three moments in each latency of 50 ms
         async with VirtualRun(latency=0.05, min_nodes=1, max_nodes=2) as run:
             a, b = await run.met("ab")
             if (await a.status()).coordinator != "a":

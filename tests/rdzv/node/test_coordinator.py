@@ -1,4 +1,4 @@
-"""The coordinator: how it is chosen, what it writes, and what it leaves behind."""
+"""The coordinator: its election, its writes, and the keys that it leaves behind."""
 
 from __future__ import annotations
 
@@ -35,8 +35,11 @@ async def test_a_node_that_only_looks_never_coordinates() -> None:
 
 
 async def test_a_commit_that_was_refused_leaves_none_of_its_buckets() -> None:
-    """Forty nodes take three buckets; when some die just before the commit, the next attempt takes fewer. What was left
-    of the first made participants() fail, and a successor count members that were none."""
+    """Forty nodes need three buckets. If some die just before the commit, the next attempt needs fewer.
+
+    Regression: the buckets left over from the first attempt made participants() fail, and a successor counted members
+    that did not exist.
+    """
     async with VirtualRun(min_nodes=5, max_nodes=40, last_call_timeout=3) as run:
         nodes = [run.handler(f"n{number}") for number in range(40)]
         first = await run.join(nodes[0])
@@ -61,7 +64,9 @@ async def test_a_commit_that_was_refused_leaves_none_of_its_buckets() -> None:
 
 
 async def test_a_commit_is_one_transaction_and_no_member_of_a_small_round_reads_its_rank() -> None:
-    """Ranks were written, a lease granted and the round committed one after the other, and then read by every node."""
+    """Regression: writing the ranks, granting a lease and committing were three requests, and every
+    node read its rank.
+    """
     async with VirtualRun(min_nodes=20) as run:
         nodes = [run.handler(f"n{number}") for number in range(20)]
         first = await run.join(nodes[0])
@@ -83,8 +88,8 @@ async def test_a_commit_is_one_transaction_and_no_member_of_a_small_round_reads_
 ETCD_LIMITS = limits_with(operations_max=128)
 
 
-async def test_a_node_that_has_gone_when_the_marker_comes_by_is_in_no_round() -> None:
-    """Its condition is not in the commit: only the coordinator's own look, after the marker, can keep it out."""
+async def test_a_node_that_left_before_the_marker_arrived_is_in_no_round() -> None:
+    """The commit has no condition for that node. The coordinator's own check after the marker must leave it out."""
     settings: dict[str, Any] = {"min_nodes": 140, "max_nodes": 150, "last_call_timeout": 3, "rank_order": "name"}
     async with VirtualRun(**settings, limits=ETCD_LIMITS) as run:
         nodes = [run.handler(f"n{number}") for number in range(150)]
@@ -109,14 +114,14 @@ async def test_a_node_that_has_gone_when_the_marker_comes_by_is_in_no_round() ->
 
 
 async def test_the_roster_of_large_payloads_is_written_in_several_transactions() -> None:
-    """A store takes so many bytes at once, whatever the number of keys: etcd takes 1.5 MiB."""
+    """A store limits the bytes of a transaction, not only its writes: etcd takes 1.5 MiB."""
     sizes = []
 
     async def hook(request: Request[Any], when: str) -> None:
         if isinstance(request, Transact) and when == "before":
             sizes.append(sum(len(put.value) for put in request.then if isinstance(put, Put)))
 
-    count, payload = 280, "x" * 4000  # more than a mebibyte together
+    count, payload = 280, "x" * 4000  # more than 1 MiB in all
     async with VirtualRun(min_nodes=count, payload=payload) as run:
         nodes = [run.handler(f"n{number}") for number in range(count)]
         first = await run.join(nodes[0])
@@ -127,8 +132,10 @@ async def test_the_roster_of_large_payloads_is_written_in_several_transactions()
     assert max(sizes) <= 1024 * 1024
 
 
-async def test_what_a_dead_coordinator_left_is_cleared_away_by_the_next() -> None:
-    """What one transaction does not take is written before the commit, under the term of who dies before that."""
+async def test_the_next_coordinator_deletes_the_buckets_of_a_dead_one() -> None:
+    """Writes that one transaction cannot hold come before the commit, under the term of a coordinator that may then
+    die.
+    """
     settings: dict[str, Any] = {"min_nodes": 60, "max_nodes": 61, "last_call_timeout": 2}
     async with VirtualRun(**settings, limits=limits_with(writes_max=8)) as run:
         first, *others = [run.handler(f"n{number}") for number in range(61)]
@@ -149,7 +156,7 @@ async def test_what_a_dead_coordinator_left_is_cleared_away_by_the_next() -> Non
         assert not {*left} & {*run.keys("rounds/")}
 
 
-async def test_a_successor_reports_what_has_changed_since_its_predecessor_spoke() -> None:
+async def test_a_successor_reports_the_changes_since_its_predecessors_last_report() -> None:
     async with VirtualRun(min_nodes=2, max_nodes=5, last_call_timeout=1) as run:
         nodes = [run.handler(name) for name in "abc"]
         await run.meet(*nodes)
@@ -174,8 +181,8 @@ async def test_a_leader_whose_key_is_taken_from_it_notices_at_its_next_write() -
 
 
 @pytest.mark.parametrize(("count", "limits"), [(150, ETCD_LIMITS), (50, limits_with(writes_max=8))])
-async def test_members_that_one_transaction_does_not_take_meet_all_the_same(count: int, limits: Limits) -> None:
-    """By way of a marker, where the conditions are too many; and in portions, of which none has too many writes."""
+async def test_more_members_than_one_transaction_holds_meet_all_the_same(count: int, limits: Limits) -> None:
+    """If there are too many conditions, by way of a marker; if there are too many writes, in several portions."""
     async with VirtualRun(min_nodes=count, limits=limits) as run:
         infos = await run.meet(*(run.handler(f"n{number}") for number in range(count)))
         assert_one_round(infos)

@@ -1,4 +1,4 @@
-"""What a node knows of its run's head, and what it makes of a reset."""
+"""A node's copy of its run's head, and its behaviour on a reset of the watch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROGRESS = Progress(phase=Phase.GATHERING, joined=1, needed=2)
 
 
 class ScriptedStore:
-    """A store whose watch says what a test tells it to say."""
+    """A store whose watch sends scripted events."""
 
     failure: StoreError | None = None
 
@@ -115,7 +115,7 @@ async def test_a_spare_that_hears_of_the_closing_with_the_leaving_was_a_spare(at
     await ended(task)
 
 
-async def test_the_head_is_what_the_events_say() -> None:
+async def test_the_head_follows_from_the_events() -> None:
     store = ScriptedStore()
     follower, task = await following(store, SNAPSHOT)
     assert not follower.synced.is_set()
@@ -139,8 +139,8 @@ async def test_the_head_is_what_the_events_say() -> None:
     await ended(task)
 
 
-async def test_until_the_snapshot_after_a_reset_is_whole_the_old_head_holds() -> None:
-    """A closed run looked open, and the role of coordinator free, between the reset and the snapshot."""
+async def test_the_old_head_is_kept_until_the_snapshot_after_a_reset_is_complete() -> None:
+    """Regression: between reset and snapshot a closed run looked open, and the coordinator's role free."""
     store = ScriptedStore()
     follower, task = await following(store, [*SNAPSHOT, SYNCED])
     before = follower.head
@@ -178,7 +178,7 @@ async def test_a_round_and_a_closing_learned_elsewhere_count_and_wake_listeners(
 
 
 class BusyStore(ScriptedStore):
-    """A store that is too busy, or out of reach, to open a watch within a call's time."""
+    """A store that is too busy, or disconnected, and does not open a watch within a call's time."""
 
     def __init__(self, *errors: StoreError) -> None:
         super().__init__()
@@ -193,7 +193,9 @@ class BusyStore(ScriptedStore):
 
 
 async def test_a_store_that_is_too_busy_to_answer_in_time_is_asked_again() -> None:
-    """Of 10,000 nodes that came at once to a busy machine, some gave up after 30 s, whatever their join_timeout."""
+    """Regression: of 10,000 nodes that came at once to a busy machine, some failed after 30 s, whatever their
+    join_timeout.
+    """
     late = StoreTimeoutError("no answer to Watch within 30 s", maybe_applied=False)
     store = BusyStore(late, ConnectionLost("the connection is lost", maybe_applied=False))
     follower, task = await following(store, [*SNAPSHOT, SYNCED])
@@ -218,7 +220,7 @@ async def test_a_client_that_is_of_no_more_use_is_not_asked_again() -> None:
 
 
 @pytest.mark.parametrize("begun", [True, False])
-async def test_what_ends_the_following_is_kept_and_wakes_who_listens_or_waits_for_the_snapshot(begun: bool) -> None:
+async def test_the_error_that_ends_the_watch_is_kept_and_wakes_listeners_and_waiters(begun: bool) -> None:
     store = ScriptedStore()
     follower, task = await following(store, *([[SYNCED]] if begun else []))
     wakeup = Wakeup()

@@ -1,4 +1,4 @@
-"""Members that have filled the room of their run, or of the store, with what they share meet again all the same."""
+"""Members that have used up the limits of their run, or of the store, with shared data can still meet again."""
 
 from __future__ import annotations
 

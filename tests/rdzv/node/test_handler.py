@@ -1,4 +1,4 @@
-"""One node: it arrives, waits, takes part, leaves; and every way in which that is interrupted."""
+"""One node: it arrives, waits, takes part, leaves; and each of these is interrupted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 async def lose_lease(run: VirtualRun, handler: Handler, by: str) -> None:
-    """Somebody revokes a node's lease, and the node has heard of it."""
+    """Revoke a node's lease from another client, and wait until the node has noticed."""
     await connected(handler)
     lease = handler.node.part.arrival.lease
     assert lease is not None
@@ -54,7 +54,7 @@ async def test_the_held_port_is_free_once_the_round_has_come() -> None:
 
 @pytest.mark.parametrize("name", ["ttl", "closed_ttl"])
 async def test_a_duration_beyond_the_stores_limit_is_refused_by_its_name(name: str) -> None:
-    """The store's word alone said which limit it was, and not which setting had asked for more."""
+    """Regression: the error named the store's limit, but not the setting that asked for more."""
     longer: dict[str, Any] = {name: 30 * 86_400.0}
     async with VirtualRun(min_nodes=1) as run:
         a = run.handler("a", **longer)
@@ -107,7 +107,9 @@ async def test_a_name_held_by_a_live_node_is_waited_for_and_its_holder_named() -
 
 
 async def test_a_holder_that_comes_again_keeps_its_name() -> None:
-    """Any change of the record was taken for the holder's leaving, and the live holder robbed of its name."""
+    """Regression: any change of the record counted as the holder's departure, so a rival took the name
+    of a live node.
+    """
     async with VirtualRun(min_nodes=2, last_call_timeout=0) as run:
         holder, rival, other = run.handler("a"), run.handler("a"), run.handler("b")
         await run.meet(holder, other)
@@ -129,7 +131,7 @@ async def test_waiting_for_a_name_counts_against_the_join_timeout_and_closing_en
         with pytest.raises(RendezvousTimeoutError, match="the name a is held by a live node"):
             await run.handler("a").next_rendezvous()
         assert now() - began == pytest.approx(20, abs=1)
-        await run.join(run.handler("ab"))  # whose record is like that of another name
+        await run.join(run.handler("ab"))  # whose record looks like that of another name
         closer = run.handler("closer")
         waiting = await run.join(run.handler("a"))
         await asyncio.sleep(5)
@@ -142,7 +144,7 @@ async def test_waiting_for_a_name_counts_against_the_join_timeout_and_closing_en
 async def test_a_lease_lost_while_the_rank_is_read_makes_the_node_join_the_next_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The node took its place in a round it had been dropped from, and was never told."""
+    """Regression: the node joined a round from which it had been dropped, and was never told."""
     async with VirtualRun(min_nodes=2, last_call_timeout=0, ttl=4, disconnect_ttl=4) as run:
         a, b = run.handler("a"), run.handler("b")
         for node in (a, b):
@@ -168,15 +170,15 @@ async def test_a_lease_lost_while_the_rank_is_read_makes_the_node_join_the_next_
         assert joined.round == 1
 
 
-async def test_a_member_whose_name_another_process_has_taken_meanwhile_takes_no_rank_of_it() -> None:
-    """Members knew their rank by the one they had: so did one that had been dropped unawares, and replaced."""
+async def test_a_member_whose_name_was_taken_by_another_process_gets_no_rank_from_it() -> None:
+    """Regression: a member knew its rank by its name. So did a node that had been dropped, unaware, and replaced."""
     async with VirtualRun(min_nodes=2, last_call_timeout=0, ttl=30, disconnect_ttl=30, join_timeout=20) as run:
         a, b = run.handler("a"), run.handler("b")
         assert_one_round(await run.meet(a, b))
         joining = await run.join(a)
         lease = a.node.part.arrival.lease
         assert lease is not None
-        await run.clients["b"].call(Revoke(lease=lease.id))  # its keeper hears of that in 10 s
+        await run.clients["b"].call(Revoke(lease=lease.id))  # its keeper notices that within 10 s
         assert_one_round(await run.meet(run.handler("a"), b))
         await asyncio.sleep(1.0)
         assert a.node.head.round is not None
@@ -185,7 +187,7 @@ async def test_a_member_whose_name_another_process_has_taken_meanwhile_takes_no_
 
 
 async def test_a_lease_lost_while_the_arrival_is_under_way_makes_the_node_arrive_again() -> None:
-    """The node took its arrival for good, waited on without a record, and nobody told it."""
+    """Regression: the node believed its arrival, and waited without a record and without any news."""
     async with VirtualRun(min_nodes=2, join_timeout=60) as run:
         a = run.handler("a")
         await connected(a)
@@ -208,7 +210,9 @@ async def test_a_lease_lost_while_the_arrival_is_under_way_makes_the_node_arrive
 async def test_a_lease_lost_before_the_arrival_is_sent_makes_the_node_take_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The arrival went out on the lost lease. A store that had stood still took it, and nobody kept or watched it."""
+    """Regression: the arrival went out on the lost lease. A store that had stood still accepted it, but no keeper
+    renewed it.
+    """
     async with VirtualRun(min_nodes=2, join_timeout=60) as run:
         a, b = await run.met("ab")
         b_joining = await run.join(b)
@@ -222,7 +226,7 @@ async def test_a_lease_lost_before_the_arrival_is_sent_makes_the_node_take_anoth
                 assert lease is not None and lease.task is not None
                 run.network.partition("a")
                 await asyncio.sleep(5)
-                await run.clients["b"].call(KeepAlive(lease=lease.id))  # as by a store that stands still meanwhile
+                await run.clients["b"].call(KeepAlive(lease=lease.id))  # as if the store stood still meanwhile
                 await asyncio.wait([lease.task])
                 run.network.heal("a")
             return await make(part, link)
@@ -246,7 +250,7 @@ async def test_whether_the_run_is_closed_is_not_known_while_the_store_is_out_of_
         run.network.accept("a")
 
 
-async def test_who_asks_often_is_told_at_once_whether_to_meet_again() -> None:
+async def test_num_nodes_changed_answers_from_local_state() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=3, last_call_timeout=1) as run:
         a, b, c = (run.handler(name) for name in "abc")
         assert a.num_nodes_changed() == 0
@@ -258,7 +262,7 @@ async def test_who_asks_often_is_told_at_once_whether_to_meet_again() -> None:
         await b.leave()
         await asyncio.sleep(1)
         assert (a.num_nodes_changed(), a.num_nodes_changed(on_loss=False)) == (2, 1)
-        assert b.num_nodes_changed() == 0  # it left on its own account
+        assert b.num_nodes_changed() == 0  # its departure was its own act
         run.kill_store()
         await asyncio.sleep(60)
         assert (a.num_nodes_changed(), a.num_nodes_changed(on_loss=False)) == (1, 0), "it was dropped"
@@ -268,7 +272,7 @@ async def test_closing_takes_no_longer_than_its_timeout_however_the_store_was_lo
     async with VirtualRun(min_nodes=1, close_timeout=3) as run:
         (a,) = await run.met("a")
         run.kill_store()
-        run.restart_store()  # another one, so that the handler has to connect anew
+        run.restart_store()  # another store, so that the handler has to connect again
         await asyncio.sleep(10)
         run.kill_store()
         started = now()
@@ -288,8 +292,8 @@ async def test_changes_of_a_closed_handler_end_with_an_error() -> None:
                 await following
 
 
-async def test_what_was_not_told_of_a_round_is_no_news_in_the_next() -> None:
-    """Who broke off at the first of several changes, and met the others again, was told the rest of the old round's."""
+async def test_pending_changes_of_a_round_are_not_delivered_in_the_next() -> None:
+    """Regression: a caller that stopped after the first of several changes got the rest of them in the next round."""
     async with VirtualRun(min_nodes=1, max_nodes=3, last_call_timeout=1) as run:
         a, b, _ = await run.met("abc")
         run.crash("c")
@@ -297,7 +301,7 @@ async def test_what_was_not_told_of_a_round_is_no_news_in_the_next() -> None:
         joining = await run.join(b)
         await asyncio.sleep(1)
         async with a.changes() as changes:
-            assert await anext(changes) == NodesLost(1, ("c",))  # and that b waits is still to be told
+            assert await anext(changes) == NodesLost(1, ("c",))  # the change that b waits is still pending
             assert_one_round([await a.next_rendezvous(), await joining])
             following = run.start(anext(changes))
             await asyncio.sleep(5)
@@ -307,7 +311,9 @@ async def test_what_was_not_told_of_a_round_is_no_news_in_the_next() -> None:
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("how", ["natively", "by anyio"])
 async def test_cancelling_takes_the_arrival_back(how: str, times: int) -> None:
-    """A second cancel pierced the clean-up, and the others had a round with a node that nobody heeded."""
+    """Regression: a second cancel interrupted the clean-up, and the others had a round with a node
+    that took no part.
+    """
     async with VirtualRun(min_nodes=2) as run:
         a = run.handler("a")
         outer, inner = anyio.CancelScope(), anyio.CancelScope()
@@ -333,7 +339,7 @@ async def test_cancelling_takes_the_arrival_back(how: str, times: int) -> None:
 
 @pytest.mark.parametrize("by", ["cancel", "aclose"])
 @pytest.mark.parametrize("moment", ["before", "after"])
-async def test_who_gives_up_in_the_middle_of_the_arrival_leaves_nothing_behind(moment: str, by: str) -> None:
+async def test_a_call_cancelled_during_the_arrival_leaves_nothing_behind(moment: str, by: str) -> None:
     async with VirtualRun(min_nodes=2) as run:
         a = run.handler("a")
         await connected(a)
@@ -360,7 +366,7 @@ async def test_who_gives_up_in_the_middle_of_the_arrival_leaves_nothing_behind(m
 
 @pytest.mark.parametrize("while_it", ["waits", "connects"])
 async def test_closing_the_handler_ends_a_call_at_once(while_it: str) -> None:
-    """It went on connecting for the whole join timeout, and then kept what it had opened."""
+    """Regression: it kept connecting for the whole join timeout, and then did not close the connection."""
     async with VirtualRun(min_nodes=2) as run:
         if while_it == "connects":
             run.network.refuse("a")
@@ -375,8 +381,8 @@ async def test_closing_the_handler_ends_a_call_at_once(while_it: str) -> None:
         assert run.keys("nodes/") == []
 
 
-async def test_closing_that_is_cancelled_lets_go_of_everything_all_the_same() -> None:
-    """A native cancel pierces a shield, and left the lease kept and the tasks running."""
+async def test_a_cancelled_close_releases_everything_all_the_same() -> None:
+    """A native cancel breaks through a shield. Regression: the lease was still kept and the tasks ran on."""
     async with VirtualRun(min_nodes=1) as run:
         (a,) = await run.met("a")
         closing = run.start(a.aclose())
@@ -387,7 +393,7 @@ async def test_closing_that_is_cancelled_lets_go_of_everything_all_the_same() ->
         assert run.keys("nodes/") == []
 
 
-async def test_leaving_lets_one_come_again_and_ends_what_one_had() -> None:
+async def test_a_node_that_left_can_join_again_and_its_old_round_is_over() -> None:
     async with VirtualRun(min_nodes=1) as run:
         a = run.handler("a")
         (first,) = await run.meet(a)
@@ -396,7 +402,7 @@ async def test_leaving_lets_one_come_again_and_ends_what_one_had() -> None:
         first.on_superseded(told.append)
         await a.leave()
         await a.leave()
-        first.on_superseded(told.append)  # who asks late is told at once
+        first.on_superseded(told.append)  # a callback added later is called at once
         assert told == [first.superseded()] * 2 == ["this node has left it"] * 2
         with pytest.raises(RoundSupersededError):
             await first.store.set("key", "value")
@@ -405,8 +411,8 @@ async def test_leaving_lets_one_come_again_and_ends_what_one_had() -> None:
 
 
 @pytest.mark.parametrize("given_up_after", [0.3, 60.0])
-async def test_leaving_that_does_not_get_through_lets_the_record_lapse(given_up_after: float) -> None:
-    """Its lease was kept on, so that a node that had left stood in the round for as long as its process lived."""
+async def test_if_leaving_cannot_reach_the_store_the_record_expires(given_up_after: float) -> None:
+    """Regression: its lease was renewed, so a departed node stayed in the round as long as its process lived."""
     async with VirtualRun(min_nodes=2, max_nodes=2, join_timeout=60) as run:
         a, b = await run.met("ab")
         run.network.partition("a")
@@ -418,7 +424,7 @@ async def test_leaving_that_does_not_get_through_lets_the_record_lapse(given_up_
         assert_one_round(await run.meet(b, run.handler("c")))
 
 
-async def test_a_round_that_nobody_can_read_is_named_to_who_wants_to_join_until_it_can_be_read() -> None:
+async def test_joining_fails_with_a_clear_error_while_the_rounds_key_cannot_be_read() -> None:
     async with VirtualRun(min_nodes=1) as run:
         a = run.handler("a")
         await connected(a)

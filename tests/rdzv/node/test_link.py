@@ -1,4 +1,4 @@
-"""What a node knows of its connection to the store, and when it gives the store up."""
+"""A node's view of its connection to the store, and the time after which it gives the store up."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_one_answer_that_was_held_up_does_not_make_the_store_slow() -> None:
     for count in range(ANSWERS_KEPT):
         assert link.round_trip == 0.01, count
         link.answered_in(5.0)
-    assert link.round_trip == 5.0  # it is slow by now
+    assert link.round_trip == 5.0  # the client counts as slow by now
 
 
 @pytest.mark.virtual_time
-async def test_those_who_wait_ask_at_moments_of_their_own_whether_the_store_is_there() -> None:
-    """All had last heard the same push, and asked together when that was so long ago: a thousand in one moment."""
+async def test_waiting_nodes_ping_the_store_at_different_moments() -> None:
+    """Regression: all had last heard from the store in the same push, so a thousand nodes pinged in the same moment."""
     asked: list[float] = []
     async with VirtualRun(min_nodes=9) as run:
         for number in range(8):
@@ -40,8 +40,10 @@ async def test_those_who_wait_ask_at_moments_of_their_own_whether_the_store_is_t
 
 
 @pytest.mark.virtual_time
-async def test_a_crowd_asks_no_more_often_than_a_few_nodes() -> None:
-    """How many have come is told seldom where they are many: who knew of few asked each second, and so did all."""
+async def test_a_crowd_pings_no_more_often_than_a_few_nodes() -> None:
+    """The count of arrivals is sent rarely in a crowd. Regression: a node that knew of few others
+    pinged every second.
+    """
     asked: list[float] = []
     nodes = 400
     async with VirtualRun(min_nodes=nodes + 1, join_timeout=600) as run:
@@ -58,19 +60,19 @@ async def test_a_crowd_asks_no_more_often_than_a_few_nodes() -> None:
         assert len([at for at in asked if at < begun + 3]) <= 300, "some hundred a second"
 
 
-# ------------------------------------------------------------------------------------------ a store that is gone
+# ------------------------------------------------------------------------------------------ a store that is lost
 
 
 GONE = "was in memory only, and its process is gone.*start all nodes again"
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was said of a store in memory where nobody listens."""
+    """Return the log lines about a store in memory whose port is closed."""
     return [line for record in caplog.records if "no process listens at" in (line := record.getMessage())]
 
 
 def told_back(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was said of a store that is back."""
+    """Return the log lines about a store that is back."""
     return [line for record in caplog.records if "the store is back after" in (line := record.getMessage())]
 
 

@@ -1,4 +1,4 @@
-"""Where nodes live: one thread per process, from its first user to its last, in which nobody holds up a node."""
+"""The thread of all nodes of a process: it runs from its first user to its last, and no code in it blocks a node."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_loop_that_was_left_is_not_begun_again_and_leaving_twice_does_nothing(
     thread.join(10)
 
 
-def test_cancelling_the_future_cancels_what_was_begun() -> None:
+def test_cancelling_the_future_cancels_its_task() -> None:
     loop = NodeThread()
     cancelled, begun = threading.Event(), threading.Event()
 
@@ -65,7 +65,7 @@ def test_cancelling_the_future_cancels_what_was_begun() -> None:
     loop.leave()
 
 
-def test_somebody_elses_code_holds_up_no_node() -> None:
+def test_user_code_run_in_a_thread_delays_no_node() -> None:
     loop = NodeThread()
     going_on = threading.Event()
 
@@ -73,7 +73,7 @@ def test_somebody_elses_code_holds_up_no_node() -> None:
         return await loop.apart(lambda: going_on.wait(10))
 
     slow = loop.start(apart())
-    thread = loop.start(where()).wait(10)  # it answers while the other is under way
+    thread = loop.start(where()).wait(10)  # it answers while the other call is under way
     going_on.set()
     assert slow.wait(10)
     loop.leave()
@@ -85,7 +85,7 @@ async def test_a_loop_at_hand_is_the_callers_or_the_one_given(given: bool) -> No
     loop: NodeLoop = NodeLoop(asyncio.get_running_loop() if given else None)
     assert await loop.start(where()) is threading.current_thread()
     assert await loop.apart(time.monotonic) > 0
-    loop.leave()  # it is somebody else's, and goes on
+    loop.leave()  # it belongs to another user, and goes on
     assert await loop.start(where()) is threading.current_thread()
 
 
@@ -101,7 +101,7 @@ async def test_few_nodes_have_their_turn_at_once_and_one_that_waits_in_vain_keep
             entered.append(asyncio.get_running_loop().time() - began)
             await asyncio.sleep(seconds)
 
-    stuck = [asyncio.create_task(node(3600)) for _ in range(TURNS)]  # as at a store that is away
+    stuck = [asyncio.create_task(node(3600)) for _ in range(TURNS)]  # as if waiting for a disconnected store
     await asyncio.gather(*(node(1.0) for _ in range(2 * TURNS)))
     assert entered == pytest.approx([0.0] * TURNS + [TURN_MOST] * TURNS + [TURN_MOST + 1.0] * TURNS)
     for task in stuck:

@@ -1,4 +1,4 @@
-"""What it costs when all nodes of a run call at the same moment, and that a slow store makes it slow, not stuck."""
+"""The cost if all nodes of a run call at once; and a slow store only delays them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.virtual_time
 
-# Few in the suite, since each of them is a whole node. What counts is how long the server takes for all of them.
+# Few in the test suite, since each is a whole node. The server's time for all of them together is what matters.
 MANY = int(os.environ.get("RDZV_TEST_MANY", "40"))
 
 
 class SlowServer:
-    """Has every piece that clients send wait for its turn, and take its time: as a loop does that is too busy.
+    """Delays the pieces that clients send: one at a time, each takes a while, as in a busy loop.
 
     Args:
-        run: Whose store is slow from now on.
-        seconds: That each piece takes; meanwhile all others wait.
+        run: The run whose store is slow from now on.
+        seconds: The time for each piece, in which all others wait.
     """
 
     def __init__(self, run: VirtualRun, seconds: float) -> None:
@@ -41,13 +41,13 @@ class SlowServer:
         listener.protocol_factory = lambda: _Queued(self, make())  # type: ignore[arg-type]
 
     def take(self, peer: asyncio.BufferedProtocol, data: bytes) -> None:
-        """Something has come."""
+        """Wake the server: a piece has come."""
         self.waiting.append((peer, data))
         self.longest = max(self.longest, len(self.waiting))
         self._come.set()
 
     async def serve(self) -> None:
-        """Carry out one piece after the other."""
+        """Deliver one piece after the other."""
         while True:
             while self.waiting:
                 await asyncio.sleep(self.seconds)
@@ -68,11 +68,11 @@ class _Queued(asyncio.BufferedProtocol):
             setattr(self, name, getattr(peer, name))
 
     def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002
-        """Where the next bytes go."""
+        """Return the buffer for the next bytes."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """They wait for their turn."""
+        """Enqueue the bytes."""
         self._server.take(self._peer, bytes(self._buffer[:nbytes]))
 
 
@@ -85,7 +85,7 @@ async def slow_server(run: VirtualRun, seconds: float) -> AsyncIterator[SlowServ
     finally:
         server.seconds = 0.0
         await asyncio.sleep(1)
-        while server.waiting:  # noqa: ASYNC110  it tells nobody
+        while server.waiting:  # noqa: ASYNC110  there is no event to wait for
             await asyncio.sleep(1)
         serving.cancel()
         await asyncio.wait([serving])
@@ -96,10 +96,10 @@ def requests_of(run: VirtualRun) -> int:
 
 
 async def test_thousands_at_once_meet_at_a_store_that_takes_seconds_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Terms were over before anything was decided, and whoever waited came again: 10,000 nodes never met."""
+    """Regression: terms expired before a decision, and waiting nodes arrived again, so 10,000 nodes never met."""
     monkeypatch.setattr(
         reconnecting, "outstanding", lambda _, buffered: (buffered, False, True)
-    )  # as Linux tells of a network that works
+    )  # as on Linux with a working network
     parameters: dict[str, Any] = {"min_nodes": MANY, "join_timeout": 3600, "ttl": 60}
     async with VirtualRun(**parameters) as run, slow_server(run, 4.0 / MANY) as server:
         handlers = [run.handler(f"n{number}") for number in range(MANY)]

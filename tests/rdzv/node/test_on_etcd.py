@@ -1,6 +1,7 @@
-"""The rendezvous on a real etcd: nothing but the URL is another one.
+"""The rendezvous on a real etcd: only the URL differs.
 
-`RDZV_ETCD_NODES` says how many meet in a round of more members than a transaction has conditions; each takes its time.
+`RDZV_ETCD_NODES` is the number of nodes in a round with more members than a transaction has conditions. Each node takes
+a while.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def etcd() -> Iterator[Etcd]:
 
 @pytest.fixture
 def url(etcd: Etcd) -> str:
-    """A run that no other test has."""
+    """Return the URL of a run that no other test uses."""
     return f"{etcd.url}/{next(_names)}"
 
 
@@ -77,7 +78,7 @@ async def test_the_url_of_torchelastics_documentation_works_as_it_stands(etcd: E
 
 
 async def test_members_wait_for_each_others_keys_items_and_barriers(url: str) -> None:
-    """Each operation by itself is a matter of the shared store, and what it becomes there of the client."""
+    """The tests of the shared store, and of the client, cover each operation alone."""
     url += "?min_nodes=2"
     async with rdzv.connect(url) as first, rdzv.connect(url) as second, asyncio.timeout(60):
         a, b = (info.store for info in await asyncio.gather(first.next_rendezvous(), second.next_rendezvous()))
@@ -147,15 +148,18 @@ async def test_more_members_meet_than_a_transaction_has_conditions(url: str) -> 
 
 
 async def test_an_arrival_costs_two_requests_and_a_round_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a node that is not the first: it were nine and one. To connect costs two, and opens a watch."""
-    for name in ("ATTEMPT_ALONE", "ATTEMPT_MOST", "IDLE"):  # nothing is asked again because the machine is busy
+    """For a node that is not the first. Regression: an arrival took nine and a round one. Connecting takes two and a
+    watch.
+    """
+    for name in ("ATTEMPT_ALONE", "ATTEMPT_MOST", "IDLE"):  # no request is repeated because the machine is busy
         monkeypatch.setattr(members_room, name, 600.0)
-    monkeypatch.setattr(client_room, "_members_shared_as", lambda _, make: make())  # as if each had its own process
+    # as if each node had a process of its own
+    monkeypatch.setattr(client_room, "_members_shared_as", lambda _, make: make())
     asked: dict[Connection, list[str]] = {}
     ask = Connection.ask
 
     async def heard(self: Connection, method: str, *arguments: Any, **options: Any) -> Any:
-        if method != "Lease/LeaseKeepAlive":  # a matter of time
+        if method != "Lease/LeaseKeepAlive":  # their number depends on the time
             asked.setdefault(self, []).append(method)
         return await ask(self, method, *arguments, **options)
 
@@ -166,7 +170,7 @@ async def test_an_arrival_costs_two_requests_and_a_round_none(url: str, monkeypa
         observer = await stack.enter_async_context(rdzv.connect(url))
         _, *others = [asked[connection] for connection in list(asked)[:3]]
         meeting = [asyncio.create_task(nodes[0].next_rendezvous())]
-        while (await observer.status()).coordinator is None:  # noqa: ASYNC110  it is told by no event
+        while (await observer.status()).coordinator is None:  # noqa: ASYNC110  there is no event to wait for
             await asyncio.sleep(0.02)
         assert others == [["KV/Range"] * 2] * 2
         infos = await asyncio.gather(*meeting, *(node.next_rendezvous() for node in nodes[1:]))
@@ -177,7 +181,9 @@ async def test_an_arrival_costs_two_requests_and_a_round_none(url: str, monkeypa
 
 
 async def test_the_nodes_of_a_process_are_one_client_of_the_cluster() -> None:
-    """Each had a connection and streams of its own: 300 of them kept a busy etcd from doing anything else."""
+    """Regression: each node had its own connection and streams, and 300 of them kept an etcd too busy
+    for other work.
+    """
     with serve_etcd() as served:
 
         def streams(method: str) -> float:
@@ -237,7 +243,7 @@ def test_without_grpc_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
-async def test_r22_whoever_waits_is_told_within_three_seconds_that_the_cluster_has_gone(
+async def test_r22_waiting_callers_are_told_within_three_seconds_that_the_cluster_is_lost(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = asyncio.Event()

@@ -47,7 +47,7 @@ def _revived(etcd: Etcd) -> None:
 
 
 def revive(etcd: Etcd) -> None:
-    """Start again whom an earlier test has killed."""
+    """Start again the members that an earlier test has killed."""
     for member in etcd.members:
         if not member.running:
             member.start()
@@ -56,14 +56,14 @@ def revive(etcd: Etcd) -> None:
 
 @asynccontextmanager
 async def run_of(etcd: Etcd, nodes: int, parameters: str = "") -> AsyncIterator[list[Handler]]:
-    """Handlers of one run, connected and not joined."""
+    """Yield handlers of one run, connected but not joined."""
     url = f"{etcd.url}/run-{next(_names)}?min_nodes={nodes}&join_timeout=60{parameters}"
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(rdzv.connect(url, node_id=f"n{number}")) for number in range(nodes)]
 
 
 async def until_waiting(handler: Handler, nodes: int) -> None:
-    """Wait until so many have arrived."""
+    """Wait until this many nodes have arrived."""
     async with asyncio.timeout(WITHIN):
         async for status in handler.statuses():
             if len(status.waiting) >= nodes:
@@ -89,7 +89,7 @@ async def test_r7_the_leader_is_killed_while_the_nodes_gather(etcd: Etcd) -> Non
 
 
 async def test_r7_the_leader_is_killed_in_the_middle_of_a_round_and_again_in_the_next(etcd: Etcd) -> None:
-    """What is under way in the shared store is done, once; a closing gets through."""
+    """Requests to the shared store that are under way are carried out once, and the run can be closed."""
     async with run_of(etcd, 3) as nodes:
         infos = await asyncio.gather(*(node.next_rendezvous() for node in nodes))
         waiting = asyncio.create_task(infos[2].store.get("late"))
@@ -110,7 +110,7 @@ async def test_r7_the_leader_is_killed_in_the_middle_of_a_round_and_again_in_the
         async with nodes[0].changes() as changes:
             await nodes[1].set_closed("enough")
             async with asyncio.timeout(WITHIN):
-                heard = [change async for change in changes]  # which end with the closing
+                heard = [change async for change in changes]  # they end with the close
             assert heard[-1] == Closed(reason="enough", by="n1")
 
 
@@ -133,7 +133,7 @@ async def test_r8_a_member_that_hangs_costs_a_delay_and_nothing_else(
         assert infos[0].round == 0
 
 
-async def test_without_most_of_its_members_it_is_said_what_is_wrong_and_nothing_is_lost(etcd: Etcd) -> None:
+async def test_without_a_majority_the_error_names_the_cause_and_nothing_is_lost(etcd: Etcd) -> None:
     async with Client(Cluster.parse(etcd.url)) as client:
         await client.put("kept", b"1")
         for member in etcd.followers():
@@ -143,13 +143,13 @@ async def test_without_most_of_its_members_it_is_said_what_is_wrong_and_nothing_
         revive(etcd)
         entry = await client.get("kept")
         assert entry is not None
-        assert entry.value in (b"1", b"2")  # `maybe_applied`, it said
+        assert entry.value in (b"1", b"2")  # the error had `maybe_applied`
         await client.put("kept", b"3")
 
 
 @asynccontextmanager
 async def cluster_on(network: PeerNetwork) -> AsyncIterator[Etcd]:
-    """A cluster whose members reach each other through a network of ours, in this loop."""
+    """Yield a cluster whose members reach each other through a simulated network in this event loop."""
     serving = serve_etcd(3, advertised=network.ports, listening=network.lead_to)
     cluster = await asyncio.to_thread(serving.__enter__)
     try:
@@ -160,7 +160,7 @@ async def cluster_on(network: PeerNetwork) -> AsyncIterator[Etcd]:
 
 
 async def test_r8_a_leader_that_is_cut_off_from_the_others_does_not_keep_its_clients() -> None:
-    """It would take a watch, and say nothing for ever; and hold what it is told to write."""
+    """Otherwise it accepts watches but never sends an event, and holds writes without an answer."""
     async with PeerNetwork(3) as network, cluster_on(network) as cluster:
         leader = await asyncio.to_thread(cluster.leader)
         followers = [member for member in cluster.members if member is not leader]
@@ -169,7 +169,7 @@ async def test_r8_a_leader_that_is_cut_off_from_the_others_does_not_keep_its_cli
         with_others = Cluster.parse(f"etcd://127.0.0.1:{followers[0].client_port}")
         async with (
             Client(everywhere, rng=AlwaysFirst()) as inside,
-            Client(everywhere, rng=AlwaysFirst()) as watcher,  # which only watches
+            Client(everywhere, rng=AlwaysFirst()) as watcher,  # it only watches
             Client(with_others) as outside,
             watcher.watch("key", snapshot=True) as watch,
         ):

@@ -1,4 +1,4 @@
-"""What one caller gives must never break the others: wrong arguments, keys that nobody can read."""
+"""Bad input from one caller does not break the other nodes: wrong arguments, and keys that cannot be read."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_a_wrong_argument_is_refused_to_who_gave_it_and_nobody_else_hears_of_it(call: str) -> None:
-    """Readers checked what writers did not: every follower of the run ended, and so did its status and history."""
+async def test_a_wrong_argument_is_an_error_for_its_caller_and_does_not_reach_other_nodes(call: str) -> None:
+    """Regression: only readers validated it, so every follower of the run ended, as did its status and history."""
     async with VirtualRun(min_nodes=2, max_nodes=2) as run:
         a, b = run.handler("a"), run.handler("b")
         assert_one_round(await run.meet(a, b))
@@ -86,8 +86,8 @@ PROSE: dict[str, Callable[[Handler, str], Awaitable[Any]]] = {
 
 @pytest.mark.parametrize("text", ODD_TEXTS, ids=["empty", "4-byte characters", "surrogates", "control", "1 MB"])
 @pytest.mark.parametrize("call", PROSE)
-async def test_no_text_that_a_user_gives_keeps_a_call_from_its_work(call: str, text: str) -> None:
-    """A reason that UTF-8 cannot hold left a ghost behind: a member that had left, and whose record stood."""
+async def test_a_call_works_with_any_text_that_a_user_gives(call: str, text: str) -> None:
+    """Regression: a reason that UTF-8 cannot encode left the record of a departed member in place."""
     async with VirtualRun(min_nodes=2, max_nodes=2) as run:
         a, b = run.handler("a"), run.handler("b")
         await run.meet(a, b)
@@ -107,7 +107,7 @@ async def test_no_text_that_a_user_gives_keeps_a_call_from_its_work(call: str, t
 
 @pytest.mark.parametrize("text", ODD_TEXTS, ids=["empty", "4-byte characters", "surrogates", "control", "1 MB"])
 async def test_no_label_of_a_busy_member_costs_it_its_lease(text: str) -> None:
-    """Each keep-alive carried it, and failed: the healthy member was dropped."""
+    """Regression: each keep-alive carried the label, and failed: the healthy member was dropped."""
     async with VirtualRun(min_nodes=2, max_nodes=2, ttl=3, stall_timeout=5) as run:
         busy: list[str] = []
 
@@ -149,7 +149,7 @@ async def test_a_note_that_cannot_be_made_does_not_keep_a_lease_from_being_renew
 
 
 @pytest.mark.parametrize("verdict", ["\ud800", "\N{PILE OF POO}" * 1000, b"bytes", SystemExit(3)])
-async def test_whatever_a_health_check_says_keeps_its_node_out_and_nothing_else(verdict: object) -> None:
+async def test_any_failure_of_a_health_check_only_keeps_its_node_out(verdict: object) -> None:
     def check() -> object:
         if isinstance(verdict, BaseException):
             raise verdict
@@ -179,7 +179,7 @@ async def test_a_name_that_utf8_cannot_hold_is_refused_before_a_node_joins(odd: 
 
 
 async def test_a_round_that_is_over_accuses_and_keeps_nothing() -> None:
-    """Two late watchdogs of an earlier round took a healthy member out of the present one."""
+    """Regression: two late watchdogs of an earlier round removed a healthy member from the current one."""
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=0.1) as run:
         earlier: dict[str, rdzv.Round] = {}
         checked: list[str] = []
@@ -213,7 +213,7 @@ async def test_a_round_that_is_over_accuses_and_keeps_nothing() -> None:
 
 @pytest.mark.parametrize("after", [0, 0.001, 0.01])
 async def test_a_call_of_leave_that_is_given_up_keeps_nothing_from_the_next_round(after: float) -> None:
-    """The next call met the record that the one before was still taking back, and failed with an AssertionError."""
+    """Regression: the next call found the record that was still being withdrawn, and raised an AssertionError."""
     async with VirtualRun(min_nodes=2, max_nodes=2) as run:
         a, b = run.handler("a"), run.handler("b")
         await run.meet(a, b)
@@ -226,7 +226,9 @@ async def test_a_call_of_leave_that_is_given_up_keeps_nothing_from_the_next_roun
 
 
 async def test_a_muster_counts_each_member_once() -> None:
-    """A call that was cancelled and made again counted twice: the others went on without the last member."""
+    """Regression: a call that was cancelled and repeated counted twice, so the others went on without
+    the last member.
+    """
     async with VirtualRun(min_nodes=3, max_nodes=3) as run:
         handlers = [run.handler(name) for name in "abc"]
         await run.meet(*handlers)
@@ -243,8 +245,8 @@ async def test_a_muster_counts_each_member_once() -> None:
 
 
 @pytest.mark.parametrize("reason", [None, ValueError("no data"), b"no data", "\ud800"])
-async def test_whatever_a_member_gives_up_with_the_run_is_given_up(reason: object) -> None:
-    """An error instead of a text gave nothing up, or kept all others from hearing of it."""
+async def test_a_run_is_given_up_with_any_reason(reason: object) -> None:
+    """Regression: with an error in place of a text, the run was not given up, or the others were not told."""
     async with VirtualRun(min_nodes=2, max_nodes=2) as run:
 
         async def live(name: str) -> None:
@@ -276,10 +278,10 @@ async def test_whatever_a_member_gives_up_with_the_run_is_given_up(reason: objec
     ],
 )
 @pytest.mark.parametrize("how", ["raise", "call"])
-async def test_a_verdict_stands_whatever_its_exit_status_and_never_becomes_a_success(
+async def test_a_verdict_with_an_invalid_exit_status_still_gives_the_run_up_as_a_failure(
     how: str, status: Any, usable: int
 ) -> None:
-    """`GiveUp(status=256)` ended a failed run with 0, and one of another kind gave nothing up."""
+    """Regression: `GiveUp(status=256)` ended a failed run with 0, and a status of another type gave nothing up."""
     async with VirtualRun(min_nodes=2, max_nodes=2) as run:
 
         async def live(name: str) -> None:
@@ -332,9 +334,9 @@ UNREADABLE = (
 
 
 @pytest.mark.parametrize("key", UNREADABLE)
-async def test_a_key_that_nobody_can_read_is_named_and_passed_over(key: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unreadable_key_is_named_in_the_log_and_ignored(key: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    stored._warn.cache_clear()  # what another test has had said is not said again
+    stored._warn.cache_clear()  # a warning is logged once per process, and another test may have caused it
     async with VirtualRun(min_nodes=2, max_nodes=2, rank_order="name") as run:
         a, b = run.handler("a"), run.handler("b")
         first = await run.meet(a, b)
@@ -356,7 +358,7 @@ async def test_a_key_that_nobody_can_read_is_named_and_passed_over(key: str, cap
         assert f"/rdzv/job/{key} is passed over" in caplog.text
 
 
-async def test_a_closing_that_nobody_can_read_is_a_closing() -> None:
+async def test_an_unreadable_closed_key_closes_the_run() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=1) as run:
         a = run.handler("a")
         await a.next_rendezvous()
@@ -369,8 +371,8 @@ async def test_a_closing_that_nobody_can_read_is_a_closing() -> None:
             await a.next_rendezvous()
 
 
-async def test_a_callback_that_raises_keeps_the_node_from_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """The node had left, as far as it knew itself, and its record stood: a ghost, for which the others waited."""
+async def test_a_callback_that_raises_does_not_disturb_the_node(caplog: pytest.LogCaptureFixture) -> None:
+    """Regression: the node believed that it had left, but its record was still there, and the others waited for it."""
     async with VirtualRun(min_nodes=1, max_nodes=2) as run:
         a, b = run.handler("a"), run.handler("b")
         info, _ = await run.meet(a, b)
@@ -385,8 +387,8 @@ async def test_a_callback_that_raises_keeps_the_node_from_nothing(caplog: pytest
         assert_one_round(await run.meet(a, b))
 
 
-async def test_a_run_among_the_keys_of_another_is_refused_and_no_phantom_there() -> None:
-    """Its nodes were taken for nodes of the other run, which waited for them, and completed rounds with them."""
+async def test_a_run_under_the_keys_of_another_is_refused_and_adds_no_nodes_to_it() -> None:
+    """Regression: its nodes counted as nodes of the other run, which waited for them and completed rounds with them."""
     async with VirtualRun(min_nodes=1, max_nodes=3) as run:
         a = run.handler("a")
         await a.next_rendezvous()

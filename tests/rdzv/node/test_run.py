@@ -1,4 +1,4 @@
-"""A run as an operator steers it, without a node: interrupted wherever that may be, and its readers."""
+"""Operator calls on a run, without a node of their own: interrupted at each write; and the readers of a run."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ BANS: dict[str, Callable[[Run], Awaitable[object]]] = {
 async def test_a_ban_that_is_interrupted_after_any_write_leaves_no_banned_member_in_its_round(
     ban: Callable[[Run], Awaitable[object]], how: str, writes: int
 ) -> None:
-    """Ctrl-C between two writes left it there: banned, counted, and waited for by the others."""
+    """Regression: after a Ctrl-C between two writes the member was banned, but still counted, and the others waited for
+    it.
+    """
     async with VirtualRun(min_nodes=2) as run, run.looked_at() as steered:
         a, b = run.handler("a"), run.handler("b", attributes={"rack": "17"})
-        await run.join(a)  # which coordinates
+        await run.join(a)  # this node coordinates
         await b.next_rendezvous()
         left, client = writes, steered.store
         assert isinstance(client, HookedClient)
@@ -67,12 +69,12 @@ async def test_a_ban_that_is_interrupted_after_any_write_leaves_no_banned_member
 
 
 async def hang(*_: object) -> None:
-    """It renews its lease, and does nothing else."""
+    """Renew the lease, and do nothing else."""
     await asyncio.sleep(3600)
 
 
 @pytest.mark.parametrize("now", [True, False])
-async def test_a_ban_of_an_attribute_puts_out_all_who_have_it(now: bool) -> None:
+async def test_a_ban_of_an_attribute_removes_all_nodes_with_it(now: bool) -> None:
     async with VirtualRun(min_nodes=1, max_nodes=1) as run, run.looked_at() as steered:
         handlers = [run.handler(f"n{number}", attributes={"rack": "17"}) for number in range(9)]
         await handlers[0].next_rendezvous()

@@ -1,4 +1,4 @@
-"""How a run stands, in numbers and in words."""
+"""The status of a run, in numbers and in words."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_a_round_that_was_just_committed_stands_though_its_progress_is_sti
 @pytest.mark.parametrize(
     ("given", "reason"), [("done", "the run is closed by a: done"), ("", "the run is closed by a")]
 )
-async def test_a_closed_run_says_who_closed_it_and_why(given: str, reason: str) -> None:
+async def test_the_status_of_a_closed_run_names_the_node_and_its_reason(given: str, reason: str) -> None:
     async with VirtualRun(min_nodes=1) as run:
         a = run.handler("a")
         await a.set_closed(given)
@@ -68,8 +68,8 @@ async def test_a_closed_run_says_who_closed_it_and_why(given: str, reason: str) 
         assert (status.phase, status.reason, status.closed) == (Phase.CLOSED, reason, given)
 
 
-async def test_who_was_in_the_round_before_and_is_not_here_is_missing_also_once_a_round_stands_without_it() -> None:
-    """At three in the morning the others have met again long ago, and somebody asks which node to look at."""
+async def test_a_lost_member_is_missing_also_after_the_next_round_has_completed() -> None:
+    """Hours later, when the others have long met again, an operator asks which node to look at."""
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
         _, b, c = await run.met("abc")
         heard = await listen(run, c)
@@ -83,7 +83,7 @@ async def test_who_was_in_the_round_before_and_is_not_here_is_missing_also_once_
 
 
 @pytest.mark.parametrize(("own", "told"), [("", "drained: its turn"), ("it is full", "it is full")])
-async def test_who_leaves_says_why_or_else_why_it_was_drained(own: str, told: str) -> None:
+async def test_a_departure_has_its_own_reason_or_else_that_of_the_drain(own: str, told: str) -> None:
     async with VirtualRun(min_nodes=1, max_nodes=2) as run:
         a, b = run.handler("a"), run.handler("b")
         await run.meet(a, b)
@@ -100,14 +100,14 @@ HOUR = 3600.0
 
 
 class Clocks:
-    """The hour that `time.time` tells, on the machine whose turn it is."""
+    """Replaces `time.time`: each machine has its own clock, and the test sets how far ahead the current one is."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ahead = 0.0  # seconds, that machine's
+        self.ahead = 0.0  # seconds by which the current machine's clock is ahead
         monkeypatch.setattr(time, "time", lambda: 1e9 + now() + self.ahead)
 
     async def ask(self, run: VirtualRun, *, ahead: float) -> tuple[RunStatus, History, Account, float]:
-        """Ask how a run stands, in a process that has just come, on a machine whose clock is ahead."""
+        """Read the status of a run in a new process, on a machine whose clock is ahead."""
         async with run.looked_at() as seen:
             before, self.ahead = self.ahead, ahead
             status, history, cost = await seen.account()
@@ -117,9 +117,7 @@ class Clocks:
 
 
 @pytest.mark.parametrize("ahead", [0.0, HOUR, -HOUR])
-async def test_how_long_ago_something_was_does_not_depend_on_the_clock_of_who_asks(
-    ahead: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ages_do_not_depend_on_the_clock_of_the_observer(ahead: float, monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = Clocks(monkeypatch)
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
         _, b, c = await run.met("abc")
@@ -151,10 +149,10 @@ async def test_how_long_ago_something_was_does_not_depend_on_the_clock_of_who_as
 
 @pytest.mark.parametrize("ahead", [0.0, HOUR, -HOUR])
 @pytest.mark.parametrize("was_there", [True, False], ids=["a member succeeds", "a newcomer succeeds"])
-async def test_a_coordinator_that_succeeds_reckons_from_the_hour_of_the_one_before(
+async def test_a_successor_continues_the_wall_clock_of_its_predecessor(
     was_there: bool, ahead: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The successor's clock is ahead; the one that asks has that of the first coordinator."""
+    """The successor's clock is ahead. The observer has the clock of the first coordinator."""
     clocks = Clocks(monkeypatch)
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
         a, b = run.handler("a"), run.handler("b")
@@ -176,7 +174,7 @@ async def test_a_coordinator_that_succeeds_reckons_from_the_hour_of_the_one_befo
         assert all(one.after is not None for one in history.chapters[0].incidents)
 
 
-async def test_a_drain_has_the_seconds_left_that_it_has_whoever_reads_them_and_however_late() -> None:
+async def test_the_seconds_left_of_a_drain_do_not_depend_on_the_reader() -> None:
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
         a, b = await run.met("ab")
         async with run.looked_at() as steered:
@@ -195,7 +193,7 @@ async def test_a_drain_has_the_seconds_left_that_it_has_whoever_reads_them_and_h
 
 
 async def test_a_drain_is_still_meant_after_the_nodes_lease_has_lapsed() -> None:
-    """The node came back, and was in the next round."""
+    """Regression: the node came back, and was in the next round."""
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1, ttl=5) as run:
         _, b = await run.met("ab")
         async with run.looked_at() as steered:

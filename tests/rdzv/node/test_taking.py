@@ -1,4 +1,4 @@
-"""A membership takes in the head before any listener looks; and each listener is told, once where it acts once."""
+"""A membership reads the head before any listener is called; each listener is called, and each callback once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def member(clock: Callable[[], float] = lambda: 0.0) -> Membership:
 
 
 class Looks:
-    """A listener, with all that it has seen."""
+    """A listener that records the value at each call."""
 
     def __init__(self, look: Callable[[], Any]) -> None:
         self.look = look
@@ -46,7 +46,7 @@ class Looks:
         self.seen.append(self.look())
 
 
-# ------------------------------------------------------------------------------------------ before anybody looks
+# --------------------------------------------------------------------------------- before any listener is called
 
 LOST = Progress(phase=Phase.TRAINING, round=7, lost=1, lost_ids=("b",), live=2)
 EXPELLED = LOST.replace(lost=2, lost_ids=("b", "a"), why_lost=(("a", "it stood still"),))
@@ -80,8 +80,8 @@ def test_all_that_the_head_says_of_a_round_is_known_at_the_first_notification(
 
 
 @virtual_time
-async def test_whoever_listens_to_the_node_finds_the_loss_when_it_looks() -> None:
-    """It was woken before the loss was set, and not again."""
+async def test_a_listener_of_the_node_finds_the_loss_when_it_is_called() -> None:
+    """Regression: it was woken before the loss was set, and not again."""
     async with a_run(ttl=3) as run:
         a, _, _ = await run.met("abc")
         await asyncio.sleep(5)
@@ -96,10 +96,8 @@ async def test_whoever_listens_to_the_node_finds_the_loss_when_it_looks() -> Non
 
 
 @virtual_time
-async def test_a_loss_is_heard_while_the_store_has_not_answered_what_the_node_asks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Who heard of it by the membership heard it 5 s later, when the answer to the coordinator's question was taken."""
+async def test_a_loss_is_announced_while_a_request_of_the_node_is_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: listeners of the membership got it 5 s later, after the answer to the coordinator's question."""
     ended: dict[tuple[str, str], float] = {}
     end = Life.end
 
@@ -134,7 +132,7 @@ async def test_a_loss_is_heard_while_the_store_has_not_answered_what_the_node_as
 async def test_decision_and_departure_in_one_read_are_no_loss(
     monkeypatch: pytest.MonkeyPatch, seconds: float, held_up: str
 ) -> None:
-    """Another task set the decision later: the job of a healthy run ended in the middle of a step, or hung."""
+    """Regression: a separate task set the decision later. A healthy job ended in the middle of a step, or hung."""
     heed = Steps.heed
 
     async def late(self: Steps, link: Link, membership: Membership) -> None:
@@ -161,8 +159,8 @@ async def test_decision_and_departure_in_one_read_are_no_loss(
 
 @virtual_time
 @pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, asyncio.CancelledError])
-async def test_neither_a_listener_nor_a_callback_ends_what_the_node_follows(error: type[BaseException]) -> None:
-    """The error reached the follower: the member was out of its round by its own callback."""
+async def test_an_error_in_a_listener_or_callback_does_not_end_the_follower(error: type[BaseException]) -> None:
+    """Regression: the error reached the follower, and the member was put out of its round by its own callback."""
 
     def fails(*_: object) -> None:
         raise error
@@ -189,7 +187,7 @@ async def test_neither_a_listener_nor_a_callback_ends_what_the_node_follows(erro
         assert b.node.membership is not None
 
 
-def test_what_acts_once_is_called_once_though_two_threads_come_together() -> None:
+def test_a_callback_is_called_once_even_if_two_threads_race() -> None:
     for _ in range(300):
         membership, calls, both = member(), list[str](), threading.Barrier(2)
 
@@ -213,7 +211,7 @@ def test_what_acts_once_is_called_once_though_two_threads_come_together() -> Non
 
 
 def test_a_child_that_is_forked_in_the_middle_of_a_callback_may_ask_and_listen() -> None:
-    """With a lock it would wait for ever: the thread that holds it is not in the child."""
+    """With a lock the child would wait for ever: the thread that holds it does not exist there."""
     membership, in_callback, may_return = member(), threading.Event(), threading.Event()
 
     def callback(_: str) -> None:

@@ -1,4 +1,4 @@
-"""Sleeping until told otherwise: nothing told is missed, no moment passed unseen, and nothing polls."""
+"""`Wakeup`: a sleep until a notification or a moment; no notification is missed, and it does not poll."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_nothing_polls_while_it_sleeps() -> None:
     assert await sleeping is True
 
 
-async def test_listeners_wake_all_who_listen_and_only_for_as_long() -> None:
+async def test_a_change_wakes_all_current_listeners() -> None:
     listeners, first, second, began = Listeners(), Wakeup(), Wakeup(), now()
     with listeners.listening(first):
         with listeners.listening(second):
@@ -38,7 +38,7 @@ async def test_listeners_wake_all_who_listen_and_only_for_as_long() -> None:
     assert await second.sleep_until(began + 1) is False
 
 
-async def test_whoever_listens_may_stop_while_being_woken() -> None:
+async def test_a_listener_may_unregister_while_it_is_called() -> None:
     listeners, wakeup = Listeners(), Wakeup()
 
     class Stopping(Wakeup):

@@ -1,4 +1,4 @@
-"""The shared store has a connection of its own: what it carries costs neither the node's lease nor its role."""
+"""The shared store has a connection of its own, so its traffic delays neither the node's lease nor its role."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LARGE = 25_000_000  # bytes
 TTL = 2.0  # seconds
 
 
-async def test_a_set_of_25_mb_over_a_slow_connection_costs_neither_the_lease_nor_the_role() -> None:
-    """Over the connection that keeps them it stood before their keep-alives, and they lapsed."""
+async def test_a_set_of_25_mb_over_a_slow_connection_loses_neither_the_lease_nor_the_role() -> None:
+    """Regression: on the connection that renews them, the value delayed the keep-alives, and both leases expired."""
     async with VirtualRun(min_nodes=1, ttl=TTL, disconnect_ttl=1) as run:
         (info,) = await run.meet(run.handler("a"))
         held = [*run.keys_whole("nodes/"), *run.keys_whole("head/coordinator")]
@@ -23,9 +23,9 @@ async def test_a_set_of_25_mb_over_a_slow_connection_costs_neither_the_lease_nor
         assert len(before) == 2
         info.store.set_timeout(600)
         connections = set(run.network.links())
-        await info.store.set("small", b"")  # which makes the connection
+        await info.store.set("small", b"")  # makes the connection
         (own,) = set(run.network.links()) - connections
-        run.network.partition(own)  # it is on its way for several TTLs
+        run.network.partition(own)  # the value is on its way for several TTLs
         setting = run.start(info.store.set("large", bytes(LARGE)))
         await asyncio.sleep(5 * TTL)
         run.network.heal(own)

@@ -1,4 +1,6 @@
-"""Operations, step by step on an engine without a network: every race can be set up, and every error told apart."""
+"""Operations, step by step on an engine without a network: every race can be arranged, and every error
+distinguished.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ PEER = 1
 
 
 class Table(Operations):
-    """An engine, a clock that stands still until moved, and operations to try on them."""
+    """An engine, a clock that only the test moves, and operations to run on them."""
 
     _lease = None
 
@@ -70,12 +72,12 @@ class Table(Operations):
 
 @types.coroutine
 def asked(request: Request[Any], left: float) -> Generator[tuple[Request[Any], float], Response, Response]:
-    """Have whoever drives the operation answer."""
+    """Let the driver of the operation answer the request."""
     return (yield request, left)
 
 
 class Driven(Generic[T]):
-    """An operation under way. Its request has been made up, but is asked only by `step`: others may come first."""
+    """An operation under way. Its request is made but only sent by `step`, so that others can come first."""
 
     def __init__(self, table: Table, operation: Coroutine[Any, Any, T]) -> None:
         self._table = table
@@ -86,7 +88,7 @@ class Driven(Generic[T]):
         self._go_on(lambda: operation.send(None))
 
     def step(self) -> None:
-        """Ask for what it wants. A wait that would be parked runs out at once."""
+        """Send the pending request. A wait that would be parked times out at once."""
         response = self._table.ask(self.request)
         if response is None:
             self._table.now += self.left
@@ -99,7 +101,7 @@ class Driven(Generic[T]):
             self._go_on(lambda: self._operation.send(response))
 
     def fail(self, error: StoreError) -> None:
-        """Have its request end in this error."""
+        """Let the pending request raise this error."""
         self._go_on(lambda: self._operation.throw(error))
 
     def finish(self) -> T:
@@ -126,7 +128,7 @@ def member() -> Table:
     return table
 
 
-def test_what_can_be_guarded_is_guarded_and_a_transaction_takes_the_fence_among_its_conditions() -> None:
+def test_requests_are_guarded_by_the_fence_and_transactions_have_it_among_their_conditions() -> None:
     table = member()
     assert table.begin(table.set("a", "1")).request == Guarded(when=FENCE, request=Put("/r/k/a", b"1"))
     transact = table.begin(table.check(["a"])).request
@@ -176,7 +178,7 @@ def test_nothing_is_sent_once_this_node_is_known_to_be_dropped() -> None:
     "error",
     [ConnectionLost("interrupted", maybe_applied=True), StoreTimeoutError("late"), ConditionFailed("no longer 7")],
 )
-def test_whatever_ends_a_call_of_a_dropped_node_is_told_as_that(error: StoreError) -> None:
+def test_every_error_in_a_call_of_a_dropped_node_is_round_superseded(error: StoreError) -> None:
     table = Table()
     waiting = table.begin(table.get("a"))
     table.reason = "its lease lapsed"
@@ -248,13 +250,13 @@ def test_a_key_made_between_the_steps_of_a_compare_set_is_seen() -> None:
     table = Table()
     swapping = table.begin(table.compare_set("k", "", "new"))
     table.ask(Put("/r/k/k", b""))
-    swapping.step()  # it is not missing, but it is empty
+    swapping.step()  # it is no longer missing, but empty
     table.ask(Delete("/r/k/k"))
-    swapping.step()  # it is not empty any more, but it is missing
+    swapping.step()  # it is no longer empty, but missing
     assert swapping.finish() == b"new"
 
 
-def test_who_loses_an_item_takes_the_next_one() -> None:
+def test_a_pop_that_loses_the_race_for_an_item_takes_the_next() -> None:
     table = Table()
     for item in "123":
         table.run(table.queue_push("q", item))
@@ -264,7 +266,7 @@ def test_who_loses_an_item_takes_the_next_one() -> None:
     assert slow.finish() == b"2"
 
 
-def test_who_loses_the_last_item_finds_the_queue_empty() -> None:
+def test_a_pop_that_loses_the_race_for_the_last_item_finds_the_queue_empty() -> None:
     table = Table()
     table.run(table.queue_push("q", "1"))
     slow = table.begin(table.queue_pop("q", block=False))
@@ -304,7 +306,7 @@ def test_a_queue_that_fills_and_empties_while_one_pushes_is_pushed_to() -> None:
     table.run(table.queue_push("q", "1"))
     pushing.step()  # it is not the first item
     table.run(table.queue_pop("q"))
-    pushing.step()  # it is the first item after all
+    pushing.step()  # now it is the first item
     pushing.finish()
     assert table.run(table.queue_pop("q")) == b"late"
 
@@ -313,7 +315,7 @@ def test_a_mark_is_no_text_and_no_number() -> None:
     assert MARK.startswith(b"\0")
 
 
-def test_a_barrier_counts_those_who_came_even_if_its_count_is_deleted() -> None:
+def test_a_barrier_whose_count_is_deleted_times_out_with_none_arrived() -> None:
     table = Table()
     waiting = table.begin(table.barrier("b", 2), 1.0)
     waiting.step()

@@ -1,4 +1,4 @@
-"""The round's shared store: PyTorch's Store API and its meaning, the same for both twins, over a real server."""
+"""The round's shared store: PyTorch's Store API and semantics, the same in both twins, over a real server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ METHODS = (
     *("multi_get", "multi_set", "queue_push", "queue_pop", "queue_len", "set_timeout", "timeout", "clone", "barrier"),
 )
 
-MISSED = 0.05  # seconds to wait for what never comes
+MISSED = 0.05  # seconds to wait for a key that is never set
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_the_twins_have_the_same_methods_and_arguments() -> None:
             assert str(inspect.signature(mine)) == str(inspect.signature(theirs)), name
 
 
-# What PyTorch's stores answer, too.
+# PyTorch's own stores give the same answers.
 
 LATE, EMPTY, WRONG = SharedStoreTimeoutError, QueueEmptyError, TypeError
 SHORT = timedelta(milliseconds=50)
@@ -90,12 +90,12 @@ DIALOGUE: list[tuple[str, tuple[Any, ...], Any]] = [
     ("append", ("log", "po"), None),
     ("append", ("log", "tato"), None),
     ("get", ("log",), b"potato"),
-    ("compare_set", ("c", "", "v"), b"v"),  # missing, and nothing is expected
+    ("compare_set", ("c", "", "v"), b"v"),  # the key is missing, and none is expected
     ("compare_set", ("c", "other", "w"), b"v"),
     ("compare_set", ("c", "v", "w"), b"w"),
     ("compare_set", ("c", "", "x"), b"w"),
     ("get", ("c",), b"w"),
-    ("compare_set", ("c2", "e", "v"), b"e"),  # missing, and something is expected
+    ("compare_set", ("c2", "e", "v"), b"e"),  # the key is missing, and a value is expected
     ("check", (["c2"],), False),
     ("set", ("e", ""), None),
     ("compare_set", ("e", "old", "w"), b""),
@@ -184,7 +184,7 @@ async def test_of_many_missing_keys_a_few_are_spelled_out(shared: Any) -> None:
     assert len(caught.value.keys) == 20
 
 
-async def test_what_is_no_number_cannot_be_added_to(shared: Any) -> None:
+async def test_adding_to_a_value_that_is_no_number_is_an_error(shared: Any) -> None:
     await shared.set("n", "junk")
     with pytest.raises(ValueError, match="junk"):
         await shared.add("n", 1)
@@ -286,7 +286,7 @@ async def test_a_barrier_opens_when_all_have_come(shared: Any, observer: store.C
 
 
 async def test_a_barrier_that_all_have_passed_leaves_nothing_behind(shared: Any, observer: store.Client) -> None:
-    """It left two keys until the next round: ten a second filled a store in fourteen hours."""
+    """Regression: it left two keys until the next round, so ten barriers a second filled a store in fourteen hours."""
     before = await observer.count("")
     for step in range(3):
         async with asyncio.TaskGroup() as tasks:
@@ -323,7 +323,7 @@ async def test_a_clone_shares_the_keys_but_not_the_timeout(server: Server) -> No
                 await call
 
 
-# What is said to wrong arguments.
+# Error messages for wrong arguments.
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ async def test_a_clone_shares_the_keys_but_not_the_timeout(server: Server) -> No
         ("set_timeout", (timedelta(days=-1),), ValueError, "must be from 0"),
     ],
 )
-async def test_a_wrong_argument_is_told_what_is_wrong(
+async def test_the_error_for_a_wrong_argument_names_the_fault(
     shared: Any, name: str, arguments: tuple[Any, ...], error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
@@ -359,7 +359,7 @@ async def test_a_wrong_argument_is_told_what_is_wrong(
         await result
 
 
-# What ends a call.
+# Errors that end a call.
 
 
 @pytest.mark.parametrize("twin", TWINS)
@@ -398,7 +398,7 @@ async def test_an_interrupted_client_ends_a_blocking_call_as_superseded(server: 
             await shared.set("a", "1")
 
 
-# Waits end when members are lost.
+# A loss of members ends waits.
 
 
 async def test_an_error_names_the_users_key_and_not_where_it_is_kept(shared: Any) -> None:

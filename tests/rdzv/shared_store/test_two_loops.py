@@ -1,4 +1,4 @@
-"""A round's store belongs to the event loop that used it first; another one is told so."""
+"""A round's store belongs to the event loop that used it first; use from another loop is an error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_a_second_event_loop_is_refused_in_words_and_the_first_goes_on() -
 
 
 async def test_a_handler_is_closed_from_another_event_loop_after_its_rounds_store_was_used() -> None:
-    """It awaited, in the wrong loop, the end of the client's tasks, for ever."""
+    """Regression: it waited for the client's tasks in the wrong loop, for ever."""
     async with real_run(min_nodes=1, max_nodes=1) as make, make("a") as handler:
         info = await handler.next_rendezvous()
         await info.store.set("k", b"v")

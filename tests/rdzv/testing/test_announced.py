@@ -1,4 +1,4 @@
-"""Announced changes at random moments, with deaths and outages of the store between them, in virtual time."""
+"""Announced changes at random moments, with deaths and outages of the store in between, in virtual time."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ CHANGES = 8
 
 
 class Training:
-    """A training in which each step needs all members of the round, and what is to be seen of it.
+    """A training in which each step needs all members of the round, and its results.
 
     Attributes:
-        stops: Before which steps members left a round since they had agreed to, by the round's number.
-        interrupted: The steps that were begun, and cut short by an announced change.
-        waits: Seconds that each check took.
-        away_until: Until when the store may be missed.
+        stops: The steps before which members left a round by agreement, by the round's number.
+        interrupted: The steps that were begun and cut short by an announced change.
+        waits: The seconds that each check took.
+        away_until: The time until which the store may be disconnected.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Training:
 
 
 def announce(made: Cluster, rng: random.Random) -> None:
-    """Do one of the things that are announced."""
+    """Announce one random change."""
     here = [node for node in made.nodes if node.at_work]
     what = rng.choice(("drain", "join", "resize"))
     if what == "join" or len(here) < 3:
@@ -71,7 +71,7 @@ def announce(made: Cluster, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("faults", [False, True])
-def test_all_stop_before_one_step_and_no_step_is_lost_to_what_was_announced(faults: bool) -> None:
+def test_all_members_stop_before_the_same_step_and_announced_changes_lose_no_step(faults: bool) -> None:
     seed = 0
     rng, training = random.Random(seed), Training()
     with cluster(4, seed=seed, min_nodes=2, max_nodes=6, ttl=3, last_call_timeout=0.5) as made:
@@ -98,7 +98,7 @@ def test_all_stop_before_one_step_and_no_step_is_lost_to_what_was_announced(faul
 
 
 def drain_by_another(made: Cluster, name: str) -> None:
-    """Announce that a node is to leave, by the last one's handler."""
+    """Drain a node through the handler of the last node."""
     other = made.nodes[-1].handlers[-1].node
     told = other.loop.start(verbs.drain(other, within=60, node_id=name))
     made.advance(0.5)
@@ -106,10 +106,10 @@ def drain_by_another(made: Cluster, name: str) -> None:
     told.result()
 
 
-def test_a_process_is_not_to_leave_because_an_earlier_one_of_its_name_was() -> None:
-    """That one has died without a word, so that its record, and with it the announcement, stands until its TTL is over.
+def test_a_drain_of_an_earlier_process_of_the_same_name_does_not_apply() -> None:
+    """That process died silently, so its record, and with it the drain, remains until its TTL is over.
 
-    Whoever came in its place ended its loop at once, as if it had been told to leave.
+    Regression: its replacement ended its loop at once, as if it had been drained.
     """
     with cluster(2, seed=0, min_nodes=1, ttl=10, last_call_timeout=0.5) as made:
         made.run(Training().train)
@@ -122,10 +122,10 @@ def test_a_process_is_not_to_leave_because_an_earlier_one_of_its_name_was() -> N
         assert made.rounds[-1].world_size == 2
 
 
-def test_what_was_announced_of_an_earlier_process_ends_as_another_one_comes() -> None:
-    """Its lease had lapsed for itself, and stood in the store, which had been restarted, for as long again.
-
-    So it left, and the next process of its name was asked to leave each round that it came into.
+def test_the_drain_of_an_earlier_process_ends_when_another_one_takes_its_name() -> None:
+    """Regression: the lease had expired by the earlier process's own clock, but lasted as long again in the store,
+    which had been restarted. So that process left, and the next one of its name was asked to leave every round that it
+    joined.
     """
 
     async def train(node: ClusterNode) -> None:
@@ -154,8 +154,10 @@ def test_what_was_announced_of_an_earlier_process_ends_as_another_one_comes() ->
         assert [node.at_work for node in made.nodes] == [True, True]
 
 
-def test_a_node_that_waits_leaves_as_soon_as_it_is_to() -> None:
-    """It is in no round in which the others would have to stop for it. It waited on, for as long as the run went on."""
+def test_a_waiting_node_leaves_as_soon_as_it_is_drained() -> None:
+    """A waiting node is in no round whose members would have to stop for it. Regression: it waited
+    until the run ended.
+    """
     with cluster(3, seed=0, min_nodes=2, max_nodes=2, last_call_timeout=0.5) as made:
         made.run(Training().train)
         made.advance(5)

@@ -1,4 +1,4 @@
-"""Users' own code on a cluster in virtual time: what befalls it, what is told, and what is found."""
+"""User code on a cluster in virtual time: the faults, the story that is told, and the defects that are found."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def four() -> Iterator[Cluster]:
 
 
 async def train(node: ClusterNode) -> None:
-    """Ten steps, one a second."""
+    """Make ten steps, one a second."""
     async for round in rdzv.rounds(node.url):
         async with round:
             step = int(await round.restore("step") or 0)
@@ -35,7 +35,7 @@ async def train(node: ClusterNode) -> None:
 
 
 async def stay(node: ClusterNode) -> None:
-    """Be a member, and tell of every change."""
+    """Be a member, and write every change to the story."""
     async with rdzv.connect("tcp://head:29400/job-7?insecure=1") as handler:
         while True:
             await handler.next_rendezvous()
@@ -130,7 +130,7 @@ def test_a_node_that_was_killed_may_start_again(four: Cluster) -> None:
     assert sizes(four)[0] == sizes(four)[-1] == 4
 
 
-def test_who_stands_still_is_dropped_and_who_hangs_is_not(four: Cluster) -> None:
+def test_a_paused_node_is_dropped_and_a_hanging_one_is_not(four: Cluster) -> None:
     four.run(stay)
     four.advance(1)
     four.hang(2, 60)
@@ -216,7 +216,7 @@ def test_an_error_that_a_body_may_raise_does_not() -> None:
         assert [str(node.error) for node in made.nodes if node.error] == ["out of memory"]
 
 
-def test_nodes_that_come_to_no_end_are_named_with_the_lines_they_wait_at() -> None:
+def test_nodes_that_do_not_finish_are_named_with_the_lines_they_wait_at() -> None:
     async def never(node: ClusterNode) -> None:
         if node.index == 0:
             await asyncio.Event().wait()  # for ever
@@ -250,7 +250,7 @@ def test_where_a_task_waits_that_a_body_has_started_is_named_too() -> None:
     assert "and at stay" in task and "async for change in changes" in task
 
 
-def test_who_keeps_the_others_waiting_is_named_with_its_line_also_if_these_give_up_first() -> None:
+def test_the_node_that_the_others_wait_for_is_named_with_its_line_also_if_they_time_out_first() -> None:
     async def comes_too_late(node: ClusterNode) -> None:
         if node.index == 0:
             await anyio.sleep(60)
@@ -264,7 +264,7 @@ def test_who_keeps_the_others_waiting_is_named_with_its_line_also_if_these_give_
     assert "await anyio.sleep(60)" in str(caught.value)
 
 
-def test_who_has_come_to_its_end_is_not_told_as_killed(four: Cluster) -> None:
+def test_a_node_that_finished_is_not_reported_as_killed(four: Cluster) -> None:
     four.run(train)
     four.finish()
     four.restart(0)
@@ -284,18 +284,18 @@ def test_blocking_callers_are_sent_elsewhere() -> None:
 
 
 def test_explore_tells_the_seed_and_the_story_of_the_first_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    def nobody_was_killed(made: Cluster) -> None:
+    def no_node_was_killed(made: Cluster) -> None:
         assert not told(made, "is killed"), "somebody was"
 
     with cluster(2, seed=0, min_nodes=1) as made:
         assert made.explore(train, seeds=range(3), faults=["reset"], during=5).value == 3
         made.run(train)
         with pytest.raises(ClusterError, match="seed 4: somebody was") as caught:
-            made.explore(seeds=[4], faults=["kill"], during=5, check=nobody_was_killed)
+            made.explore(seeds=[4], faults=["kill"], during=5, check=no_node_was_killed)
     assert str(caught.value) in capsys.readouterr().out
 
 
-def test_what_explore_cannot_do_is_said() -> None:
+def test_explore_refuses_a_missing_body_and_unknown_faults() -> None:
     with cluster(1) as made:
         with pytest.raises(rdzv.RendezvousStateError, match="no body"):
             made.explore()

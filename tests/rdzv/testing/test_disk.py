@@ -1,4 +1,4 @@
-"""The simulated disk against a real one: what the same facts leave behind, and what a crash takes."""
+"""The simulated disk compared with a real one: the data that the same facts leave, and the data that a crash loses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def put(revision: int, key: str, *, lease: int | None = None) -> tuple[Event, ..
 
 
 def story() -> list[Facts]:
-    """A little of everything."""
+    """Return facts of every kind."""
     opened = Facts(leases={1: SavedLease(id=1, ttl=3.0, disconnect_ttl=0.5)})
     opened.opened(SESSION, 1)
     replies = [
@@ -87,7 +87,7 @@ def test_the_same_facts_leave_the_same_store_on_a_real_disk_and_on_a_simulated_o
     reopened.close()
 
 
-def test_a_crash_takes_what_was_not_committed_and_keeps_what_was(machine: Machine) -> None:
+def test_a_crash_loses_exactly_the_uncommitted_facts(machine: Machine) -> None:
     machine.journal.append(story()[0])
     machine.timeline.run(1001.0)
     machine.disk.stalled_until = 1010.0

@@ -1,4 +1,4 @@
-"""The network in memory behaves as sockets do: in order, flow-controlled, and breakable in every way."""
+"""The network in memory behaves like sockets: ordered, flow-controlled, and with every way to break."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 class Recorder(asyncio.Protocol):
-    """Remembers what it is told, in order, and apart from that the bytes."""
+    """Records the calls that it gets, in order, and the bytes apart from them."""
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
@@ -52,7 +52,7 @@ class Recorder(asyncio.Protocol):
 
 
 class BufferedRecorder(asyncio.BufferedProtocol):
-    """Takes at most three bytes at a time."""
+    """Accepts at most three bytes at a time."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -67,7 +67,7 @@ class BufferedRecorder(asyncio.BufferedProtocol):
 
 
 class Pair:
-    """A listening recorder and one that dialed it."""
+    """A listening recorder, and one that has connected to it."""
 
     def __init__(self, network: MemoryNetwork) -> None:
         self.network = network
@@ -89,7 +89,7 @@ class Pair:
 
 
 async def settle() -> None:
-    """Let everything under way arrive; on virtual time a minute costs nothing."""
+    """Let all data under way arrive. On virtual time a minute costs nothing."""
     await asyncio.sleep(60)
 
 
@@ -141,7 +141,7 @@ async def test_random_latencies_overtake_nothing_and_shredding_loses_nothing() -
     assert len(pair.server.pieces) > len(sent) / 64
 
 
-async def test_a_buffered_protocol_gets_what_fits_its_buffer(network: MemoryNetwork) -> None:
+async def test_a_buffered_protocol_gets_pieces_that_fit_its_buffer(network: MemoryNetwork) -> None:
     server = BufferedRecorder()
     network.listen("store", lambda: server)
     transport, _ = await network.dial("store", Recorder)
@@ -199,7 +199,7 @@ async def test_closing_waits_for_a_peer_that_does_not_read() -> None:
     assert pair.server.data == b"unread"
 
 
-async def test_aborting_loses_what_was_under_way_and_resets_the_peer(pair: Pair) -> None:
+async def test_aborting_loses_the_data_under_way_and_resets_the_peer(pair: Pair) -> None:
     pair.client.transport.write(b"never arrives")
     pair.client.transport.abort()
     await settle()
@@ -232,7 +232,7 @@ async def test_a_stream_ended_one_way_still_flows_the_other(pair: Pair) -> None:
         pair.client.transport.write(b"more")
 
 
-async def test_cutting_a_link_ends_both_ends_and_loses_what_was_under_way(pair: Pair) -> None:
+async def test_cutting_a_link_ends_both_ends_and_loses_the_data_under_way(pair: Pair) -> None:
     pair.client.transport.write(b"lost")
     (link,) = pair.network.links()
     pair.network.cut(link)

@@ -1,4 +1,4 @@
-"""Real processes of a run: started, killed, waited for, and never left behind."""
+"""Real processes of a run: they are started, killed and waited for, and none is left behind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_one_is_killed_and_the_other_goes_on(tmp_path: Path) -> None:
         assert "node-1 is one of 1" in started.output(1)
 
 
-async def test_what_does_not_end_is_told_with_what_it_has_written_and_killed() -> None:
+async def test_a_process_that_does_not_end_is_reported_with_its_output_and_killed() -> None:
     async with processes(1, ["sh", "-c", "echo $RDZV_MIN_NODES $WORD; sleep 1000"], env={"WORD": "hello"}) as started:
         started.wait_for(0, "1 hello")
         with pytest.raises(RuntimeError, match="process 0 runs"):

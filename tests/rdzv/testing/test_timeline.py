@@ -1,4 +1,4 @@
-"""Processes on virtual time must stop, die and keep time as real ones do: whatever runs on them rests on this."""
+"""Processes on virtual time stop, die and keep time as real ones do. All simulated tests rely on that."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_server_that_stands_still_is_connected_to_all_the_same() -> None:
     timeline.end()
 
 
-def test_what_goes_wrong_in_a_process_is_raised_where_time_is_let_pass() -> None:
+def test_an_error_in_a_process_is_raised_by_the_call_that_advances_time() -> None:
     timeline = Timeline()
     timeline.host("a").call_soon(lambda: 1 / 0)
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
@@ -137,14 +137,14 @@ def test_what_goes_wrong_in_a_process_is_raised_where_time_is_let_pass() -> None
     timeline.end()
 
 
-def test_many_processes_that_all_have_something_to_do_take_no_time_for_it() -> None:
-    """Else a simulated barrier of a thousand nodes took three seconds: of the simulation's, not of the barrier's."""
+def test_work_in_many_processes_takes_no_virtual_time() -> None:
+    """Otherwise a simulated barrier of a thousand nodes would take three seconds of virtual time."""
     timeline = Timeline()
     done: list[float] = []
 
     async def be_busy() -> None:
         for _ in range(10):
-            await asyncio.sleep(0)  # a turn, and no time
+            await asyncio.sleep(0)  # one turn of the loop, and no time
         done.append(timeline.now)
 
     hosts = [timeline.host(f"{number}") for number in range(250)]
@@ -156,7 +156,7 @@ def test_many_processes_that_all_have_something_to_do_take_no_time_for_it() -> N
 
 
 def test_time_passes_no_further_for_a_process_that_never_waits() -> None:
-    """Else a body that asks again and again would hang its test, instead of failing it."""
+    """Otherwise a body that polls without waiting would hang its test instead of failing it."""
     timeline = Timeline()
     turns = 0
 
@@ -177,8 +177,8 @@ def test_time_passes_no_further_for_a_process_that_never_waits() -> None:
 
 
 @pytest.mark.parametrize("in_thread", [asyncio.to_thread, anyio.to_thread.run_sync])
-def test_threads_are_refused_in_words_for_whose_code_asks_for_them(in_thread: Callable[..., Any]) -> None:
-    """anyio starts its own, and asks no loop: what these did came at a random moment of virtual time."""
+def test_threads_are_refused_with_a_remedy(in_thread: Callable[..., Any]) -> None:
+    """anyio starts threads itself, not through the loop. Regression: their results came at a random virtual time."""
     timeline = Timeline()
     working = timeline.host("a").start(in_thread(int))
     with pytest.raises(RuntimeError, match=r"no threads.*rdzv\.testing\.processes"):
@@ -211,7 +211,9 @@ def test_a_process_that_dies_takes_its_own_tasks_with_it_and_no_others() -> None
 
 
 def test_a_body_may_use_task_groups_and_factories_exception_handlers_and_debugging() -> None:
-    """From anyio 4.9 on a task group asks its loop for the task factory, and had NotImplementedError for an answer."""
+    """From anyio 4.9 on, a task group asks its loop for the task factory. Regression: that raised
+    NotImplementedError.
+    """
     timeline = Timeline()
     done: list[object] = []
 
@@ -234,7 +236,7 @@ def test_a_body_may_use_task_groups_and_factories_exception_handlers_and_debuggi
 @pytest.mark.parametrize(
     "forbidden", [lambda: asyncio.open_connection("127.0.0.1", 1), lambda: asyncio.create_subprocess_exec("true")]
 )
-def test_what_virtual_time_has_not_got_is_refused_in_words(forbidden: Callable[[], Awaitable[object]]) -> None:
+def test_features_that_virtual_time_lacks_are_refused_with_a_remedy(forbidden: Callable[[], Awaitable[object]]) -> None:
     timeline = Timeline()
     refused: list[str] = []
 

@@ -1,4 +1,4 @@
-"""What the tests of the adapters to PyTorch share: a server, and a run of each test's own."""
+"""Fixtures for the tests of the adapters to PyTorch: a server, and a run for each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program for `test_group`: forks four ranks that make, lose and make anew their process group over one store.
+"""A program for `test_group`: forks four ranks that make, lose and remake their process group over one store.
 
 python -m tests.rdzv.torch.group_program URL
 """
@@ -25,7 +25,7 @@ ROUNDS = int(os.environ.get("RDZV_GROUPS", "8"))
 
 
 def say(line: str) -> None:
-    """Write a line in one piece: four processes write to one pipe."""
+    """Write a line with a single write: four processes share one pipe."""
     os.write(1, f"{line}\n".encode())
 
 
@@ -40,7 +40,9 @@ def total_of_all() -> float:
 
 
 def aborted_while_blocked(group: RoundGroup, within: dist.ProcessGroup) -> float:
-    """Wait in a collective to which one rank never comes; return when it ended, aborted from another thread."""
+    """Wait in a collective that one rank never joins, and abort it from another thread. Return the
+    time when it ended.
+    """
     aborting = threading.Timer(0.3, group.abort)
     aborting.start()
     try:
@@ -52,7 +54,7 @@ def aborted_while_blocked(group: RoundGroup, within: dist.ProcessGroup) -> float
 
 
 def making_fails(store: rdzv.torch.TorchStore) -> None:
-    """Fail to make a group, as who waits for a member that was killed meanwhile: the others have not begun to."""
+    """Fail to make a group whose other member never begins, as if it had been killed."""
     brief = store.clone()
     brief.set_timeout(timedelta(seconds=0.05))
     try:
@@ -65,12 +67,12 @@ def making_fails(store: rdzv.torch.TorchStore) -> None:
 
 
 def held() -> tuple[int, int]:
-    """How many descriptors and threads this process has."""
+    """Return the numbers of open descriptors and of threads of this process."""
     return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
 
 
 class Foreigner:
-    """Another library of the process, which opens connections the whole time, also while a group is being made."""
+    """Another library of the process, which opens connections all the time, also while a group is made."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -87,7 +89,7 @@ class Foreigner:
             self._pairs.append((near, far))
 
     def check(self) -> None:
-        """All of them work, and wait as they did."""
+        """Verify that its connections work and that its sockets still block."""
         self._over.set()
         self._thread.join()
         assert self._pairs
@@ -101,18 +103,18 @@ class Foreigner:
 
 
 def play(url: str, rank: int) -> None:
-    """One rank's part."""
-    socket.setdefaulttimeout(30)  # from now on whoever makes a Python socket of a descriptor changes its flags
+    """Run one rank."""
+    socket.setdefaulttimeout(30)  # from now on, making a Python socket from a descriptor changes the descriptor's flags
     foreigner = Foreigner() if rank < SIZE - 1 else None
     store = rdzv.torch.TorchStore(url, timedelta(seconds=30))
     group = group_of(store, "first", rank, SIZE)
     group.make()
     if rank == 1:
-        time.sleep(0.5)  # longer than what each attempt to connect is given
+        time.sleep(0.5)  # longer than each attempt to connect
     assert total_of_all() == SIZE
-    everybody = dist.new_group()  # as a library makes it, which knows nothing of the round
+    everybody = dist.new_group()  # like a library that knows nothing of the round
     if rank == SIZE - 1:
-        sys.stdin.read()  # it lives, and takes part in nothing any more
+        sys.stdin.read()  # it stays alive, but takes part in nothing any more
         os._exit(0)
     began = time.monotonic()
     ended = aborted_while_blocked(group, everybody)
@@ -146,7 +148,7 @@ def play(url: str, rank: int) -> None:
 
 
 def main() -> None:
-    """Fork the ranks, and end as they do."""
+    """Fork the ranks. Exit with an error if one of them does."""
     url = sys.argv[1]
     kept_open, stay = os.pipe()
     children = []
@@ -157,13 +159,13 @@ def main() -> None:
             os.dup2(kept_open, 0)
             try:
                 play(url, rank)
-            except BaseException as error:  # noqa: BLE001  a forked child must not go on as its parent
+            except BaseException as error:  # noqa: BLE001  a forked child must not continue as its parent
                 say(f"rank {rank}: {error!r}")
                 os._exit(1)
             os._exit(0)
         children.append(pid)
     statuses = [os.waitpid(pid, 0)[1] for pid in children[:-1]]
-    os.close(stay)  # the last one may end, too
+    os.close(stay)  # now the last rank may end, too
     statuses.append(os.waitpid(children[-1], 0)[1])
     sys.exit(1 if any(statuses) else 0)
 

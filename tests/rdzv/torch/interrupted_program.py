@@ -1,19 +1,20 @@
-"""A program for `test_r25_equal_after_a_loss`: runs that lose, take in or let go a member, and the same undisturbed.
+"""A program for `test_r25_equal_after_a_loss`: runs that lose, gain or drain a member, and the same runs without
+changes.
 
 python -m tests.rdzv.torch.interrupted_program STORE FOLDER CASE...
 
-A case is `KIND.WAY.PLACE.TWIN`. WAY is what happens to the run of members a and b:
+A case is `KIND.WAY.PLACE.TWIN`. WAY is the change in the run of members a and b:
 
-* `killed`: b is killed in its step 5, at PLACE, and c comes in its place; at `sync` c, too, before its `sync_state`
-* `drained`: a drains b after its step 5, and c comes in its place
-* `resized`: a shrinks the run to itself after its step 5, and two steps later it takes b in again
-* `newcomer`: a begins alone, and b comes in its step 5
+* `killed`: b is killed in its step 5, at PLACE, and c replaces it; at `sync`, c is killed, too, before its `sync_state`
+* `drained`: a drains b after its step 5, and c replaces it
+* `resized`: a shrinks the run to itself after its step 5, and two steps later accepts b again
+* `newcomer`: a begins alone, and b joins in its step 5
 
-Each step has two batches, and gradients are dropped after the optimizer's step: what an interrupted step leaves, the
-next one would count. A run ends four steps after the last change. Each member that comes to that end writes its state
-to FOLDER. Afterwards runs of each kind without any change write the state after each step: `KIND.calm` of two members,
-and `KIND.alone` of one, since in `resized` and `newcomer` all members have the same data, and a mean of two equal
-gradients is exact.
+Each step has two batches. Gradients are dropped only after the optimizer's step, so gradients left over from an
+interrupted step would count in the next one. A run ends four steps after the last change. Each member that reaches the
+end writes its state to FOLDER. Afterwards runs of each kind without any change write the state after each step:
+`KIND.calm` of two members, and `KIND.alone` of one. (In `resized` and `newcomer` all members have the same data, and
+the mean of two equal gradients is exact.)
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch._dynamo  # else imported by each member, in almost a second
+import torch._dynamo  # otherwise each member would import it, in almost a second
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 AT = 5
 BATCHES = 2
 AFTER = 4  # steps of a run after its last change
-AT_ONCE = 4  # runs that are played at once
+AT_ONCE = 4  # runs that are played concurrently
 
 
 class Case(NamedTuple):
@@ -65,7 +66,7 @@ class Case(NamedTuple):
 
     @property
     def undisturbed(self) -> str:
-        """The way of a run without changes that comes to the same state."""
+        """The way of a run without changes that ends in the same state."""
         return "alone" if self.way in {"alone", "resized", "newcomer"} else "calm"
 
     @property
@@ -75,7 +76,7 @@ class Case(NamedTuple):
 
     @property
     def members(self) -> str:
-        """The names of the members, the last ones to come first."""
+        """The names of the members, the last one to join first."""
         return {"alone": "a", "drained": "cba", "killed": "dcba" if self.place == "sync" else "cba"}.get(self.way, "ba")
 
     def url(self, store: str) -> str:
@@ -85,7 +86,7 @@ class Case(NamedTuple):
 
 
 class Count(torch.nn.Module):  # type: ignore[misc]  # PyTorch is read without its types
-    """Counts batches in two buffers that are made anew at each, of which one grows."""
+    """Counts batches in two buffers, which are replaced at each batch. One of them grows."""
 
     batches: torch.Tensor
     growing: torch.Tensor
@@ -102,18 +103,18 @@ class Count(torch.nn.Module):  # type: ignore[misc]  # PyTorch is read without i
 
 
 class Member:
-    """A member that trains with SGD; other kinds replace the parts that differ."""
+    """A member that trains with SGD. Other kinds override the parts that differ."""
 
     def __init__(self, case: Case, store: str, folder: Path, name: str) -> None:
         torch.set_num_threads(1)
-        torch.set_printoptions(precision=10, threshold=sys.maxsize)  # all of a float32
+        torch.set_printoptions(precision=10, threshold=sys.maxsize)  # all digits of a float32
         self.case, self.url, self.folder, self.name = case, case.url(store), folder, name
         self.model = self.new_model()
         self.optimizer = self.new_optimizer()
         self.step = 0
 
     def new_model(self) -> torch.nn.Module:
-        """Make the model, the same on all members."""
+        """Make the model. It is the same on all members."""
         torch.manual_seed(0)
         return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), Count(), torch.nn.Linear(8, 1))
 
@@ -131,15 +132,15 @@ class Member:
         return self.model, self.optimizer, (self.step, self.more())
 
     def more(self) -> Any:
-        """Return what else goes through `extra`."""
+        """Return the data that also goes through `extra`."""
 
     def begin(self, extra: Any) -> None:
-        """Take over what has come through `extra`, and wrap the model for this round."""
+        """Take over the data that came through `extra`, and wrap the model for this round."""
         self.step, _ = extra
         self.wrapped = DistributedDataParallel(self.model)
 
     def expect_end(self) -> None:
-        """Know the last step of the run, in its last round."""
+        """Set the last step of the run, if this is its last round."""
         self.began = self.step
         if self.case.is_calm:
             self.end = int((self.folder / f"{self.case.kind}.{self.case.way}.steps").read_text())
@@ -149,7 +150,7 @@ class Member:
     # ------------------------------------------------------------------------------------------ a step
 
     def batch(self, number: int) -> torch.Tensor:
-        """Return a batch, by the step, and by the rank if all runs of this way have two members."""
+        """Return the batch of a step, and of a rank if all runs of this way have two members."""
         apart = self.rank if self.case.undisturbed == "calm" else 0
         torch.manual_seed(self.step * 10 + number * 5 + apart)
         return torch.randn(8, 4)
@@ -176,7 +177,7 @@ class Member:
         self.optimizer.step()
 
     def make_step(self) -> None:
-        """Make one step, and begin a change after it."""
+        """Make one step, then begin a change if it is due."""
         self.take_step()
         self.die_at("stepped")
         self.optimizer.zero_grad()
@@ -187,7 +188,7 @@ class Member:
             self.change()
 
     def change(self) -> None:
-        """Begin a change at its step. From then on make slow steps: there are fewer until it happens."""
+        """Begin a change at its step. From then on make slow steps, so that few are made until it happens."""
         first, second = self.round == 0 and self.step >= AT, self.round == 1 and self.step >= self.began + 2
         if first and not self.path("first").exists():
             self.path("first").touch()
@@ -228,7 +229,7 @@ class Member:
                 self.write()
 
     async def train_awaited(self) -> None:
-        """Train in a loop that awaits."""
+        """Train in an awaited loop."""
         self.wait_for_turn()
         async for round in rdzv.torch.rounds(self.url, node_id=self.name):
             async with round:
@@ -242,7 +243,7 @@ class Member:
                 await round.in_thread(self.write)
 
     def wait_for_turn(self) -> None:
-        """Wait until the run takes in this member."""
+        """Wait until the run can accept this member."""
         while self.case.way == "newcomer" and self.name == "b" and not self.path("first").exists():
             time.sleep(0.01)
 
@@ -251,7 +252,7 @@ class Member:
         return self.folder / f"{'.'.join(self.case)}.{what}"
 
     def write(self) -> None:
-        """Write this member's state, of this step."""
+        """Write this member's state after this step."""
         weights, optimizer = self.whole()
         buffers = [tensor.flatten().tolist() for tensor in self.model.buffers()]
         state = {
@@ -259,12 +260,12 @@ class Member:
             "optimizer": repr(optimizer),
             "more": self.more(),
             "counted": [int(self.model[1].num_batches_tracked), int(self.model[2].batches)],
-            "buffers": buffers if self.name == "a" else None,  # DDP gives those of rank 0 to all
+            "buffers": buffers if self.name == "a" else None,  # DDP broadcasts those of rank 0
         }
         self.path(f"{self.name}.{self.step}").write_text(json.dumps(state))
 
     def whole(self) -> tuple[Any, Any]:
-        """Return the state of the parameters and of the optimizer."""
+        """Return the full state of the parameters and of the optimizer."""
         return list(self.model.parameters()), self.optimizer.state_dict()
 
 
@@ -276,14 +277,14 @@ class WithAdam(Member):
 
 
 class WithScaler(Member):
-    """A member whose gradients are scaled; every fifth step overflows, and the scaler leaves out the optimizer's."""
+    """A member with scaled gradients. Every fifth step overflows, and the scaler skips the optimizer's step."""
 
     def __init__(self, case: Case, store: str, folder: Path, name: str) -> None:
         super().__init__(case, store, folder, name)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
 
     def new_optimizer(self) -> Any:
-        return torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)  # fused, it would not be left out
+        return torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)  # a fused optimizer would not be skipped
 
     def more(self) -> Any:
         return self.scaler.state_dict()
@@ -302,7 +303,7 @@ class WithScaler(Member):
 
 
 class WithLbfgs(Member):
-    """A member that trains with LBFGS, of which each step calls its closure several times."""
+    """A member that trains with LBFGS, each step of which calls its closure several times."""
 
     def new_optimizer(self) -> Any:
         return torch.optim.LBFGS(self.model.parameters(), lr=0.1, max_iter=3, history_size=4)
@@ -312,7 +313,7 @@ class WithLbfgs(Member):
         self.optimizer.step(self.closure)
 
     def closure(self) -> torch.Tensor:
-        """Evaluate the model; all members get the mean of their losses, by which LBFGS decides."""
+        """Evaluate the model. All members get the mean of their losses, which decides the steps of LBFGS."""
         self.evaluations += 1
         self.optimizer.zero_grad()
         loss = self.gradients() / dist.get_world_size()
@@ -326,7 +327,7 @@ class WithLbfgs(Member):
 
 
 class WithShards(Member):
-    """A member with a part of the model, which each round reads from a checkpoint, made every second step."""
+    """A member with a shard of the model. Each round reads it from a checkpoint, which is written every second step."""
 
     def brought(self, round: Any) -> tuple[Any, Any, Any]:
         return None, None, super().brought(round)[2]
@@ -344,7 +345,7 @@ class WithShards(Member):
             self.step = int(found[-1].name)
 
     def take_step(self) -> None:
-        """Make the step, and a checkpoint before every second one: whole, or not there."""
+        """Make the step, and before every second one a checkpoint, which is complete or does not exist."""
         if self.step % 2 == 0 and not self.path(f"checkpoints/{self.step}").exists():
             model, optimizer = get_state_dict(self.model, self.optimizer)
             being_made = self.path("unfinished")
@@ -385,7 +386,7 @@ def forked(case: Case, store: str, folder: Path, name: str) -> int:
 
 
 def play(cases: list[Case], store: str, folder: Path) -> None:
-    """Fork the members of all runs, some runs at once; and, where one has ended before the others, the next."""
+    """Fork the members of all runs, some runs at once. When a member ends early, fork the next one of its run."""
     to_come = {case: list(case.members) for case in cases}
     alive: dict[int, Case] = {}
     while to_come or alive:
@@ -403,7 +404,7 @@ def play(cases: list[Case], store: str, folder: Path) -> None:
 
 
 def calm_after(cases: list[Case], folder: Path) -> Iterator[Case]:
-    """Yield the runs without changes that have as many steps as the longest of these."""
+    """Yield the runs without changes, as long as the longest of these."""
     for kind, way in dict.fromkeys((case.kind, case.undisturbed) for case in cases):
         like = [".".join(case) for case in cases if (case.kind, case.undisturbed) == (kind, way)]
         steps = [int(path.suffix[1:]) for one in like for path in folder.glob(f"{one}.[a-d].*")]
@@ -412,7 +413,7 @@ def calm_after(cases: list[Case], folder: Path) -> Iterator[Case]:
 
 
 def main(store: str, folder: str, *named: str) -> None:
-    """Play all these runs, and then the undisturbed ones."""
+    """Play all these runs, and then those without changes."""
     cases = [Case(*one.split(".")) for one in named]
     play(cases, store, Path(folder))
     play(list(calm_after(cases, Path(folder))), store, Path(folder))

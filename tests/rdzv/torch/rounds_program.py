@@ -3,10 +3,10 @@
 python -m tests.rdzv.torch.rounds_program URL a,b*,+c STEPS     forks these nodes; one with a * awaits its rounds by
                                                                 `async for`; one with a + waits for SIGUSR1 first
 
-All train for so many steps at least, and on until every one with a + has been in a round for `TOGETHER` steps: so it
-finds the run open, however long it takes to come.
+All nodes train for at least STEPS steps, and until every node with a + has been in a round for `TOGETHER` steps. So the
+run is still open when such a node joins, however long that takes.
 
-Each line is one JSON object: what happened, at which node, when (on the clock that all processes of a machine share).
+Each line is one JSON object: an event, its node, and its time (on the clock that all processes of a machine share).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ import torch
 
 import rdzv.torch
 
-TOGETHER = 20  # steps in a round with all who come later
+TOGETHER = 20  # steps in a round with all late nodes
 
-EVERY = 0.02  # seconds of a step, so that there is time for something to happen in it
+EVERY = 0.02  # seconds of a step, so that events can happen within it
 
 
 def say(what: str, name: str, **more: object) -> None:
-    """Write one line, in one piece."""
+    """Write one line with a single write."""
     os.write(1, f"{json.dumps({'what': what, 'name': name, 'at': time.monotonic(), **more})}\n".encode())
 
 
 def digest(model: torch.nn.Module) -> str:
-    """What tells two states of a model apart."""
+    """Return a hash of the state of a model."""
     whole = hashlib.sha256()
     for tensor in model.state_dict().values():
         whole.update(tensor.numpy().tobytes())
@@ -43,7 +43,7 @@ def digest(model: torch.nn.Module) -> str:
 
 
 class Job:
-    """What one node trains, and how far it has come."""
+    """The training of one node, and its progress."""
 
     def __init__(self, name: str, steps: int, newcomers: set[str]) -> None:
         torch.manual_seed(len(name))
@@ -54,8 +54,8 @@ class Job:
         self._name, self._steps, self._newcomers = name, steps, newcomers
 
     def enter(self, round: rdzv.torch.TorchRound | rdzv.torch.AsyncTorchRound, here: set[str]) -> None:
-        """Take in which round this is."""
-        # All members judge by the same round, and the same step at its beginning: so they end at the same one.
+        """Set the last step when a round begins."""
+        # All members decide from the same round and the same first step, so they all end at the same step.
         self.last = max(self._steps, self.step + TOGETHER) if self._newcomers <= here else sys.maxsize
         say("round", self._name, number=round.number, rank=round.rank, size=round.world_size, step=self.step)
 
@@ -78,12 +78,12 @@ class Job:
         time.sleep(max(EVERY - (time.monotonic() - began), 0))
 
     def done(self) -> None:
-        """Tell that the loop has ended."""
+        """Report that the loop has ended."""
         say("done", self._name, step=self.step)
 
 
 def train(url: str, name: str, job: Job) -> None:
-    """Train until all steps are done, and the newcomers have come."""
+    """Train until all steps are done and all late nodes have joined."""
     for round in rdzv.torch.rounds(url, node_id=name):
         with round:
             job.step = round.sync_state(job.model, job.optimizer, job.step)
@@ -95,7 +95,7 @@ def train(url: str, name: str, job: Job) -> None:
 
 
 async def train_awaited(url: str, name: str, job: Job) -> None:
-    """The same, awaited, with all that a round offers."""
+    """Train in an awaited loop, with every feature of a round."""
     async for round in rdzv.torch.rounds(url, node_id=name):
         async with round:
             job.step = await round.sync_state(job.model, job.optimizer, job.step)
@@ -112,16 +112,17 @@ async def train_awaited(url: str, name: str, job: Job) -> None:
 
 
 def round_to(number: float) -> float:
-    """Round for the eye."""
+    """Round for display."""
     return float(f"{number:.4f}")
 
 
 def main() -> None:
-    """Fork the nodes, and end as they do; a line for each says its process id."""
+    """Fork the nodes, and print a line with the process id of each. Exit with an error if one of them does."""
     url, given, steps = sys.argv[1], sys.argv[2].split(","), int(sys.argv[3])
     newcomers = {name.strip("+*") for name in given if name.startswith("+")}
-    torch.set_num_threads(1)  # the processes are more than the cores
-    Job("", 0, set()).optimizer.step()  # PyTorch imports much at the first one: once, rather than in each process
+    torch.set_num_threads(1)  # there are more processes than cores
+    # the first optimizer step makes PyTorch import much: do it once, not in each process
+    Job("", 0, set()).optimizer.step()
     children = {}
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     for one in given:
@@ -138,7 +139,7 @@ def main() -> None:
                 else:
                     train(url, name, job)
                 status = 0
-            except BaseException as error:  # noqa: BLE001  a forked child must not go on as its parent
+            except BaseException as error:  # noqa: BLE001  a forked child must not continue as its parent
                 say("error", name, error=repr(error))
             finally:
                 os._exit(status)

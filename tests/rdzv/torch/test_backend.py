@@ -1,4 +1,4 @@
-"""The state of PyTorch's own handler, in our store."""
+"""The state of PyTorch's own rendezvous handler, kept in our store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import store.sync
 from tests.support.processes import require
 
-require("torch")  # what follows cannot be imported without
+require("torch")  # the imports below need it
 
 from torch.distributed.elastic.rendezvous import api  # noqa: E402
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler  # noqa: E402
@@ -41,7 +41,7 @@ def test_the_backend_keeps_a_state_behind_a_fence(url: str, run_id: str) -> None
     other.close()
 
 
-def test_bytes_of_somebody_else_are_no_state(url: str, run_id: str) -> None:
+def test_foreign_bytes_are_no_state(url: str, run_id: str) -> None:
     backend = TorchRendezvousBackend(url, run_id)
     with store.sync.connect(url) as client:
         client.put(backend._key, b"cos\nsystem\n")

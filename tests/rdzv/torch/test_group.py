@@ -1,4 +1,4 @@
-"""A round's process group ends where a member is stuck, and leaves nothing behind."""
+"""A round's process group ends if a member is stuck, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_a_blocked_collective_ends_when_it_is_aborted_and_the_rest_make_a_
 
 
 def test_uncaught_errors_are_printed_as_before_once_a_group_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch wraps the hook of the process in each making: each line came with the ranks of all rounds."""
+    """PyTorch wraps the hook each time it makes a group. Regression: each line had the ranks of all rounds."""
     import torch.distributed as dist
 
     from rdzv.torch.group import RoundGroup
@@ -39,7 +39,7 @@ def test_uncaught_errors_are_printed_as_before_once_a_group_has_gone(monkeypatch
     group.close()
     assert sys.excepthook is before
     group = make()
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # the user's own
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # the user's own hook
     group.close()
     assert sys.excepthook is sys.__excepthook__
 
@@ -82,7 +82,7 @@ def test_an_abort_of_nccl_does_not_hold_the_nodes_thread_and_is_over_before_the_
 
 
 class Making:
-    """Stands for PyTorch's making of a group: what it was given, and at which rank and attempt it fails."""
+    """Replaces PyTorch's making of a group. Records the timeouts, and fails at the given ranks and attempts."""
 
     def __init__(self, *fails: tuple[int, int]) -> None:
         self.fails = set(fails)
@@ -95,7 +95,7 @@ class Making:
 
 
 def make_both(monkeypatch: pytest.MonkeyPatch, making: Making) -> list[str]:
-    """Two members make their group in two threads; what each of them says of it."""
+    """Let two members make their group in two threads. Return the outcome of each."""
     import torch.distributed as dist
 
     from rdzv.torch import group
@@ -119,17 +119,18 @@ def make_both(monkeypatch: pytest.MonkeyPatch, making: Making) -> list[str]:
         return list(pool.map(make, groups))
 
 
-def test_who_waits_in_vain_for_a_member_that_has_died_does_so_for_less_than_two_seconds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Gloo waits five times as long as it is told for a first connection: it was 11 s, and nothing ends that sooner."""
+def test_making_a_group_waits_less_than_two_seconds_for_a_dead_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a first connection, gloo waits five times as long as its timeout. Regression: it was 11 s, without a way to
+    abort.
+    """
     making = Making()
     assert make_both(monkeypatch, making) == ["made", "made"]
     assert all(0 < 5 * timeout < 2 for timeout in making.timeouts[0])
 
 
 def test_members_that_all_live_try_again_together_with_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    making = Making((0, 0), (1, 1))  # now the one, then the other: whose group stands makes it anew all the same
+    # one fails, then the other: a member whose group was made makes it again all the same
+    making = Making((0, 0), (1, 1))
     assert make_both(monkeypatch, making) == ["made", "made"]
     assert making.timeouts[0] == making.timeouts[1]
     assert making.timeouts[0] == [making.timeouts[0][0] * factor for factor in (1, 2, 4)]
@@ -144,7 +145,9 @@ def test_a_member_that_never_gets_through_is_an_error_for_all(monkeypatch: pytes
 
 
 def test_an_abort_does_not_wait_for_a_group_that_is_being_made() -> None:
-    """From the node's thread, whose leases ran out while gloo tried to reach for ten seconds who was killed."""
+    """Regression: the node's thread waited, and its leases expired, while gloo tried for ten seconds to reach a dead
+    peer.
+    """
     from rdzv.torch.group import RoundGroup
 
     group = RoundGroup(None, rank=0, world_size=2, backend="gloo", timeout=timedelta(seconds=1))

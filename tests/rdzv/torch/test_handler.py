@@ -1,4 +1,4 @@
-"""PyTorch's rendezvous handler over ours, in threads that stand for agents."""
+"""Our handler for PyTorch, in threads that stand for agents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rdzv.backends.registry import rendezvous_handler_registry
 from rdzv.node.front import verbs
 from tests.support.processes import ROOT, free_port, require
 
-require("torch")  # what follows cannot be imported without
+require("torch")  # the imports below need it
 
 import torch.distributed as dist  # noqa: E402
 from torch.distributed.elastic.multiprocessing import SignalException  # noqa: E402
@@ -46,14 +46,14 @@ TORCHRUNS_ORDER = "rank_order=survivors_then_name"
 
 
 def handler_of(url: str, run_id: str, nnodes: tuple[int, int] = (1, 2), **config: str) -> TorchRendezvousHandler:
-    """As torchrun makes it, which adds `timeout` to what the user says."""
+    """Make a handler as torchrun does, which adds `timeout` to the user's configuration."""
     settings: dict[str, Any] = {"last_call_timeout": "0.2", "timeout": 900, **config}
     parameters = api.RendezvousParameters("rdzv", url, run_id, *nnodes, local_addr=None, **settings)
     return TorchRendezvousHandler(parameters)
 
 
 class Agents:
-    """Handlers whose rendezvous run in threads, as they would in agents."""
+    """Handlers whose rendezvous runs in threads, as it would in agents."""
 
     def __init__(self, url: str, run_id: str) -> None:
         self._url, self._run_id = url, run_id
@@ -92,7 +92,7 @@ def until(condition: Callable[[], Any], within: float = 10.0) -> Any:
     return result
 
 
-def test_agents_get_what_they_need_to_start_workers(agents: Agents, run_id: str) -> None:
+def test_agents_get_the_data_to_start_workers(agents: Agents, run_id: str) -> None:
     two = agents.add((2, 2)), agents.add((2, 2))
     infos = agents.meet(*two)
     assert sorted(info.rank for info in infos) == [0, 1]
@@ -113,7 +113,7 @@ def test_agents_get_what_they_need_to_start_workers(agents: Agents, run_id: str)
 
 
 def workers(address: Any, *, is_master: bool = False) -> dist.TCPStore:
-    """What workers get by env://."""
+    """Open the store that workers use with env://."""
     host, port = address.master_addr, address.master_port
     return dist.TCPStore(host, port, is_master=is_master, timeout=timedelta(seconds=5), wait_for_workers=False)
 
@@ -127,7 +127,7 @@ def test_rank_zeros_agent_serves_the_workers_store_of_each_round_at_the_promised
         store = workers(address)
         store.set("key", "1")
         assert workers(address).get("key") == b"1"
-        if last is not None:  # the last round's is gone, with its port
+        if last is not None:  # the store of the last round has ended, and its port is free
             socket.create_server((last.master_addr, last.master_port)).close()
         last = address
 
@@ -137,7 +137,7 @@ def test_rank_zeros_agent_serves_the_workers_store_of_each_round_at_the_promised
 def test_a_promised_port_that_is_taken_is_never_exchanged_for_another_one_in_silence(
     url: str, run_id: str, ports: str
 ) -> None:
-    """Two jobs with one `master_port` would share a store: the second is refused, or meets again at the next port."""
+    """Two jobs with one `master_port` would share a store. The second is refused, or meets again at the next port."""
     first = free_port()
     among = str(first) if ports == "single" else f"{first}-{first + 20}"
     jobs = [Agents(url, f"{run_id}-{job}") for job in "ab"]
@@ -192,20 +192,20 @@ def be_told() -> None:
     raise SignalException("got signal: 15", signal.SIGTERM)
 
 
-def test_who_is_shut_down_because_of_a_signal_leaves_and_closes_nothing(agents: Agents) -> None:
-    """The agent of PyTorch 2.4 shuts us down while it handles what the signal raised."""
+def test_an_agent_shut_down_by_a_signal_leaves_and_does_not_close_the_run(agents: Agents) -> None:
+    """PyTorch 2.4's agent shuts the handler down while it handles the exception that the signal raised."""
     one, told_to_end = agents.add(), agents.add()
     agents.meet(one, told_to_end)
     try:
         be_told()
     except SignalException:
         assert told_to_end.shutdown()
-    until(lambda: one.num_nodes_waiting() == 1)  # it is told at once that it should meet again
+    until(lambda: one.num_nodes_waiting() == 1)  # it is told at once to meet again
     assert not one.is_closed()
 
 
-def test_who_is_told_to_end_while_it_waits_for_the_store_does_not_wait_for_it_once_more(run_id: str) -> None:
-    """PyTorch 2.4, as above: the agent would have gone on for `join_timeout`, as if it had not been told."""
+def test_an_agent_that_gets_a_signal_while_it_waits_for_the_store_ends_at_once(run_id: str) -> None:
+    """PyTorch 2.4, as above. Regression: the agent ignored the signal for as long as `join_timeout`."""
     handler = handler_of(f"127.0.0.1:{free_port()}", run_id, join_timeout="10", is_host="0")
     try:
         be_told()
@@ -228,7 +228,7 @@ def test_an_arrival_is_a_reason_to_meet_again(agents: Agents) -> None:
 def test_a_member_that_goes_is_a_reason_to_meet_again_unless_that_is_off(agents: Agents, regroup_on_loss: str) -> None:
     stays, goes = (agents.add(regroup_on_loss=regroup_on_loss) for _ in range(2))
     agents.meet(stays, goes)
-    goes._leave_at_exit()  # what happens when an agent is sent SIGTERM
+    goes._leave_at_exit()  # this is called when an agent gets SIGTERM
     if regroup_on_loss == "true":
         until(lambda: stays.num_nodes_waiting() == 1)
         assert agents.meet(stays)[0].world_size == 1
@@ -240,7 +240,7 @@ def test_a_member_that_goes_is_a_reason_to_meet_again_unless_that_is_off(agents:
     assert stays.num_nodes_waiting() == 0
 
 
-def test_a_member_that_is_to_leave_does_and_the_others_meet_again_without_it(agents: Agents) -> None:
+def test_a_drained_member_leaves_and_the_others_meet_again_without_it(agents: Agents) -> None:
     stays, goes, spare = (agents.add(node_id=name) for name in ("stays", "goes", "spare"))
     agents.meet(stays, goes)
     (waiting,) = agents.join(spare)
@@ -253,7 +253,7 @@ def test_a_member_that_is_to_leave_does_and_the_others_meet_again_without_it(age
             try:
                 inner.loop.start(verbs.drain(inner, within=600, reason="maintenance", node_id=name)).wait(10)
             except rdzv.RendezvousStateError:
-                return False  # it has not come yet
+                return False  # it has not arrived yet
             return True
 
         until(drained)
@@ -271,10 +271,12 @@ def test_a_member_that_is_to_leave_does_and_the_others_meet_again_without_it(age
 
 
 @pytest.mark.parametrize("regroup_on_loss", ["true", "false"])
-def test_a_member_that_goes_before_all_have_come_costs_the_others_nothing(
+def test_a_member_that_leaves_before_all_have_come_does_not_delay_the_others(
     agents: Agents, url: str, run_id: str, regroup_on_loss: str
 ) -> None:
-    """An agent that dies between the commit and its hearing of it: the others waited for a minute, and failed."""
+    """The agent dies after the commit, but before it knows of it. Regression: the others waited for a minute and
+    failed.
+    """
     with rdzv.sync.connect(f"{url}/{run_id}?{TORCHRUNS_ORDER}&min_nodes=1&max_nodes=2&last_call_timeout=0.2") as goes:
         (joining,) = agents.join(agents.add(regroup_on_loss=regroup_on_loss))
         assert goes.next_rendezvous().world_size == 2
@@ -291,9 +293,9 @@ def test_a_member_that_dies_is_a_reason_to_meet_again(agents: Agents, url: str, 
     with store.sync.connect(url) as client:
         record = next(entry for entry in client.list(f"/rdzv/{run_id}/nodes/") if dies._handler.node_id in entry.key)
         assert record.lease is not None
-        client.call(store.messages.Revoke(lease=record.lease))  # as if it had lapsed
+        client.call(store.messages.Revoke(lease=record.lease))  # as if it had expired
     until(lambda: stays.num_nodes_waiting() == 1)
-    until(lambda: dies.num_nodes_waiting() == 1)  # it is told, too
+    until(lambda: dies.num_nodes_waiting() == 1)  # that agent is told, too
     assert agents.meet(stays)[0].world_size == 1
     (again,) = agents.join(dies)
     until(lambda: stays.num_nodes_waiting() == 1)
@@ -304,7 +306,7 @@ def test_a_member_that_dies_is_a_reason_to_meet_again(agents: Agents, url: str, 
 def test_a_worker_that_fails_elsewhere_is_a_reason_to_meet_again_before_its_agent_does(
     agents: Agents, regroup_on_loss: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """That agent stops the workers beside it first, for up to 30 s, and those here may hang in a collective."""
+    """That agent first stops its other workers, for up to 30 s, while workers here may hang in a collective."""
     caplog.set_level("WARNING", logger="rdzv.torch")
     one, other = (agents.add(regroup_on_loss=regroup_on_loss) for _ in range(2))
     agents.meet(one, other)
@@ -324,7 +326,7 @@ def test_in_a_closed_run_there_is_nothing_to_meet_again_for(agents: Agents) -> N
     agents.meet(one, other)
     assert one.shutdown() is True
     until(other.is_closed)
-    time.sleep(0.2)  # its leaving is told as well
+    time.sleep(0.2)  # its departure is announced as well
     assert other.num_nodes_waiting() == 0
     with pytest.raises(api.RendezvousClosedError, match=r"is closed by .*: an agent has ended"):
         other.next_rendezvous()
@@ -349,8 +351,8 @@ def test_a_spare_ends_with_success_when_the_run_is_closed(agents: Agents) -> Non
         waiting.result(10)
 
 
-def test_the_caller_of_elastic_launch_hears_that_its_node_was_a_spare(agents: Agents) -> None:
-    """PyTorch's agent takes the error, stumbles over the missing result, and shuts the handler down on the way out."""
+def test_the_caller_of_elastic_launch_gets_the_error_that_its_node_was_a_spare(agents: Agents) -> None:
+    """PyTorch's agent catches the error, fails on the missing result, and shuts the handler down on the way out."""
     member, spare = agents.add((1, 1)), agents.add((1, 1))
     agents.meet(member)
     (waiting,) = agents.join(spare)
@@ -426,7 +428,7 @@ def test_too_few_nodes_time_out_and_the_error_says_how_many(agents: Agents) -> N
         alone.next_rendezvous()
 
 
-def test_who_could_not_get_in_does_not_close_the_run_of_those_who_are(agents: Agents) -> None:
+def test_a_refused_agent_does_not_close_the_run_of_the_members(agents: Agents) -> None:
     member = agents.add((1, 1))
     agents.meet(member)
     other_settings = agents.add((2, 3))
@@ -453,7 +455,7 @@ def test_a_store_out_of_reach_is_a_connection_error(run_id: str) -> None:
 
 
 def test_a_memory_store_whose_process_is_gone_is_not_waited_for(run_id: str) -> None:
-    """Inside `next_rendezvous`, too, where it would be waited for as long as `join_timeout` allows."""
+    """Also inside `next_rendezvous`. Otherwise an agent would wait there for as long as `join_timeout`."""
     with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as serving:
         server = serving.enter_context(store.sync.serve())
         handler = handler_of(server.url, run_id, store_gone_timeout="0.3")
@@ -472,7 +474,7 @@ def test_a_memory_store_whose_process_is_gone_is_not_waited_for(run_id: str) -> 
 
 
 def settings_of(endpoint: str, **config: Any) -> Any:
-    """What becomes of what torchrun was told."""
+    """Return the settings that follow from torchrun's arguments."""
     parameters = api.RendezvousParameters("rdzv", endpoint, "job-7", 2, 4, local_addr="10.0.0.7", **config)
     choices = TorchRendezvousHandler(parameters)._choices
     made = rendezvous_handler_registry.create_handler(
@@ -526,7 +528,9 @@ def test_an_endpoint_is_a_host_or_a_url(endpoint: str, expected: str) -> None:
         ("head:port", {}, "port"),
     ],
 )
-def test_what_is_wrong_is_said_when_the_handler_is_made(endpoint: str, config: dict[str, Any], words: str) -> None:
+def test_wrong_settings_are_reported_when_the_handler_is_made(
+    endpoint: str, config: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         settings_of(endpoint, **config)
 
@@ -539,18 +543,18 @@ def test_torchruns_timeout_is_not_ours_and_another_one_is_warned_of(caplog: pyte
 
 
 def test_a_run_without_a_name_ends_with_its_last_node(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """As `accelerate` starts them: the next job found the run closed, for a day."""
+    """`accelerate` starts runs without a name. Regression: the next job found the run closed, for a day."""
     before, late = agents_of_one_job = [handler_of(url, "none", (2, 2)) for _ in range(2)]
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda it: it.next_rendezvous(), agents_of_one_job))
         before.shutdown()
         impatient = handler_of(url, "none", join_timeout="0.5")
-        with pytest.raises(api.RendezvousClosedError, match="--rdzv-id=NAME"):  # for the other is still there
+        with pytest.raises(api.RendezvousClosedError, match="--rdzv-id=NAME"):  # because the other agent is still there
             impatient.next_rendezvous()
         impatient.shutdown()
         assert "1 nodes of the job that had it are still there" in caplog.text
         with pytest.raises(api.RendezvousClosedError, match="is closed"):
-            late.next_rendezvous()  # whose job it was, it stays closed for
+            late.next_rendezvous()  # for an agent of that job it stays closed
         joining = pool.submit((after := handler_of(url, "none", (1, 1))).next_rendezvous)
         late.shutdown()
         assert joining.result(20).world_size == 1
@@ -573,7 +577,7 @@ def test_every_line_of_torchrun_in_the_docs_is_one_that_torchrun_and_we_take(lin
     nodes = config.min_nodes, config.max_nodes
     settings = dict(config.rdzv_configs)
     parameters = api.RendezvousParameters("rdzv", config.rdzv_endpoint, config.run_id, *nodes, None, **settings)
-    handler = TorchRendezvousHandler(parameters)  # which connects to nothing before it is needed
+    handler = TorchRendezvousHandler(parameters)  # connects to nothing before it is needed
     assert handler.get_run_id() == "job-7"
 
 

@@ -7,10 +7,10 @@ import pytest
 import rdzv
 from tests.support.processes import require, start_python
 
-require("torch")  # what follows cannot be imported without
+require("torch")  # the imports below need it
 
 
-@pytest.mark.timeout(300)  # it imports PyTorch, and forks a process for each rank: slow where others work, too
+@pytest.mark.timeout(300)  # it imports PyTorch and forks a process for each rank, which is slow on a busy machine
 @pytest.mark.parametrize(("way", "size"), [("store", 8), ("init", 3), ("rpc", 2)])
 async def test_gloo_groups_form_and_end_over_our_store(way: str, size: int, url: str, run_id: str) -> None:
     ours = f"rdzv{url.removeprefix('tcp')}/{run_id}"

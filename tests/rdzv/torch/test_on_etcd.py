@@ -1,4 +1,4 @@
-"""PyTorch over etcd: its store through C++, and torchrun, with nothing changed but the URL."""
+"""PyTorch over etcd: its store through C++, and torchrun. Only the URL differs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.rdzv.torch.test_torchrun import Job
 from tests.support.etcd import serve_etcd
 from tests.support.processes import require
 
-require("torch")  # what follows cannot be imported without
+require("torch")  # the imports below need it
 
 import torch.distributed as dist  # noqa: E402
 

@@ -1,4 +1,4 @@
-"""What we use of PyTorch and it does not document is where the list says, in the release that is installed."""
+"""The undocumented names of PyTorch that we use exist in the installed release if our list says so."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.processes import require, start_python
 
-require("torch")  # what follows cannot be imported without
+require("torch")  # the imports below need it
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure  # noqa: E402
 
@@ -69,7 +69,7 @@ for private in PRIVATE:
 async def test_without_any_of_them_all_else_is_there() -> None:
     async with start_python("-c", TAKEN_AWAY) as program:
         assert await program.wait(timeout=60) == 0, program.written()
-        assert len(program.stdout) >= 7  # so many as PyTorch 2.4 has
+        assert len(program.stdout) >= 7  # as many as PyTorch 2.4 has
 
 
 def test_no_other_room_takes_a_private_name_of_pytorch() -> None:
@@ -83,7 +83,7 @@ def test_no_other_room_takes_a_private_name_of_pytorch() -> None:
 
 
 def names_of_torch(tree: ast.AST) -> Iterator[str]:
-    """What is imported of torch, and what of `dist` and `torch_api` begins with an underscore."""
+    """Yield the modules imported from torch, and the names of `dist` and `torch_api` that begin with an underscore."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "torch" and "." in alias.name)
@@ -107,7 +107,7 @@ def test_the_launcher_is_known_by_its_function(monkeypatch: pytest.MonkeyPatch) 
     assert seen == [True, False]
 
 
-def test_the_agent_above_is_known_and_what_has_befallen_its_workers() -> None:
+def test_the_calling_agent_is_found_with_the_failures_of_its_workers() -> None:
     from torch.distributed.elastic.agent.server import api
 
     killed, failed = (
@@ -172,7 +172,7 @@ def test_the_workers_of_an_agent_are_known_once_all_of_the_next_round_have_been_
     group = WorkerGroup(SimpleNamespace(local_world_size=2))
     for ended in (None, 11, 12):
         for worker in group.workers:
-            worker.id = ended  # of the round before
+            worker.id = ended  # workers of the previous round
         pids = it.Agent("", group).next_workers()
         assert pids() == {}
         group.workers = [Worker(local_rank=rank) for rank in range(2)]
@@ -195,12 +195,11 @@ def test_an_agent_is_done_once_its_workers_have_succeeded() -> None:
     assert not it.Agent("").is_done
 
 
-def test_a_group_is_let_go_of_once_its_threads_and_the_error_of_its_last_collective_have(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Before 2.8 one whose last reference went right after a barrier waited for ever for a thread that waited for it.
+def test_a_group_is_released_once_its_threads_and_its_last_error_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: before 2.8, a group whose last reference went right after a barrier and one of its threads waited for
+    each other, for ever.
 
-    Later the caller waited 10 ms for the group's threads, as its error was the last to refer to the group.
+    Later, the caller waited 10 ms for the group's threads, because its error held the last reference to the group.
     """
 
     class Group:
@@ -218,7 +217,7 @@ def test_a_group_is_let_go_of_once_its_threads_and_the_error_of_its_last_collect
     assert done == [it.LETS_GO_AFTER, "gone"]
 
 
-def test_a_group_that_ends_slowly_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_ends_slowly_does_not_delay_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     may_end = threading.Event()
 
     class Group:

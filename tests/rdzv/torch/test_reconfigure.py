@@ -1,4 +1,4 @@
-"""A group is given other members in place, by what a round exchanges; PyTorch 2.14 and later can do that."""
+"""A group gets other members in place, with data exchanged in a round. PyTorch 2.14 and later can do that."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TIMEOUT = timedelta(seconds=60)
 
 
 def in_rounds(url: str, name: str, told: Any) -> None:
-    """A member whose default group goes through two rounds; the one that is called `c` is killed in the first."""
+    """Run a member whose default group goes through two rounds. The member `c` is killed in the first."""
     import torch
     import torch.distributed as dist
 
@@ -53,7 +53,7 @@ def in_rounds(url: str, name: str, told: Any) -> None:
 
 @pytest.mark.skipif(pytorch.reconfigure_handle is None, reason="this release of PyTorch cannot reconfigure groups")
 @pytest.mark.timeout(300)
-def test_a_group_goes_on_with_those_who_are_left(url: str, run_id: str) -> None:
+def test_a_group_continues_with_the_remaining_members(url: str, run_id: str) -> None:
     context = multiprocessing.get_context("spawn")
     told = context.Queue()
     where = f"{url}/{run_id}?min_nodes=2&max_nodes=3&last_call_timeout=60"
@@ -69,7 +69,7 @@ def test_a_group_goes_on_with_those_who_are_left(url: str, run_id: str) -> None:
 
 
 class Exchange:
-    """A round of one, whose store is a dictionary."""
+    """A round with one member, whose store is a dictionary."""
 
     number, rank, world_size = 3, 0, 1
 

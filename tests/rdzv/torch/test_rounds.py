@@ -1,4 +1,6 @@
-"""In process: survivors of a loss go on with the state in their memory, newcomers get it, and nothing is restarted."""
+"""In process: survivors of a loss continue with the state in their memory, newcomers get it, and no process is
+restarted.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def parsed(program: Child) -> list[dict[str, Any]]:
 
 
 async def test_a_killed_node_costs_no_restart_and_a_newcomer_gets_the_state(url: str, run_id: str) -> None:
-    """Some block and some await: one of these is killed in a collective, one comes, and one is drained."""
+    """Some members block and some await. One of the latter is killed in a collective, one joins, and one is drained."""
     run = f"{url}/{run_id}?min_nodes=2&max_nodes=4&last_call_timeout=1&is_host=false"
     names = "a,b*,c*,+d*,+e"
     async with start_python("-m", "tests.rdzv.torch.rounds_program", run, names, "80") as program:
@@ -55,7 +57,7 @@ async def test_a_killed_node_costs_no_restart_and_a_newcomer_gets_the_state(url:
     done = {one["name"]: one["step"] for one in told if one["what"] == "done"}
     drained = done.pop("c")
     assert set(done) == {"a", "d", "e"}
-    # After the same step, all who have done it have the same model, whichever rounds they were in.
+    # After the same step all members have the same model, whichever rounds they were in.
     digests: dict[int, set[str]] = {}
     for one in told:
         if one["what"] == "step" and one["name"] != "b":
@@ -79,8 +81,8 @@ async def test_a_killed_node_costs_no_restart_and_a_newcomer_gets_the_state(url:
     assert threads == {"c": [], "d": []}, "a round's thread ends with it"
 
 
-async def test_who_is_cancelled_does_not_wait_for_a_key_that_nobody_writes(url: str, run_id: str) -> None:
-    """The round's thread would have waited for the store's timeout, and who cancelled the body with it."""
+async def test_a_cancelled_body_does_not_wait_for_a_key_that_is_never_written(url: str, run_id: str) -> None:
+    """Otherwise the round's thread waits for the store's timeout, and the code that cancelled the body waits for it."""
     async for round in rdzv.torch.rounds(f"{url}/{run_id}?min_nodes=1"):
         async with round:
             round.blocking_store.set_timeout(timedelta(seconds=20))
@@ -138,7 +140,7 @@ async def test_a_verdict_in_a_group_of_tasks_ends_the_run(url: str, run_id: str,
         ({"backend": "cpu:gloo,cuda:glue"}, "none that this PyTorch has"),
     ],
 )
-def test_what_no_group_can_be_made_of_is_an_error_before_the_node_joins(wrong: dict[str, Any], said: str) -> None:
+def test_invalid_options_of_the_group_are_an_error_before_the_node_joins(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(rdzv.RendezvousSettingsError, match=said):
         rdzv.torch.rounds("tcp://127.0.0.1:1/job?min_nodes=1", **wrong)
 

@@ -1,4 +1,4 @@
-"""An agent's screen: one line for each thing that happens, with PyTorch's prefix, and LOGLEVEL obeyed."""
+"""An agent's screen: one line for each event, with PyTorch's prefix, and LOGLEVEL obeyed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.processes import require
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-require("torch")  # what follows cannot be imported without
+require("torch")  # the imports below need it
 
 from rdzv.torch.agent.screen import Screen, configure_logging, end_with  # noqa: E402
 from rdzv.torch.pytorch import SignalException  # noqa: E402
@@ -34,7 +34,7 @@ from rdzv.torch.store import unconnected_handler  # noqa: E402
 
 @contextlib.contextmanager
 def unconfigured() -> Iterator[None]:
-    """Loggers as in a process in which nobody has touched them, and as they were afterwards."""
+    """Unconfigure the loggers, and restore them afterwards."""
     loggers = [logging.getLogger(name) for name in (None, "rdzv", "rdzv.torch", "store")]
     before = [(logger, logger.level, logger.propagate, logger.handlers[:]) for logger in loggers]
     for logger in loggers:
@@ -70,14 +70,14 @@ def test_loglevel_is_obeyed(
     assert all(re.fullmatch(r"[IW]\d{4} \d\d:\d\d:\d\d\.\d{3} \d+ (rdzv|store)\] \w+", line) for line in lines)
 
 
-def test_who_has_configured_logging_is_left_alone() -> None:
+def test_logging_that_the_user_configured_is_not_changed() -> None:
     with unconfigured():
         logging.getLogger().addHandler(logging.NullHandler())
         configure_logging()
         assert not logging.getLogger("rdzv").handlers
 
 
-def test_a_round_is_told_with_who_is_gone_and_new_and_after_a_loss_with_what_the_run_has_cost(
+def test_a_rounds_line_has_lost_and_new_nodes_and_after_a_loss_the_cost_of_the_run(
     url: str, run_id: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rdzv.torch.agent.screen.COST_AFTER", 0.0)
@@ -102,10 +102,11 @@ def test_a_round_is_told_with_who_is_gone_and_new_and_after_a_loss_with_what_the
             pass
         meet(0.3)
         while "so far" not in caplog.text:
-            time.sleep(0.01)  # nothing announces a line of a log
+            time.sleep(0.01)  # there is no event for a line of the log
     screen.stop()
     *rounds, cost = [
-        re.sub(r" \(left \d s ago\)", "", record.getMessage().removeprefix(f"run {run_id}"))  # if it is known yet
+        # if its name is known already
+        re.sub(r" \(left \d s ago\)", "", record.getMessage().removeprefix(f"run {run_id}"))
         for record in caplog.records
     ]
     assert rounds == [
@@ -129,7 +130,7 @@ def test_why_a_round_has_ended_is_told(caplog: pytest.LogCaptureFixture) -> None
     ]
 
 
-def test_what_is_waited_for_is_told(
+def test_the_reason_of_a_wait_is_printed(
     url: str, run_id: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rdzv.torch.agent.screen.WAITS_SILENTLY", 0.01)
@@ -137,7 +138,7 @@ def test_what_is_waited_for_is_told(
     reasons: list[str] = []
 
     def status() -> rdzv.RunStatus:
-        """As of the handler, which is asked again and again."""
+        """Return the status, and record its reason. It is polled."""
         found = handler.status()
         reasons.append(found.reason)
         return found
@@ -151,7 +152,7 @@ def test_what_is_waited_for_is_told(
     ):
         joining = pool.submit(handler.next_rendezvous)
         while sum("1 of at least 2 nodes" in reason for reason in reasons) < 5:
-            time.sleep(0.01)  # it is looked at by itself
+            time.sleep(0.01)  # it is looked at alone
         other.next_rendezvous()
         joining.result(30)
     told = [record.getMessage() for record in caplog.records if record.name == "rdzv.torch"]

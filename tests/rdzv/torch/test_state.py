@@ -1,4 +1,6 @@
-"""State is brought whole or not at all, and a model that is not the others' is named; collectives are played."""
+"""State is transferred completely or not at all, and a model that differs from the others' is named. Collectives are
+faked.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Played:
-    """Collectives of one member of two, in which the other one says what was noted before."""
+    """The collectives of one member of two, in which the other member's data is scripted."""
 
     def __init__(self, *, told: Any = None, sent: list[torch.Tensor] | None = None, differs: str | None = None) -> None:
         self.told, self.sent, self.differs = told, sent or [], differs
@@ -53,7 +55,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Played], None]:
 
 
 def told_by(model: torch.nn.Module, play: Callable[[Played], None]) -> Any:
-    """What the source of this model says of it."""
+    """Return the description of this model that its source broadcasts."""
     played = Played(sent=[value.clone() for value in model.state_dict().values()])
     play(played)
     state.synchronize(0, rank=0, lags=False, model=model, optimizer=None, extra=7)
@@ -77,7 +79,7 @@ def test_a_member_that_lags_keeps_its_own_state_until_all_of_the_newest_is_there
 ) -> None:
     newest, lagging = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
     told, before = told_by(newest, play), {name: value.clone() for name, value in lagging.state_dict().items()}
-    play(Played(told=told, sent=[newest.weight.detach()]))  # and then the source dies
+    play(Played(told=told, sent=[newest.weight.detach()]))  # then the source dies
     with pytest.raises(RuntimeError, match="closed by peer"):
         state.synchronize(0, rank=1, lags=True, model=lagging, optimizer=None, extra=None)
     assert all(torch.equal(value, before[name]) for name, value in lagging.state_dict().items())
@@ -124,7 +126,7 @@ def test_gradients_of_micro_steps_that_an_announced_change_drops_are_warned_of_o
     for _ in range(2):
         interrupted.follow(model, optimizer)
         for _ in range(2):
-            interrupted.remember()  # `check`
+            interrupted.remember()  # stands for `check`
             optimizer.zero_grad()
             model(torch.ones(1, 2)).sum().backward()
             if steps_of_the_optimizer:
@@ -135,7 +137,7 @@ def test_gradients_of_micro_steps_that_an_announced_change_drops_are_warned_of_o
 
 
 def test_a_step_of_lbfgs_that_a_loss_interrupts_between_two_evaluations_is_undone() -> None:
-    """Parameters and history, of the first step and of a later one; a step that has ended stays."""
+    """Parameters and history, in the first step and in a later one. A step that has ended is kept."""
     data = torch.Generator().manual_seed(0)
     inputs = torch.randn(16, 3, generator=data)
     torch.manual_seed(0)
@@ -176,7 +178,7 @@ def test_a_step_of_lbfgs_that_a_loss_interrupts_between_two_evaluations_is_undon
 
 
 class Distributed(torch.optim.SGD):  # type: ignore[misc]  # PyTorch is read without its types
-    """An optimizer of another library, of which each member updates a part and sends it to the others."""
+    """An optimizer of another library. Each member updates a part of the parameters and sends it to the others."""
 
     def step(self, closure: Callable[[], float] | None = None) -> None:
         if closure is not None:

@@ -1,4 +1,4 @@
-"""A `torch.distributed.Store` over ours answers as TCPStore does, directly and through C++."""
+"""A `torch.distributed.Store` over ours gives the same answers as TCPStore, directly and through C++."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import rdzv.sync
 import store.sync
 from tests.support.processes import free_port, require
 
-require("torch")  # what follows cannot be imported without
+require("torch")  # the imports below need it
 
 import torch.distributed as dist  # noqa: E402
 
@@ -34,24 +34,24 @@ SHORT = timedelta(milliseconds=60)
 
 
 def brief_store(url: str) -> TorchStore:
-    """One whose waits are short, once it is connected."""
+    """Return a store that has connected, and then has a short timeout."""
     store = TorchStore(url)
     store.set_timeout(SHORT)
     return store
 
 
 def outcome(step: Callable[[], Any]) -> Any:
-    """What a step returns, or which class of error it raises and how that begins."""
+    """Return the result of a step, or the class of its error and the beginning of a timeout's message."""
     try:
         return step()
-    except Exception as error:  # noqa: BLE001  the classes are what is compared
+    except Exception as error:  # noqa: BLE001  the classes are compared
         if isinstance(error, dist.DistStoreError) and "timeout" in str(error):
             return type(error), str(error).partition(";")[0].partition(", /")[0]
         return type(error)
 
 
 def calls(it: Any) -> list[Callable[[], Any]]:
-    """Calls whose outcomes are the same with TCPStore, in this order."""
+    """Return calls, in this order, that have the same outcomes with TCPStore."""
     return [
         lambda: it.timeout,
         lambda: it.set("a", "1"),
@@ -174,7 +174,8 @@ def test_clones_have_timeouts_of_their_own(url: str, run_id: str) -> None:
 def test_store_is_for_many_threads(url: str, run_id: str) -> None:
     ours = TorchStore(f"{url}/{run_id}")
     with ThreadPoolExecutor(16) as pool:
-        waits = [pool.submit(ours.get, f"key{number}") for number in range(8)]  # they park, and hold nobody up
+        # they are parked, and delay no other call
+        waits = [pool.submit(ours.get, f"key{number}") for number in range(8)]
         adds = [pool.submit(ours.add, "n", 1) for _ in range(200)]
         assert sorted(add.result(10) for add in adds) == list(range(1, 201))
         for number in range(8):
@@ -203,7 +204,7 @@ def test_a_closed_store_says_so(url: str, run_id: str) -> None:
 
 
 def in_a_fork(step: Callable[[], bool]) -> bool:
-    """Whether a step comes out true in a forked child."""
+    """Return True if a step returns True in a forked child."""
     child = os.fork()
     if not child:
         status = 1
@@ -289,7 +290,9 @@ def test_the_store_of_a_round_ends_with_the_round(url: str, run_id: str) -> None
 
 
 def test_of_a_rounds_store_that_is_over_nothing_is_kept_but_the_word(url: str, run_id: str) -> None:
-    """Every instance is kept, as C++ may hold its half: with client and buffers, a round left 100 kB behind."""
+    """Every instance is kept, as C++ may hold its half. Regression: with client and buffers, a round left 100 kB
+    behind.
+    """
     with rdzv.sync.connect(f"{url}/{run_id}?min_nodes=1") as handler:
         shared = handler.next_rendezvous().store
         ours = TorchStore(shared, SHORT)
@@ -305,7 +308,7 @@ def test_of_a_rounds_store_that_is_over_nothing_is_kept_but_the_word(url: str, r
 
 
 def test_more_keys_than_one_request_takes_are_asked_for_in_parts_with_one_time_limit(url: str, run_id: str) -> None:
-    """torchrun reads and waits for a key of each agent, and the server takes 2,048 writes at once."""
+    """torchrun reads and waits for a key of each agent, and the server accepts 2,048 writes at once."""
     keys, values = [f"key{number}" for number in range(5000)], [str(number) for number in range(5000)]
     with rdzv.sync.connect(f"{url}/{run_id}?min_nodes=1") as handler:
         for store in (TorchStore(f"{url}/{run_id}"), TorchStore(handler.next_rendezvous().store)):

@@ -1,4 +1,4 @@
-"""`torchrun --rdzv-backend=rdzv`, with real agents and workers: what its users meet when nodes die, come and leave."""
+"""`torchrun --rdzv-backend=rdzv` with real agents and workers: nodes that die, join and leave."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ dist.destroy_process_group()
 
 
 def torchruns() -> tuple[str, str]:
-    """The modules by which our backend is used: torchrun itself, and ours for PyTorch 2.4, which is good with any."""
+    """Return the modules that can use our backend: torchrun itself, and ours, which PyTorch 2.4 needs."""
     from rdzv.torch.pytorch import RELEASE
 
     ours = "rdzv.torchrun"
@@ -54,7 +54,7 @@ def torchruns() -> tuple[str, str]:
 
 
 class Job:
-    """Agents of one run, all on this machine, and the file that tells their workers to end."""
+    """The agents of one run on this machine, and the file that tells their workers to end."""
 
     def __init__(self, folder: Path, endpoint: str, *, worker: str = WORKER) -> None:
         self._endpoint = endpoint
@@ -65,7 +65,7 @@ class Job:
         self._workers: set[int] = set()  # they lead sessions of their own, and survive their agents
 
     async def agent(self, *options: str, module: str = "") -> Child:
-        """Start one; `options` are torchrun's, besides those that all agents have."""
+        """Start an agent. `options` are torchrun's, besides those that all agents have."""
         # As a module, since torchrun itself may not be on the path.
         return await self._stack.enter_async_context(
             start(
@@ -91,20 +91,20 @@ class Job:
         await self._stack.aclose()
 
     async def first_step(self, agent: Child) -> dict[str, Any]:
-        """What its worker says after its first step in the next round."""
+        """Return the line that an agent's worker prints after its first step in the next round."""
         says: dict[str, Any] = json.loads(await agent.line(containing='{"rank"', timeout=60))
         self._workers.add(says["pid"])
         return says
 
 
 def kill(agent: Child, worker: int) -> None:
-    """An agent and its worker, at once, as if their machine had lost power."""
+    """Kill an agent and its worker at once, as if their machine had lost power."""
     agent.kill()
     os.kill(worker, signal.SIGKILL)
 
 
 class Endpoint:
-    """`rdzv serve` in a process of its own, which can be killed, and with a data directory comes back."""
+    """`rdzv serve` in a process of its own, which can be killed. With a data directory it can be started again."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._data = () if folder is None else ("--data-dir", str(folder))
@@ -113,7 +113,7 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
+        """The address for clients."""
         return f"tcp://127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> Endpoint:
@@ -124,12 +124,12 @@ class Endpoint:
         await self._stack.aclose()
 
     async def die_and_come_back(self) -> None:
-        """SIGKILL, and the same server anew."""
+        """Kill the server and start it again."""
         await self.die()
         await self._start()
 
     async def die(self) -> None:
-        """SIGKILL."""
+        """Kill the server."""
         self._process.kill()
         await self._process.wait()
 
@@ -149,7 +149,7 @@ def test_without_pytorch_one_line_says_what_to_install(monkeypatch: pytest.Monke
 
 @pytest.mark.timeout(400)  # six agents and nine workers, each of which imports PyTorch
 async def test_a_job_outlives_its_agents_and_the_process_that_serves_the_store(tmp_path: Path) -> None:
-    """One story, because every agent costs seconds: kills, a replacement, a spare, SIGTERM, and a good end."""
+    """A single story, since every agent takes seconds: kills, a replacement, a spare, SIGTERM, and success."""
     require("torch")
     async with Endpoint(tmp_path / "data") as server, Job(tmp_path, f"127.0.0.1:{server.port}") as job:
         pair = [await job.agent() for _ in range(2)]
@@ -157,31 +157,31 @@ async def test_a_job_outlives_its_agents_and_the_process_that_serves_the_store(t
         assert sorted(step["rank"] for step in began) == [0, 1]
         assert {(step["size"], step["restarts"]) for step in began} == {(2, 0)}
 
-        # The agent of rank 0 is killed, whose worker hosted the workers' store: the other goes on alone.
+        # The agent of rank 0 is killed, whose worker hosted the workers' store. The other agent continues alone.
         first = 0 if began[0]["rank"] == 0 else 1
         kill(pair[first], began[first]["pid"])
         survivor = pair[1 - first]
         alone = await job.first_step(survivor)
         assert (alone["rank"], alone["size"]) == (0, 1)
 
-        # The store's server is killed in the middle of a step, and comes back: nobody meets again for that.
+        # The store's server is killed in the middle of a step, and restarted. No round ends because of that.
         await server.die_and_come_back()
 
-        # A replacement comes in, and the survivor keeps its rank.
+        # A replacement joins, and the survivor keeps its rank.
         replacement = await job.agent()
         assert (await job.first_step(replacement))["rank"] == 1
         grown = await job.first_step(survivor)
         assert (grown["rank"], grown["size"]) == (0, 2)
         spare = await job.agent()
         await until_a_spare_waits(server.url)
-        # SIGTERM ends one agent, and closes nothing: the spare is taken in.
+        # SIGTERM ends one agent but not the run: the spare becomes a member.
         replacement.terminate()
         assert await replacement.wait(timeout=60) != 0
         again = [await job.first_step(survivor), await job.first_step(spare)]
         assert [step["size"] for step in again] == [2, 2]
         assert again[0]["rank"] == 0
 
-        # What is a spare when the job is done ends as well as the others.
+        # An agent that is a spare when the job is done ends well, too.
         another = await job.agent("--rdzv-conf=join_timeout=60")
         await until_a_spare_waits(server.url)
         job.stop()
@@ -207,9 +207,9 @@ async def test_an_agent_can_host_the_store_and_all_end_well(tmp_path: Path) -> N
         pair = [await job.agent("--nnodes=2", "--max-restarts=0", module=module) for module in torchruns()]
         for agent in pair:
             assert (await job.first_step(agent))["size"] == 2
-            # LOGLEVEL=INFO is obeyed as PyTorch obeys it: the lines of all our rooms are there, with its prefix.
+            # LOGLEVEL=INFO works as in PyTorch: the lines of all our modules are there, with its prefix.
             line = await agent.says("has rank ")
-            prefix = r"(I\d{4} [\d:.]+ \d+ rdzv\] |INFO:[a-z.]+:)"  # the latter is that of 2.4
+            prefix = r"(I\d{4} [\d:.]+ \d+ rdzv\] |INFO:[a-z.]+:)"  # the second form is that of PyTorch 2.4
             assert re.search(rf"{prefix}run job, round 0: node \S+ has rank [01] of 2$", line), line
         job.stop()
         for agent in pair:
@@ -223,7 +223,9 @@ time.sleep(3600)
 
 
 async def test_agents_whose_store_in_memory_is_killed_say_so_at_once_and_end_with_their_workers(tmp_path: Path) -> None:
-    """They waited for `join_timeout`, ten minutes, though whoever had been in the run had to begin anew."""
+    """Regression: they waited for `join_timeout`, ten minutes, although every member has to begin
+    again in this case.
+    """
     require("torch")
     gone_within = 3.0
     async with Endpoint() as server, Job(tmp_path, f"127.0.0.1:{server.port}", worker=SLEEPER) as job:
@@ -247,8 +249,8 @@ async def test_agents_whose_store_in_memory_is_killed_say_so_at_once_and_end_wit
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this system has no pidfd")
-async def test_others_are_told_of_a_killed_worker_before_its_agent_looks(tmp_path: Path) -> None:
-    """Its agent looks once an hour, and so nobody else can have told them."""
+async def test_the_other_agents_are_told_of_a_killed_worker_before_its_agent_looks(tmp_path: Path) -> None:
+    """Its agent looks once an hour, so only the watcher of workers can have told them."""
     require("torch")
     async with Job(tmp_path, f"127.0.0.1:{free_port()}", worker=SLEEPER) as job:
         pair = [await job.agent("--nnodes=2", "--monitor-interval=3600") for _ in range(2)]
@@ -272,7 +274,7 @@ sys.exit(rank)
 async def test_an_agent_whose_workers_have_succeeded_does_not_say_that_it_meets_the_others_again(
     tmp_path: Path,
 ) -> None:
-    """It stays in PyTorch's exit barrier, which nothing but the others' ends and 300 s end."""
+    """It stays in PyTorch's exit barrier, which ends after 300 s, or when the others end."""
     require("torch")
     async with Job(tmp_path, f"127.0.0.1:{free_port()}", worker=FAILS_LAST) as job:
         pair = [await job.agent("--nnodes=2") for _ in range(2)]

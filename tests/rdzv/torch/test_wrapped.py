@@ -1,4 +1,4 @@
-"""What PyTorch wraps a model in, or runs beside its training, goes through the loss of a member in the same process."""
+"""Wrappers of models, and helpers that run beside a training, survive the loss of a member in the same process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.processes import require, start_python
 
-require("torch")  # what follows cannot be imported without
+require("torch")  # the imports below need it
 
 from rdzv.torch.pytorch import RELEASE  # noqa: E402
 
@@ -20,7 +20,7 @@ OF_OTHERS = {"fabric": "lightning_fabric", "accelerate": "accelerate"}  # and th
 @pytest.mark.skipif(RELEASE < (2, 8), reason="fully_shard has its public name from 2.6 on; tried from 2.8 on")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kinds", [KINDS, ("fabric",), ("accelerate",)], ids=["torch", "fabric", "accelerate"])
-async def test_what_is_wrapped_anew_in_each_round_goes_through_a_loss(url: str, kinds: tuple[str, ...]) -> None:
+async def test_models_that_are_wrapped_again_in_each_round_survive_a_loss(url: str, kinds: tuple[str, ...]) -> None:
     for kind in kinds:
         if kind in OF_OTHERS:
             require(OF_OTHERS[kind])

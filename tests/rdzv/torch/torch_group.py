@@ -24,11 +24,11 @@ from rdzv.torch.state import synchronize
 
 
 def over_a_store(url: str, rank: int, size: int) -> None:
-    """One rank's part in everything that a process group does with its store."""
+    """Run one rank through all that a process group does with its store."""
     store = rdzv.torch.TorchStore(url, timedelta(seconds=120))
     calls = counted(store)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    # One look at all peers' addresses. Asking for each of them with a `wait` and a `get` took twice TCPStore's time.
+    # One request for all peers' addresses. Regression: a `wait` and a `get` for each took twice TCPStore's time.
     if RELEASE >= (2, 8):
         assert calls["multi_get"] == 1, calls
         assert calls["get"] + calls["wait"] <= 2, calls
@@ -44,7 +44,9 @@ def over_a_store(url: str, rank: int, size: int) -> None:
 
 
 class AllKinds(torch.nn.Module):  # type: ignore[misc]  # PyTorch is read without its types
-    """A model whose tensors are of types that gloo does not know, or are not in its state, or are none."""
+    """A model with tensors of types that gloo does not know, tensors that are not in its state, and state that is no
+    tensor.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -63,14 +65,14 @@ class AllKinds(torch.nn.Module):  # type: ignore[misc]  # PyTorch is read withou
         self.extra = state
 
     def same_as(self, other: AllKinds) -> bool:
-        """Whether all is equal but the bias, which each process draws for itself."""
+        """Return True if all is equal but the bias, which each process initializes at random."""
         mine, its = ([*one.buffers(), one.linear.weight, one.extra["sizes"]] for one in (self, other))
         equal = all(torch.equal(a.double().real, b.double().real) for a, b in zip(mine, its, strict=True))
         return equal and self.extra["calls"] == other.extra["calls"]
 
 
 def state_of_all_kinds(rank: int, size: int) -> None:
-    """Bring all to the state of the last rank, whose numbers are others."""
+    """Bring all members to the state of the last rank, whose values differ."""
     model, newest = AllKinds(rank), AllKinds(size - 1)
     optimizer = torch.optim.SGD(model.parameters())
     for lags in (False, rank == 0):
@@ -79,7 +81,7 @@ def state_of_all_kinds(rank: int, size: int) -> None:
 
 
 def counted(store: rdzv.torch.TorchStore) -> Counter[str]:
-    """Count from now on how often a store is called."""
+    """Count the calls to a store from now on."""
     calls: Counter[str] = Counter()
 
     def count(name: str, method: Any) -> None:
@@ -95,7 +97,7 @@ def counted(store: rdzv.torch.TorchStore) -> Counter[str]:
 
 
 def over_rpc(url: str, rank: int, size: int) -> None:
-    """Calls of PyTorch's RPC, which has met over a TCPStore, and then once more over our store."""
+    """Call PyTorch's RPC, which meets once over our store, and once over a TCPStore."""
     rdzv.torch.register()
     for query in ("", "?torch_store=tcp"):
         options = rpc.TensorPipeRpcBackendOptions(init_method=url.replace("appended", f"appended{query}"))
@@ -107,7 +109,7 @@ def over_rpc(url: str, rank: int, size: int) -> None:
 
 
 def over_an_init_method(url: str, rank: int, size: int) -> None:
-    """Two groups, one after the other: each is a round of the run."""
+    """Make two groups, one after the other. Each is a round of the run."""
     rdzv.torch.register()
     rdzv.torch.register()
     ranks = []
@@ -118,7 +120,7 @@ def over_an_init_method(url: str, rank: int, size: int) -> None:
         collectives(dist.get_rank(), size)
         destroy_process_groups()
     assert ranks[0] == ranks[1], "survivors keep their order"
-    again = f"{url}-with-ranks".replace("?", "%3F")  # ranks of one's own, as with env:// and tcp://
+    again = f"{url}-with-ranks".replace("?", "%3F")  # with explicit ranks, as with env:// and tcp://
     dist.init_process_group("gloo", init_method=again, rank=rank, world_size=size, timeout=timedelta(seconds=120))
     assert dist.get_rank() == rank
     assert not isinstance(bottom_store(), dist.TCPStore)
@@ -135,12 +137,12 @@ def over_an_init_method(url: str, rank: int, size: int) -> None:
 
 
 def bottom_store() -> Any:
-    """The store below all of those that PyTorch puts prefixes before keys with."""
+    """Return the store below the prefix stores of PyTorch."""
     return dist.distributed_c10d._get_default_store()._underlying_non_prefix_store
 
 
 def collectives(rank: int, size: int) -> None:
-    """Look at what comes of some collectives."""
+    """Run some collectives and verify their results."""
     total = torch.tensor([rank + 1.0])
     dist.all_reduce(total)
     assert float(total) == size * (size + 1) / 2
@@ -154,7 +156,7 @@ def collectives(rank: int, size: int) -> None:
 
 
 def main(way: str, url: str, size: int) -> None:
-    """Fork a process for each rank, and see how each of them ends."""
+    """Fork a process for each rank, and verify that each exits with 0."""
     children = []
     for rank in range(size):
         child = os.fork()

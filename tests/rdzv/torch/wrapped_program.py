@@ -1,8 +1,8 @@
-"""A program for `test_wrapped`: what PyTorch wraps a model in, or runs beside it, each through the loss of a member.
+"""A program for `test_wrapped`: wrappers of models, and helpers beside a training, each through the loss of a member.
 
 python -m tests.rdzv.torch.wrapped_program URL KIND...
 
-Three processes are forked for each kind; one of them is killed in its fifth step, and the others train to the end.
+Three processes are forked for each kind. One of them is killed in its fifth step, and the others train to the end.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ DIES_AT: Final = 5
 
 
 def new_model() -> Any:
-    """The same on every member."""
+    """Return the model. It is the same on every member."""
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
 
 
 def trained(model: Any, optimizer: Any, batch: Any, backward: Callable[[Any], None] = torch.Tensor.backward) -> None:
-    """One step."""
+    """Make one step."""
     optimizer.zero_grad()
     backward(model(batch).pow(2).mean())
     optimizer.step()
 
 
 class Replicated:
-    """A model that each member has whole: `sync_state` brings it, and it is wrapped anew in each round."""
+    """A model that each member has as a whole. `sync_state` transfers it, and it is wrapped again in each round."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -55,7 +55,7 @@ class Replicated:
         self.step = 0
 
     def begin(self, round: rdzv.torch.TorchRound) -> int:
-        """Come to the newest state, and set up what lasts as long as the round's groups."""
+        """Get the newest state, and set up the objects that last as long as the round's groups."""
         self.round = round
         self.step = round.sync_state(self.model, self.optimizer, self.step)
         if self.kind == "mesh":
@@ -71,18 +71,18 @@ class Replicated:
         return self.step
 
     def train_one(self) -> None:
-        """One step of the model as it is wrapped."""
+        """Make one step of the wrapped model."""
         trained(self.wrapped, self.optimizer, next(self.batches))
 
     def endless_batches(self) -> Iterator[Any]:
-        """By a worker process, where that is the kind."""
+        """Yield batches for ever, from a worker process if the kind asks for it."""
         data = TensorDataset(torch.ones(64, 8))
         while True:
             for (batch,) in DataLoader(data, batch_size=4, num_workers=int(self.kind == "workers")):
                 yield batch
 
     def train(self, step: int) -> None:
-        """One step, and what runs beside it."""
+        """Make one step, with the helpers that run beside it."""
         self.train_one()
         self.step = step + 1
         if self.kind == "monitored_barrier":
@@ -95,20 +95,20 @@ class Replicated:
             )
 
     def finish(self) -> None:
-        """Wait for what runs beside."""
+        """Wait for the helpers."""
         if self.saving is not None:
             self.saving.result()
 
     def state(self) -> Any:
-        """To compare."""
+        """Return the state for comparison."""
         return self.model.state_dict()
 
 
 class ByFabric(Replicated):
-    """Lightning Fabric is told the member's rank and how many there are, and finds the round's group."""
+    """Lightning Fabric gets the member's rank and the world size, and finds the round's group."""
 
     def begin(self, round: rdzv.torch.TorchRound) -> int:
-        """As ever; then what Fabric wraps, anew."""
+        """Begin as usual. Then wrap again with Fabric."""
         from lightning_fabric import Fabric
 
         super().begin(round)
@@ -120,21 +120,22 @@ class ByFabric(Replicated):
         return self.step
 
     def train_one(self) -> None:
-        """One step, Fabric's way."""
+        """Make one step with Fabric."""
         trained(self.wrapped, self.prepared, next(self.batches), self.fabric.backward)
 
 
 class ByAccelerate(Replicated):
-    """accelerate keeps what it knows of the group in the process: it is told anew in each round."""
+    """accelerate keeps its state in the process, so it is reset in each round."""
 
     def begin(self, round: rdzv.torch.TorchRound) -> int:
-        """As ever; then what accelerate wraps, anew."""
+        """Begin as usual. Then wrap again with accelerate."""
         from accelerate import Accelerator
         from accelerate.state import AcceleratorState
 
         super().begin(round)
         os.environ.update(RANK=str(round.rank), WORLD_SIZE=str(round.world_size), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
-        os.environ.update(MASTER_ADDR="unused", MASTER_PORT="1")  # the group is there; it only wants them set
+        # the group exists already; accelerate only wants the variables to be set
+        os.environ.update(MASTER_ADDR="unused", MASTER_PORT="1")
         AcceleratorState._reset_state(reset_partial_state=True)
         self.accelerator = Accelerator(cpu=True)
         assert (self.accelerator.process_index, self.accelerator.num_processes) == (round.rank, round.world_size)
@@ -142,15 +143,15 @@ class ByAccelerate(Replicated):
         return self.step
 
     def train_one(self) -> None:
-        """One step, accelerate's way."""
+        """Make one step with accelerate."""
         trained(self.wrapped, self.prepared, next(self.batches), self.accelerator.backward)
 
 
 class Sharded:
-    """A model of which each member has a part (FSDP2): it is made anew in each round, of what the run keeps."""
+    """A model of which each member has a shard (FSDP2). Each round makes it again, from state that the run keeps."""
 
     def __init__(self, _: str) -> None:
-        """All of it begins with a round."""
+        """Do nothing: each round makes all of it."""
 
     def begin(self, round: rdzv.torch.TorchRound) -> int:
         """Read the newest state, and shard it over the members of this round."""
@@ -164,7 +165,7 @@ class Sharded:
         return int(saved["step"])
 
     def train(self, step: int) -> None:
-        """One step; then rank 0 keeps the whole state with the run (a real model's goes into a checkpoint)."""
+        """Make one step. Then rank 0 keeps the full state with the run (a real model would need a checkpoint)."""
         trained(self.model, self.optimizer, torch.ones(4, 8))
         whole = self.state()
         if self.round.rank == 0:
@@ -173,10 +174,10 @@ class Sharded:
             self.round.keep("state", file.getvalue())
 
     def finish(self) -> None:
-        """Nothing runs beside."""
+        """Do nothing: no helpers run beside."""
 
     def state(self) -> Any:
-        """The whole of it, on every member."""
+        """Return the full state, on every member."""
         return get_model_state_dict(
             self.model, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=False)
         )
@@ -190,7 +191,7 @@ OF_KIND: Final[dict[str, Callable[[str], Any]]] = {
 
 
 def member(url: str, kind: str, name: str) -> None:
-    """Train until the last step, through a loss; all members that are left end with the same state."""
+    """Train until the last step, through a loss. All remaining members end with the same state."""
     training: Any = OF_KIND.get(kind, Replicated)(kind)
     for round in rdzv.torch.rounds(url, node_id=name):
         with round:
@@ -206,13 +207,13 @@ def member(url: str, kind: str, name: str) -> None:
             dist.all_gather_object(states, {key: value.tolist() for key, value in training.state().items()})
             assert all(state == states[0] for state in states)
             told = f"{kind}: {name} ends with the others, {round.world_size} of 3, after {step} steps\n"
-            os.write(1, told.encode())  # at one go: the members share the stream
+            os.write(1, told.encode())  # with a single write: the members share the stream
 
 
 def main(url: str, *kinds: str) -> None:
     """Fork the members of each kind, one kind after the other."""
     torch.set_num_threads(1)
-    torch.optim.SGD(new_model().parameters(), lr=0.1)  # which imports what is slow to import
+    torch.optim.SGD(new_model().parameters(), lr=0.1)  # it imports modules that are slow to import
     for kind in kinds:
         children = {}
         for name in "abc":

@@ -1,4 +1,4 @@
-"""All members of a round come to the same answer: go on, or meet again."""
+"""`all_here`: all members of a round get the same answer, to continue or to meet again."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ async def test_when_one_goes_first_all_meet_again_and_can(way: str) -> None:
         else:
             await c.leave()
         assert await asyncio.gather(*waiting) == [False, False]
-        assert asyncio.get_running_loop().time() - began < 1.5  # disconnect_ttl is 1 s; nobody waits for a timeout
+        assert asyncio.get_running_loop().time() - began < 1.5  # disconnect_ttl is 1 s; no member waits for the timeout
         await run.meet(a, b)
         assert all(await asyncio.gather(a.all_here(timeout=60), b.all_here(timeout=60)))
 
 
-async def test_who_goes_after_all_have_come_changes_no_answer() -> None:
-    """Else one would go on, and wait for another that meets again."""
+async def test_a_departure_after_all_have_come_changes_no_answer() -> None:
+    """Otherwise one member would continue, and wait for another that meets again."""
     async with VirtualRun(min_nodes=2) as run:
         a, b = await run.met("ab")
         late = run.start(a.all_here(timeout=60))
@@ -50,7 +50,7 @@ async def test_who_goes_after_all_have_come_changes_no_answer() -> None:
         assert await late
 
 
-async def test_who_comes_after_one_has_gone_hears_the_same() -> None:
+async def test_a_call_after_a_departure_gets_the_same_answer() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=3) as run:
         a, b, c = await run.met("abc")
         await c.leave()
@@ -68,7 +68,7 @@ async def test_a_member_that_was_dropped_itself_meets_again() -> None:
         assert not await waiting
 
 
-async def test_who_lives_and_does_not_come_is_waited_for_no_longer_than_the_timeout() -> None:
+async def test_a_live_member_that_does_not_call_is_waited_for_until_the_timeout() -> None:
     async with VirtualRun(min_nodes=2) as run:
         a, _ = await run.met("ab")
         began = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""What callers hear of their round: no change is lost by a limit, a cancel, or a poll, however it came."""
+"""Changes of a round, as callers read them: none is lost by a timeout, a cancel, or a poll."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 async def cancelled(changes: Changes, how: str) -> None:
-    """Ask for a change that does not come, and give that up."""
+    """Ask for a change that does not come, and stop asking."""
     if how == "anyio":
         with anyio.move_on_after(1) as limit:
             await anext(changes)
@@ -38,8 +38,8 @@ async def cancelled(changes: Changes, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["anyio", "wait_for", "poll", "cancel"])
-async def test_who_stops_asking_for_a_change_hears_of_it_when_asking_again(how: str) -> None:
-    """The stream was a generator, which a cancelled `anext` ended: nobody heard of anything any more."""
+async def test_a_caller_that_stopped_asking_for_changes_gets_them_later(how: str) -> None:
+    """Regression: the stream was a generator. A cancelled `anext` ended it, and no later change was delivered."""
     async with VirtualRun(min_nodes=1, max_nodes=2) as run:
         a = run.handler("a")
         await a.next_rendezvous()

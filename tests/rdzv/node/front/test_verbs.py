@@ -1,4 +1,4 @@
-"""A node's verbs: both fronts have each of them, under its name, with its arguments and its words."""
+"""The operations of a node: both fronts have each of them, with the same name, arguments and documentation."""
 
 from __future__ import annotations
 

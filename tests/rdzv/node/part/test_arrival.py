@@ -1,4 +1,4 @@
-"""A node's arrival: every line of its table, what each answer means, and what one that comes too late must not do."""
+"""A node's arrival: every row of its table, the meaning of each answer, and answers that come too late."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RECORD = NodeRecord(node_id="a", incarnation="one", address="host", port=1)
 
 
 def arrival(*, in_state: State) -> Arrival[str]:
-    """One that has come to this state by what may really happen."""
+    """Return an arrival in this state, reached by possible transitions."""
     made: Arrival[str] = Arrival()
     made.lease = "lease"
     if in_state is not State.ABSENT:
@@ -25,7 +25,7 @@ def arrival(*, in_state: State) -> Arrival[str]:
     return made
 
 
-def test_in_any_state_the_lease_may_lapse_and_the_caller_may_go_and_no_answer_brings_back_what_has_ended() -> None:
+def test_expiry_and_withdrawal_are_possible_in_every_state_and_final() -> None:
     for changes in TRANSITIONS.values():
         assert changes[Happening.GONE] is State.ABSENT
         assert changes[Happening.WITHDRAW] in (State.ABSENT, State.WITHDRAWN)
@@ -36,7 +36,7 @@ def test_in_any_state_the_lease_may_lapse_and_the_caller_may_go_and_no_answer_br
 
 @pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("happening", Happening)
-def test_what_is_not_in_the_table_is_a_defect_and_changes_nothing(state: State, happening: Happening) -> None:
+def test_a_transition_outside_the_table_is_an_error_and_changes_nothing(state: State, happening: Happening) -> None:
     one = arrival(in_state=state)
     after = TRANSITIONS[state].get(happening)
     if after is None:
@@ -54,7 +54,7 @@ def test_a_record_is_sent_only_on_a_lease_that_is_kept() -> None:
     assert one.state is State.ABSENT
 
 
-def test_what_was_written_stands_at_its_revision_until_it_is_withdrawn() -> None:
+def test_a_written_record_is_current_at_its_revision_until_it_is_withdrawn() -> None:
     one = arrival(in_state=State.STANDING)
     assert one.record == RECORD.replace(arrival=7)
     assert (one.revision, one.stands(7), one.stands(6)) == (7, True, False)
@@ -63,7 +63,7 @@ def test_what_was_written_stands_at_its_revision_until_it_is_withdrawn() -> None
 
 
 @pytest.mark.parametrize("how", ["lapsed", "withdraw"])
-def test_what_ends_while_the_record_is_under_way_makes_the_answer_count_for_nothing(how: str) -> None:
+def test_the_answer_is_ignored_if_the_arrival_ended_while_the_record_was_under_way(how: str) -> None:
     one = arrival(in_state=State.SENT)
     assert one.in_doubt
     getattr(one, how)()

@@ -1,4 +1,4 @@
-"""What befalls a node is noticed, whenever the node hears of it."""
+"""A node notices the events that concern it, at whatever time they arrive."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.support.runs import VirtualRun, connected
 pytestmark = pytest.mark.virtual_time
 
 
-async def test_a_question_that_came_before_the_node_knew_itself_a_member_is_answered() -> None:
-    """The coordinator waited for that answer for ever: two members of a round stood still, one of them in a collective.
+async def test_a_question_that_arrives_before_the_node_knows_its_rank_is_answered() -> None:
+    """Regression: the coordinator waited for the answer for ever. Two members stood still, one of them in a collective.
 
-    The round's commit was followed at once by the question, since a newcomer was waiting; the node was still reading
-    its rank, and nothing woke it once it had that.
+    The question followed at once after the commit of the round, since a newcomer was waiting. The node was still
+    reading its rank then, and was not woken when it had that.
     """
     keys, round = Keys("/rdzv", "job"), Round(number=7, term=1, size=2, buckets=1, host="h", port=1, in_steps=True)
     part = Part(
@@ -75,10 +75,10 @@ async def test_a_question_that_came_before_the_node_knew_itself_a_member_is_answ
     assert not membership.gate.passes(0), "and it begins no step before the members have agreed"
 
 
-async def test_a_node_whose_time_to_leave_is_over_while_its_arrival_is_under_way_waits_for_the_answer(
+async def test_a_node_whose_drain_is_due_while_its_arrival_is_under_way_waits_for_the_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It looked again and again, and kept the thread of all nodes of its process busy until the store was back."""
+    """Regression: it looked again without pause, and kept the thread of all nodes of the process busy."""
     looks = 0
     look = Noticing._look
 

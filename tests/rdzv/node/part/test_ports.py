@@ -26,7 +26,9 @@ def test_the_port_to_meet_at_is_taken_from_the_range_that_a_firewall_lets_throug
 
 
 def test_a_fork_while_the_port_is_held_does_not_keep_rank_0_from_it() -> None:
-    """A worker of a DataLoader, forked while its node joined, held the promised port for as long as it lived."""
+    """Regression: a worker of a DataLoader, forked while its node joined, held the promised port as
+    long as it lived.
+    """
     held = HeldPort()
     port = held.hold()
     reader, writer = os.pipe()
@@ -48,7 +50,7 @@ def test_a_fork_while_the_port_is_held_does_not_keep_rank_0_from_it() -> None:
 
 
 def test_a_port_is_free_in_both_families_of_addresses() -> None:
-    """A port of the range at which somebody listened by IPv6 was promised, and rank 0 could not listen there."""
+    """Regression: a port of the range that was in use by IPv6 was promised, and rank 0 could not listen there."""
     if not socket.has_ipv6:
         pytest.skip("this system has no IPv6")
     with socket.create_server(("::", 0), family=socket.AF_INET6) as taken:

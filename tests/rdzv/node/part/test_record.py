@@ -1,4 +1,4 @@
-"""What a node says of itself when it arrives."""
+"""The record that a node writes when it arrives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 class AwayStore:
-    """As much of a client as a link asks for, out of reach at first."""
+    """The parts of a client that a link needs; disconnected at first."""
 
     connected = False
     seen_as: str | None = None
@@ -44,7 +44,7 @@ class AwayStore:
         self.callbacks.append(callback)
 
     def bound_pauses(self, remaining: Any) -> None:
-        """It never reconnects."""
+        """Do nothing: this store never reconnects."""
 
     def come_back(self, *, seen_as: str, ends: tuple[str, str] | None = None) -> None:
         self.connected, self.seen_as, self.ends = True, seen_as, ends
@@ -68,8 +68,8 @@ async def address_said(store: AwayStore, url: str = "tcp://head/job?min_nodes=2"
     return saying
 
 
-async def test_a_node_that_is_away_waits_for_the_store_to_say_how_it_sees_it() -> None:
-    """It said its host's name, which few other hosts can resolve, and the whole job was sent there."""
+async def test_a_disconnected_node_waits_until_the_store_tells_its_address() -> None:
+    """Regression: it wrote its host's name, which few other hosts can resolve, and the whole job was sent there."""
     store = AwayStore()
     saying = await address_said(store)
     assert not saying.done()
@@ -84,10 +84,10 @@ async def test_a_node_that_is_away_waits_for_the_store_to_say_how_it_sees_it() -
         (10.0, 0.01, 0, math.inf, 10.0),
         (10.0, 2.0, 0, math.inf, 20.0),  # answers take seconds
         (10.0, 9.0, 0, math.inf, TTL_MOST),
-        (10.0, 9.0, 0, 12.0, 12.0),  # the store grants no longer one
+        (10.0, 9.0, 0, 12.0, 12.0),  # the store's limit is below that
         (60.0, 9.0, 0, math.inf, 60.0),
-        (60.0, 0.0, 0, 12.0, 60.0),  # what was asked for is asked of the store, which says what is wrong
-        (10.0, 0.0, 1, math.inf, 10.0),  # one that was lost may have been an outage
+        (60.0, 0.0, 0, 12.0, 60.0),  # the requested ttl is sent as it is, and the store's error names its limit
+        (10.0, 0.0, 1, math.inf, 10.0),  # a single expiry may have been an outage
         (10.0, 0.0, 2, math.inf, 20.0),
         (10.0, 0.0, 9, math.inf, TTL_MOST),
     ],
@@ -98,15 +98,17 @@ def test_a_lease_is_as_long_as_it_must_be_to_be_renewed_in_time(
     assert node_ttl(asked, round_trip=round_trip, lapses=lapses, most=most) == ttl
 
 
-async def test_no_lease_grows_beyond_what_the_store_grants() -> None:
-    """A store that answered slowly, and had a limit above `ttl`, told nodes to lower it: they had asked for more."""
+async def test_no_lease_grows_beyond_the_stores_limit() -> None:
+    """Regression: for a slow store a node asked for a longer ttl than `ttl`, was refused, and told the user to lower
+    `ttl`.
+    """
     settings: dict[str, Any] = {"min_nodes": 2, "ttl": 11, "closed_ttl": 12}
     async with VirtualRun(limits=Limits(lease_ttl_max=12.0), latency=1.0, **settings) as run:
         infos = await run.meet(run.handler("a"), run.handler("b"))
         assert [info.world_size for info in infos] == [2, 2]
 
 
-async def test_a_node_behind_a_forwarder_says_where_it_sends_from_and_one_that_is_given_its_address_says_that() -> None:
+async def test_a_node_publishes_its_source_address_behind_a_forwarder_and_a_given_address_always() -> None:
     store = AwayStore()
     given = await (await address_said(store, "tcp://head/job?min_nodes=2&address=10.0.0.8"))
     assert (given.address, given.store_at) == ("10.0.0.8", "")
@@ -116,7 +118,7 @@ async def test_a_node_behind_a_forwarder_says_where_it_sends_from_and_one_that_i
 
 
 async def test_an_arrival_asks_for_the_role_where_it_is_free_and_its_node_is_no_candidate_yet() -> None:
-    """One transaction for both; and a node that is to stand for election asks in its turn, as all others do."""
+    """One transaction does both. A node that already stands for election asks when its turn comes, as all others do."""
     asked: list[bool] = []
     async with VirtualRun(min_nodes=3) as run:
 
@@ -130,7 +132,7 @@ async def test_an_arrival_asks_for_the_role_where_it_is_free_and_its_node_is_no_
         links = [await connected(handler) for handler in handlers]
         for name in "abc":
             run.clients[name].hook = note
-        links[0].resign = lambda _: asyncio.sleep(0)  # it is a candidate already, of a role that nobody has
+        links[0].resign = lambda _: asyncio.sleep(0)  # it is a candidate already, for a role that is free
         for handler in handlers:
             await run.join(handler)
     assert asked == [False, True, False]

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 def test_the_role_outlives_its_holders_connection_no_longer_than_a_members_lease(
     reconnects_in: float, members: float, expected: float
 ) -> None:
-    """A store that had stood still for 1.4 s counted as far away for a whole term: a death was announced after 4 s."""
+    """Regression: a store that had stood still for 1.4 s counted as distant for a whole term: a death was noticed after
+    4 s.
+    """
     store = SimpleNamespace(time=float, fail_over=0.0, lease_ttl_max=60.0)
     way = {
         "keeping": SimpleNamespace(store=None),

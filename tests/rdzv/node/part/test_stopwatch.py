@@ -1,4 +1,4 @@
-"""What an answer takes counts; what this process itself stood still does not (`rdzv.node.link.stopwatch`)."""
+"""`rdzv.node.link.stopwatch` measures the time of an answer, without the time in which this process stood still."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_time_that_this_process_stood_still_does_not_count(after: float) -
     began = clock()
     with Stopwatch(clock) as stopwatch:
         await asyncio.sleep(after)
-        time.sleep(STOOD_STILL + 0.3)  # noqa: ASYNC251  as SIGSTOP does
+        time.sleep(STOOD_STILL + 0.3)  # noqa: ASYNC251  blocks like SIGSTOP
         await asyncio.sleep(0)
     assert clock() - began > STOOD_STILL + 0.3
     assert stopwatch.seconds < after + 0.2 + STOOD_STILL / 2

@@ -1,4 +1,4 @@
-"""Members that are alive and stuck are found, in virtual time; one run with real processes that hang for real."""
+"""Members that live but are stuck are found, in virtual time; and one run of real processes that really hang."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def training(
     together: bool = True,
     steps: int = 10_000,
 ) -> Callable[[ClusterNode], Awaitable[None]]:
-    """A training of one step a second, in which all members wait for each other at each step, or go their own ways."""
+    """A training of one step a second, in which the members wait for each other at each step, or run independently."""
 
     async def train(node: ClusterNode) -> None:
         async for round in rdzv.rounds(node.url):
@@ -58,7 +58,7 @@ def when(line: str) -> float:
 
 
 @pytest.mark.parametrize("index", range(3))
-def test_who_hangs_is_named_within_a_second_also_if_it_coordinates(index: int) -> None:
+def test_a_hanging_node_is_named_within_a_second_also_if_it_is_the_coordinator(index: int) -> None:
     with cluster(3, seed=1, min_nodes=2, stall_timeout=STALL) as made:
         made.run(training())
         made.advance(7.5)
@@ -78,7 +78,7 @@ def test_who_hangs_is_named_within_a_second_also_if_it_coordinates(index: int) -
 
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("stall", [1.5, 7.0])
-def test_who_hangs_is_named_within_a_second_however_rare_keep_alives_are(stall: float, together: bool) -> None:
+def test_a_hanging_node_is_named_within_a_second_also_with_rare_keep_alives(stall: float, together: bool) -> None:
     for begun in (7.0, 9.2):
         with cluster(3, seed=1, min_nodes=2, stall_timeout=stall) as made:
             made.run(training(together=together))
@@ -90,7 +90,7 @@ def test_who_hangs_is_named_within_a_second_however_rare_keep_alives_are(stall: 
                 assert re.search(r": no step since \d+ s, others are at \d+; it is at \d+$", out), f"hung at {begun}"
 
 
-def test_where_nobody_gets_on_nobody_is_dropped_and_the_status_says_so() -> None:
+def test_if_no_member_makes_progress_none_is_dropped_and_the_status_says_so() -> None:
     async def halt(_: ClusterNode, __: rdzv.Round, step: int) -> None:
         if step == 7:
             await asyncio.Event().wait()
@@ -114,7 +114,7 @@ def test_a_slow_first_step_raises_no_alarm_unless_it_has_a_time_of_its_own() -> 
             assert [one.world_size for one in made.rounds] == sizes
 
 
-def test_who_has_come_to_its_end_is_not_taken_for_stuck() -> None:
+def test_a_finished_member_is_not_taken_for_stuck() -> None:
     async def short(node: ClusterNode, _: rdzv.Round, __: int) -> None:
         if node.index != 0:
             await anyio.sleep(2)
@@ -141,7 +141,7 @@ NO_ALARM: dict[str, Callable[[Cluster], object]] = {
 
 
 @pytest.mark.parametrize("case", NO_ALARM)
-def test_what_is_no_hanging_raises_no_alarm(case: str) -> None:
+def test_other_pauses_raise_no_alarm(case: str) -> None:
     judged, announced = "without" not in case, "announced" in case
     with cluster(4, seed=3, min_nodes=2, stall_timeout=2 if judged else None) as made:
         made.run(training(step_takes=checkpoint if announced else None))
@@ -188,8 +188,10 @@ done
 """
 
 
-def test_rdzv_run_finds_a_process_that_hangs_and_starts_it_anew(tmp_path: Path) -> None:
-    """Each process says its step by a file, in any language; who hangs is stopped, and meets the others again."""
+def test_rdzv_run_finds_a_process_that_hangs_and_restarts_it(tmp_path: Path) -> None:
+    """Each process writes its step to a file, as any language can. The process that hangs is stopped
+    and started again.
+    """
     script = tmp_path / "work.sh"
     script.write_text(BEATS)
     launch = [sys.executable, "-m", "rdzv", "run", "--grace", "2", "--no-stacks", "--", "sh", str(script)]

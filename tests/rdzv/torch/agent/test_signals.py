@@ -1,4 +1,6 @@
-"""Agents of torchrun that are told to end: while they wait, while no store answers, and while they serve others."""
+"""Agents of torchrun that get a signal: while they wait, while the store does not answer, and while they host it for
+others.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 class Agents:
-    """Agents at one endpoint."""
+    """The agents at one endpoint."""
 
     def __init__(self, folder: Path, port: int, stack: contextlib.AsyncExitStack) -> None:
         self._script = folder / "train.py"
@@ -55,7 +57,7 @@ async def stack() -> AsyncIterator[contextlib.AsyncExitStack]:
 
 
 async def ended(agent: Child, number: signal.Signals) -> float:
-    """Tell an agent to end; return how long it took."""
+    """Send a signal to an agent. Return the seconds until its end."""
     began = time.monotonic()
     agent.send_signal(number)
     assert await agent.wait() != 0
@@ -76,13 +78,13 @@ async def test_an_agent_that_waits_leaves_and_closes_nothing(
     await ended(spare, number)
     assert "is closed" not in host.written()
     newcomer = await agents.start("job", "--nnodes=1")
-    await newcomer.says("1 spare")  # the run is open
+    await newcomer.says("1 spare")  # the run is still open
 
 
 async def test_ctrl_c_ends_an_agent_whose_store_does_not_answer(
     tmp_path: Path, stack: contextlib.AsyncExitStack
 ) -> None:
-    """It did nothing for as long as the store stood still."""
+    """Regression: nothing happened as long as the store stood still."""
     port = free_port()
     agents = Agents(tmp_path, port, stack)
     server = await stack.enter_async_context(start_python("-m", "rdzv", "serve", "--port", str(port)))
@@ -95,10 +97,10 @@ async def test_ctrl_c_ends_an_agent_whose_store_does_not_answer(
     server.send_signal(signal.SIGCONT)
 
 
-async def test_an_agent_serves_the_store_until_other_jobs_have_gone_unless_it_is_told_again(
+async def test_an_agent_hosts_the_store_until_other_jobs_have_ended_or_a_second_signal(
     tmp_path: Path, stack: contextlib.AsyncExitStack
 ) -> None:
-    """Its SIGTERM ended the other job, too. A second one within a second is the same wish."""
+    """Regression: its SIGTERM ended the other job, too. A second SIGTERM within a second counts as the same one."""
     agents = Agents(tmp_path, free_port(), stack)
     host = await agents.start("one", "--nnodes=1")
     await host.says("begun")

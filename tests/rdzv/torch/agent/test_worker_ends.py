@@ -1,4 +1,4 @@
-"""How a worker has failed is known at once, is told to the other agents, and is left to the agent to reap."""
+"""The failure of a worker is noticed at once and reported to the other agents. Its own agent still reaps it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from store.net.threads import Call
 
-require("torch")  # what follows cannot be imported without
+require("torch")  # the imports below need it
 
 from torch.distributed.elastic.multiprocessing.api import PContext  # noqa: E402
 
@@ -27,12 +27,12 @@ from rdzv.torch.agent.worker_ends import WorkerEnds  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this system has no pidfd")
 
-WITHIN = 60  # seconds; only a defect takes so long
+WITHIN = 60  # seconds; only a defect takes that long
 
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ends when its standard input does, with status 7."""
+    """Yield a process that exits with status 7 when its standard input is closed."""
     command = (sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read(); sys.exit(7)")
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         yield process
@@ -40,13 +40,13 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 class Told:
-    """What is told of the workers of an agent, which stands for the one in this thread."""
+    """The failures reported for an agent's workers. Stands for the agent in this thread."""
 
     def __init__(self) -> None:
         self.loop = NodeThread()
         self.ends = WorkerEnds(self.loop.start, self._hear)
         self.heard: list[str] = []
-        self.raised: defaultdict[int, str] = defaultdict(str)  # by local rank, what is in its error file
+        self.raised: defaultdict[int, str] = defaultdict(str)  # contents of the error file, by local rank
 
     async def _hear(self, how: str) -> None:
         self.heard.append(how)
@@ -85,20 +85,20 @@ def test_an_exit_status_and_an_exception_are_told_too(sleeper: subprocess.Popen[
     assert told.heard == ["worker 3 ended with status 7: ValueError: no batch 7"]
 
 
-def test_what_the_agent_does_to_its_workers_is_not_told(sleeper: subprocess.Popen[bytes], told: Told) -> None:
-    """Neither after `forget`, nor while PyTorch stops them: then who waits sees it in the agent's stack."""
+def test_workers_that_the_agent_stops_are_not_reported(sleeper: subprocess.Popen[bytes], told: Told) -> None:
+    """Neither after `forget`, nor while PyTorch stops them, which the watcher sees from the agent's stack."""
     waiting = told.follow({0: sleeper.pid})
     told.ends.forget()
     assert waiting.over.wait(WITHIN)
     waiting = told.follow({0: sleeper.pid})
 
     class Stopping(PContext):  # type: ignore[misc]
-        """Ends a process as PyTorch does, and goes on until nobody waits for its end any more."""
+        """Ends a process as PyTorch does, and blocks until the watcher has stopped."""
 
         def __init__(self) -> None:
             self._tail_logs: list[object] = []
             self.filtered_stdout = self.filtered_stderr = None
-            self._stdout_tail = self._stderr_tail = None  # of releases before there was a list of them
+            self._stdout_tail = self._stderr_tail = None  # in releases before there was a list of them
 
         def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:  # noqa: ARG002
             sleeper.send_signal(death_sig)
@@ -113,7 +113,7 @@ def test_what_the_agent_does_to_its_workers_is_not_told(sleeper: subprocess.Pope
     assert not told.heard
 
 
-def test_who_has_been_reaped_already_is_left_to_the_agent(sleeper: subprocess.Popen[bytes], told: Told) -> None:
+def test_a_worker_that_was_already_reaped_is_left_to_the_agent(sleeper: subprocess.Popen[bytes], told: Told) -> None:
     sleeper.kill()
     sleeper.wait()
     told.follow({0: sleeper.pid}).wait(WITHIN)
