@@ -1,4 +1,4 @@
-"""Which event loop a test runs on: real time, or virtual time for those marked `virtual_time`."""
+"""The event loop of each test: real time, or virtual time with the mark `virtual_time`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 
-# A busy machine makes requests slow, which the store's log has a line for: not for tests that count its lines.
+# On a busy machine requests are slow, and the store logs a line about that. Tests that count log lines must not see it.
 logging.getLogger("store.server.conversations").addFilter(lambda record: record.msg != SLOW_LINE)
 
-# A forked child must not end what earlier tests have left behind: a channel of grpc waits for its thread, for ever.
+# A forked child must not collect objects of earlier tests: a channel of grpc would wait for its thread, for ever.
 os.register_at_fork(after_in_child=gc.disable)
 
-# How long an example takes, or the making of one, tells of the machine and of nothing else.
+# The time that hypothesis needs for an example depends only on the machine.
 settings.register_profile("rdzv", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rdzv")
 
@@ -38,8 +38,8 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Choose the loop of one test.
 
-    Asked once per test function, before it is parametrized: the mark counts on a function, a class or a
-    module, not on one `pytest.param`. One factory, so the tests' names stay as they are.
+    Called once per test function, before it is parametrized. So the mark counts on a function, a class or a module, not
+    on one `pytest.param`. There is one factory, so the names of tests do not change.
     """
     if item.get_closest_marker("virtual_time") is not None:
         return {"virtual_time": VirtualTimeLoop}
@@ -47,18 +47,18 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[]
 
 
 def pytest_configure() -> None:
-    """Prepare what the processes that are started here inherit."""
-    # The suite starts hundreds of Pythons, and each would compile all of our modules anew.
+    """Prepare the environment and the signals that child processes inherit."""
+    # The suite starts hundreds of Pythons. Without cached bytecode each would compile all our modules again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
-    # They are to hear of signals that were ignored here, as under nohup or behind a shell's "&".
+    # Under nohup, or behind a shell's "&", these signals are ignored. Child processes must get them.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:
-    """Name the seed, so that what it brings to light can be run again."""
+    """Show the seed, so that a failure can be repeated."""
     return f"fresh seed: {FRESH} (RDZV_TEST_SEED={FRESH} runs it again)"
 
 
@@ -83,7 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _signals_as_before() -> Iterator[None]:
-    """Fail a test that leaves a signal ignored: all processes that later tests start would ignore it, too."""
+    """Fail a test that leaves a signal ignored: all processes of later tests would ignore it, too."""
     yield
     ignored = {number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN}
     for number in ignored:

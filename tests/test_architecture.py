@@ -1,7 +1,7 @@
-"""The shape of the code is what it says it is: pure rooms stay pure, arrows point one way, doors say what is in.
+"""The architecture of the code: pure rooms stay pure, imports point downwards, front doors only export.
 
-All of it is read from the source (only the front doors are also imported), so an import in a branch that never
-runs counts as well.
+All of it is read from the source (only the front doors are also imported), so an import in a branch that is never run
+counts as well.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 
 PURE_FOLDERS = ("store.protocol", "store.engine", "rdzv.core", "rdzv.config")
-"""Folders whose every room is told the time, handed its dice, and reaches for nothing."""
+"""Folders with pure rooms only: time and randomness are passed in, and no room reads the world."""
 
 PURE_ROOMS_ELSEWHERE = (
     "store.errors",
@@ -57,12 +57,12 @@ PURE_ROOMS_ELSEWHERE = (
     "rdzv.shared_store.fencing",
     "rdzv.shared_store.operations",
 )
-"""Rooms that are as pure, in folders that are not."""
+"""Pure rooms in other folders."""
 
 WORLD = frozenset(
     "anyio asyncio datetime os random selectors socket ssl threading time".split()  # noqa: SIM905 (reads better)
 )
-"""The packages through which time, chance and the network get in."""
+"""Packages that give access to time, randomness and the network."""
 
 NOUNS = frozenset(
     {
@@ -79,7 +79,7 @@ NOUNS = frozenset(
         "store.when",
     }
 )
-"""What everything may speak of: the store's values, errors and abstract classes."""
+"""Modules that every room may import: the store's values, errors and abstract classes."""
 
 STORE = NOUNS | {
     *("store.protocol", "store.engine", "store.net", "store.disk", "store.server", "store.client", "store.etcd"),
@@ -93,7 +93,9 @@ NODES_STORE = STORE - {"store.engine", "store.disk", "store.server", "store.etcd
 INSIDE_A_NODE = {"rdzv.node.run", "rdzv.node.link", "rdzv.node.member", "rdzv.node.coordinator"}
 HANDLERS = {"rdzv.node.front", "rdzv.node.handler", "rdzv.node.blocking_handler"}
 NODE = {"rdzv.node.run", "rdzv.node.link", "rdzv.node", *HANDLERS}
-"""What others see of a node. Only the node itself knows of its coordinator; it and its handlers know of its member."""
+"""The parts of a node that others may import. Only the node itself imports its coordinator; only it and its handlers
+import its member.
+"""
 ROWS_OF_THEIR_OWN = INSIDE_A_NODE | HANDLERS | {"rdzv.cli.command", "rdzv.cli.launcher"}
 """Rooms inside a sub-package that have a row of their own in `MAY_IMPORT`."""
 EVERYTHING_PUBLIC = STORE | BELOW_NODE | NODE | {"rdzv.backends", "rdzv.loop", "rdzv.sync", "rdzv"}
@@ -155,7 +157,7 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "rdzv.cli.command": STORE | {"rdzv.errors", "rdzv.config", "rdzv.display"},
     "rdzv.torch": EVERYTHING_PUBLIC - NODE | {"rdzv.display"},
     "rdzv.cli.launcher": EVERYTHING_PUBLIC - NODE
-    | {"rdzv.cli.command", "rdzv.display", "rdzv.torch"},  # for --agent-store, when it is asked for
+    | {"rdzv.cli.command", "rdzv.display", "rdzv.torch"},  # for --agent-store, only if that is given
     "rdzv.cli": EVERYTHING_PUBLIC
     | {"rdzv._version", "rdzv.display", "rdzv.http", "rdzv.cli.command", "rdzv.cli.launcher"},
     "rdzv.torchrun": EVERYTHING_PUBLIC | {"rdzv.torch"},
@@ -163,7 +165,7 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
 }
 """The layers: what each folder, and each room outside the folders, may import, type-checking imports included.
 
-`docs/architecture.md` draws the same picture. A folder that is not here fails the test: give it a row.
+`docs/architecture.md` has the same table. A folder that is missing here fails the test: give it a row.
 """
 
 FILES_IN_A_FOLDER_MOST = 15
@@ -171,10 +173,10 @@ LINES_OF_A_FILE_MOST = 600
 LINES_OF_A_CLASS_MOST = 400
 
 LONG_FILES: dict[str, str] = {}
-"""Files of more than 600 lines, and why."""
+"""Files of more than 600 lines, and the reason."""
 
 LONG_CLASSES: dict[tuple[str, str], str] = {}
-"""Classes of more than 400 lines, and why."""
+"""Classes of more than 400 lines, and the reason."""
 
 CORE_DEPENDENCIES = frozenset({"anyio", "msgpack"})
 
@@ -187,22 +189,22 @@ EXTRA_ROOMS = (
     "store.etcd.rpc.etcd_pb2",
     "rdzv.torch.pytorch",
 )
-"""Rooms that need an extra to be imported at all; elsewhere extras are imported inside the function."""
+"""Rooms that cannot be imported without an extra. Elsewhere extras are imported inside functions."""
 
 GENERATED_ROOMS = ("store.etcd.rpc.etcd_pb2",)
-"""Rooms that nobody writes: compiled from `etcd.proto` by `.ci/compile_proto`."""
+"""Rooms with generated code: compiled from `etcd.proto` by `.ci/compile_proto`."""
 
 PACKAGES = ("store", "rdzv")
 
 
 @dataclass(frozen=True)
 class Import:
-    """One import statement's target, and when it is carried out.
+    """The target of one import statement, and when it is executed.
 
     Attributes:
-        module: The module, or `module.name` where that is a module of ours.
-        late: Inside a function.
-        for_types: Under `if TYPE_CHECKING`, and so never carried out.
+        module: The module, or `module.name` if that is a module of ours.
+        late: True inside a function.
+        for_types: True under `if TYPE_CHECKING`, where it is never executed.
     """
 
     module: str
@@ -227,7 +229,7 @@ FILES = {room_of(path): path for path in files_in(*PACKAGES)}
 
 
 def folder_of(room: str) -> str:
-    """The corridor a room is on: its sub-package, or itself where it stands in the package's own folder."""
+    """Return the folder of a room: its sub-package, or the room itself if it is directly in the package's folder."""
     parts = room.split(".")
     return ".".join(parts[:3] if ".".join(parts[:3]) in ROWS_OF_THEIR_OWN else parts[:2])
 
@@ -248,7 +250,7 @@ def imports_of(room: str) -> tuple[Import, ...]:
 
 
 def imports_in(node: ast.AST, package: str, *, late: bool = False, for_types: bool = False) -> Iterator[Import]:
-    """Every import below a node; relative ones are resolved against the package."""
+    """Yield every import below a node. Relative imports are resolved against the package."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             yield Import(alias.name, late, for_types)
@@ -280,12 +282,12 @@ def is_type_checking(test: ast.expr) -> bool:
 
 
 def arrows_of(room: str) -> set[str]:
-    """Which rooms this one imports; types count."""
+    """Return the rooms that this one imports, also for types."""
     return {each.module for each in imports_of(room) if each.module in FILES} - {room}
 
 
 def reached_from(room: str) -> set[str]:
-    """Every room of ours that this one imports, by however many steps."""
+    """Return the rooms that this one imports, directly or indirectly."""
     reached: set[str] = set()
     ahead = [room]
     while ahead:
@@ -305,7 +307,8 @@ def test_pure_rooms_do_not_let_the_world_in() -> None:
         (room, imported.module)
         for room in PURE_ROOMS
         for imported in imports_of(room)
-        # A `random.Random` is handed in, and so is a `timedelta`: their types may be named, nothing else of the world.
+        # The types `random.Random` and `timedelta` may be named, since such objects are passed in; nothing else of the
+        # world.
         if imported.top in WORLD and not (imported.module in {"random", "datetime"} and imported.for_types)
     }
     assert worldly == set(), "these rooms are pure and must not import that"
@@ -324,14 +327,16 @@ def test_layers_point_down() -> None:
 
 
 def test_the_layers_themselves_have_no_circle() -> None:
-    """Each row names only rows above it, and nouns; so the table can be read from the top."""
+    """Each row names only rows above it, and nouns. So the table can be read from the top."""
     rows = list(MAY_IMPORT)
     wrong = {row: later for at, row in enumerate(rows) if (later := (MAY_IMPORT[row] - NOUNS).intersection(rows[at:]))}
     assert wrong == {}
 
 
 def test_a_name_of_a_node_is_imported_from_where_it_is_defined() -> None:
-    """Else a room would get by way of another what its own row does not give it: `be_ready_to_coordinate` of `node`."""
+    """Otherwise a room could import by way of another a name that its own row forbids: `be_ready_to_coordinate` of
+    `node`.
+    """
     exported = {
         room: {name for node in tree_of(path).body if assigns_all(node) for name in ast.literal_eval(node.value)}
         for room, path in FILES.items()
@@ -403,13 +408,15 @@ def test_only_the_core_dependencies_are_imported_with_the_module() -> None:
 
 
 def test_a_room_looks_into_no_other_rooms_privates() -> None:
-    """As far as the source tells: a private name that the room itself has may be read of whatever it likes."""
+    """As far as the source shows: a private name that the room itself defines may be read from any object."""
     private = {room: foreign_privates(tree_of(FILES[room])) for room in FILES.keys() - GENERATED_ROOMS}
     assert {room: names for room, names in private.items() if names} == {}
 
 
 def foreign_privates(tree: ast.Module) -> list[str]:
-    """Private names that are imported, or read of something but `self`, and that this module does not define."""
+    """Return private names that are imported, or read from an object other than `self`, and not
+    defined in this module.
+    """
     own, modules = defined_in(tree), imported_modules(tree)
     found: list[str] = []
     for node in ast.walk(tree):
@@ -426,7 +433,7 @@ def foreign_privates(tree: ast.Module) -> list[str]:
 
 
 NAMED_TUPLES = frozenset({"_replace", "_asdict", "_fields"})
-"""What Python itself gives a named tuple: public, for all its underscore."""
+"""Public names of named tuples, in spite of their underscore."""
 
 
 def is_private(name: str) -> bool:
@@ -434,7 +441,7 @@ def is_private(name: str) -> bool:
 
 
 def defined_in(tree: ast.Module) -> set[str]:
-    """Every name that a module gives to a function, a class, a variable or an attribute of its own objects."""
+    """Return the names that a module gives to functions, classes, variables and attributes of its own objects."""
     names: set[str] = set()
     for node in ast.walk(tree):
         match node:
@@ -448,7 +455,9 @@ def defined_in(tree: ast.Module) -> set[str]:
 
 
 def imported_modules(tree: ast.Module) -> set[str]:
-    """The names of others' modules: `os._exit` is documented, and in any case no room of ours."""
+    """Return the names of imported modules that are not ours. Their private names are allowed: `os._exit` is
+    documented.
+    """
     return {
         alias.asname or alias.name
         for node in ast.walk(tree)
@@ -459,7 +468,7 @@ def imported_modules(tree: ast.Module) -> set[str]:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_front_door_exports_what_it_imports_and_says_so(package: str) -> None:
+def test_a_front_door_lists_exactly_its_imports_in_all(package: str) -> None:
     tree = tree_of(FILES[package])
     declared = [
         name
@@ -481,7 +490,7 @@ def test_a_front_door_exports_what_it_imports_and_says_so(package: str) -> None:
         for node in statement.body:
             assert isinstance(node, ast.ImportFrom)
             home = importlib.import_module(node.module or "")
-            # What is loaded lazily is what a type checker takes it for.
+            # A name that is loaded lazily must be the object that a type checker sees.
             assert [one.name for one in node.names if getattr(module, one.name) is not getattr(home, one.name)] == []
     assert [name for name in declared if not hasattr(module, name)] == []
 
@@ -497,7 +506,7 @@ NO_EXPORTS = frozenset({"__future__", "typing"})
 
 
 def is_lazy_import(node: ast.stmt) -> TypeGuard[ast.If]:
-    """Whether these names are there for type checkers, and loaded by `__getattr__` when somebody asks for them."""
+    """Return True for imports that only type checkers see. `__getattr__` loads these names when they are used."""
     return isinstance(node, ast.If) and is_type_checking(node.test)
 
 
@@ -513,8 +522,8 @@ def belongs_in_a_front_door(node: ast.stmt, source: str) -> bool:
             imports = all(isinstance(each, ast.Import | ast.ImportFrom) for each in node.body)
             return imports and all(loads_lazily(each) for each in node.orelse)
         case ast.If():
-            # `store` is a common name: a front door may check that it is not another package in disguise, if a
-            # comment on or above the check says that this is what it does.
+            # `store` is a common name. A front door may check that it is not shadowed by another package, if a comment
+            # on or above the check says so.
             above = source.splitlines()[max(0, node.lineno - 4) : node.end_lineno]
             return any("#" in line and "shadow" in line for line in above)
         case _:
@@ -522,7 +531,7 @@ def belongs_in_a_front_door(node: ast.stmt, source: str) -> bool:
 
 
 def loads_lazily(node: ast.stmt) -> bool:
-    """Whether this is where names that type checkers see are loaded when somebody asks for them."""
+    """Return True for the assignment that loads lazily the names that type checkers see."""
     return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "(__getattr__, __dir__)"
 
 
@@ -531,9 +540,9 @@ def is_all(node: ast.Assign) -> bool:
 
 
 def untyped(tree: ast.Module) -> Iterator[ast.stmt]:
-    """The assignments that make a public name whose type others would have to infer, as Pyright's --verifytypes counts.
+    """Yield the assignments of public names whose type must be inferred, as Pyright's --verifytypes counts them.
 
-    What is a parameter has its type already, and constants have that of their value.
+    Parameters have a type already, and constants have the type of their value.
     """
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
@@ -550,12 +559,12 @@ def untyped(tree: ast.Module) -> Iterator[ast.stmt]:
 
 
 def _makes_a_twin(value: ast.expr) -> bool:
-    """Whether this makes of what awaits what blocks: it keeps the signature that stands there."""
+    """Return True if this makes a blocking function from an awaited one, whose signature it keeps."""
     return isinstance(value, ast.Call) and ast.unparse(value.func) in {"_block", "of_run"}
 
 
 def _makes_untyped(node: ast.AST, declared: set[str]) -> TypeGuard[ast.Assign]:
-    """Whether this assigns anything but a plain name to a public attribute that is declared nowhere."""
+    """Return True if this assigns anything but a plain name to a public attribute that is not declared."""
     if not isinstance(node, ast.Assign):
         return False
     for target in node.targets:
@@ -571,7 +580,9 @@ def _makes_untyped(node: ast.AST, declared: set[str]) -> TypeGuard[ast.Assign]:
 
 
 def test_the_types_of_public_names_are_written_down() -> None:
-    """`self.rounds: int = 0`, `log: logging.Logger = ...`. `.ci/verify_types` says the same, and takes a minute."""
+    """Written as `self.rounds: int = 0`, `log: logging.Logger = ...`. `.ci/verify_types` checks the
+    same, in a minute.
+    """
     found = [
         f"{path.relative_to(ROOT)}:{statement.lineno}: {ast.unparse(statement)}"
         for room, path in FILES.items()
@@ -595,26 +606,26 @@ def test_names_without_a_type_are_found(source: str, count: int) -> None:
     assert len(list(untyped(ast.parse(source)))) == count
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_has_a_docstring() -> None:
     trees = {path: tree_of(path) for path in files_in(*PACKAGES, "examples", "benchmarks", "tests")}
     # A package of tests is a folder, not a room: its `__init__.py` may be empty.
     assert [str(path) for path, tree in trees.items() if tree.body and not ast.get_docstring(tree)] == []
 
 
 EVALUATES = frozenset("pickle cPickle dill cloudpickle marshal shelve code codeop runpy".split())  # noqa: SIM905
-"""What makes code, or objects of any class, out of bytes."""
+"""Modules that make code, or objects of any class, from bytes."""
 
 
 RUNS_THE_USERS_COMMAND = "rdzv.cli.launcher.preload_server"
-"""It has no other input than the command line that the user typed, and imports no store."""
+"""Its only input is the command line of the user, and it imports no store."""
 
 
 MAKES_CONSTRUCTORS = {("store.records", "eval")}
-"""It evaluates names of fields that stand in our own sources, as they are imported; `namedtuple` does the same."""
+"""It evaluates names of fields in our own sources while they are imported; `namedtuple` does the same."""
 
 
 def test_s8_nothing_received_is_ever_unpickled_or_evaluated() -> None:
-    """Nothing that could is imported or called. What PyTorch itself keeps in a store is its own affair."""
+    """No module or function that could do so is imported or called. PyTorch's own use of a store is not checked."""
     rooms = [room for room in FILES if folder_of(room) != "rdzv.torch" and room != RUNS_THE_USERS_COMMAND]
     imported = {(room, each.top) for room in rooms for each in imports_of(room)}
     assert {each for each in imported if each[1] in EVALUATES} == set()
@@ -624,11 +635,13 @@ def test_s8_nothing_received_is_ever_unpickled_or_evaluated() -> None:
 
 
 BEYOND_THE_QUICK_START = ("jax", "numpy", "rdzv.torch", "torch", "uvloop")
-"""What neither of the README's two commands installs, or what imports it."""
+"""Packages that neither of the README's two commands installs, and modules that import them."""
 
 
-def test_tests_are_collected_where_only_what_the_readme_installs_is_installed() -> None:
-    """Else a newcomer's second command ends in errors: what it does not install is imported after a call that skips."""
+def test_tests_are_collected_with_only_the_packages_of_the_readme() -> None:
+    """Otherwise a newcomer's second command fails: missing packages may be imported only after a call that skips the
+    module.
+    """
     files = files_in("tests")
     too_early = [
         (str(path), top) for path in files if path.name.startswith("test_") for top in unguarded(tree_of(path))
@@ -637,7 +650,7 @@ def test_tests_are_collected_where_only_what_the_readme_installs_is_installed() 
 
 
 def unguarded(tree: ast.Module) -> list[str]:
-    """What a module imports beyond the quick start, before the call that skips the module where it is missing."""
+    """Return the imports beyond the quick start that come before the call that skips the module."""
     before = list(itertools.takewhile(lambda node: not skips(node), tree.body))
     names = [
         each.module for each in imports_in(ast.Module(before, []), "tests") if not each.late and not each.for_types
@@ -646,7 +659,7 @@ def unguarded(tree: ast.Module) -> list[str]:
 
 
 def skips(node: ast.stmt) -> bool:
-    """Whether this is a call of `require` or `pytest.importorskip`."""
+    """Return True for a call of `require` or `pytest.importorskip`."""
     call = node.value if isinstance(node, ast.Expr) else None
     return isinstance(call, ast.Call) and ast.unparse(call.func) in {"require", "pytest.importorskip"}
 
@@ -684,7 +697,7 @@ def test_imports_for_types_are_told_apart_from_their_else() -> None:
         ("tuple._replace(a=1).__class__", []),
     ],
 )
-def test_looking_into_privates_is_told_from_what_is_allowed(source: str, found: list[str]) -> None:
+def test_uses_of_foreign_private_names_are_found(source: str, found: list[str]) -> None:
     assert foreign_privates(ast.parse(source)) == found
 
 
@@ -709,6 +722,6 @@ def test_rooms_are_recognised_however_they_are_imported() -> None:
         ("# Another `store` may shadow this one.\nif __name__ != 'store':\n    raise ImportError", True),
     ],
 )
-def test_logic_is_told_from_what_belongs_in_a_front_door(source: str, belongs: bool) -> None:
+def test_logic_in_a_front_door_is_found(source: str, belongs: bool) -> None:
     (node,) = ast.parse(source).body
     assert belongs_in_a_front_door(node, source) is belongs

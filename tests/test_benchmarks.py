@@ -1,4 +1,4 @@
-"""What the benchmarks reckon with, draw, judge and write: the parts of them that measure nothing."""
+"""The parts of the benchmarks that measure nothing: calculations, figures, judgement and pages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIZES = (4, 64, 256, 1024, 4096, 10_000)
 
 
 def kept_results() -> Results:
-    """What the documents were made of."""
+    """Return the results that the documents show."""
     return Results.load(ROOT / "docs" / "benchmarks.json")
 
 
@@ -70,20 +70,20 @@ def test_the_terms_of_a_cost_are_found(cost: Any, terms: dict[str, float]) -> No
 @pytest.mark.parametrize(
     "cost", [lambda n: 0.3 * n, lambda n: 30 + 0.3 * n, lambda n: n * math.log2(n), lambda n: 9 + n * math.log2(n)]
 )
-def test_what_grows_like_n_log_n_passes_with_errors_of_ten_percent(cost: Any, seed: int) -> None:
+def test_growth_like_n_log_n_passes_with_errors_of_ten_percent(cost: Any, seed: int) -> None:
     assert growth.fit(measured(cost, seed, 0.1)).above <= growth.ABOVE_MOST
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("cost", [lambda n: n**1.5, lambda n: n * n, lambda n: 1000 + n + n * n / 1000])
-def test_what_grows_faster_does_not(cost: Any, seed: int) -> None:
+def test_faster_growth_fails(cost: Any, seed: int) -> None:
     assert growth.fit(measured(cost, seed, 0.1)).above > growth.ABOVE_MOST
 
 
 # ------------------------------------------------------------------------------------------ figures
 
 
-def test_a_figure_has_a_line_for_each_who_was_measured_and_a_point_for_each_value_above_zero() -> None:
+def test_a_figure_has_a_line_for_each_series_and_a_point_for_each_value_above_zero() -> None:
     lines = {"us & them": [(4, 0.1), (64, 1.0)], "theirs": [(4, 0.0), (64, 20.0)], "nobody": []}
     figure = Lines(title="a < b", across="nodes", up="seconds", unit="s", lines=lines, dashed=frozenset({"theirs"}))
     root = ElementTree.fromstring(draw(figure))
@@ -233,7 +233,7 @@ def test_every_part_has_steps_of_which_none_runs_before_all_sizes_have_had_their
 # ------------------------------------------------------------------------------------------ the documents
 
 
-def test_the_results_in_the_documents_are_what_the_schema_says() -> None:
+def test_the_results_in_the_documents_conform_to_the_schema() -> None:
     schema = json.loads((ROOT / "docs" / "benchmarks.schema.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(kept_results().data, schema)
@@ -241,12 +241,12 @@ def test_the_results_in_the_documents_are_what_the_schema_says() -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", *pages.BLOCKS])
-def test_a_page_says_what_was_measured(page: str) -> None:
+def test_a_page_shows_the_kept_results(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     assert text == pages.render(page, text, kept_results()), "python -m benchmarks --draw --docs writes it"
 
 
-def test_the_figures_show_what_was_measured() -> None:
+def test_the_figures_show_the_kept_results() -> None:
     drawn = pictures.svgs(kept_results())
     assert set(drawn) == {path.name for path in (ROOT / "docs" / "pictures").glob("bench-*.svg")}
     mark = stamps.digest(["docs/benchmarks.json"])

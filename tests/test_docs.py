@@ -1,4 +1,4 @@
-"""The documentation is true where a machine can tell: links, paths, options, tables, and samples that run."""
+"""The documentation is true as far as a program can check: links, paths, options, tables, and samples that run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def lines_of_shell() -> Iterator[str]:
-    """Every command in the documentation, without its comment, and without where its output goes."""
+    """Yield every command in the documentation, without its comment and its redirection."""
     for page in PAGES:
         for line in "".join(blocks(page, "")).replace("\\\n", "").splitlines():
             for part in re.split(r"\s+#\s|\s{3,}|\s+\(", line)[0].split("&&"):
@@ -56,7 +56,7 @@ def lines_of_shell() -> Iterator[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -98,7 +98,7 @@ def test_every_page_is_linked_from_another() -> None:
 
 
 def said_of_parameters() -> dict[str, str]:
-    """What stands below each field of the settings."""
+    """Return the docstring below each field of the settings."""
     tree = ast.parse((ROOT / "rdzv" / "config" / "settings.py").read_text(encoding="utf-8"))
     (fields,) = (each.body for each in tree.body if isinstance(each, ast.ClassDef) and each.name == "Settings")
     return {
@@ -151,7 +151,7 @@ def test_every_promise_has_a_test() -> None:
 
 
 def messages() -> str:
-    """All strings in the sources, and the names of errors, one a line; what is filled in is left out."""
+    """Return all strings in the sources, and the names of errors, one a line. Inserted values are left out."""
     found: list[str] = []
     for package in (rdzv, store):
         for path in Path(str(package.__file__)).parent.rglob("*.py"):
@@ -166,8 +166,8 @@ def messages() -> str:
     return "\n".join(found)
 
 
-def test_what_troubleshooting_goes_by_is_what_is_said() -> None:
-    """Parts in the code: examples of numbers, runs and addresses stand between them, and "..." for what varies."""
+def test_the_messages_in_troubleshooting_are_in_the_code() -> None:
+    """Shown messages are split at numbers, runs, addresses and "...", which vary. Each part must be in the code."""
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     shown = [span for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for span in CODE_SPAN.findall(row)]
     parts = {part.strip() for span in shown for part in re.split(r"\.\.\.|\d+|tcp://|\bjob\b", span)} - {""}
@@ -180,7 +180,9 @@ def test_what_troubleshooting_goes_by_is_what_is_said() -> None:
 
 
 def commands_of_rdzv() -> Iterator[str]:
-    """Those on a line of their own, and those within another command: `srun ... rdzv run slurm`, `"$(rdzv token)"`."""
+    """Yield commands on lines of their own, and those inside another command: `srun ... rdzv run slurm`, `"$(rdzv
+    token)"`.
+    """
     for line in lines_of_shell():
         inner = re.findall(r"\$\((rdzv [^)]*)\)|\(.*?; (rdzv [^)]*)\)", line)
         yield from (first or second for first, second in inner)
@@ -263,7 +265,7 @@ def test_every_sample_compiles(page: Path, sample: str) -> None:
 
 
 def sample_beginning(first: str, *, page: str, port: int) -> str:
-    """A sample of a page, for two nodes on this machine."""
+    """Return a sample of a page, for two nodes on this machine."""
     (sample,) = (text for each, text in SAMPLES if each.name == page and text.startswith(first))
     text = re.sub(r"tcp://[\w.]+:29400", f"tcp://127.0.0.1:{port}", sample)
     return text.replace("max_nodes=4", "max_nodes=2")
@@ -322,9 +324,11 @@ async def test_the_async_sample_hears_of_a_node_that_is_killed() -> None:
 
 
 def test_the_readme_on_an_index_has_no_link_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative links do; so they become text there, or absolute ones where pyproject.toml says where the source is."""
+    """Relative links would lead nowhere. They become text there, or absolute links if pyproject.toml
+    names the source.
+    """
     interface = ModuleType("interface")
-    interface.MetadataHookInterface = object  # type: ignore[attr-defined]  # hatchling is there only while it builds
+    interface.MetadataHookInterface = object  # type: ignore[attr-defined]  # hatchling exists only during a build
     monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", interface)
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
     assert spec is not None

@@ -1,4 +1,4 @@
-"""The tool that plants defects: what it plants, which tests it plays, and that its kept list is up to date."""
+"""The tool that plants defects: its mutants, the tests that it runs, and that its kept list is up to date."""
 
 from __future__ import annotations
 

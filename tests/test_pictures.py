@@ -1,4 +1,4 @@
-"""Each picture of the documentation is made by `tools/pictures.py`, and of the files as they are now."""
+"""Each picture of the documentation is made by `tools/pictures.py` from the present files."""
 
 from __future__ import annotations
 

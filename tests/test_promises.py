@@ -14,11 +14,11 @@ NUMBER = re.compile(r"test_([rs]\d+)_")
 
 
 PUBLIC = {"rdzv", "rdzv.sync", "rdzv.testing", "rdzv.torch", "store", "store.sync", "store.when"}
-"""What guarantees may import of the product; all else of it is for the tests of its rooms."""
+"""The modules that tests of guarantees may import. All others are for the tests of their rooms."""
 
 
 def promised_in(page: str) -> set[str]:
-    """The numbers of the promises that a page lists: `- **S4 Watches** are ...`."""
+    """Return the numbers of the promises that a page lists: `- **S4 Watches** are ...`."""
     numbers: list[str] = re.findall(r"^- \*\*([RS]\d+)\b", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
     assert len(numbers) == len(set(numbers)) > 0, f"{page} numbers two promises alike, or none"
     return {number.lower() for number in numbers}
@@ -56,7 +56,7 @@ def test_a_guarantee_is_tested_under_the_number_of_its_promise(path: Path) -> No
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_guarantee_speaks_public_names_only(path: Path) -> None:
-    """So that it outlives every redesign."""
+    """So the tests of guarantees survive a redesign."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         modules = [each.name for each in node.names] if isinstance(node, ast.Import) else []
         modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

@@ -1,4 +1,6 @@
-"""Every public name has a page that shows what callers need; no public signature speaks of what nobody can import."""
+"""Every public name has a page with the members that callers need, and no public signature names an
+unimportable type.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,11 @@ ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "docs" / "api.rst").read_text(encoding="utf-8").split()
 MODULES = ("rdzv", "rdzv.sync", "rdzv.testing", "rdzv.torch", "store", "store.recipes", "store.sync", "store.when")
 OF_THE_INSIDE = {
-    *("Account", "Call", "Leaving", "Membership"),  # of a handler, for those who drive its rounds
-    *("Calls", "Request", "Node", "_Term"),  # what public classes are made of, which callers never name
-    *("Engine", "Peer", "EndWhenAlone"),  # of a `Server`, for what is in its own process
+    *("Account", "Call", "Leaving", "Membership"),  # of a handler, for the drivers of its rounds
+    *("Calls", "Request", "Node", "_Term"),  # bases and parts of public classes, which callers never name
+    *("Engine", "Peer", "EndWhenAlone"),  # of a `Server`, for code in its own process
     *("ClientContext", "Serving"),  # an `ssl.SSLContext`; the context of a server in a thread
-    *("Done", "Keys", "LeaseLike"),  # names of types that are plain
+    *("Done", "Keys", "LeaseLike"),  # names of plain types
 }
 
 
@@ -38,13 +40,13 @@ def test_each_public_module_has_a_page_of_all_its_names() -> None:
 
 
 def public() -> dict[str, Any]:
-    """What can be imported by name, without PyTorch."""
+    """Return all public objects by name, without those of PyTorch."""
     modules = [importlib.import_module(name) for name in MODULES if name != "rdzv.torch"]
     return {name: getattr(module, name) for module in modules for name in module.__all__}
 
 
 def signatures(thing: Any) -> Iterator[tuple[str, inspect.Signature]]:
-    """Those of a function, or of what a class offers."""
+    """Yield the signature of a function, or those of a class's public members."""
     if inspect.isfunction(thing):
         yield thing.__name__, inspect.signature(thing)
     elif inspect.isclass(thing):
@@ -54,7 +56,7 @@ def signatures(thing: Any) -> Iterator[tuple[str, inspect.Signature]]:
                 yield f"{thing.__name__}.{name}", inspect.signature(function)
 
 
-def test_no_public_signature_speaks_of_what_cannot_be_imported() -> None:
+def test_types_in_public_signatures_can_be_imported() -> None:
     names, exported = public(), {id(thing) for thing in public().values()}
     defined = {
         node.name: f"{'.'.join(path.relative_to(ROOT).with_suffix('').parts)}"
@@ -90,8 +92,8 @@ SHOWN = {
 HIDDEN = {"all_here", "check_entered", "gate", "read_in_steps", "open_blocking_store", "so_far", "Node", "ask_ping"}
 
 
-async def test_a_page_shows_what_its_class_inherits_and_nothing_of_the_inside(tmp_path: Path) -> None:
-    """Pages of Round and of handlers had no verbs, since these are inherited, and showed constructors of the inside."""
+async def test_a_page_shows_inherited_members_and_no_internals(tmp_path: Path) -> None:
+    """Regression: pages of Round and of handlers lacked their inherited methods, and showed internal constructors."""
     pytest.importorskip("sphinx")
     template = (ROOT / "docs" / "_templates" / "autosummary" / "class.rst").read_text(encoding="utf-8")
     (options,) = re.findall(r"^   :members:\n.*\n", template, re.MULTILINE)

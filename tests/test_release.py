@@ -1,4 +1,4 @@
-"""What comes with a release: the bill of materials, and what the project says of itself there."""
+"""The files of a release: the bill of materials, and the project's metadata."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOON = datetime(2027, 1, 15, 12, tzinfo=UTC)
 
 
 def installed(name: str, *requires: str, **more: Any) -> dict[str, Any]:
-    """One entry of pip's report."""
+    """Return one entry of pip's report."""
     metadata = {"name": name, "version": "1.2", "requires_dist": list(requires), **more}
     return {"metadata": metadata, "download_info": {"archive_info": {"hashes": {"sha256": "0" * 64}}}}
 
@@ -60,7 +60,7 @@ def test_the_bill_of_materials_has_versions_hashes_licences_a_serial_and_a_time(
     assert bill["serialNumber"] != release.bill_of_materials([wheel], REPORT, built_at=NOON)["serialNumber"]
 
 
-def test_the_bill_of_materials_is_what_cyclonedx_says(wheel: Path) -> None:
+def test_the_bill_of_materials_conforms_to_cyclonedx(wheel: Path) -> None:
     require("cyclonedx")
     from cyclonedx.schema import SchemaVersion  # type: ignore[import-not-found, unused-ignore]
     from cyclonedx.validation.json import JsonStrictValidator  # type: ignore[import-not-found, unused-ignore]

@@ -1,9 +1,9 @@
-"""Play with real processes until something breaks, or the time is over.
+"""Runs real processes with faults until a promise is broken or the time is over.
 
 python -m tests.chaos                                five minutes
-python -m tests.chaos --seconds 30 --seed 7          what the suite plays
-python -m tests.chaos --announced                    drains and resizes, with kills and outages between them
-python -m tests.chaos --store etcd://127.0.0.1:2379  over a store that is there already
+python -m tests.chaos --seconds 30 --seed 7          as in the test suite
+python -m tests.chaos --announced                    drains and resizes, with kills and outages in between
+python -m tests.chaos --store etcd://127.0.0.1:2379  over a store that runs already
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.chaos.runner import chaos
 
 
 def main() -> int:
-    """Play; the exit status is 1 if a promise was broken."""
+    """Run. The exit status is 1 if a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))

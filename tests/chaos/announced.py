@@ -1,9 +1,9 @@
-"""Announced changes to real processes that go from round to round by `rounds()`, with kills and outages between them.
+"""Announced changes to real processes that loop over `rounds()`, with kills and outages in between.
 
-Nodes are drained, one or several at a time, and come again; the run is made smaller and larger; now and then a process
-is killed, has its connections reset, or the store is restarted. Each node makes steps that need all members
-(`tests.chaos.looping`). Beside all else that `tests.chaos.checker` looks at, no round may have two steps at which
-members stop, and no step may be cut short by what was announced.
+Nodes are drained, one or several at a time, and started again. The run is resized. Now and then a process is killed, or
+its connections are reset, or the store is restarted. Each node makes steps that need all members
+(`tests.chaos.looping`). Besides the checks of `tests.chaos.checker`, no round may have two steps at which members stop,
+and no announced change may interrupt a step.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["announced_chaos"]
 
 FEWEST = 2  # nodes in a round
-AT_ONCE = (1, 1, 2, 3)  # changes that are announced at the same moment
+AT_ONCE = (1, 1, 2, 3)  # number of changes that are announced at the same moment
 UNANNOUNCED = ("kill", "cut", "store")
-LEAVES_WITHIN = 120.0  # seconds that a node has which is to leave; a round trip would do
+LEAVES_WITHIN = 120.0  # seconds that a drained node has to leave; a round trip would be enough
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class _Announced(Chaos):
     unannounced: Sequence[str] = UNANNOUNCED
 
     async def trouble(self, seconds: float, observer: rdzv.Handler) -> None:
-        """Announce changes, and do other things to nodes and to the store now and then."""
+        """Announce changes, and now and then strike a node or the store."""
         assert isinstance(observer, Handler)
         await self.until(lambda: len(self.stays()) >= self.nodes, within=QUIET_WITHIN, what="come to a first round")
         until = time.monotonic() + seconds
@@ -61,7 +61,7 @@ class _Announced(Chaos):
         await self.resize(observer, self.nodes)
 
     async def do_unannounced(self, kind: str, observer: Handler, group: asyncio.TaskGroup) -> None:
-        """Do what nobody is told of before."""
+        """Strike a node or the store without an announcement."""
         if kind == "store":
             if self.store.ours and not self.restarting:
                 group.create_task(self.restart_store())
@@ -70,14 +70,14 @@ class _Announced(Chaos):
             group.create_task(self.meddle(kind, seat))
 
     async def drain(self, seat: Seat, observer: Handler) -> None:
-        """Let a node leave, and come again as a new process."""
+        """Drain a node, and start it again as a new process."""
         assert seat.life is not None
         child = seat.life.child
         async with asyncio.timeout(LEAVES_WITHIN):
             while child.returncode is None:
                 await self.announce("drain", lambda: observer.drain(within=LEAVES_WITHIN, node_id=seat.node))
                 self.say(f"drain {seat.node}")
-                # It may have been announced of an earlier process of its name, whose lease the store has kept.
+                # The drain may have gone to an earlier process of this name, whose lease still exists in the store.
                 with contextlib.suppress(ChildError):
                     await child.wait(timeout=self.ttl)
         assert child.returncode == 0, child.written()
@@ -86,12 +86,12 @@ class _Announced(Chaos):
         seat.busy = False
 
     async def resize(self, observer: Handler, most: int) -> None:
-        """Give the run another maximum."""
+        """Change the maximum number of nodes."""
         await self.announce("resize", lambda: observer.resize(max_nodes=most))
         self.say(f"resize to {most}")
 
     async def announce(self, kind: str, call: Callable[[], Coroutine[None, None, object]]) -> None:
-        """Make a call until it can be made."""
+        """Make a call, and repeat it until it succeeds."""
         async with asyncio.timeout(QUIET_WITHIN):
             while True:
                 try:
@@ -102,12 +102,12 @@ class _Announced(Chaos):
         self.announced[kind] += 1
 
     async def quiet(self, observer: rdzv.Handler) -> None:  # noqa: ARG002
-        """Whoever has left is back, and there is room for all."""
+        """Wait until all nodes are back in one round."""
         await self.until(self.in_one_round, within=2 * QUIET_WITHIN, what="come to one round")
         await self.nothing_is_left_behind()
 
     def judge(self) -> Outcome:
-        """Hold what was written down against the promises."""
+        """Check the lines of the nodes against the promises."""
         outcome = Chaos.judge(self)
         check_stops([(life.node, line) for life in self.lives for line in lines_of(life.child)], self.faults)
         return replace(outcome, announced=self.announced)
@@ -122,12 +122,12 @@ async def announced_chaos(
     say: Callable[[str], None] = lambda _: None,
     unannounced: Sequence[str] = UNANNOUNCED,
 ) -> Outcome:
-    """Play one run; arguments and errors are those of `tests.chaos.runner.chaos`.
+    """Play one run. Arguments and errors are those of `tests.chaos.runner.chaos`.
 
-    After a restart the store keeps the leases of who has died meanwhile for a whole TTL, so that a run takes longer.
+    After a restart, the store keeps the leases of nodes that died meanwhile for a whole TTL, so a run takes longer.
 
     Args:
-        unannounced: What else is done, of which nobody is told before.
+        unannounced: The kinds of faults without an announcement.
     """
     async with Store(url) as store:
         run_id = f"announced-{seed}-{random.Random().getrandbits(32):08x}"

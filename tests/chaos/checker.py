@@ -1,18 +1,17 @@
-"""Pure: what the nodes of a chaotic run have written down, held against promises R2, R3, R5, R9, R21 and R23.
+"""Pure: checks the lines that the nodes of a chaotic run have written against promises R2, R3, R5, R9, R21 and R23.
 
 A *stay* is one node's time in one round: from `in` until it says that it leaves, or is told that it was dropped, or is
-killed. What is checked:
+killed. The checks:
 
-R3  All who were in a round agree on its size, on rank 0's address and on the members; no rank is had twice.
-R2  A write to a round that began after somebody was in a later one was not acknowledged, so that no two groups are
-    current at once whatever a zombie believes. And a node that nobody meddled with is not in a round any more when a
-    later one completes.
-R5  When a member is killed, each other stay in that round ends, or hears that it is lost, within a bounded time.
-R21 No round has two steps at which members stop, and none stops in the middle of one.
-R23 No round ends in any other way unless something was done that nobody was told of before.
-R9  A node that stood still for longer than its TTL does not stay in the round it was in.
+R3  All members of a round agree on its size, on rank 0's address and on the members. No rank is held twice.
+R2  A write to a round that began after a node was in a later round is not acknowledged. So no two groups are current at
+    once, even if a zombie believes so. And a node that no fault hit is out of its round before a later one completes.
+R5  When a member is killed, every other stay in that round ends, or gets the loss, within a bounded time.
+R21 No round has two steps at which members stop, and no member stops in the middle of one.
+R23 A round ends in any other way only after a fault without an announcement.
+R9  A node that stood still for longer than its TTL does not stay in its round.
 
-Bounds on time count from the last meddling with the node that is to be told, or with the store.
+Time limits count from the last fault of the node that is to be told, or of the store.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["Fault", "Stay", "Violation", "check", "check_stops", "false_alarms",
 Line = dict[str, Any]
 
 SEEN_LATER = 3.0
-"""In seconds: what is done just before a round comes about may end it, as it is noticed a little later."""
+"""In seconds. A fault just before a round completes may still end it, as it is noticed a little later."""
 
 
 class Violation(AssertionError):
@@ -36,7 +35,7 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What was done to a node, or to the store (`node` is None), and when it was over."""
+    """A fault of a node, or of the store (`node` is None), and its time."""
 
     kind: str
     node: str | None
@@ -56,12 +55,12 @@ class Stay:
     members: tuple[str, ...] | None
     began: float
     ended: float = float("inf")
-    end: str = ""  # what ended it
+    end: str = ""  # the line that ended it
     told: list[tuple[float, str, tuple[str, ...]]] = field(default_factory=list)
 
 
 def stays_of(node: str, lines: list[Line], *, killed_at: float | None = None) -> list[Stay]:
-    """All stays of one process, in order."""
+    """Return all stays of one process, in order."""
     stays: list[Stay] = []
     for line in lines:
         current = stays[-1] if stays and not stays[-1].end else None
@@ -82,7 +81,7 @@ def stays_of(node: str, lines: list[Line], *, killed_at: float | None = None) ->
                 )
             )
         elif what == "told" and stays and line["round"] == stays[-1].round:
-            # Also just after it has ended: a blocking node listens in one thread, and leaves in another.
+            # Also just after the stay has ended: a blocking node listens in one thread and leaves in another.
             stays[-1].told.append((line["at"], line["kind"], tuple(line["ids"])))
             if line["kind"] == "Dropped" and current is not None:
                 current.ended, current.end = line["at"], "dropped"
@@ -102,19 +101,19 @@ def check(
     told_within: float,
     over_at: float,
 ) -> None:
-    """Hold it all against the promises.
+    """Check a run against the promises.
 
     Args:
-        stays: Of all processes.
-        writes: The acknowledged ones, each with its node.
-        faults: What was done.
-        ttl: Seconds of the nodes' leases.
-        told_within: Seconds in which a death is to be heard of, when nothing else is in the way. The next coordinator
-            may stand still just then, and must be replaced first.
-        over_at: When nothing was written down any more; what was not due by then is not missed.
+        stays: The stays of all processes.
+        writes: The acknowledged writes, each with its node.
+        faults: The faults.
+        ttl: The TTL of the nodes' leases, in seconds.
+        told_within: Seconds within which a death must be told if there is no other obstacle. The next coordinator may
+            stand still at that time, and must be replaced first.
+        over_at: The time of the last lines. Events that were due later are not missed.
 
     Raises:
-        Violation: Naming the promise, and what was seen.
+        Violation: Names the promise and the lines that break it.
     """
     rounds: dict[int, list[Stay]] = defaultdict(list)
     for stay in stays:
@@ -127,16 +126,16 @@ def check(
 
 
 def check_stops(lines: list[tuple[str, Line]], faults: list[Fault]) -> None:
-    """Hold how members of `rounds()` have left their rounds against the promises.
+    """Check against the promises how members of `rounds()` have left their rounds.
 
     Args:
-        lines: Of all processes, each with its node.
-        faults: What was done, and not announced.
+        lines: The lines of all processes, each with its node.
+        faults: The faults without an announcement.
 
     Raises:
-        Violation: Naming the promise, and what was seen.
+        Violation: Names the promise and the lines that break it.
     """
-    stops: dict[int, dict[int, str]] = defaultdict(dict)  # by round: at which step who
+    stops: dict[int, dict[int, str]] = defaultdict(dict)  # by round: the node at each step
     began = {(node, line["round"]): line["at"] for node, line in lines if line["what"] == "in"}
     for node, line in lines:
         if line["what"] != "leaving":
@@ -155,7 +154,7 @@ def check_stops(lines: list[tuple[str, Line]], faults: list[Fault]) -> None:
 
 
 def false_alarms(stays: list[Stay], faults: list[Fault]) -> int:
-    """How many members were lost, of which no more had befallen any but that its connections were reset."""
+    """Return the number of members that were lost without any other fault than reset connections."""
     lost = {
         (stay.round, node)
         for stay in stays
@@ -231,7 +230,7 @@ def _check_paused(stays: list[Stay], faults: list[Fault], *, ttl: float, told_wi
 
 
 def _deadline(at: float, stay: Stay, faults: list[Fault], within: float) -> float:
-    """The moment by which something that happened at `at` must have been heard in this stay."""
+    """Return the time by which an event at `at` must have been told in this stay."""
     deadline = at + within
     for fault in sorted(faults, key=lambda fault: fault.began):
         if fault.node in (stay.node, None) and fault.began < deadline and fault.ended > at:

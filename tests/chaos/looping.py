@@ -1,4 +1,4 @@
-"""One node of a run of `rounds()`, as a process of its own: it makes steps that need all members, and writes them down.
+"""One node of a run of `rounds()`, as a process of its own: it makes steps that need all members.
 
     python -m tests.chaos.looping URL NAME awaited|blocking
 
@@ -6,8 +6,8 @@ Each line is a JSON object, as those of `tests.chaos.node`:
 
     in        it is a member: round, rank, size, address of rank 0 and members
     told      a member was lost, which has ended the round
-    leaving   its body has ended: round; `end`, what has ended it (see `EndKind`), and why; `step`, the one that it
-              would have begun next; `begun`, the one that was cut short, if one was
+    leaving   its body has ended: round; `end`, the kind of the ending (see `EndKind`), and why; `step`, the next step;
+              `begun`, the step that was interrupted, if any
     closed    the loop has ended: the run is closed, or this node was drained
 """
 
@@ -27,7 +27,7 @@ STEPS_EVERY = 0.01  # seconds between two steps
 
 
 def say_in(round: rdzv.Round | rdzv.sync.Round, members: list[Any] | None) -> None:
-    """Write what a member was given."""
+    """Write the facts of a new round."""
     ids = None if members is None else [one.node_id for one in members]
     address = round.bootstrap_address
     say("in", round=round.number, rank=round.rank, size=round.world_size, address=address, members=ids)
@@ -43,7 +43,7 @@ def say_leaving(round: rdzv.Round | rdzv.sync.Round, step: int, begun: int | Non
 
 
 async def live(url: str, name: str) -> None:
-    """The life of a node that awaits."""
+    """Run a node that awaits."""
     async for round in rdzv.rounds(url, node_id=name):
         step, begun = 0 if round.newest is None else round.newest[1] + 1, None
         async with round:
@@ -61,7 +61,7 @@ async def live(url: str, name: str) -> None:
 
 
 def live_blocking(url: str, name: str) -> None:
-    """The same, of a script that blocks."""
+    """Run a node that blocks."""
     for round in rdzv.sync.rounds(url, node_id=name):
         step, begun = 0 if round.newest is None else round.newest[1] + 1, None
         with round:
@@ -79,7 +79,7 @@ def live_blocking(url: str, name: str) -> None:
 
 
 def main(url: str, name: str, twin: str) -> None:
-    """Live until the run is closed, or this node is to leave."""
+    """Run a node until the run is closed, or the node is drained."""
     if twin == "awaited":
         asyncio.run(live(url, name))
     else:

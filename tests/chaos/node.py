@@ -1,16 +1,16 @@
-"""One node of a chaotic run, as a process of its own: it lives on whatever happens, and writes down what it sees.
+"""One node of a chaotic run, as a process of its own: it continues after any error, and writes about all events.
 
     python -m tests.chaos.node URL NAME awaited|blocking
 
-Each line is a JSON object with `what`, the moment `at` on the clock that all processes of a machine share, and more:
+Each line is a JSON object with `what`, the time `at` on the clock that all processes of a machine share, and more:
 
     in        it is a member: round, rank, size, address of rank 0, and all members by rank if they could be read
-    wrote     a write to the round's store was acknowledged: round, and when it `began`; of many, the first after the
-              node has stood still, and else one in ten
+    wrote     a write to the round's store was acknowledged: round, and when it `began`; only the first after a pause
+              of the node, and one in ten of the others
     fenced    such a write was refused, or a wait ended, because the round is over for this node
-    told      what `changes()` said: kind, round, and the ids it named
+    told      a change from `changes()`: kind, round, and the ids in it
     leaving   it is about to ask for the next round
-    error     a call failed in a way that a retry may mend
+    error     a call failed with an error that a retry may solve
     closed    the run is over, and so is this node
 """
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from rdzv import Change, Participant
 
-WRITES_EVERY = 0.02  # seconds; often, so that whoever wakes up from a pause is about to write
-STOOD_STILL = 0.5  # seconds between two writes that are worth a line of their own
+WRITES_EVERY = 0.02  # seconds; short, so that a node that resumes after a pause is about to write
+STOOD_STILL = 0.5  # seconds between two writes after which a line is written
 SAYS_ONE_IN = 10
 TRIES_AGAIN_AFTER = 0.2  # seconds
 
@@ -44,13 +44,13 @@ _writes = 0
 
 
 def say(what: str, **more: Any) -> None:
-    """Write one line, whole, from whatever thread."""
+    """Write one line with a lock, since several threads write."""
     with _writing:
         print(json.dumps({"what": what, "at": time.monotonic(), **more}), flush=True)
 
 
 def say_wrote(round: int, began: float) -> None:
-    """Write that a write was acknowledged, if that tells anything."""
+    """Write a line about an acknowledged write, after a pause or for one write in ten."""
     global _last_write, _writes
     _writes += 1
     if began - _last_write > STOOD_STILL or _writes % SAYS_ONE_IN == 0:
@@ -59,14 +59,14 @@ def say_wrote(round: int, began: float) -> None:
 
 
 def say_in(info: rdzv.RendezvousInfo | rdzv.sync.RendezvousInfo, members: Iterable[Participant] | None) -> None:
-    """Write what a member was given."""
+    """Write the facts of a new round."""
     ids = None if members is None else [one.node_id for one in members]
     where = {"round": info.round, "rank": info.rank, "size": info.world_size, "address": info.bootstrap_address}
     say("in", **where, members=ids)
 
 
 def say_told(change: Change, round: int) -> bool:
-    """Write what was said; whether it calls for another round."""
+    """Write a change. Return True if it is a reason for another round."""
     ids = list(getattr(change, "node_ids", ()))
     say("told", kind=type(change).__name__, round=round, ids=ids, count=getattr(change, "count", None))
     return not (isinstance(change, rdzv.NodesWaiting) and change.count == 0)
@@ -76,7 +76,7 @@ def say_told(change: Change, round: int) -> bool:
 
 
 async def live(url: str, name: str) -> None:
-    """The life of a node that awaits."""
+    """Run a node that awaits."""
     async with rdzv.connect(url, node_id=name) as handler:
         round = -1
         changed = asyncio.Event()
@@ -112,7 +112,7 @@ async def live(url: str, name: str) -> None:
 
 
 async def write(info: rdzv.RendezvousInfo) -> None:
-    """Write to the round's store, and write down whether that was taken."""
+    """Write to the round's store, and a line about the outcome."""
     began = time.monotonic()
     try:
         await info.store.set(f"by/{info.rank}", str(began))
@@ -128,7 +128,7 @@ async def write(info: rdzv.RendezvousInfo) -> None:
 
 
 def live_blocking(url: str, name: str) -> None:
-    """The same, of a script that blocks; it listens in another thread."""
+    """Run a node that blocks. It listens in another thread."""
     with rdzv.sync.connect(url, node_id=name) as handler:
         round = -1
         changed = threading.Event()
@@ -160,7 +160,7 @@ def live_blocking(url: str, name: str) -> None:
 
 
 def write_blocking(info: rdzv.sync.RendezvousInfo) -> None:
-    """Write to the round's store, and write down whether that was taken."""
+    """Write to the round's store, and a line about the outcome."""
     began = time.monotonic()
     try:
         info.store.set(f"by/{info.rank}", str(began))
@@ -173,7 +173,7 @@ def write_blocking(info: rdzv.sync.RendezvousInfo) -> None:
 
 
 def main(url: str, name: str, twin: str) -> None:
-    """Live until the run is closed."""
+    """Run a node until the run is closed."""
     try:
         if twin == "awaited":
             asyncio.run(live(url, name))

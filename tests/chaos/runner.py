@@ -1,10 +1,10 @@
-"""A run of real processes, and everything that can be done to them: killed, stopped, cut off; the store restarted.
+"""A run of real processes with faults: processes are killed, stopped, cut off; the store is restarted.
 
 Every node is a process of its own (`tests.chaos.node`), half of them blocking, each behind a proxy of its own. A seed
-decides what is done to whom and when, one time in three to whoever coordinates; how the processes meet it is up to the
-machine. Then it is quiet: all that live must come to one round. Two scenes follow that leave nothing to chance: the
-coordinator is killed, and one node stands still for longer than its TTL. In the end the run is closed. What they have
-written down is held against the promises by `tests.chaos.checker`.
+decides the faults, their nodes and times. One fault in three strikes the coordinator. The timing of the processes
+depends on the machine. Then it is calm, and all live nodes must come to one round. Two fixed scenes follow: the
+coordinator is killed, and one node stands still for longer than its TTL. In the end the run is closed.
+`tests.chaos.checker` checks the lines of the nodes against the promises.
 """
 
 from __future__ import annotations
@@ -37,25 +37,26 @@ PARAMETERS = f"disconnect_ttl=0.5&last_call_timeout=0.5&join_timeout=60&close_ti
 TOLD_WITHIN = (
     8  # seconds after the TTL of a dead node: two coordinators that stand still (3 s each), and a busy machine
 )
-TOLD_IN_QUIET = 8.0  # seconds, when nothing else happens: its TTL, the coordinator's, an election, and a busy machine
-QUIET_WITHIN = 30.0  # seconds in which all must have come to one round once nothing is done to them any more
-PAUSES = ((0.2, 1.0), (TTL + 1.5, TTL + 3))  # seconds: so that nobody notices, and so that everybody must
+TOLD_IN_QUIET = 8.0  # seconds, without other faults: its TTL, the coordinator's, an election, and a busy machine
+QUIET_WITHIN = 30.0  # seconds in which all nodes must come to one round after the last fault
+# seconds: short ones without effect, and long ones after which the node is dropped
+PAUSES = ((0.2, 1.0), (TTL + 1.5, TTL + 3))
 HOLES = ((0.2, 0.8), (TTL + 0.5, TTL + 3))
 FAULTS = ("kill", "kill", "pause", "pause", "cut", "hole", "refuse", "store")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to, for those who ask whether anything happened at all.
+    """The counts of a run, which show whether anything happened in it.
 
     Attributes:
-        rounds: How many there were.
-        writes: How many of those to rounds' stores were written down.
-        fenced: How many were refused, since their round was over.
-        dropped: How often a node was told that it was.
-        false_alarms: Members that were lost though nothing but their connections was reset.
-        faults: How many of each kind there were.
-        announced: How many changes of each kind were announced.
+        rounds: The number of rounds.
+        writes: The number of lines about writes to rounds' stores.
+        fenced: The number of writes that were refused, since their round was over.
+        dropped: The number of times that a node was told that it was dropped.
+        false_alarms: The number of members that were lost without any other fault than reset connections.
+        faults: The number of faults of each kind.
+        announced: The number of announced changes of each kind.
     """
 
     rounds: int
@@ -69,7 +70,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Life:
-    """One process, and when it was killed."""
+    """One process, and the time when it was killed."""
 
     node: str
     child: Child
@@ -79,17 +80,17 @@ class Life:
 
 @dataclass(slots=True)
 class Seat:
-    """A node's name, its proxy, and the process that has it now."""
+    """A node's name, its proxy, and its present process."""
 
     node: str
     twin: str
     proxy: Proxy
     life: Life | None = None
-    busy: bool = False  # something is being done to it
+    busy: bool = False  # it has a fault
 
 
 class Store:
-    """The store of the run: a durable one of our own, which may be killed, or somebody else's."""
+    """The store of the run: a durable one of our own, which may be killed, or one that runs already."""
 
     def __init__(self, url: str | None) -> None:
         self.ours = url is None
@@ -107,17 +108,17 @@ class Store:
         return self
 
     async def start(self) -> None:
-        """Start it, on what it has left behind."""
+        """Start the store, with the data of the previous process."""
         self._server = contextlib.AsyncExitStack()
         arguments = ("--port", str(self.port), "--data-dir", self._directory)
         child = await self._server.enter_async_context(start_python("-m", "rdzv", "serve", *arguments))
         await child.says("listens on", timeout=30)
 
     async def kill(self) -> None:
-        """End it as a power cut does its process."""
+        """Kill the store."""
         if self._server is not None:
             server, self._server = self._server, None
-            await server.aclose()  # which kills it
+            await server.aclose()  # kills the process
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -131,13 +132,13 @@ class Chaos:
     """One run.
 
     Attributes:
-        store: Where the nodes meet.
-        run_id: Of the run.
-        nodes: How many.
-        rng: Decides what is done to whom.
-        say: Told what happens.
-        module: What each node runs.
-        ttl: Of the nodes' leases.
+        store: The store of the nodes.
+        run_id: The id of the run.
+        nodes: The number of nodes.
+        rng: Decides the faults.
+        say: Called with lines about the run.
+        module: The program of each node.
+        ttl: The TTL of the nodes' leases.
     """
 
     store: Store
@@ -153,13 +154,13 @@ class Chaos:
     restarting: bool = False
 
     def url(self, port: int | None = None, *, joining: bool = True) -> str:
-        """Where a node finds the run, through its proxy if that has a port."""
+        """Return the URL of the run, through the proxy at a port if one is given."""
         where = f"{self.store.scheme}://{self.store.host if port is None else '127.0.0.1'}:{port or self.store.port}"
         nodes = f"min_nodes=2&max_nodes={self.nodes}&" if joining else ""
         return f"{where}/{self.run_id}?{nodes}ttl={self.ttl}&{PARAMETERS}"
 
     async def start(self, seat: Seat) -> None:
-        """Put a new process on a seat."""
+        """Start a new process for a node."""
         stack = contextlib.AsyncExitStack()
         arguments = ("-m", self.module, self.url(seat.proxy.port), seat.node, seat.twin)
         child = await stack.enter_async_context(start_python(*arguments))
@@ -167,7 +168,7 @@ class Chaos:
         self.lives.append(seat.life)
 
     async def play(self, seconds: float) -> Outcome:
-        """Outcome, then quiet."""
+        """Play the run: faults, a calm phase, the closing, and the checks."""
         async with contextlib.AsyncExitStack() as stack:
             for number in range(self.nodes):
                 proxy = await stack.enter_async_context(Proxy(self.store.host, self.store.port))
@@ -192,10 +193,10 @@ class Chaos:
                     await life.stack.aclose()
         return outcome
 
-    # -------------------------------------------------------------------------------------------------- trouble
+    # --------------------------------------------------------------------------------------------------- faults
 
     async def trouble(self, seconds: float, observer: rdzv.Handler) -> None:
-        """Do things to nodes and to the store, several at a time."""
+        """Strike nodes and the store, several at a time."""
         await self.until(lambda: len(self.stays()) >= self.nodes, within=QUIET_WITHIN, what="come to a first round")
         until = time.monotonic() + seconds
         async with asyncio.TaskGroup() as group:
@@ -212,7 +213,7 @@ class Chaos:
                 await asyncio.sleep(self.rng.uniform(0.3, 1.2))
 
     async def choose(self, observer: rdzv.Handler) -> Seat | None:
-        """Somebody who is not in trouble yet, often the coordinator; nobody while half of all are."""
+        """Return a node without a fault, often the coordinator; None while half of the nodes have a fault."""
         free = [seat for seat in self.seats.values() if not seat.busy]
         if 2 * len(free) <= self.nodes:
             return None
@@ -223,7 +224,7 @@ class Chaos:
         return self.rng.choice(free)
 
     async def meddle(self, kind: str, seat: Seat) -> None:
-        """Do one thing to one node, and undo it."""
+        """Strike one node with one fault, and end the fault."""
         assert seat.life is not None
         began = time.monotonic()
         match kind:
@@ -256,7 +257,7 @@ class Chaos:
         seat.busy = False
 
     async def restart_store(self) -> None:
-        """Kill the store, and let it come back."""
+        """Kill the store, and start it again."""
         self.restarting = True
         began = time.monotonic()
         await self.store.kill()
@@ -266,17 +267,17 @@ class Chaos:
         self.say(f"restart of the store, {time.monotonic() - began:.1f} s")
         self.restarting = False
 
-    # -------------------------------------------------------------------------------------------- quiet, and verdict
+    # ------------------------------------------------------------------------------------------ calm, and the checks
 
     async def quiet(self, observer: rdzv.Handler) -> None:
-        """All come to one round; then the two scenes that leave nothing to chance."""
+        """Wait until all nodes are in one round. Then play the two fixed scenes."""
         await self.until(self.settled, within=QUIET_WITHIN, what="come to one round, and stay in it")
         await self.kill_the_coordinator(observer)
         await self.let_one_stand_still()
         await self.nothing_is_left_behind()
 
     async def kill_the_coordinator(self, observer: rdzv.Handler) -> None:
-        """R5, R7: nobody else is in trouble, so all are told at once; a newcomer under its name is taken in."""
+        """R5, R7: without other faults, all nodes are told at once, and a newcomer of the same name is accepted."""
         seat = self.seats[(await observer.status()).coordinator or "n0"]
         assert seat.life is not None
         others = [other for other in self.seats.values() if other is not seat]
@@ -299,7 +300,7 @@ class Chaos:
         await self.until(self.in_one_round, within=QUIET_WITHIN, what="come to one round after a kill")
 
     async def let_one_stand_still(self) -> None:
-        """R9: the others go on without it; when it wakes up it is told, and may come again."""
+        """R9: the others continue without it. When it resumes, it is told, and may join again."""
         seat = self.seats["n1"]
         assert seat.life is not None
         others = [other for other in self.seats.values() if other is not seat]
@@ -323,7 +324,7 @@ class Chaos:
         await self.until(self.in_one_round, within=QUIET_WITHIN, what="come to one round after a pause")
 
     async def nothing_is_left_behind(self) -> None:
-        """What rounds left that are over, or what zombies wrote to them, is not in the store."""
+        """Check that no data of rounds that are over, or of zombies' writes to them, is in the store."""
         where = f"{self.store.scheme}://{self.store.host}:{self.store.port}"
         root = f"{PREFIX}/{self.run_id}/rounds/"
         async with store.connect(where) as client:
@@ -341,7 +342,7 @@ class Chaos:
                 raise Violation(f"R6: {seat.node} was not told that the run is closed; {seat.life.child.written()}")
 
     def in_one_round(self, seats: Sequence[Seat] = ()) -> bool:
-        """Whether these processes, or all, are in the same round, which holds nobody else."""
+        """Return True if these nodes, or all, are in the same round, without others."""
         seats = seats or tuple(self.seats.values())
         last = []
         for seat in seats:
@@ -352,37 +353,37 @@ class Chaos:
         return len({stay.round for stay in last}) == 1 and last[0].size == len(seats)
 
     def settled(self) -> bool:
-        """Whether all have been in one round for a TTL: what was done to them before has had its consequences."""
+        """Return True if all have been in one round for a TTL, so that earlier faults have no effect any more."""
         return self.in_one_round() and all(
             self.stays_at(seat)[-1].began < time.monotonic() - TTL for seat in self.seats.values()
         )
 
     def stays_at(self, seat: Seat) -> list[Stay]:
-        """All stays of the process that is there now."""
+        """Return all stays of a node's present process."""
         return stays_of(seat.node, self.lines_of(seat))
 
     def lines_of(self, seat: Seat) -> list[dict[str, Any]]:
-        """What the process that is there now has written down."""
+        """Return the lines of a node's present process."""
         assert seat.life is not None
         return lines_of(seat.life.child)
 
     async def until(self, condition: Callable[[], bool], *, within: float, what: str) -> None:
-        """Wait until something is true of what has been written down."""
+        """Wait until a condition on the lines is true."""
         try:
             async with asyncio.timeout(within):
-                while not condition():  # noqa: ASYNC110 - six processes write, and none of them tells us
+                while not condition():  # noqa: ASYNC110  there is no event for the output of six processes
                     await asyncio.sleep(0.1)
         except TimeoutError:
             raise Violation(f"the nodes did not {what} within {within:g} s") from None
 
     def stays(self) -> list[Stay]:
-        """All stays so far, of all processes."""
+        """Return all stays so far, of all processes."""
         return [
             stay for life in self.lives for stay in stays_of(life.node, lines_of(life.child), killed_at=life.killed_at)
         ]
 
     def judge(self) -> Outcome:
-        """Hold what was written down against the promises."""
+        """Check the lines of the nodes against the promises."""
         lines = [(life.node, line) for life in self.lives for line in lines_of(life.child)]
         writes = [(node, line) for node, line in lines if line["what"] == "wrote"]
         stays = self.stays()
@@ -399,7 +400,7 @@ class Chaos:
 
 
 def lines_of(child: Child) -> list[dict[str, Any]]:
-    """What a node has written down; a line that a kill has cut short does not count."""
+    """Return the lines of a node. A line that was cut short by a kill does not count."""
     lines = []
     for line in child.stdout:
         with contextlib.suppress(ValueError):
@@ -413,12 +414,13 @@ async def chaos(
     """Play one run.
 
     Args:
-        seconds: For how long there is trouble.
-        seed: Decides what is done to whom.
-        nodes: How many processes.
-        url: A store that is there already (`etcd://127.0.0.1:2379`); without it, a durable one of our own, which is
-            restarted as well.
-        say: Told what happens.
+        seconds: The length of the phase with faults.
+        seed: Decides the faults.
+        nodes: The number of processes.
+        url: A store that runs already (`etcd://127.0.0.1:2379`). Without it, a durable store is started, which also
+            gets
+            restarted.
+        say: Called with lines about the run.
 
     Raises:
         Violation: A promise was broken.

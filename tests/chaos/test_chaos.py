@@ -1,7 +1,7 @@
-"""A few seconds of chaos, and that the checker of it can tell.
+"""A few seconds of chaos, and tests of its checker.
 
-`python -m tests.chaos` plays five minutes. RDZV_CHAOS_SECONDS, RDZV_CHAOS_SEED and RDZV_CHAOS_STORE change what is
-played here; RDZV_CHAOS_STORE=etcd starts an etcd for it.
+`python -m tests.chaos` plays five minutes. RDZV_CHAOS_SECONDS, RDZV_CHAOS_SEED and RDZV_CHAOS_STORE change the run
+here. RDZV_CHAOS_STORE=etcd starts an etcd for it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ SECONDS = float(os.environ.get("RDZV_CHAOS_SECONDS", "4"))
 SEED = int(os.environ.get("RDZV_CHAOS_SEED", FRESH))
 
 
-async def test_whatever_is_done_to_processes_and_to_the_store_the_promises_hold() -> None:
-    """R2, R3, R5, R6 and R9, over kills, pauses, cuts and restarts of the store."""
+async def test_the_promises_hold_with_faults_of_processes_and_the_store() -> None:
+    """R2, R3, R5, R6 and R9, with kills, pauses, cuts and restarts of the store."""
     try:
         with contextlib.ExitStack() as stack:
             url = os.environ.get("RDZV_CHAOS_STORE")
@@ -37,8 +37,8 @@ async def test_whatever_is_done_to_processes_and_to_the_store_the_promises_hold(
     assert sum(outcome.faults.values()) >= 3
 
 
-async def test_no_step_is_lost_to_what_is_announced_to_processes() -> None:
-    """R21 and R23, over drains, several at a time, resizes, kills and reset connections."""
+async def test_announced_changes_interrupt_no_step_of_processes() -> None:
+    """R21 and R23, with drains, several at a time, resizes, kills and reset connections."""
     seconds = SECONDS / 1.5
     try:
         outcome = await announced_chaos(seconds=seconds, seed=SEED, unannounced=("kill", "cut"))
@@ -70,7 +70,7 @@ def left(node: str, at: float = 15.0) -> Stay:
     return stay(node, ended=at, end="leaving")
 
 
-def test_what_is_in_order_passes() -> None:
+def test_a_correct_run_passes() -> None:
     judge(stay("a"), stay("b"), stay("c"))
     dead = stay("a", ended=14.0, end="killed")
     judge(dead, left("b"), left("c"), *next_round(), writes=[("b", {"round": 0, "began": 14.9})])
@@ -102,7 +102,7 @@ def test_a_write_to_a_round_that_was_over_is_found_out() -> None:
         judge(left("a"), left("b"), *next_round(), writes=[("a", {"round": 0, "began": 20.1})])
 
 
-def test_a_round_that_completes_beside_a_living_one_is_found_out_unless_somebody_meddled() -> None:
+def test_a_round_that_completes_beside_a_live_one_is_found_out_unless_there_was_a_fault() -> None:
     with pytest.raises(Violation, match="R2: a was in round 0 when a later one completed"):
         judge(left("a", 23.0), left("b"), *next_round())
     judge(left("a", 23.0), left("b"), *next_round(), faults=[Fault("pause", "a", 12.0, 19.0)])
@@ -147,7 +147,7 @@ def test_a_round_with_two_steps_to_stop_at_or_a_step_that_is_cut_short_is_found_
         check_stops([*leaving("a"), *leaving("b", begun=7)], [])
 
 
-def test_a_round_that_ends_by_what_nobody_has_done_is_found_out() -> None:
+def test_a_round_that_ends_without_a_cause_is_found_out() -> None:
     lost = leaving("a", "lost", begun=7)
     with pytest.raises(Violation, match="R23: nothing was done that could have ended round 0 so: a"):
         check_stops(lost, [Fault("kill", "b", 16.0, 17.0)])
@@ -164,7 +164,7 @@ def test_a_member_that_is_lost_though_it_lives_counts_once_as_a_false_alarm() ->
     assert false_alarms(stays, [Fault("store", None, 9.0, 9.5)]) == 0
 
 
-def test_stays_are_read_from_what_a_node_wrote_down() -> None:
+def test_stays_are_read_from_the_lines_of_a_node() -> None:
     where = {"round": 3, "rank": 0, "size": 1, "address": ["host", 1], "members": ["a"]}
     lines = [
         {"what": "in", "at": 1.0, **where},

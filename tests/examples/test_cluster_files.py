@@ -1,4 +1,4 @@
-"""The files for Slurm and Kubernetes: valid where a validator can tell, and with commands that rdzv takes."""
+"""The files for Slurm and Kubernetes: valid by their validators, and with commands that rdzv accepts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 
 def find(document: Any, name: str) -> list[Any]:
-    """All that is called this in a document, wherever."""
+    """Return all values of this name in a document, at any depth."""
     if isinstance(document, list):
         return [one for each in document for one in find(each, name)]
     if not isinstance(document, dict):
@@ -50,7 +50,7 @@ def find(document: Any, name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", VERSIONS)
-def test_manifests_are_what_the_schemas_of_kubernetes_say(name: str) -> None:
+def test_manifests_conform_to_the_schemas_of_kubernetes(name: str) -> None:
     validator = required("kubernetes_validate")
     for document in documents(name):
         for version in VERSIONS[name]:
@@ -58,13 +58,13 @@ def test_manifests_are_what_the_schemas_of_kubernetes_say(name: str) -> None:
 
 
 def as_it_is_read(document: dict[str, Any]) -> Any:
-    """A document of JobSet's or Trainer's as their own types read it: what they do not know is gone."""
+    """Parse a document with the types of JobSet or Trainer, which drop unknown fields."""
     kind = getattr(required("kubeflow_trainer_api.models"), KINDS[document["kind"]])
     return kind.from_dict(document).to_dict()
 
 
 @pytest.mark.parametrize("name", ["jobset.yaml", "trainjob.yaml"])
-def test_manifests_are_what_jobset_and_trainer_say(name: str) -> None:
+def test_manifests_conform_to_jobset_and_trainer(name: str) -> None:
     validator = required("kubernetes_validate")
     for document in documents(name):
         assert as_it_is_read(document) == document
@@ -145,7 +145,7 @@ def test_batch_scripts_are_whole_and_their_commands_are_taken(script: Any) -> No
     ],
     ids=["done", "again", "over", "replaced", "killed", "killed too often", "finished without it"],
 )
-def test_slurm_does_what_the_statuses_ask_for(
+def test_the_slurm_script_follows_the_exit_status(
     ends: str, phase: str, restarts: int, does: list[str], tmp_path: Path
 ) -> None:
     stubs = {
@@ -166,8 +166,8 @@ def test_slurm_does_what_the_statuses_ask_for(
     assert done.returncode == int(ends.rpartition(" ")[2])
 
 
-def test_the_image_is_built_of_what_the_package_is_built_of_and_starts_what_rdzv_takes() -> None:
-    """Building it needs a registry; what can be checked without is."""
+def test_the_image_copies_the_files_of_the_package_and_its_command_is_valid() -> None:
+    """Building it needs a registry, so only the rest is checked."""
     text = (KUBERNETES / "Dockerfile").read_text(encoding="utf-8")
     copied = " ".join(re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE)).split()
     assert all((ROOT / name).exists() for name in copied)

@@ -1,4 +1,4 @@
-"""Every example runs as a user would run it, ends with status 0, and says what it claims to show."""
+"""Every example runs as a user would run it, exits with status 0, and prints the lines that show its point."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ TELLING = {
     ],
     "torchrun_train": ["SIGKILL for agent", "rank 0 of 1, pid", "third: rank 1 of 2, pid", "verified: resumed at step"],
 }
-"""What each must say, by its name; a new example needs an entry here."""
+"""The lines that each example must print, by its name. A new example needs an entry here."""
 
 NEEDS = {"in_process_elastic": "torch", "jax_distributed": "jax", "torchrun_train": "torch"}
-"""What must be installed for it, beside rdzv itself; it takes seconds to import."""
+"""Packages that an example needs beside rdzv. Importing them takes seconds."""
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-async def test_example_shows_what_it_claims(path: Path) -> None:
+async def test_an_example_prints_its_expected_lines(path: Path) -> None:
     if path.stem in NEEDS:
         require(NEEDS[path.stem])
     async with start_python("-W", "error", str(path)) as example:

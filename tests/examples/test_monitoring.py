@@ -1,4 +1,4 @@
-"""The alerts and the dashboard: they ask for metrics that there are, in expressions that Prometheus takes."""
+"""The alerts and the dashboard: their metrics exist, and Prometheus accepts their expressions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_every_metric_that_is_asked_for_is_there() -> None:
 
 @pytest.fixture
 def promtool(tmp_path: Path) -> Path:
-    """A folder in which promtool can be run, with all that it is to read."""
+    """Return a folder with all files that promtool reads."""
     require("promtool")  # on Debian it is in the package prometheus
     for path in (ALERTS, CASES):
         shutil.copy(path, tmp_path)

@@ -1,4 +1,4 @@
-"""The sample in docs/roles.md: two runs in one store, of which one goes on whatever befalls the other."""
+"""The sample in docs/roles.md: two runs in one store, one of which continues if the other ends or fails."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ JOINS = [sample for sample in SAMPLES if "tcp://" in str(sample.values[0]) and "
 
 
 def the_one_with(part: str) -> str:
-    """The only sample that contains this text and no node of ours."""
+    """Return the only sample that contains this text and does not run a node."""
     (code,) = [str(sample.values[0]) for sample in SAMPLES if part in str(sample.values[0]) and sample not in JOINS]
     return code
 
@@ -46,7 +46,7 @@ def test_every_sample_is_run_by_one_of_these_tests() -> None:
 
 
 async def test_all_samples_pass_mypy_strict(tmp_path: Path) -> None:
-    require("mypy.api")  # a command of that name may be of another Python
+    require("mypy.api")  # a `mypy` command may belong to another Python
     files = []
     for sample in SAMPLES:
         (code,) = sample.values
@@ -59,7 +59,7 @@ async def test_all_samples_pass_mypy_strict(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", JOINS)
 async def test_a_sample_runs_with_a_second_node_and_until_the_run_is_closed(code: str, tmp_path: Path) -> None:
-    """On the store of the test instead of the machine `head`; nothing else of it is changed."""
+    """It uses the store of the test in place of the machine `head`. Nothing else is changed."""
     if "import torch" in code:
         require("torch")
     async with store.serve() as server, AsyncExitStack() as started:
@@ -71,11 +71,12 @@ async def test_a_sample_runs_with_a_second_node_and_until_the_run_is_closed(code
         samples = [
             await started.enter_async_context(start_python("-W", "error", str(path), env=environment)) for _ in range(2)
         ]
-        if "store.connect(" not in code and "set_closed" not in code:  # who uses the store alone meets nobody
+        # a sample that uses only the store meets no other node
+        if "store.connect(" not in code and "set_closed" not in code:
             async with rdzv.connect(f"{server.url}/job-7", is_host=False) as observer:
                 while (status := await observer.status()).world_size != 2:
                     assert status.closed is None, f"it was over before two nodes had met: {status.reason}"
-                    await anyio.sleep(0.05)  # nothing tells an observer
+                    await anyio.sleep(0.05)  # there is no event for an observer
                 await observer.set_closed("the test has seen enough")
         for sample in samples:
             assert await sample.wait(timeout=30) == 0, sample.written()
@@ -107,7 +108,7 @@ async def test_the_health_check_tells_a_run_that_trains_from_others(tmp_path: Pa
                 for handler in (ada, ben):
                     meeting.start_soon(handler.next_rendezvous)
                 with anyio.fail_after(30):
-                    while (await ada.status()).phase is not rdzv.Phase.TRAINING:  # noqa: ASYNC110  no event says it
+                    while (await ada.status()).phase is not rdzv.Phase.TRAINING:  # noqa: ASYNC110  no event to wait for
                         await anyio.sleep(0.05)
                 status, said = await checked()
                 assert (status, "trains with 2 nodes" in said) == (0, True), said

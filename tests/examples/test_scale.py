@@ -24,7 +24,7 @@ TOKEN = "of the service account"
 
 
 class Kubernetes:
-    """Knows one Job, and tells of its changes; every watch ends after the first change, as each does some day."""
+    """Serves one Job and its changes. Each watch ends after the first change, as real watches end at some time."""
 
     def __init__(self) -> None:
         self.parallelism = 3
@@ -52,7 +52,7 @@ class Kubernetes:
 
 @asynccontextmanager
 async def served(kubernetes: Kubernetes, account: Path) -> AsyncIterator[dict[str, str]]:
-    """The environment of a pod in which a service account is mounted."""
+    """Return the environment of a pod with a mounted service account."""
     authority, context = trustme.CA(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("127.0.0.1").configure_cert(context)
     authority.cert_pem.write_to_path(account / "ca.crt")

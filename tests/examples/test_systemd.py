@@ -1,4 +1,4 @@
-"""The unit in `examples/systemd`: systemd itself finds nothing wrong with it, and `rdzv serve` takes its options."""
+"""The unit in `examples/systemd`: systemd finds no fault in it, and `rdzv serve` accepts its options."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_serve_takes_the_options_of_the_unit() -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
-    there = tmp_path / UNIT.name  # systemd wants the program to exist, and here it is not installed where the unit says
+    there = tmp_path / UNIT.name  # systemd wants the program to exist, and here it is not installed at the unit's path
     there.write_text(UNIT.read_text(encoding="utf-8").replace(PROGRAM, "/bin/true"), encoding="utf-8")
     command = ["systemd-analyze", "verify", "--man=no", str(there)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

@@ -1,4 +1,4 @@
-"""The example of how users test their recovery runs as a stranger's project, and docs/testing.md shows it."""
+"""The example of users' recovery tests works outside this project, and docs/testing.md shows its code."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PROJECT = ROOT / "examples" / "testing"
 PAGE = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
 
 PLUGIN = [] if any(point.value == "rdzv_pytest" for point in entry_points(group="pytest11")) else ["-p", "rdzv_pytest"]
-"""Where rdzv was installed before it had a fixture, its entry point is not there yet."""
+"""If rdzv was installed before it had a fixture, its entry point is missing."""
 
 
-async def test_a_stranger_tests_a_training_with_the_fixture() -> None:
+async def test_a_project_of_a_user_tests_a_training_with_the_fixture() -> None:
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", *PLUGIN)
     async with start(*command, cwd=PROJECT, env={"PYTHONPATH": str(ROOT)}) as pytest_run:
         assert await pytest_run.wait(timeout=90) == 0, pytest_run.written()
@@ -47,13 +47,13 @@ async def test_the_sample_of_real_processes_runs_as_it_stands(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("sample", [sample for sample in SAMPLES if sample not in OF_PROCESSES])
-def test_what_the_page_shows_is_what_the_example_has(sample: str) -> None:
+def test_the_samples_of_the_page_are_in_the_example(sample: str) -> None:
     source = "".join(path.read_text(encoding="utf-8") for path in PROJECT.glob("*.py"))
     for part in sample.strip().split("\n\n\n"):
         assert part in source, "copy it from the example"
 
 
-async def test_a_run_of_pytest_that_does_not_use_the_fixture_imports_nothing_of_ours(tmp_path: Path) -> None:
+async def test_pytest_without_the_fixture_imports_nothing_of_rdzv(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("import sys\n\ndef test_it(): assert 'rdzv' not in sys.modules\n")
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:asyncio", *PLUGIN)
     async with start(*command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}) as pytest_run:

@@ -1,11 +1,11 @@
-"""Cut a network of eight members many times, and see that it costs delay and nothing else (promise R8).
+"""Cut a network of eight members many times, and check that it costs delay and nothing else (promise R8).
 
     python -m tests.hosts.cuts --cuts 50          # of all eight members: 400 in all
-    python -m tests.hosts.cuts --cuts 50 --forget # and let their flows be forgotten each time
+    python -m tests.hosts.cuts --cuts 50 --forget # and drop the packets of existing connections after each
 
 Each cut takes a random time, from 0.5 to 5 s, and comes at a random phase of the renewals, with `ttl=10`. Half of the
-members ask the store for something all the time, and tell when they were answered again; the others only keep their
-places, as a member does that computes.
+members send requests all the time, and report when they get answers again. The others only renew their leases, as a
+member does while it computes.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tests.hosts.runs import Member, members, serving, url_of
 TTL = 10.0
 MEMBERS = 8
 SHORTEST = 0.5  # seconds; the longest cut takes half of the TTL
-ANSWERED_WITHIN = 10.0  # seconds after a cut in which a member is heard again, or it is reported as silent
+ANSWERED_WITHIN = 10.0  # seconds after a cut until a member without an answer is reported as silent
 NOT_TO_BE_HEARD = ("NodesLost", "NodesLeft", "NodesWaiting", "Dropped", "Closed", "error", "end")
 
 
 @dataclass(slots=True)
 class Report:
-    """What was seen.
+    """The results.
 
     Attributes:
-        cuts: Of one member each.
-        back: Seconds from the network's return to a member's next answer, of those that asked all the time.
-        troubles: What members said that they should not have heard of.
+        cuts: The number of cuts, each of one member.
+        back: Seconds from the network's return to the next answer, of the members that send requests all the time.
+        troubles: Events that members should not have reported.
     """
 
     cuts: int = 0
@@ -43,7 +43,7 @@ class Report:
     troubles: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """In one line or two."""
+        """Return one line, and one for each trouble."""
         back = sorted(self.back)
         worst = f"back after {statistics.median(back):.2f} s (median), {back[-1]:.2f} s at most" if back else "no probe"
         return f"{self.cuts} cuts: {worst}; {len(self.troubles)} troubles" + "".join(
@@ -54,7 +54,7 @@ class Report:
 async def cut_often(
     cuts: int, *, seed: int, forget: bool = False, hosts: int = MEMBERS, ttl: float = TTL, said: bool = False
 ) -> Report:
-    """Cut all members at once, so often; what they have said meanwhile."""
+    """Cut all members at once, this many times. Return the report."""
     rng, report = random.Random(seed), Report()
     async with Lab(hosts + 1, style="cloud") as lab:
         head, *others = lab.hosts
@@ -75,7 +75,7 @@ async def cut_often(
                 report.cuts += hosts
                 if said:
                     print(f"cut {number}: {seconds:.2f} s, back after {report.back[-1]:.2f} s", flush=True)
-            await asyncio.sleep(ttl + 1.0)  # whatever a cut has cost is known by then
+            await asyncio.sleep(ttl + 1.0)  # every effect of a cut is known by then
             for member in everyone:
                 troubles = member.events(*NOT_TO_BE_HEARD)
                 report.troubles += [f"{member.host.name}: {trouble}" for trouble in troubles]
@@ -87,7 +87,7 @@ async def cut_often(
 async def _cut_once(lab: Lab, asking: list[Member], report: Report, seconds: float, *, forget: bool) -> None:
     began = time.monotonic()
     head = lab.hosts[0]
-    await lab.cut(head)  # which cuts everybody off from the store at one instant
+    await lab.cut(head)  # cuts all members off from the store at the same moment
     await asyncio.sleep(seconds)
     if forget:
         await lab.forget_flows(head)

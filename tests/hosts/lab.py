@@ -3,24 +3,25 @@
     async with Lab(3) as lab:
         head, *others = lab.hosts
         async with head.python("-m", "rdzv", "serve", "--insecure") as server:
-            lab.cut(others[0])          # its packets vanish, both ways: no FIN, no RST, nothing unreachable
+            lab.cut(others[0])          # its packets are dropped, both ways: no FIN, no RST, no "unreachable"
             lab.mend(others[0])
 
-A host has a name of its own, an `/etc/hosts` of its own, and no name server. How names and addresses are handed out is
-the lab's `style`:
+A host has a name of its own, an `/etc/hosts` of its own, and no name server. The lab's `style` decides names and
+addresses:
 
-    cloud       every host knows itself and the others by address only: its own name stands for no address anywhere
-    named       every host resolves every name, as a well-kept cluster does
-    debian      as `named`, but a host's own name stands for 127.0.1.1, as Debian's installer writes it
+    cloud       hosts have addresses only: no name resolves, not even a host's own
+    named       every host resolves every name, as in a well-kept cluster
+    debian      as `named`, but a host's own name resolves to 127.0.1.1, as Debian's installer writes it
     ipv6        as `named`, with IPv6 addresses only
-    dual        as `named`, with both families; a host's own name stands for its IPv6 address first
+    dual        as `named`, with both families; a host's own name resolves to its IPv6 address first
 
-Where names are known, the first host is called `head`, too.
+Where names resolve, the first host is also called `head`.
 
-With `management=True` every host has a second interface on a second bridge; its own name stands for that address first.
+With `management=True` every host has a second interface on a second bridge. Its own name resolves to that address
+first.
 
-Everything ends with the processes that hold the namespaces, so nothing is left behind whatever happens to the test.
-It needs root, or a kernel that lets users make user namespaces.
+The namespaces end with the processes that hold them, so a test leaves nothing behind, however it ends. It needs root,
+or a kernel that lets users make user namespaces.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ AS_ROOT_OF_ITS_OWN = ("--user", "--map-root-user")
 
 
 def require_hosts() -> None:
-    """Skip this module where no hosts can be made; fail instead where `RDZV_TEST_REQUIRE_ALL=1` forbids skipping."""
+    """Skip this module if no hosts can be made. Fail instead if `RDZV_TEST_REQUIRE_ALL=1` forbids skipping."""
     problem = _why_not()
     if problem is None:
         return
@@ -106,7 +107,7 @@ class Host:
 
     Attributes:
         name: Its host name.
-        address: Where the others reach it; IPv6 in an `ipv6` lab.
+        address: The address at which the others reach it; IPv6 in an `ipv6` lab.
         port: The name of its port on the switch.
     """
 
@@ -117,7 +118,7 @@ class Host:
         self.ipv6 = f"fd77::{11 + number:x}"
         self.address = self.ipv6 if style == "ipv6" else self.ipv4
         self.management = f"10.78.0.{11 + number}"
-        self.enter: tuple[str, ...] = ()  # the command's first words that bring one into its namespaces
+        self.enter: tuple[str, ...] = ()  # a command prefix that enters its namespaces
 
     def python(
         self, *arguments: str, env: Mapping[str, str] | None = None
@@ -129,11 +130,13 @@ class Host:
         )
 
     async def do(self, *command: str) -> str:
-        """Run a command on the host to its end, and return what it wrote."""
+        """Run a command on the host to its end, and return its output."""
         return await _run(*self.enter, *command)
 
     async def flows(self) -> list[tuple[str, str, str, str]]:
-        """The TCP connections that stand: local address and port, remote address and port; loopback's left out."""
+        """Return the open TCP connections without those on loopback: local address and port, remote
+        address and port.
+        """
         found = []
         for line in (await self.do(_found("ss"), "-Htn", "state", "established")).splitlines():
             local, remote = line.split()[2:4]
@@ -144,12 +147,12 @@ class Host:
 
 
 class Lab:
-    """Hosts on a bridge, for as long as the block lasts.
+    """Hosts on a bridge, as long as the block lasts.
 
     Attributes:
-        hosts: All of them.
-        style: How their names and addresses are handed out.
-        management: Whether they have a second interface.
+        hosts: The hosts.
+        style: The way that names and addresses are assigned.
+        management: True if the hosts have a second interface.
     """
 
     def __init__(self, hosts: int, *, style: Style = "named", management: bool = False) -> None:
@@ -180,41 +183,41 @@ class Lab:
         await self._stack.aclose()
 
     async def cut(self, *hosts: Host) -> None:
-        """Let the hosts' packets vanish, both ways; connections stay as they are and nobody is told."""
+        """Drop the hosts' packets, both ways. Connections stay open, and no error is reported."""
         rules = [f"{way} {host.port} drop" for host in hosts for way in ("iifname", "oifname")]
         await self._nft("; ".join(f"add rule bridge lab forward {rule}" for rule in rules))
 
     async def cut_from(self, host: Host) -> None:
-        """Let what the host sends vanish; what is sent to it arrives."""
+        """Drop the packets that a host sends. Packets to it arrive."""
         await self._nft(f"add rule bridge lab forward iifname {host.port} drop")
 
     async def cut_between(self, one: Host, other: Host) -> None:
-        """Let what two hosts send each other vanish; all others still reach both."""
+        """Drop the packets between two hosts. All other hosts still reach both."""
         await self._nft(f"add rule bridge lab forward iifname {one.port} oifname {other.port} drop")
         await self._nft(f"add rule bridge lab forward iifname {other.port} oifname {one.port} drop")
 
     async def lose_large(self, size: int) -> None:
-        """Let packets of more bytes than these vanish, and the word that they are too large, too.
+        """Drop packets of more bytes, and also the ICMP message that they are too large.
 
-        Connections that are made from now on send each packet by itself, as it would go through a wire: on the way
-        between namespaces the system leaves several together, which would vanish, too.
+        New connections send each packet separately, as on a wire. Between namespaces the system otherwise joins several
+        packets, which would be dropped, too.
         """
         for host in self.hosts:
             await host.do(_found("ip"), "link", "set", "net0", "gso_max_segs", "1")
         await self._nft(f"add rule bridge lab forward meta length > {size} drop")
 
     async def mend(self) -> None:
-        """Let everything pass again, forgotten flows included."""
+        """Let all packets pass again, also those of forgotten flows."""
         await self._nft("flush chain bridge lab forward; flush chain bridge lab forgotten")
 
     async def mend_cuts(self) -> float:
-        """Let everything pass again but the flows that were forgotten; when that began, by `time.monotonic`."""
+        """Let all packets pass again but those of forgotten flows. Return the time before that, by `time.monotonic`."""
         began = time.monotonic()
         await self._nft("flush chain bridge lab forward")
         return began
 
     async def forget_flows(self, *hosts: Host) -> None:
-        """Let the packets of the connections that stand now vanish, as behind a firewall that was restarted."""
+        """Drop the packets of the present connections, as behind a firewall that was restarted."""
         rules: list[str] = []
         for host in hosts:
             for local, port, remote, remote_port in await host.flows():
@@ -225,13 +228,13 @@ class Lab:
             await self._nft("; ".join(f"add rule bridge lab forgotten {rule}" for rule in rules))
 
     async def renumber(self, host: Host, address: str) -> None:
-        """Give a host another IPv4 address in place of the one it has, as DHCP may; connections are lost."""
+        """Replace a host's IPv4 address, as DHCP may. Its connections are lost."""
         for change in (("del", host.ipv4), ("add", address)):
             await host.do(_found("ip"), "address", change[0], f"{change[1]}/24", "dev", "net0")
         host.address = host.ipv4 = address
 
     async def set_mtu(self, host: Host, mtu: int) -> None:
-        """Let a host send packets of at most so many bytes."""
+        """Limit the size of the packets that a host sends, in bytes."""
         await host.do(_found("ip"), "link", "set", "net0", "mtu", str(mtu))
 
     async def _add(self, stack: contextlib.AsyncExitStack, host: Host, folder: Path) -> None:
@@ -276,7 +279,7 @@ class Lab:
         return "\n".join([*lines, ""])
 
     async def _hold(self, stack: contextlib.AsyncExitStack, *namespaces: str, inside: tuple[str, ...] = ()) -> int:
-        """Hold new namespaces open for as long as the lab stands; returns the process that does."""
+        """Hold new namespaces open as long as the lab exists. Return the id of the process that holds them."""
         private = ("--propagation", "private")
         holder = await stack.enter_async_context(
             start(*inside, _found("unshare"), *namespaces, *private, "sh", "-c", "echo ready; exec sleep infinity")
@@ -302,7 +305,7 @@ def _address_and_port(end: str) -> tuple[str, str]:
 
 
 async def _run(*command: str) -> str:
-    """Run a command to its end; what went wrong is in the error."""
+    """Run a command to its end, and return its output. A failure raises an error with the output."""
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, stdin=asyncio.subprocess.DEVNULL
     )

@@ -1,4 +1,4 @@
-"""A member of a run on a host of a lab: it joins, joins again when its round changes, and says what happens.
+"""A member of a run on a host of a lab: it joins, joins again when its round changes, and reports events.
 
     python -m tests.hosts.member URL [--probe]
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rdzv import Handler
 
 PROBE_EVERY = 0.05  # seconds
-PAUSE_TOLD = 0.3  # seconds without an answer that are worth a line
+PAUSE_TOLD = 0.3  # seconds without an answer after which a line is written
 
 
 def say(event: str, **what: object) -> None:
@@ -29,7 +29,7 @@ def say(event: str, **what: object) -> None:
 
 
 async def probe(handler: Handler) -> None:
-    """Ask the store for something all the time, and tell when it has answered after a pause."""
+    """Send requests to the store all the time, and report the first answer after a pause."""
     while True:
         asked = time.monotonic()
         try:
@@ -61,7 +61,7 @@ async def take_part(handler: Handler) -> None:
 
 
 async def main(url: str, *, probing: bool) -> None:
-    """Take part, and probe if asked to."""
+    """Take part, and probe if requested."""
     async with rdzv.connect(url) as handler:
         asking = asyncio.create_task(probe(handler)) if probing else None
         try:

@@ -1,4 +1,4 @@
-"""Runs on the hosts of a lab: a store on one of them, members on others, and what they say."""
+"""Runs on the hosts of a lab: a store on one of them, members on others, and their output."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ START_WITHIN = 60.0  # seconds; many interpreters start at once, on a machine th
 
 
 def url_of(host: str, query: str) -> str:
-    """The URL of the run that tests use."""
+    """Return the URL of the run that tests use."""
     return f"tcp://{f'[{host}]' if ':' in host else host}:{PORT}/job-7?insecure=1&{query}"
 
 
 @contextlib.asynccontextmanager
 async def serving(host: Host, *arguments: str) -> AsyncIterator[Child]:
-    """`rdzv serve` on a host."""
+    """Run `rdzv serve` on a host."""
     async with host.python("-m", "rdzv", "serve", "--insecure", *arguments) as server:
         await server.says("listens on", timeout=START_WITHIN)
         yield server
 
 
 class Member:
-    """A member on a host (`tests.hosts.member`), and what it has said so far."""
+    """A member on a host (`tests.hosts.member`), and its lines so far."""
 
     def __init__(self, host: Host, child: Child) -> None:
         self.host = host
@@ -44,7 +44,7 @@ class Member:
         return [json.loads(line) for line in list(self.child.stdout)]
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
-        """Those of these kinds."""
+        """Return its lines of these kinds."""
         return [line for line in self.said if line["event"] in kinds]
 
     async def round(self, *, timeout: float = START_WITHIN) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Member:
 
 @contextlib.asynccontextmanager
 async def members(url: str, *hosts: Host, probe: bool = False) -> AsyncIterator[list[Member]]:
-    """One member on each host, in this order; their node ids are the hosts' names."""
+    """Start one member on each host, in this order. Their node ids are the hosts' names."""
     async with contextlib.AsyncExitStack() as stack:
         yield [
             Member(

@@ -1,4 +1,4 @@
-"""Nodes meet at addresses that the others can reach, whatever the store sees of them."""
+"""Nodes meet at addresses that the others can reach, also if the store sees other addresses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ asyncio.run(main())
 
 
 async def test_behind_a_forwarder_members_meet_at_their_own_addresses() -> None:
-    """All of them published the forwarder's, from which the store saw them come."""
+    """Regression: all of them published the address of the forwarder, since the store saw that."""
     async with Lab(4, style="cloud") as lab:
         head, between, *others = lab.hosts
         async with serving(head), between.python("-c", FORWARD, head.address, "29400") as forwarder:
@@ -50,8 +50,8 @@ async def test_behind_a_forwarder_members_meet_at_their_own_addresses() -> None:
                 assert [(await member.round())["master"][0] for member in both] == [others[0].address] * 2
 
 
-async def test_after_an_outage_no_job_is_sent_to_a_name_that_nobody_can_resolve() -> None:
-    """A node that arrived before its connection had come back said its host's own name."""
+async def test_after_an_outage_no_job_is_sent_to_a_name_that_does_not_resolve() -> None:
+    """Regression: a node that arrived before its connection was back published its host's own name."""
     async with Lab(4, style="cloud") as lab:
         head, *others = lab.hosts
         async with serving(head), members(url_of(head.address, "min_nodes=3&ttl=1"), *others) as everyone:
@@ -66,7 +66,7 @@ async def test_after_an_outage_no_job_is_sent_to_a_name_that_nobody_can_resolve(
 
 
 async def test_rdzv_serve_is_reached_over_ipv6_where_there_is_nothing_else() -> None:
-    """The README's `--host 0.0.0.0` listened where nobody could come."""
+    """Regression: with the README's `--host 0.0.0.0` it listened on IPv4 only."""
     async with Lab(3, style="ipv6") as lab:
         head, *others = lab.hosts
         async with serving(head), members(url_of(head.address, "min_nodes=2"), *others) as both:
@@ -75,8 +75,8 @@ async def test_rdzv_serve_is_reached_over_ipv6_where_there_is_nothing_else() -> 
             assert masters.pop()[0] in {host.ipv6 for host in others}
 
 
-async def test_a_forwarder_on_the_stores_own_host_hides_nobody() -> None:
-    """The store saw all of them come from its own loopback, and so all were sent to 127.0.0.1."""
+async def test_members_behind_a_forwarder_on_the_stores_host_meet_at_their_own_addresses() -> None:
+    """Regression: the store saw all members at its own loopback, so all were sent to 127.0.0.1."""
     async with Lab(3, style="cloud") as lab:
         head = lab.hosts[0]
         async with serving(head, "--host", "127.0.0.1", "--port", "29401"):
@@ -88,8 +88,8 @@ async def test_a_forwarder_on_the_stores_own_host_hides_nobody() -> None:
                 assert masters <= {host.address for host in lab.hosts}
 
 
-async def test_on_etcd_a_member_on_a_servers_host_is_told_by_its_own_address() -> None:
-    """It was told by the address of another of etcd's members, which lives on another host."""
+async def test_on_etcd_a_member_on_a_servers_host_is_published_at_its_own_address() -> None:
+    """Regression: it was published at the address of another server of etcd, on another host."""
     async with Lab(3, style="cloud") as lab, contextlib.AsyncExitStack() as stack:
         url = await etcd_on(stack, lab.hosts)
         for number in range(3):
@@ -101,15 +101,15 @@ async def test_on_etcd_a_member_on_a_servers_host_is_told_by_its_own_address() -
                     assert told["addresses"] == [host.address for host in lab.hosts]
 
 
-async def test_on_etcd_members_that_reach_it_by_loopback_are_refused_as_rank_0_and_told_to_nobody() -> None:
-    """Each of them has a server of its own on its host, and none knows an address of its own."""
+async def test_on_etcd_a_loopback_address_is_never_published_and_its_node_is_refused_as_rank_0() -> None:
+    """Each host has a server of its own, and no node knows an address of its own."""
     async with Lab(2, style="cloud") as lab, contextlib.AsyncExitStack() as stack:
         await etcd_on(stack, lab.hosts)
-        run = "etcd://127.0.0.1:2379/job-7?min_nodes=2&join_timeout=6"  # etcd may first have to elect
+        run = "etcd://127.0.0.1:2379/job-7?min_nodes=2&join_timeout=6"  # etcd may have to elect a leader first
         async with members(run, *lab.hosts) as both:
             ends = [(await member.hears("end"))["words"] for member in both]
             assert all("no round within join_timeout" in words for words in ends)
-            # Who gives up a moment after the other sees that one gone.
+            # A node that gives up a moment after the other only sees that the other is gone.
             assert any("where no other host reaches it" in words for words in ends)
 
 

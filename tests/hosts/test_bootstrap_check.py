@@ -1,4 +1,4 @@
-"""`bootstrap_check`: a round is handed out only if all its members reach rank 0 where they are to meet."""
+"""`bootstrap_check`: a round is returned to callers only if all members reach rank 0 at its address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ require_hosts()
 
 
 async def test_a_round_whose_rank_0_is_not_reached_is_given_up_and_another_node_is_rank_0() -> None:
-    """Round after round named the same rank 0, whom one member could not reach, and status said that it stood."""
+    """Regression: every round had the same rank 0, which one member could not reach, and the status
+    said that it stood.
+    """
     async with Lab(4, style="cloud") as lab:
         head, first, second, third = lab.hosts
         url = url_of(head.address, "min_nodes=3&rank_order=name&bootstrap_check=1&master_port=29500-29599")
@@ -30,8 +32,8 @@ async def test_a_round_whose_rank_0_is_not_reached_is_given_up_and_another_node_
                 await everyone[1].child.says("it was reached, and has not seen all the others come")
 
 
-async def test_one_newcomer_that_does_not_reach_rank_0_ends_nobodys_job() -> None:
-    """Round after round was given up with it, until all four had ended."""
+async def test_a_newcomer_that_does_not_reach_rank_0_ends_no_other_nodes_job() -> None:
+    """Regression: round after round was given up with it, until all four nodes had failed."""
     async with Lab(5, style="cloud") as lab:
         head, first, second, third, newcomer = lab.hosts
         url = url_of(head.address, "min_nodes=2&max_nodes=4&last_call_timeout=3&bootstrap_check=1&join_timeout=15")
@@ -48,7 +50,7 @@ async def test_one_newcomer_that_does_not_reach_rank_0_ends_nobodys_job() -> Non
                 left_out = f"{newcomer.name} ({newcomer.address}), rank 3, did not come to {rank_0.address}:"
                 for member in (*three, fourth):
                     await member.child.says(left_out)
-                # It waits for as long as they are at work, and they are not interrupted any more.
+                # It waits as long as the others work, and they are not interrupted again.
                 await asyncio.sleep(16)
                 assert fourth.said == []
                 assert [len(member.events("round")) for member in three] == [2, 2, 2]

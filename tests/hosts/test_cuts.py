@@ -17,20 +17,23 @@ pytestmark = pytest.mark.some_of(0)  # it takes minutes
 
 require_hosts()
 
-BACK_WITHIN = 10.0  # seconds; half a second on an idle machine, and never where only the old connections are used
+BACK_WITHIN = 10.0  # seconds; half a second on an idle machine, and never if only the old connections are used
 
 
 @pytest.mark.parametrize("forget", [False, True], ids=["cut", "forgotten flows"])
-async def test_r8_cuts_of_up_to_half_the_ttl_drop_nobody_and_all_are_back_at_once(forget: bool) -> None:
-    """A keep-alive was written once, to one connection, which only the kernel repeated, seconds after the cut; and for
-    ever in vain where a firewall had forgotten the connection."""
+async def test_r8_cuts_of_up_to_half_the_ttl_drop_no_member_and_all_are_back_at_once(forget: bool) -> None:
+    """Regression: a keep-alive was written once, to one connection. Only the kernel repeated it, seconds after the cut,
+    and in vain if a firewall had forgotten the connection.
+    """
     report = await cut_often(2, seed=4, forget=forget, hosts=4, ttl=5.0)
     assert not report.troubles, str(report)
     assert max(report.back) < BACK_WITHIN, str(report)
 
 
 async def test_r8_a_node_whose_address_changes_keeps_its_place() -> None:
-    """Its packets left with the old address, and it was dropped after the TTL though new connections passed at once."""
+    """Regression: its packets left with the old address, so it was dropped after the TTL, though a new connection would
+    work.
+    """
     async with Lab(3, style="cloud") as lab:
         head, *others = lab.hosts
         url = url_of(head.address, "min_nodes=2&ttl=4")
@@ -39,6 +42,6 @@ async def test_r8_a_node_whose_address_changes_keeps_its_place() -> None:
                 await member.round()
             await lab.renumber(others[1], "10.77.0.99")
             await both[1].hears("back")
-            await asyncio.sleep(5.0)  # the TTL has run out meanwhile
+            await asyncio.sleep(5.0)  # longer than the TTL
             for member in both:
                 assert not member.events(*NOT_TO_BE_HEARD)

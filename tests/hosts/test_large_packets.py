@@ -1,4 +1,4 @@
-"""A network that drops large packets, and the word that they are too large (an "MTU black hole"); small ones pass."""
+"""A network that drops large packets, and the ICMP message about it (an "MTU black hole"). Small packets pass."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ pytestmark = pytest.mark.some_of(0)  # it takes minutes
 
 require_hosts()
 
-LARGEST = 1300  # bytes that pass; hosts believe in 1500
+LARGEST = 1300  # bytes that pass; the hosts assume 1500
 
 
 async def test_where_large_packets_are_lost_commands_and_members_go_on_with_small_ones() -> None:
-    """A command waited for its timeout, and whoever had something large to say lost its place: what was said later
-    stood behind it on each connection."""
+    """Regression: a command waited for its timeout, and a member with a large message was dropped, since all later
+    messages on its connection waited behind that.
+    """
     async with Lab(4, style="cloud") as lab:
         head, *others, operator = lab.hosts
         url = url_of(head.address, f"min_nodes=2&payload={'x' * 3000}")
@@ -33,6 +34,6 @@ async def test_where_large_packets_are_lost_commands_and_members_go_on_with_smal
                 assert [await command.wait() for command in (patient, hasty, resizing)] == [0, 4, 0]
                 assert "round 0 stands with 2 nodes" in patient.written()
                 assert "within 0.5 s" in hasty.written()
-            for member in both:  # they come again, each with a large record
+            for member in both:  # they join again, each with a large record
                 assert (await member.round())["size"] == 2
                 assert not member.events("Dropped", "NodesLost", "error", "end")

@@ -1,6 +1,6 @@
 """Hosts that are lost for longer than the TTL: told, fenced, and back by themselves (promises R5, R9).
 
-They come with mutual TLS and a token.
+They use mutual TLS and a token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ require_hosts()
 
 
 def write_secrets(folder: Path, name: str) -> dict[str, str]:
-    """Write a token, an authority's certificate, and one that it has issued for a host, with its key; their paths."""
+    """Write a token, the certificate of an authority, and one that it has issued for a host, with its key. Return the
+    paths.
+    """
     require("trustme")
     import trustme
 
@@ -37,13 +39,13 @@ def write_secrets(folder: Path, name: str) -> dict[str, str]:
 
 
 async def of_size(member: Member, size: int) -> None:
-    """Wait for a round of so many; whoever comes back may first meet those that were quicker."""
+    """Wait for a round of this size. A node that returns may first meet the quicker ones in a smaller round."""
     while (await member.round())["size"] != size:
         pass
 
 
-async def test_hosts_that_vanish_or_are_heard_one_way_only_are_lost_fenced_and_come_back(tmp_path: Path) -> None:
-    """Neither a FIN nor a RST tells of them, and one of them still hears all that the store says."""
+async def test_hosts_that_are_cut_off_one_way_or_both_are_lost_fenced_and_come_back(tmp_path: Path) -> None:
+    """Neither a FIN nor a RST announces the loss. One of the hosts still receives all messages of the store."""
     async with Lab(5, style="debian") as lab:
         head, *hosts = lab.hosts
         await lab.set_mtu(hosts[0], 576)
@@ -61,7 +63,7 @@ async def test_hosts_that_vanish_or_are_heard_one_way_only_are_lost_fenced_and_c
                 for member in everyone[:2]:
                     await of_size(member, 2)
                 for member in everyone[2:]:
-                    # Its changes may not tell of it: whoever is heard one way only hears of the other's loss first,
+                    # Its changes may not contain `Dropped`: the host that can only receive gets the other's loss first,
                     # and is then on its way into another round.
                     await member.child.says(f"node {member.host.name} was dropped", timeout=60.0)
                 await lab.mend()

@@ -1,4 +1,4 @@
-"""The README's own lines, typed on hosts that hand out names and addresses in different ways."""
+"""The README's own command lines, run on hosts with different kinds of names and addresses."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 require_hosts()
 
-WITHIN = 180.0  # seconds; an agent of torchrun takes 20 to start where the machine is busy enough
-PYTHON = (sys.executable, "-I", "-S")  # many interpreters start, which need nothing but the standard library
-SHORTLY = {"RDZV_LAST_CALL_TIMEOUT": "1"}  # two nodes are enough for what is typed, and no more will come
+WITHIN = 180.0  # seconds; on a busy machine an agent of torchrun takes 20 to start
+PYTHON = (sys.executable, "-I", "-S")  # many interpreters start, and need only the standard library
+SHORTLY = {"RDZV_LAST_CALL_TIMEOUT": "1"}  # two nodes are enough for these lines, and no more will come
 
 TRAIN = """
 import os, pathlib, socket, sys, time
@@ -48,7 +48,7 @@ while not pathlib.Path(sys.argv[1]).exists():
 
 
 def line_of(beginning: str) -> list[str]:
-    """The words of the README's line that begins so."""
+    """Return the words of the README's line with this beginning."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
     found = re.search(rf"^{re.escape(beginning)}.*$", text, re.MULTILINE)
     assert found is not None, f"the README has no line {beginning!r}"
@@ -56,21 +56,21 @@ def line_of(beginning: str) -> list[str]:
 
 
 class Typed:
-    """A line that was typed on several hosts, which trains until it is told to end."""
+    """A command line that runs on several hosts, and trains until a file appears."""
 
     def __init__(self, children: list[Child], end: Path) -> None:
         self.children = children
         self._end = end
 
     async def places(self, workers: int) -> set[str]:
-        """The addresses of rank 0 that so many workers have been told, and have reached."""
+        """Return the addresses of rank 0 that the workers got and have reached; each node has this many workers."""
         said = [await child.line("reached", timeout=WITHIN) for child in self.children for _ in range(workers)]
         assert len({line.partition("reached ")[2] for line in said}) == len(said), "each rank once"
         assert {line.split()[-3] for line in said} == {str(len(said))}, "the world's size"
         return {line.split()[-1] for line in said}
 
     async def ends_well(self) -> None:
-        """Let it end, and see that all have succeeded."""
+        """End the training, and check that every node has succeeded."""
         self._end.touch()
         assert await asyncio.gather(*(child.wait(timeout=WITHIN) for child in self.children)) == [0] * len(
             self.children
@@ -90,13 +90,14 @@ async def typed(hosts: Sequence[Host], words: Sequence[str], tmp_path: Path) -> 
     ("style", "management"), [("cloud", False), ("debian", False), ("ipv6", False), ("dual", True)]
 )
 async def test_rdzv_run_is_typed_on_two_hosts(style: Style, management: bool, tmp_path: Path) -> None:
-    """The store listened on the first address only that the machine's own files give: loopback, IPv6, a management
-    network."""
+    """Regression: the store listened only on the first address in the machine's own files: loopback, IPv6, or that of a
+    management network.
+    """
     *words, python, script = line_of("rdzv run 'tcp://head:29400/")
     assert (python, script) == ("python", "train.py")
     async with Lab(2, style=style, management=management) as lab:
         head = lab.hosts[0]
-        if style == "cloud":  # where no host has a name, one types an address
+        if style == "cloud":  # without names, users write an address
             words = [word.replace("//head:", f"//{head.address}:") for word in words]
         async with typed(lab.hosts, ["-m", *words, *PYTHON], tmp_path) as run:
             places = await run.places(8)
@@ -108,7 +109,7 @@ async def test_rdzv_run_is_typed_on_two_hosts(style: Style, management: bool, tm
 
 
 async def test_torchrun_is_typed_on_two_hosts(tmp_path: Path) -> None:
-    """Debian's hosts know themselves as 127.0.1.1, where nobody else reaches them."""
+    """Debian's hosts resolve their own name to 127.0.1.1, which other hosts cannot reach."""
     pytest.importorskip("torch")
     torchrun, *words, script = line_of("torchrun --rdzv-backend=rdzv --rdzv-endpoint=head:29400")
     assert (torchrun, script) == ("torchrun", "train.py")
@@ -120,7 +121,7 @@ async def test_torchrun_is_typed_on_two_hosts(tmp_path: Path) -> None:
 
 
 async def reach_store(lab: Lab, host: Host) -> None:
-    """The store listens on each address of its host that anybody may take for it."""
+    """Check that the store listens on each address at which a host may look for it."""
     head = lab.hosts[0]
     code = "import socket, sys; [socket.create_connection((a, sys.argv[1]), timeout=5).close() for a in sys.argv[2:]]"
     addresses = {"ipv6": [head.ipv6], "dual": [head.ipv4, head.ipv6]}.get(lab.style, [head.ipv4])

@@ -1,4 +1,4 @@
-"""The URL's host does not simply stand for one machine: at most one node starts a store."""
+"""The URL's host name stands for several machines, or for a forwarded address: at most one node starts a store."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SERVICE = "10.98.0.10"
 
 
 async def name(hosts: list[Host], *addresses: str) -> None:
-    """Give the name `pods` these addresses, on each of the hosts."""
+    """Add these addresses of the name `pods` to the files of each of the hosts."""
     lines = "\\n".join(f"{address} pods" for address in addresses)
     for host in hosts:
         await host.do("sh", "-c", f'printf "{lines}\\n" >> /etc/hosts')
 
 
 async def forward(address: str, to: str, *hosts: Host) -> None:
-    """Let connections from these hosts to an address arrive at another one, as a Service or NAT does."""
+    """Forward connections from these hosts to another address, as a Service or NAT does."""
     for host in hosts:
         await host.do("ip", "route", "add", address, "dev", "net0")
         rule = f"add rule ip nat out ip daddr {address} dnat to {to}"
@@ -53,7 +53,7 @@ async def ends(child: Child) -> int:
 
 @pytest.mark.parametrize("sizes", ["min_nodes=1&max_nodes=2&last_call_timeout=1", "min_nodes=2"])
 async def test_a_name_of_several_machines_starts_no_store_on_any(sizes: str) -> None:
-    """Each node found its own address among those of a headless Service, and trained alone, in silence."""
+    """Regression: each node found its own address among those of a headless Service, and silently trained alone."""
     async with Lab(2, style="cloud") as lab:
         await name(lab.hosts, *(host.address for host in lab.hosts))
         async with node(lab.hosts[0], sizes) as one, node(lab.hosts[1], sizes) as other:
@@ -65,7 +65,7 @@ async def test_a_name_of_several_machines_starts_no_store_on_any(sizes: str) -> 
                 assert "is_host=1 on one node only" in told
 
 
-async def test_one_node_may_insist_and_the_others_use_its_store() -> None:
+async def test_one_node_may_set_is_host_and_the_others_use_its_store() -> None:
     async with Lab(2, style="cloud") as lab:
         await name(lab.hosts, *(host.address for host in lab.hosts))
         async with node(lab.hosts[0], "min_nodes=2&is_host=1") as one:
@@ -86,7 +86,7 @@ async def test_a_store_that_serves_at_any_address_of_the_name_is_used() -> None:
     "case", ["a loopback address that this machine lacks", "an address that NAT leads back", "a lone node"]
 )
 async def test_a_name_that_leads_to_one_machine_only_starts_the_store_there(case: str) -> None:
-    """Addresses that cannot be bound here are not always another machine's."""
+    """An address that cannot be bound here is not always another machine's."""
     async with Lab(2, style="cloud") as lab:
         host, other = lab.hosts
         if case.startswith("a loopback"):
@@ -103,8 +103,8 @@ async def test_a_name_that_leads_to_one_machine_only_starts_the_store_there(case
             assert ("also names" in "\n".join(child.output)) == ("lone" in case)
 
 
-async def test_behind_a_service_the_node_that_insists_hosts_and_every_node_may() -> None:
-    """A Service, NAT or a floating address is the address to dial, and not the one to listen on."""
+async def test_behind_a_service_a_node_with_is_host_hosts_and_every_node_may_set_it() -> None:
+    """The address of a Service, of NAT, or a floating address can be dialed, but not bound."""
     async with Lab(2, style="cloud") as lab:
         head, other = lab.hosts
         await forward(SERVICE, head.address, head, other)

@@ -1,13 +1,13 @@
-"""Replays one seed step by step, or runs many: of the store, or of everything together.
+"""Replays one seed step by step, or runs many: of the store alone, or of everything together.
 
-    python -m tests.sim store --hours 8           the store: real server, journal and clients in trouble
+    python -m tests.sim store --hours 8           the store: real server, journal and clients, with faults
     python -m tests.sim full --seeds 0:10000      handlers, clients, server and journal together
     python -m tests.sim training --seeds 0:1000   nodes that train by `rounds()`, drained, resized, closed, expelled
     python -m tests.sim full --seed 17            one story of any of these, told step by step
     python -m tests.sim bugs                      plants every bug in turn, and looks for the seed that finds it
     python -m tests.sim explore                   every order of the messages of three nodes, one of which may fail
 
-A failure prints the command that plays it again, and ends the run with status 1.
+A failure prints the command that replays it, and ends the run with status 1.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BUGS: dict[str, dict[str, Seams]] = {"store": STORE_BUGS, "full": FULL_BUGS, "tr
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what was asked for; 1 if a promise was broken, 2 if nothing of this is what was asked for."""
+    """Run the command. Return 1 if a promise was broken, and 2 for an unknown command."""
     given = sys.argv[1:] if arguments is None else arguments
     runs: dict[str, Callable[[list[str]], None]] = {"bugs": _bugs, "explore": explore_command}
     runs |= {name: partial(_stories, name) for name in STORIES}
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     try:
         runs[given[0]](given[1:])
-    except AssertionError as problem:  # a `Violation`, or a defect that nobody has a name for
+    except AssertionError as problem:  # a `Violation`, or a defect found by an assertion
         if not isinstance(problem, Violation):
             raise
         print(problem, file=sys.stderr)
@@ -97,7 +97,7 @@ def _stories(name: str, arguments: list[str]) -> None:
 
 
 def _play(story: type[Story], seeds: Iterator[int], *, jobs: int) -> Generator[Outcome, None, None]:
-    """Story after story, in the order of their seeds, several told at a time, each by a process."""
+    """Yield the outcomes of stories in the order of their seeds. Several are played at a time, each in a process."""
     if jobs == 1:
         yield from map(story.play, seeds)
         return
@@ -123,7 +123,7 @@ def _bugs(arguments: list[str]) -> None:
 
 
 def hunt(seams: Seams, story: type[Story], seeds: range) -> str:
-    """What the first of these seeds to find a planted bug says of it; a `Violation` if none does."""
+    """Return the message of the first seed that finds a planted bug. Raise a `Violation` if none does."""
     for seed in seeds:
         try:
             story.play(seed, seams=seams)

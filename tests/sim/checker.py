@@ -1,7 +1,7 @@
-"""Sees every change that the store makes, as it makes it, and knows what must never be.
+"""Checks every change of the store as it is made, against the promises.
 
-It keeps its own books, from its own watch, which no message delays; it shares no code with what it checks but the
-reading of records.
+It keeps its own books, from its own watch, which no message delays. It shares no code with the product but the reading
+of records.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Checker", "Committed", "Violation"]
 
-PROMPTLY = 0.8  # seconds for an election, a take-over and a commit; what the messages take on their way is added
+PROMPTLY = 0.8  # seconds for an election, a takeover and a commit, without the latency of the messages
 
 
 class Scene(Protocol):
-    """What the books need of the world that they are kept in.
+    """The checker's access to the simulated world.
 
     Attributes:
-        disturbed_until: When what went wrong last may still be felt.
-        replay: The command that plays it again.
+        disturbed_until: The time until which the effects of the last fault may last.
+        replay: The command that replays the story.
     """
 
     disturbed_until: float
@@ -41,7 +41,7 @@ class Scene(Protocol):
         ...
 
     def say(self, what: str, /) -> None:
-        """One line of the trace."""
+        """Write one line of the trace."""
         ...
 
 
@@ -51,7 +51,7 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A round as it was committed."""
+    """A committed round."""
 
     round: Round
     ranks: dict[str, int]
@@ -60,14 +60,14 @@ class Committed:
 
 
 class Checker:
-    """The books.
+    """The books of one run.
 
     Args:
-        world: Where the run takes place.
-        keys: Its keys.
-        rules: Its settings.
-        promptly: Seconds for what is done at once.
-        grain: How much longer or shorter a last call may be for the coordinator's clock than it is.
+        world: The world of the run.
+        keys: The run's keys.
+        rules: The run's settings.
+        promptly: The time limit in seconds for acts that need no wait.
+        grain: The error in seconds of a last call's length by the coordinator's clock.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class Checker:
         self.term = 0
         self.in_office_since = 0.0
         self.enough_at: float | None = None
-        self.clear_at = world.now  # since when no live member of the last round remained
+        self.clear_at = world.now  # time since which no member of the last round was live
         self.fenced_writes = 0
-        self.writers_sign = True  # what they write to what the members of a round share
+        self.writers_sign = True  # their values in the round's store carry their name, arrival and round
         self.said: Progress | None = None  # the last report of any coordinator
         self._values: dict[str, bytes] = {}
 
     def take(self, events: tuple[Event, ...]) -> None:
-        """Take in one revision."""
+        """Process the events of one revision."""
         keys = self.keys
         self.overdue()
         for event in events:
@@ -125,7 +125,7 @@ class Checker:
                 self._values.pop(key, None)
 
     def learned(self, node_id: str, round: Round, rank: int, arrival: int) -> None:
-        """A node believes that it is in a round."""
+        """Check the round that a node believes to be in."""
         committed = self.rounds.get(round.number)
         self.require(committed is not None, f"{node_id} is in round {round.number}, which never was")
         assert committed is not None
@@ -136,18 +136,18 @@ class Checker:
         )
 
     def refused_write(self, node_id: str, round: Round, arrival: int, *, refused: bool) -> None:
-        """What became of a fenced write, as its writer was told."""
+        """Check the outcome of a fenced write, as its writer saw it."""
         if not refused:
             self.fenced_writes += 1
             self.require(round.number in self.rounds and arrival > 0, f"{node_id} wrote to no round")
 
     def overdue(self) -> None:
-        """A round that nothing stands in the way of has completed in time, if nothing has gone wrong meanwhile."""
+        """Check that a round completed in time if it could, unless there was a fault."""
         if self.closed or self.enough_at is None or self.live() or not self.term:
             return
         began = max(self.enough_at, self.in_office_since)
         if self.world.disturbed_until >= min(began, self.clear_at):
-            return  # the promise of the end of a simulation holds instead
+            return  # the check at the end of the simulation covers this case
         due = max(began + self.rules.last_call, self.clear_at) + self.promptly + self.grain
         self.require(
             self.world.now <= due,
@@ -156,11 +156,11 @@ class Checker:
         )
 
     def resized(self) -> None:
-        """The rules have changed."""
+        """Use the new rules."""
         self._count()
 
     def live(self) -> list[str]:
-        """Live members of the last round that are still in it."""
+        """Return the live members of the last round that are still in it."""
         if self.last is None:
             return []
         arrivals = self.last.arrivals
@@ -171,7 +171,7 @@ class Checker:
         ]
 
     def waiting(self) -> list[str]:
-        """Nodes that have arrived for the next round."""
+        """Return the nodes that have arrived for the next round."""
         arrivals = self.last.arrivals if self.last is not None else {}
         return [
             node_id
@@ -185,7 +185,9 @@ class Checker:
             raise Violation(f"{otherwise} (at {self.world.now - 1000:.3f} s; replay with: {self.world.replay})")
 
     def _reported(self, progress: Progress) -> None:
-        """Within a round, no report takes back a loss or a departure, whichever coordinator writes it (R5, R7)."""
+        """Check that no report takes back a loss or a departure of its round, whichever coordinator
+        writes it (R5, R7).
+        """
         before, self.said = self.said, progress
         if before is None or before.round != progress.round:
             return
@@ -211,7 +213,7 @@ class Checker:
             self.clear_at = now
 
     def _commit(self, round: Round) -> None:
-        """Everything that must hold at the revision of a commit."""
+        """Check a commit at its revision."""
         rules, keys, require = self.rules, self.keys, self.require
         require(round.term == self.term, f"round {round.number} was committed in term {round.term}, not {self.term}")
         members = []
@@ -267,7 +269,9 @@ class Checker:
         self._count()
 
     def _last_call_was_kept(self, round: Round) -> None:
-        """Not cut short, unless nobody else can or will come; that it is not stretched is for `overdue`."""
+        """Check that a last call was not cut short, unless no other node can or will come. `overdue` checks that it was
+        not late.
+        """
         self.require(self.enough_at is not None, f"round {round.number} was committed with too few nodes")
         assert self.enough_at is not None
         full = self.rules.admitted(len(self.waiting())) == self.rules.capacity

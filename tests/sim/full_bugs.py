@@ -1,4 +1,4 @@
-"""Bugs for the full histories, each of which caught a real system: the simulation must find every one of them."""
+"""Bugs for the full simulation, each of which once existed in a real system. The simulation must find each of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["FULL_BUGS"]
 
 
 class RestartingView(View):
-    """Begins the last call anew at each arrival, as DLRover did (#903)."""
+    """Restarts the last call at each arrival, as DLRover did (#903)."""
 
     def _place(self, record: NodeRecord) -> None:
         self.enough_since = None
@@ -36,7 +36,7 @@ class RestartingView(View):
 
 
 class StaleView(View):
-    """Keeps the records of nodes that have gone."""
+    """Keeps the records of nodes that are gone."""
 
     def _fold_node(self, node_id: str, event: Event, now: float, bans: Mapping[str, Ban]) -> None:
         if event.kind == "put":
@@ -46,14 +46,14 @@ class StaleView(View):
 
 
 class ForgetfulView(View):
-    """Takes over without the members of the last round, and so sees none of them alive."""
+    """Takes over without the members of the last round, and so counts none of them as live."""
 
     def took_over(self, *_: object, **__: object) -> None:
         return
 
 
 class CredulousView(View):
-    """Takes a live member for one that waits."""
+    """Counts a live member as a waiting node."""
 
     def _place(self, record: NodeRecord) -> None:
         self._records[record.node_id] = record
@@ -61,7 +61,7 @@ class CredulousView(View):
 
 
 class SilentView(View):
-    """Says nothing of nodes that are lost."""
+    """Does not report lost nodes."""
 
     def _miss(self, node_id: str, *, left: bool, **more: Any) -> None:
         if left:
@@ -69,7 +69,7 @@ class SilentView(View):
 
 
 class UnfencedCommits(HeardClient):
-    """Commits a round whoever is coordinator by now."""
+    """Commits a round although another node may be the coordinator by now."""
 
     async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
         if isinstance(request, Transact) and commits(request):
@@ -79,7 +79,7 @@ class UnfencedCommits(HeardClient):
 
 
 class CommitsOfClosedRuns(HeardClient):
-    """Commits a round of a run that somebody has closed meanwhile."""
+    """Commits a round although the run may have been closed meanwhile."""
 
     async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
         if isinstance(request, Transact) and commits(request):
@@ -88,7 +88,7 @@ class CommitsOfClosedRuns(HeardClient):
 
 
 class CarelessCommits(HeardClient):
-    """Commits a round whatever has become of its members."""
+    """Commits a round although its members may have gone or arrived again."""
 
     async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
         if isinstance(request, Transact) and commits(request):
@@ -97,7 +97,7 @@ class CarelessCommits(HeardClient):
 
 
 class LateRanks(HeardClient):
-    """Writes who has which rank after it has said that the round is complete."""
+    """Writes the ranks only after the commit of the round."""
 
     async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
         if not (isinstance(request, Transact) and commits(request)):
@@ -110,7 +110,7 @@ class LateRanks(HeardClient):
 
 
 class UnfencedWrites(HeardClient):
-    """Writes to a round's store whether or not the node is still in it."""
+    """Writes to a round's store although the node may no longer be in the round."""
 
     async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
         if isinstance(request, Guarded) and isinstance(request.request, Put) and "/store/" in request.request.key:
@@ -123,12 +123,12 @@ def _planted(owner: Any, name: str, bug: Any, **others: Any) -> Seams:
 
 
 def _not_superseded(*_: object) -> None:
-    """Do not end what is under way."""
+    """Do not end calls that are under way."""
 
 
 @contextmanager
 def _as_if_members_still() -> Iterator[None]:
-    """Let no node look at what it knows itself of its membership: the fence alone is left."""
+    """Keep nodes from checking their own membership, so that only the fence is left."""
     with (
         patch.object(SharedStore, "end_calls", _not_superseded),
         patch.object(Fencing, "check_membership", _not_superseded),
@@ -145,7 +145,7 @@ FULL_BUGS = {
     "a stale record that is kept as alive": _planted(coordinator, "View", StaleView),
     "a coordinator that forgets the last round": _planted(coordinator, "View", ForgetfulView),
     "a live member that is taken for a waiting node": _planted(coordinator, "View", CredulousView),
-    "a loss that nobody is told of": _planted(coordinator, "View", SilentView),
+    "a loss that is not reported": _planted(coordinator, "View", SilentView),
     "a zombie's write that is not fenced": Seams(plant=_as_if_members_still, client=UnfencedWrites),
     "an acknowledgement before the commit": _planted(Dispatcher, "_queue", say_at_once),
 }

@@ -1,8 +1,8 @@
-"""A node of a run as a process of its own: the real handler, its node in a second thread, and what a job does.
+"""A node of a run as a process of its own: the real handler, its node in a second thread, and a job.
 
-It joins, and once it is in a round it writes to the shared store, reads what the others wrote, listens to the changes,
-and joins again when somebody has gone or waits; now and then it leaves, or closes the run. What it was told is kept for
-the checks of `full_story.py`.
+It joins a round, writes to the shared store, reads the values of others and the changes, and joins again when a member
+has gone or a node waits. Now and then it leaves, or closes the run. It keeps the changes that it was told for the
+checks of `full_story.py`.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ __all__ = ["DISCONNECT_TTL", "KEYS", "NOTICED_WITHIN", "TTL", "Fuse", "Node", "c
 KEYS = Keys(prefix="/rdzv", run_id="job")
 TTL = 3.0
 DISCONNECT_TTL = 0.6
-NOTICED_WITHIN = 16.0  # seconds until a client has noticed a dead connection, and come back
+NOTICED_WITHIN = 16.0  # seconds until a client has noticed a dead connection and reconnected
 
 
 @dataclass(slots=True)
 class Fuse:
-    """Burns at requests, before each is sent and after it was answered; at the end of it, something happens.
+    """Counts down at requests, before each is sent and after it was answered, and strikes a node at the end.
 
     Attributes:
-        left: How many more of them it takes.
-        burns_at: Which requests count.
-        then: What happens to the node whose request it was.
+        left: The number of requests that are left.
+        burns_at: Returns True for the requests that count.
+        then: Called with the node whose request was the last.
     """
 
     left: int
@@ -66,7 +66,7 @@ class Fuse:
 
 
 def commits(request: Request[Any]) -> bool:
-    """Whether this request commits a round."""
+    """Return True if this request commits a round."""
     return isinstance(request, Transact) and any(
         isinstance(one, Put) and one.key.endswith("/head/round") for one in request.then
     )
@@ -76,9 +76,9 @@ class Node:
     """One process of one node.
 
     Attributes:
-        refused: Why it joins no more: the run is closed.
-        heard: What it was told of the round that it is in.
-        fuse: What may befall it.
+        refused: The error with which it stopped joining, since the run is closed.
+        heard: The changes of its round.
+        fuse: A fault to come, if any.
     """
 
     def __init__(self, story: FullStory, process: HeardProcess, **settings: Any) -> None:
@@ -89,7 +89,7 @@ class Node:
         self.heard: list[Change] = []
         self.heard_for: Membership | None = None
         self.fuse: Fuse | None = None
-        self.stays = False  # whatever it hears
+        self.stays = False  # ignores all changes
         self.client: HeardClient | None = None
         self.shared_client: HeardClient | None = None
         self.handler = self._new_handler(settings)
@@ -113,35 +113,35 @@ class Node:
         self.node = handler.node
         return handler
 
-    # ------------------------------------------------------------------------------------------ what befalls it
+    # --------------------------------------------------------------------------------------------------- faults
 
     @property
     def alive(self) -> bool:
-        """Whether the process has not been killed."""
+        """True until the process is killed."""
         return self.process.alive
 
     @property
     def awake(self) -> bool:
-        """Whether it is alive, and its main loop goes on."""
+        """True if the process lives and its main loop runs."""
         return self.alive and not self.process.host.paused
 
     @property
     def connected(self) -> bool:
-        """Whether the store is in its reach."""
+        """True if its client is connected to the store."""
         return self.client is not None and self.client.connected
 
     def quit(self) -> None:
-        """It is told to end, and leaves as it should."""
+        """Let the node leave and end."""
         if self.awake:
             self.process.host.call_soon(self._life.cancel)
 
     def close_run(self) -> None:
-        """It is told to close the run, whatever it is doing."""
+        """Close the run at once, also in the middle of other calls."""
         if self.awake:
             self.process.host.start(self._close())
 
     async def _before_and_after(self, request: Request[Any], at: str) -> None:
-        """Let fuses burn: this node's own, and that of the story; not of what it still asks when it is dead."""
+        """Count down this node's fuse and that of the story. Requests that a dead process still makes do not count."""
         if self.process.host.dead:
             return
         for owner in (self, self.story.troubles):
@@ -154,10 +154,10 @@ class Node:
                 self.story.truth.say(f"{at} {type(request).__name__}:")
                 fuse.then(self)
                 if not self.alive:
-                    await asyncio.get_running_loop().create_future()  # it is dead, and does nothing more
-                await asyncio.sleep(0)  # where it stands still, if it does
+                    await asyncio.get_running_loop().create_future()  # a dead process does nothing more
+                await asyncio.sleep(0)  # a paused process stops here
 
-    # ------------------------------------------------------------------------------------------ its life
+    # ------------------------------------------------------------------------------------------- its job
 
     async def _live(self) -> None:
         story = self.story
@@ -178,11 +178,11 @@ class Node:
             self.story.truth.fail(f"{self.name} has ended with {error!r}")
 
     async def _take_part(self, info: RendezvousInfo) -> None:
-        """Until there is a reason to meet again."""
+        """Work until there is a reason to meet again."""
         host, rng = self.process.host, self.rng
         work = [host.start(self._train(info)), host.start(self._listen())]
         try:
-            # A story ends within a minute; who leaves before does so on its own account.
+            # A story lasts about a minute, so a node that leaves earlier does it by itself.
             fate = rng.choice(("stay", "stay", "stay", "leave", "go", "close"))
             patience = rng.uniform(0.5, 6.0) if fate != "stay" and not self.story.calm else None
             await asyncio.wait([work[1]], timeout=patience)
@@ -200,7 +200,7 @@ class Node:
         await asyncio.sleep(rng.choice((0.0, 0.01, 0.3)))
 
     async def _turn_away(self, fate: str) -> None:
-        """Do something of its own accord; then it comes again."""
+        """Leave, or close the run, or just stop working. Then the node joins again."""
         story = self.story
         story.disturbed(f"{self.name} decides to {fate}", lasting=1.0)
         match fate:
@@ -211,12 +211,14 @@ class Node:
                 await self._close()
 
     async def _close(self) -> None:
-        # The store may be out of reach; and the process may be ending, and have closed its handler a moment ago.
+        # The store may be disconnected, or the process may be ending and have closed its handler.
         with contextlib.suppress(RendezvousConnectionError, RendezvousStateError):
             await self.handler.set_closed("enough")
 
     async def _listen(self) -> None:
-        """Listen until the others are to be met again; what was ignored in bad times is minded once it is quiet."""
+        """Listen until there is a reason to meet again. Changes that were ignored during the faults count once it is
+        calm.
+        """
         hearing = self.process.host.start(self._hear())
         try:
             while not hearing.done() and not (self.story.calm and self.handler.num_nodes_changed() and not self.stays):
@@ -239,7 +241,7 @@ class Node:
                     return
 
     async def _train(self, info: RendezvousInfo) -> None:
-        """Write to the shared store, and read what others wrote, for as long as it lasts."""
+        """Write to the shared store, and read the values of others, while the round lasts."""
         membership, rng = info._membership, self.rng
         step = 0
         try:
@@ -268,6 +270,6 @@ class Node:
             checker.refused_write(self.name, membership.round, membership.arrival, refused=True)
             raise
         except (SharedStoreTimeoutError, LimitExceeded):
-            pass  # the disk is full, say
+            pass  # for example because the disk is full
         else:
             checker.refused_write(self.name, membership.round, membership.arrival, refused=False)

@@ -1,13 +1,13 @@
-"""One seed, one history of everything: handlers, clients, sessions, server and journal, on virtual time.
+"""One seed, one story of everything: handlers, clients, sessions, server and journal, on virtual time.
 
-Nodes come, join, write, leave, and die; processes stand still, or only their main loops; connections are cut, held up,
-and half open; the store is killed, stalls, comes back with what its disk has; clocks run at different rates. Then it
-is quiet, and a round must come within the time that the promises add up to.
+Nodes join, write, leave, and die. Processes stand still, or only their main loops. Connections are cut, delayed, and
+half open. The store is killed, stalls, and is restarted from its disk. Clocks run at different rates. Then it is calm,
+and a round must complete within the time that follows from the promises.
 
-Three things look on, each at its own: `truth.py` at what every client is told (S1, S3, S4, S5), `checker.py` at every
-revision that is true (R2, R3, R4, R7, R10, R11), and this at what the nodes know (R3, R5, R9).
+Three observers check it: `truth.py` the answers of every client (S1, S3, S4, S5), `checker.py` every committed revision
+(R2, R3, R4, R7, R10, R11), and this module the knowledge of the nodes (R3, R5, R9).
 
-    python -m tests.sim full --seed 17            one history, told step by step
+    python -m tests.sim full --seed 17            one story, told step by step
     python -m tests.sim full --seeds 0:10000      many, told if they fail
 """
 
@@ -35,16 +35,17 @@ if TYPE_CHECKING:
 
 __all__ = ["FullStory"]
 
-LOOK_EVERY = 0.25  # seconds between two looks at the nodes
-CLOCKS_APART = 1.04  # by how much one clock may be faster than another, and a little
+LOOK_EVERY = 0.25  # seconds between two checks of the nodes
+CLOCKS_APART = 1.04  # the ratio of the fastest to the slowest clock, and a little more
 OWN_CLOCK_GRAIN = 0.05
-PUSHED_WITHIN = 2.5  # seconds for a loss to be seen, reported and pushed, when all is well; a look and an election
+# seconds for a loss to be noticed, reported and pushed without faults; a check and an election included
+PUSHED_WITHIN = 2.5
 PATIENCE = 1e5
-TRIPS = 20  # messages one after the other in an election, a take-over and a commit
+TRIPS = 20  # successive messages of an election, a takeover and a commit
 
 
 class FullStory(Story):
-    """One history; what is public is for its nodes, and for its checker, to which it is the world."""
+    """One story. Its public names are for its nodes and for its checker, to which it is the `Scene`."""
 
     command, dice = "full", "full story"
     histories, sessions = (64 * 1024 * 1024, 64 * 1024 * 1024, 4_000, 1_500), (300.0, 300.0, 300.0, 2.5)
@@ -52,7 +53,7 @@ class FullStory(Story):
     def __init__(self, seed: int, seams: Seams, trace: Callable[[str], None] | None) -> None:
         super().__init__(seed, seams, trace)
         rng, limits = self.rng, self.limits
-        self.harsh = limits.session_ttl < TTL  # a call may then fail for good, and a node give up
+        self.harsh = limits.session_ttl < TTL  # a call may then fail for good, and a node may give up
         unit = rng.choice((1, 1, 1, 1, 2))
         needed = unit * rng.randint(1, 3 if unit == 1 else 1)
         order = rng.choice(("survivors", "survivors", "arrival", "name"))
@@ -79,7 +80,7 @@ class FullStory(Story):
         self.promptly = PROMPTLY + TRIPS * self.cosmos.latency_most
         self.checker = Checker(self, KEYS, self.rules, grain=grain, promptly=self.promptly)
         self.nodes: dict[str, Node] = {}
-        self.gone_at: dict[tuple[str, int], float] = {}  # by node and arrival: when its record went
+        self.gone_at: dict[tuple[str, int], float] = {}  # by node and arrival: the time when its record was deleted
         self.troubles: FullTroubles = FullTroubles(self)
         self.say(
             f"seed {seed}: {'durable' if self.durable else 'memory only'}, history {limits.history_bytes_max} bytes, "
@@ -118,7 +119,7 @@ class FullStory(Story):
         return [node for node in self.nodes.values() if node.alive]
 
     def gave_up(self, node: Node, error: Exception) -> None:
-        """A node's process ends, because it could not join in time; it is started again."""
+        """End a node's process that could not join in time, and start it again."""
         self.disturbed(f"{node.name} gives up: {error}", lasting=TTL + 1.0)
         self.truth.require(
             self.harsh or self.patience < PATIENCE, f"{node.name} has all the time, and gave up: {error}"
@@ -129,10 +130,10 @@ class FullStory(Story):
         node.process.die(silently=False)
         self.start(node.name)
 
-    # ------------------------------------------------------------------------------------------ what is looked at
+    # ----------------------------------------------------------------------------------------------------- checks
 
     def _revision(self, events: tuple[Event, ...]) -> None:
-        """Something has become true."""
+        """Process the events of a revision."""
         self.troubles.revision(events)
         for event in events:
             of_a_node = event.key.startswith(KEYS.nodes) and not event.key.startswith(KEYS.accusations)
@@ -142,11 +143,11 @@ class FullStory(Story):
         self.checker.take(events)
         last = self.checker.last
         if last is not None and last.round.revision == events[0].revision:
-            # A member that came again for this round is at another arrival by now, and not gone.
+            # A member that arrived again for this round has another arrival by now, and does not count as gone.
             self.gone_at = {who: at for who, at in self.gone_at.items() if last.arrivals.get(who[0]) == who[1]}
 
     def joined(self, node: Node, info: RendezvousInfo) -> None:
-        """A node believes that it is in a round (R3)."""
+        """Check the round that a node has joined (R3)."""
         membership = info._membership
         self.say(f"{node.name} is in round {info.round}, rank {info.rank} of {info.world_size}")
         self.checker.learned(node.name, membership.round, info.rank, membership.arrival)
@@ -158,12 +159,12 @@ class FullStory(Story):
         )
 
     def check_roster(self, info: RendezvousInfo, roster: list[Participant]) -> None:
-        """A node has read who is in its round (R3)."""
+        """Check the participants that a node has read (R3)."""
         ranks = self.checker.rounds[info.round].ranks
         self.truth.require({one.node_id: one.rank for one in roster} == ranks, f"{roster} are not {ranks} (R3)")
 
     def _look(self) -> None:
-        """What each node knows, against what is so."""
+        """Compare each node's knowledge with the facts."""
         self.director.call_later(LOOK_EVERY, self._look)
         self.checker.overdue()
         for node in self.nodes.values():
@@ -181,7 +182,8 @@ class FullStory(Story):
                 self.truth.require(
                     granted <= max(TTL, TTL_MOST), f"{node.name} was granted a lease of {granted:g} s, not {TTL:g}"
                 )
-                self.truth.require(  # what was granted is longer than what is set where the store was slow to answer
+                # if the store was slow to answer, the granted ttl is longer than the configured one
+                self.truth.require(
                     silence <= granted + OWN_CLOCK_GRAIN,
                     f"{node.name} believes to be in round {membership.round.number}, though it has renewed nothing for "
                     f"{silence:.2f} s of its own clock (R9)",
@@ -207,21 +209,21 @@ class FullStory(Story):
             self.start(f"n{index}")
 
     def _settle(self, count: int) -> None:
-        """No more trouble: whoever is there comes to a round, in the time promised."""
+        """End all faults, and check that all nodes reach a round within the promised time."""
         self._calm_down(count)
         timeline, began = self.cosmos.timeline, self.now
-        # Dead connections are noticed; who died lapses, and then whoever waits for a name; somebody takes the role; and
-        # two last calls, since those who came late make the others meet again.
+        # Dead connections are noticed. A dead node's lease expires, then that of a node that waits for its name. A node
+        # is elected. Then there are two last calls, since nodes that came late make the others meet again.
         promised = (
             NOTICED_WITHIN + 2.5 * TTL + ROLE_TTL + 2 * (self.rules.last_call + self.promptly) * CLOCKS_APART + 4.0
         )
         while self.now < began + promised:
             timeline.run(self.now + 0.25)
             if self._settled():
-                timeline.run(self.now + 1.0)  # and it stays so; what is left of older rounds is cleared away
+                timeline.run(self.now + 1.0)  # it must stay so; and keys of older rounds are deleted meanwhile
                 if self._settled():
                     self._be_still()
-                    self._check_what_is_left()
+                    self._check_leftover_keys()
                     self._lose_one()
                     return
         self.truth.fail(
@@ -230,7 +232,7 @@ class FullStory(Story):
         )
 
     def _settled(self) -> bool:
-        """Whether everybody is in the one last round, or a spare, or knows that the run is closed."""
+        """Return True if every node is in the one last round, or a spare, or knows that the run is closed."""
         alive, last = self.alive(), self.checker.last
         if self.checker.closed:
             return all(node.refused is not None for node in alive)
@@ -245,8 +247,8 @@ class FullStory(Story):
         membership = node.node.membership
         return membership is not None and membership.over is None and membership.round.revision == revision
 
-    def _check_what_is_left(self) -> None:
-        """Of rounds before the last, nothing (R10)."""
+    def _check_leftover_keys(self) -> None:
+        """Check that no keys of rounds before the last are left (R10)."""
         if self.checker.closed or self.checker.last is None or self.checker.last.at > self.now - 1.0:
             return
         round = self.checker.last.round
@@ -255,21 +257,21 @@ class FullStory(Story):
         self.truth.require(not left, f"round {round.number} stands, and of older ones there is {left} (R10)")
 
     def _be_still(self) -> None:
-        """Until all are connected, and somebody coordinates who has looked around."""
+        """Wait until all nodes are connected and there is a coordinator that has read everything."""
         timeline, deadline = self.cosmos.timeline, self.now + NOTICED_WITHIN
         while not all(node.connected for node in self.alive() if node.refused is None) and self.now < deadline:
             timeline.run(self.now + 0.25)
         timeline.run(self.now + (ROLE_TTL + ELECTION_MOST) * CLOCKS_APART + self.promptly)
 
     def _lose_one(self) -> None:
-        """One member dies, and the others are told within a second of the time that it is given to come back (R5)."""
+        """Kill a member, and check that the others are told within a second after its time to reconnect (R5)."""
         last = self.checker.last
         if self.checker.closed or last is None or last.round.size < 2:
             return
         timeline = self.cosmos.timeline
         members = [node for node in self.alive() if self._is_in(node, last.round.revision)]
         if len(members) < last.round.size:
-            return  # who was cut off meanwhile has been dropped
+            return  # a member that was cut off meanwhile has been dropped
         lost, *others = self.rng.sample(members, len(members))
         lost.process.die(silently=False)
         for node in others:

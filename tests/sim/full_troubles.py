@@ -1,4 +1,4 @@
-"""What goes wrong in a history of everything: to nodes, to their connections, to the store, and to its disk."""
+"""The faults of a full story: of nodes, their connections, the store, and its disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FullTroubles(Troubles):
     """Strikes nodes, the store, and its disk.
 
     Attributes:
-        fuse: What befalls whichever node sends what it waits for.
+        fuse: A fault of the node that makes the awaited request.
     """
 
     felt_for = TTL + NOTICED_WITHIN
@@ -32,21 +32,22 @@ class FullTroubles(Troubles):
         self._story = story
         self._director = story.director
         self.fuse: Fuse | None = None
-        self._held: tuple[str, str] | None = None  # a connection, and at a change of which keys it is to be let go
+        # a held connection, and the prefix of the key whose change releases it
+        self._held: tuple[str, str] | None = None
 
     def revision(self, events: tuple[Event, ...]) -> None:
-        """Let go what is held until something like this has become true."""
+        """Release a held connection if the awaited change has happened."""
         if self._held is not None and any(event.key.startswith(self._held[1]) for event in events if _tells(event)):
             self._let_go()
 
     def draw_seconds(self) -> float:
-        """How long something lasts: anything up to some seconds, or just as long as somebody's patience."""
+        """Draw a duration: up to some seconds, or about one of the TTLs."""
         if self._rng.random() < 0.4:
             return self._rng.choice((ROLE_TTL, TTL, DISCONNECT_TTL, ROLE_DISCONNECT_TTL)) + self._rng.uniform(0, 0.25)
         return self._rng.choice((0.1, 1.5, 5.0)) * self._rng.uniform(0.5, 1.5)
 
     def something_happens(self) -> None:
-        """Of all that can go wrong, one thing does."""
+        """Make one random fault happen."""
         if self._story.calm:
             return
         self.count += 1
@@ -57,8 +58,8 @@ class FullTroubles(Troubles):
             faults += [self.kill_store, self.kill_store, self.stall_disk, self.fill_disk]
         self._rng.choice(faults)()
 
-    def _somebody(self) -> Node | None:
-        """Whoever coordinates, as often as not."""
+    def _random_node(self) -> Node | None:
+        """Return a random node; in half of the cases the coordinator."""
         alive = [node for node in self._story.alive() if node.refused is None]
         entry = self._cosmos.store.books.at(KEYS.coordinator, self._cosmos.store.books.revision)
         if entry is not None and self._rng.random() < 0.5:
@@ -66,21 +67,21 @@ class FullTroubles(Troubles):
         return self._rng.choice(alive) if alive else None
 
     def _strike_node(self) -> None:
-        node = self._somebody()
+        node = self._random_node()
         if node is not None:
             self._strike(node, self._rng.choice(HOW), self.draw_seconds())
 
     def _light_fuse(self) -> None:
-        """Something befalls a node before or after one of its next requests."""
-        node = self._somebody()
+        """Strike a node before or after one of its next requests."""
+        node = self._random_node()
         if node is not None:
             how, seconds = self._rng.choice(HOW), self.draw_seconds()
             node.fuse = Fuse(self._rng.randrange(12), lambda _: True, lambda who: self._strike(who, how, seconds))
 
     def light_fuse_at_commit(self) -> None:
-        """Something befalls whoever commits the next round, before it does, or just after."""
+        """Strike the node that commits the next round, before or just after the commit."""
         how = self._rng.choice(("hold", "hold", "hold", "stop", "kill"))
-        # What was about to be written comes just when others have taken over, if they have.
+        # If it is held or stopped, its commit arrives around the time when another node takes over.
         seconds = ROLE_TTL * self._rng.uniform(0.6, 1.1)
         left = int(self._rng.random() < 0.25)
         self.fuse = Fuse(left, commits, lambda who: self._strike(who, how, seconds))
@@ -109,7 +110,9 @@ class FullTroubles(Troubles):
                 self.befall(node.process, how, seconds)
 
     def _hold_until_something_happens(self, node: Node, at_most: float) -> None:
-        """What a node is sending reaches the store just after another coordinates, leaves, or closes the run."""
+        """Hold a node's messages until another node coordinates, leaves, or closes the run; they arrive just after
+        that.
+        """
         self.hold(tuple(node.process.threads), self.draw_way(), at_most)
         key = self._rng.choice((KEYS.coordinator, KEYS.coordinator, KEYS.nodes, KEYS.nodes, KEYS.closed))
         (source,) = node.process.threads
@@ -122,7 +125,7 @@ class FullTroubles(Troubles):
     def _let_go(self) -> None:
         assert self._held is not None
         (source, key), self._held = self._held, None
-        # Whoever waits for the round hears of a closing, and withdraws: only what is sooner meets the closing alone.
+        # A node that waits for the round learns of a close and withdraws. Only a quick commit meets the close alone.
         late = 0.5 if key == KEYS.closed else 10.0
         self._later(self._rng.uniform(0.0, late * self._cosmos.latency_most), lambda: self._cosmos.network.heal(source))
 
@@ -131,11 +134,11 @@ class FullTroubles(Troubles):
         self._story.start(f"n{self._rng.randrange(self._story.rules.needed + 3)}")
 
     def fill_disk(self) -> None:
-        """The disk is full: who writes just then is told so, and comes again."""
+        """Fill the disk. Writes fail then, and nodes that fail are started again."""
         self._story.harsh = True
         super().fill_disk()
 
 
 def _tells(event: Event) -> bool:
-    """Whether this is what a held connection is held for: that there is no coordinator now is not yet."""
+    """Return True if this event can release a held connection. The deletion of the coordinator's key does not."""
     return event.kind == "put" or event.key.startswith(KEYS.nodes)

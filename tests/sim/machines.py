@@ -1,4 +1,5 @@
-"""The machines of `rdzv.testing`, observed: what every client is told, and what the store has really done.
+"""The machines of `rdzv.testing`, observed: the answers of every client, and the changes that the store has really
+made.
 
 A bug can be planted in each of them (`Seams`).
 """
@@ -31,16 +32,16 @@ __all__ = ["Cosmos", "HeardProcess", "ObservedStore", "Seams", "quiet_logs"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seams:
-    """Where a bug can be planted: what the simulation uses in place of the real thing."""
+    """The places for planted bugs: replacements for parts of the product, and a context."""
 
     journal: type[SimulatedJournal] = SimulatedJournal
     client: type[HeardClient] = HeardClient
-    plant: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext  # for as long as a run lasts
+    plant: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext  # entered for the whole run
 
 
 @contextlib.contextmanager
 def quiet_logs() -> Iterator[None]:
-    """What the code under trouble has to say of it would fill the screen."""
+    """Silence the logs, since faults cause very many lines."""
     loggers = [logging.getLogger(name) for name in ("store", "rdzv", "asyncio")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -53,7 +54,7 @@ def quiet_logs() -> Iterator[None]:
 
 
 class Cosmos(World):
-    """One seed's world: a timeline, a network, a store, and the truth about it."""
+    """The world of one seed: a timeline, a network, a store, and the truth about it."""
 
     def __init__(
         self,
@@ -76,28 +77,28 @@ class Cosmos(World):
         self._processes = 0
 
     def say(self, what: str) -> None:
-        """One line of the trace."""
+        """Write one line of the trace."""
         self.truth.say(what)
 
     def draw_rate(self) -> float:
-        """How fast some machine's clock runs."""
+        """Draw the rate of a machine's clock."""
         return self.rng.choice((1.0, 1.0, 0.99, 1.01, 0.97, 1.03))
 
     def process(self, name: str) -> HeardProcess:
-        """A process on a machine of its own; one of the same name is another one."""
+        """Start a process on a machine of its own. A second one of the same name is another process."""
         self._processes += 1
         return HeardProcess(self, name, f"{name}.{self._processes}")
 
     def end(self) -> None:
-        """Nobody survives."""
+        """End all processes and the store."""
         self.timeline.end()
         self.store.close()
 
 
 class HeardProcess(Process):
-    """A client's process, of whose clients the truth hears."""
+    """A process with clients of the store, which the truth observes."""
 
-    went_on_at = 0.0  # when it last stood still, in true time
+    went_on_at = 0.0  # the true time when it was last resumed
 
     def __init__(self, cosmos: Cosmos, name: str, source: str) -> None:
         rng = random.Random(f"{source} {cosmos.rng.random()}")
@@ -105,12 +106,12 @@ class HeardProcess(Process):
         self.cosmos = cosmos
 
     def resume(self) -> None:
-        """Go on."""
+        """Resume the process, and remember the time."""
         super().resume()
         self.went_on_at = self.cosmos.now
 
     def client(self, *, thread: str = "", **options: Any) -> HeardClient:
-        """A client of the store, to be entered in this process; that of another thread has connections of its own."""
+        """Make a client of the store for this process. A client of another thread has connections of its own."""
         return self.cosmos.seams.client(
             self.dial(thread=thread),
             name=STORE,
@@ -123,7 +124,7 @@ class HeardProcess(Process):
 
 
 class ObservedStore(StoreMachine):
-    """The machine that the store runs on, and what is true of its store."""
+    """The machine that the store runs on, and the books of its store."""
 
     def __init__(self, cosmos: Cosmos, *, durable: bool, limits: Limits) -> None:
         self._cosmos = cosmos
@@ -136,28 +137,30 @@ class ObservedStore(StoreMachine):
 
     @property
     def books(self) -> Books:
-        """What it has really done."""
+        """The books of the store that it runs."""
         return self._cosmos.truth.books_of(self.store_id)
 
     def committed(self, group: list[Facts]) -> None:
-        """The truth is what is on the disk."""
+        """Enter data that is on the disk into the books."""
         self.books.committed(group)
 
     def new_journal(self, disk: Disk, host: Host) -> SimulatedJournal:
-        """One with the bug that was planted, if any."""
+        """Open the journal, or one with a planted bug."""
         return disk.open(host, kind=self._cosmos.seams.journal, now=lambda: self._cosmos.timeline.now)
 
     def new_server(self, engine: Engine, journal: SimulatedJournal | None, host: Host) -> Server:
-        """One with the bug that was planted, if any, whose engine is observed."""
+        """Make a server whose engine is observed."""
         kind = _observed(self._observe)
         return kind(engine, clock=host.time, journal=journal, in_thread=host.in_thread, stopwatch=self._stopwatch)
 
     def failed(self, server: Server) -> None:
-        """It must not."""
+        """Fail the story: the server must not stop."""
         self._cosmos.truth.fail(f"the server has stopped serving: {server._failure!r}")
 
     def _stopwatch(self) -> float:
-        """What requests take is drawn, since the clock stands still meanwhile: some take more than several turns."""
+        """Draw the time that requests take, since the clock stands still while they run. Some take more than several
+        turns.
+        """
         self._worked += self._work_rng.choice((0.0, 0.0, 0.0, 0.0003, 0.003, 0.02))
         return self._worked
 
@@ -166,7 +169,7 @@ class ObservedStore(StoreMachine):
 
 
 def _observed(observe_engine: Callable[[Engine], None]) -> type[Server]:
-    """A server that goes back to what is on its disk with an engine that is observed, too."""
+    """Return a class of servers that also observe the engine that replaces theirs when they go back to the disk."""
 
     class Observed(Server):
         def _restored(self, engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""Bugs for the store's stories, each of which once lived in some store: the simulation must find every one of them."""
+"""Bugs for the store's stories, each of which once existed in some store. The simulation must find each of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["STORE_BUGS", "say_at_once"]
 
 
 class ForgetfulJournal(SimulatedJournal):
-    """Does not write down that a lease has ended: after a restart it is there again."""
+    """Does not write the end of a lease, so it exists again after a restart."""
 
     def _write_down(self, group: list[Facts]) -> None:
         super()._write_down(
@@ -36,7 +36,7 @@ class ForgetfulJournal(SimulatedJournal):
 
 
 class ReplylessJournal(SimulatedJournal):
-    """Does not write down what was answered: after a restart, what is asked again is done again."""
+    """Does not write replies, so a request that is sent again after a restart is applied again."""
 
     def _write_down(self, group: list[Facts]) -> None:
         super()._write_down([replace(facts, replies=[]) for facts in group])
@@ -47,7 +47,7 @@ _page = History.page
 
 
 def _close_and_forget(self: Sessions, session: Session, *, peer: int, now: float) -> None:
-    """Keep no reply beyond its connection."""
+    """Drop the kept replies when their connection closes."""
     if session.peer == peer:
         session._replies.clear()
         session.highest = 0
@@ -62,18 +62,18 @@ def _from_the_next(
 
 
 def say_at_once(self: Dispatcher, peer: Peer, frame: bytes, number: int) -> None:  # noqa: ARG001
-    """Say what was done before the disk has it."""
+    """Send replies before their changes are on disk."""
     peer.outbox.queue(frame)
     self.dirty[peer] = None
 
 
 def _waits_for_nothing(self: PendingCommits, request: Request[Any]) -> int:  # noqa: ARG001
-    """Take every read for one that reflects nothing that is not on disk yet."""
+    """Let every read return at once, also if it shows changes that are not on disk."""
     return 0
 
 
 class DamagedJournal(SimulatedJournal):
-    """Passes over a row that it cannot read, and serves what is left."""
+    """Skips a row that it cannot read, and serves the others."""
 
     def load(self) -> Saved:
         saved = super().load()
@@ -81,7 +81,7 @@ class DamagedJournal(SimulatedJournal):
 
 
 def _stand_in_no_ring(self: RoundRobin[Any], who: Any, *, used: bool) -> None:
-    """Forget who has used up a turn, and what it asked."""
+    """Forget a peer that has used up its turn, with its requests."""
     if not used:
         self._fresh[who] = 0
 

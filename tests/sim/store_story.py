@@ -1,8 +1,9 @@
-"""One seed, one story of a store: clients use it while it, its disk, the network and they themselves are in trouble.
+"""One seed, one story of a store: clients use it while it, its disk, the network and the clients themselves have
+faults.
 
-Then it is quiet, and what was promised must hold: everyone is answered, every watch has heard everything, leases that
-nobody keeps are gone, one that is let go on an idle store goes in time, and what the clients saw is linearizable. All
-the while `truth.py` looks at every answer and every event. Promises S1, S2, S3, S4, S5 and S10.
+Then it is calm, and the promises must hold: every client gets answers, every watch has delivered every event, leases
+without a keeper are gone, a lease without renewal ends in time on an idle store, and the clients' history is
+linearizable. All the while `truth.py` checks every answer and every event. Promises S1, S2, S3, S4, S5 and S10.
 
     python -m tests.sim store --hours 8           story after story, from a fresh seed
     python -m tests.sim store --seed 17           one story, told step by step
@@ -53,20 +54,20 @@ if TYPE_CHECKING:
 
 __all__ = ["StoreStory"]
 
-TROUBLE = 200.0  # seconds of every kind of trouble
-CALM = 34.0  # seconds in which all must be as if nothing had been; see `_calm_down`
-ANSWERED_WITHIN = 20.0  # seconds: a dead connection is noticed after 15, and come back from in 3
-CHAPTER = 20.0  # seconds; then other keys are used, so that a history stays short enough to be searched
+TROUBLE = 200.0  # seconds with every kind of fault
+CALM = 34.0  # seconds in which all effects of the faults must end; see `_calm_down`
+ANSWERED_WITHIN = 20.0  # seconds: a dead connection is noticed after 15, and the client reconnects within 3
+CHAPTER = 20.0  # seconds; then other keys are used, so that a history stays short enough to be checked
 CONFIGURATIONS_MAX = 100_000
 MONEY = 100
 PROBE_TTL = 2.0
-ON_ITS_WAY = 2.0  # seconds that an event may take when all is well
+ON_ITS_WAY = 2.0  # seconds that an event may take without faults
 NO_ANSWER = (ConnectionLost, StoreTimeoutError)
-PROMPTLY = 0.1 + 0.01  # what S5 promises, and what a healthy disk takes to commit
+PROMPTLY = 0.1 + 0.01  # S5's limit, and the time of a commit on a healthy disk
 
 
 class StoreStory(Story):
-    """One story; what is public is for its troubles."""
+    """One story. Its public names are for its troubles."""
 
     command, dice = "store", "store story"
     histories, sessions = (64 * 1024 * 1024, 200_000, 20_000), (300.0, 300.0, 15.0)
@@ -111,7 +112,7 @@ class StoreStory(Story):
     # ------------------------------------------------------------------------------------------ the end
 
     def _calm_down(self) -> None:
-        """No more trouble; whoever was stopped or killed goes on."""
+        """End all faults, and resume or restart the processes."""
         self.quieten()
         for name, process in list(self.processes.items()):
             process.resume()
@@ -130,7 +131,9 @@ class StoreStory(Story):
         self.answered.add("the probe")
 
     async def _probe(self, client: HeardClient) -> None:
-        """On a store where little happens, a lease that is let go goes within 100 ms after its time, and no sooner."""
+        """Check that a lease without renewal ends at most 100 ms after its TTL, and not before, on an almost idle
+        store.
+        """
         for number in range(3):
             sent_at = self.cosmos.now
             lease = await client.grant(PROBE_TTL)
@@ -162,10 +165,10 @@ class StoreStory(Story):
         try:
             verdict = check(self.history, RegisterModel(), configurations_max=CONFIGURATIONS_MAX)
         except UndecidedError:
-            return  # too much of it overlaps; the truth has looked at every answer all the same
+            return  # too many operations overlap to decide; the truth has checked every answer all the same
         require(verdict.linearizable, f"{verdict} (S1)")
 
-    # ------------------------------------------------------------------------------------------ a client's life
+    # ------------------------------------------------------------------------------------------- a client's job
 
     def start(self, name: str) -> None:
         if name in self.processes and self.processes[name].alive:
@@ -188,7 +191,7 @@ class StoreStory(Story):
             self.truth.fail(f"{process.source} has ended with {error!r}")
 
     async def _use(self, process: HeardProcess, client: HeardClient) -> None:
-        """Until the store is another one."""
+        """Use the store until it was replaced by another."""
         host = process.host
         work = [
             host.start(self._until_replaced(client, job(process, client)))
@@ -211,22 +214,22 @@ class StoreStory(Story):
                 self.truth.fail(f"{client.who} was told {error!r}")
 
     async def _answer(self, process: HeardProcess, client: HeardClient) -> None:
-        """Once it is quiet, be answered."""
+        """Wait until it is calm, then check that a ping is answered."""
         while not self.calm:
             await asyncio.sleep(1.0)
             if client.failure is not None:
                 raise client.failure
         await client.ping(timeout=ANSWERED_WITHIN)
         self.answered.add(process.name)
-        while client.failure is None:  # noqa: ASYNC110 - the task that it ends is another one
+        while client.failure is None:  # noqa: ASYNC110  there is no event to wait for
             await asyncio.sleep(1.0)
 
     def _place(self, client: HeardClient, name: str) -> str:
-        """A key that belongs to one store and one chapter."""
+        """Return a key that belongs to one store and one chapter."""
         return f"{client.store_id}/{int(self.cosmos.now / CHAPTER)}/{name}"
 
     async def _work(self, process: HeardProcess, client: HeardClient) -> None:
-        """Ask for this and that, in bursts."""
+        """Make random requests, in bursts."""
         rng = process.rng
         while client.failure is None:
             for _ in range(rng.randrange(10)):
@@ -262,14 +265,14 @@ class StoreStory(Story):
             if error.maybe_applied:
                 self.history.append(unanswered)
         except LimitExceeded:
-            pass  # the disk is full, and nothing was done
+            pass  # the disk is full, and nothing was changed
         else:
             now = self.cosmos.now
             self.history.append(Operation(client=process.source, call=call, returned=now, input=wanted, output=output))
         del self.pending[number]
 
     async def _write_once(self, process: HeardProcess, client: HeardClient) -> None:
-        """A write that nobody makes again, so that the store must not, either."""
+        """Make a write that is never repeated, so the store must not apply it twice."""
         self.asked += 1
         try:
             await client.put(f"once/{process.name}", b"%d" % self.asked)
@@ -277,7 +280,7 @@ class StoreStory(Story):
             pass
 
     async def _pay(self, process: HeardProcess, client: HeardClient) -> None:
-        """Move money between accounts; there is always as much of it."""
+        """Move money between accounts. The total must not change."""
         rng, keys = process.rng, [f"bank/{client.store_id}/{name}" for name in "xyz"]
         while client.failure is None:
             await asyncio.sleep(rng.expovariate(0.15))
@@ -303,7 +306,7 @@ class StoreStory(Story):
                 pass
 
     async def _watch(self, process: HeardProcess, client: HeardClient) -> None:
-        """Watch this and that; `HeardWatch` looks at what comes."""
+        """Watch random prefixes. `HeardWatch` checks the events."""
         rng = process.rng
         while client.failure is None:
             prefix = rng.choice(("", "bank/", "once/", "once/", "lease/", f"{client.store_id}/"))
@@ -318,7 +321,7 @@ class StoreStory(Story):
                     finally:
                         self.watches.pop(watch, None)
             except (WatchCompacted, *NO_ANSWER, StoreUsageError):
-                await asyncio.sleep(0.1)  # a start that a store in the place of this one has not come to yet, say
+                await asyncio.sleep(0.1)  # for example a start revision that a replacement of the store has not reached
 
     async def _listen(self, rng: random.Random, watch: HeardWatch) -> None:
         seconds = 1e9 if self.calm else rng.choice((0.5, 10.0, 60.0))
@@ -331,7 +334,7 @@ class StoreStory(Story):
             pass
 
     async def _hold(self, process: HeardProcess, client: HeardClient) -> None:
-        """Hold leases, one after the other, and end them in every way there is."""
+        """Hold leases, one after the other, and end them in different ways."""
         rng = process.rng
         dead: list[Any] = []
         number = 0
@@ -350,13 +353,13 @@ class StoreStory(Story):
                     await lease.revoke()
                 dead.append(lease)
                 if rng.random() < 0.5:
-                    await rng.choice(dead).keep_alive()  # it may be gone, and must not come back
+                    await rng.choice(dead).keep_alive()  # it may have expired, and must not exist again
             except (*NO_ANSWER, LimitExceeded, LeaseNotFound):
                 pass
 
 
 async def carry_out(client: HeardClient, wanted: RegisterInput, timeout: float) -> object:
-    """Ask for it, and say the answer in the words of the model."""
+    """Make a request, and return the answer in terms of the model."""
     match wanted:
         case Get(key=key):
             entry = await client.get(key, timeout=timeout)

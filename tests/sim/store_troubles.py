@@ -1,4 +1,4 @@
-"""What goes wrong in the story of a store: its connections, its process, its disk, and the processes of its clients."""
+"""The faults of a store's story: of its connections, its process, its disk, and the processes of its clients."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 __all__ = ["StoreTroubles"]
 
-PERIL = 0.03  # of a change, to have something break while it is under way
+PERIL = 0.03  # the probability that a change has a fault while it is under way
 HOW = ("cut", "reset", "partition", "partition", "stop", "kill", "power")
 
 
 class StoreTroubles(Troubles):
-    """Strikes the store, its disk, and whoever uses it."""
+    """Strikes the store, its disk, and its clients."""
 
     def __init__(self, story: StoreStory) -> None:
         super().__init__(story)
         self._story = story
 
     async def make(self) -> None:
-        """Now and then something goes wrong."""
+        """Make random faults at random times."""
         rng = self._rng
-        pause = rng.choice((2.0, 8.0, 20.0))  # how eventful this story is
+        pause = rng.choice((2.0, 8.0, 20.0))  # the average pause: some stories have more faults
         faults: list[Callable[[], Any]] = [self._strike_client] * 5
         faults += [self.cut_store, self.partition_store, self.stop_store, self.kill_store]
         if self._story.durable:
@@ -44,7 +44,7 @@ class StoreTroubles(Troubles):
                 rng.choice(faults)()
 
     def draw_seconds(self) -> float:
-        """Anything from what nobody notices to what outlives a session."""
+        """Draw a duration: from one without any effect to one longer than a session lives."""
         return self._rng.choice((0.02, 0.3, 2.0, 6.0, 14.0)) * self._rng.uniform(0.5, 1.5)
 
     def _strike_client(self) -> None:
@@ -55,7 +55,7 @@ class StoreTroubles(Troubles):
         self.befall(process, how, seconds)
 
     def kill_store(self) -> None:
-        """It is killed, or told to leave; without a disk less often, since it is another one then."""
+        """Kill the store, or let it leave; without a disk less often, since another store begins then."""
         if not self._story.durable and self._rng.random() < 0.6:
             return
         if self._rng.random() < 0.25:
@@ -70,7 +70,7 @@ class StoreTroubles(Troubles):
         self._cosmos.store.disk.fail_next = 1
 
     async def imperil(self, process: HeardProcess, request: Request[Any], at: str) -> None:
-        """Now and then something breaks just while a change is under way, or its answer."""
+        """At random, break a connection or kill the store while a change or its answer is under way."""
         if at == "before" and not self._story.calm and mutates(request) and process.rng.random() < PERIL:
             self.count += 1
             strike = process.rng.choice((self._break_link, self._break_link, self._break_link, self._kill_in_flight))

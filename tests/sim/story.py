@@ -1,4 +1,4 @@
-"""What every story has: a seed, a world that is drawn from it, an outcome; and what may go wrong until it is calm."""
+"""The parts that all stories share: a seed, a world drawn from it, an outcome, and the faults until it is calm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Outcome", "Story", "Troubles"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a story came to."""
+    """The counts of a story."""
 
     seconds: float
     faults: int
@@ -39,18 +39,18 @@ class Story:
     """One story.
 
     Attributes:
-        calm: Whether nothing goes wrong any more.
-        disturbed_until: When what went wrong last may still be felt.
-        replay: The command that plays it again.
-        durable: Whether the store has a disk.
+        calm: True after the last fault.
+        disturbed_until: The time until which the effects of the last fault may last.
+        replay: The command that replays the story.
+        durable: True if the store has a disk.
     """
 
     command: ClassVar[str]
     dice: ClassVar[str]
     histories: ClassVar[tuple[int, ...]]
-    """How many bytes of history the store may keep: so few that watches must begin anew."""
+    """Choices for the bytes of history that the store keeps. Some are so few that watches must begin again."""
     sessions: ClassVar[tuple[float, ...]]
-    """For how many seconds it may keep a session: so few that answers are lost."""
+    """Choices for the seconds that the store keeps a session. Some are so few that answers are lost."""
 
     troubles: Troubles
 
@@ -101,7 +101,7 @@ class Story:
         )
 
     def tell(self) -> dict[str, int]:
-        """Let it all happen, and check the end; what there is to count of it."""
+        """Play the story and check its end. Return further counts."""
         raise NotImplementedError
 
     def start(self, name: str) -> None:
@@ -109,7 +109,7 @@ class Story:
         raise NotImplementedError
 
     def _revision(self, events: tuple[Event, ...]) -> None:
-        """Something has become true."""
+        """Process the events of a revision."""
         raise NotImplementedError
 
     @property
@@ -118,20 +118,20 @@ class Story:
         return self.cosmos.now
 
     def say(self, what: str) -> None:
-        """One line of the trace."""
+        """Write one line of the trace."""
         self.truth.say(what)
 
     def disturbed(self, why: str, *, lasting: float) -> None:
-        """Something goes wrong, or its own way, and may be felt for so long."""
+        """Note a fault or another disturbance, and how long its effects may last."""
         self.say(why)
         self.disturbed_until = max(self.disturbed_until, self.now + lasting)
 
     def later(self, seconds: float, action: Callable[[], object]) -> None:
-        """Do this then, unless all is calm by then."""
+        """Schedule an action, which is skipped if it is calm by then."""
         self.director.call_later(seconds, lambda: None if self.calm else action())
 
     def quieten(self, *, lasting: float = 0.0) -> None:
-        """No more trouble from here on, with the network, the disk or the store."""
+        """End all faults of the network, the disk and the store."""
         self.calm = True
         self.disturbed("quiet from here on", lasting=lasting)
         store = self.cosmos.store
@@ -148,19 +148,19 @@ class Story:
             store.start()
 
 
-PART_HELD_UP = 0.3  # of the tasks of a process, where tasks are held up ...
-HELD_UP_MOST = 0.5  # ... for at most so many seconds
+PART_HELD_UP = 0.3  # the share of a process's tasks that are delayed ...
+HELD_UP_MOST = 0.5  # ... by at most this many seconds
 
 
 class Troubles:
-    """Strikes somebody, or something.
+    """Strikes processes, the network, the store and its disk.
 
     Attributes:
-        count: How often something has happened of itself.
+        count: The number of faults so far.
     """
 
     felt_for = 0.0
-    """Seconds for which it is felt that the store was away."""
+    """Seconds for which the effects of an outage of the store last."""
 
     def __init__(self, story: Story) -> None:
         self._rng = story.rng
@@ -171,15 +171,15 @@ class Troubles:
         self.count = 0
 
     def draw_seconds(self) -> float:
-        """How long something lasts."""
+        """Draw a duration."""
         raise NotImplementedError
 
     def draw_way(self) -> Way:
-        """Which way nothing passes."""
+        """Draw the directions in which a connection is blocked."""
         return self._rng.choice((Way.BOTH, Way.BOTH, Way.UPWARD, Way.DOWNWARD))
 
     def befall(self, process: HeardProcess, how: str, seconds: float) -> None:
-        """Let one of these things befall a process, for so long."""
+        """Strike a process with one of the faults."""
         network = self._cosmos.network
         match how:
             case "kill" | "power":
@@ -188,11 +188,11 @@ class Troubles:
             case "stop" | "block":
                 process.pause(threads=how == "stop")
                 self._later(seconds, process.resume)
-            case "thread":  # the main loop goes on, and does not hear from it
+            case "thread":  # the main loop runs on, but gets no news from that thread
                 for thread in process.threads.values():
                     thread.pause()
                 self._later(seconds, process.resume)
-            case "tasks":  # each task waits by itself, say for an answer that comes late
+            case "tasks":  # each task is delayed separately, as by a late answer
                 for host in (process.host, *process.threads.values()):
                     for task in host.unfinished():
                         if self._rng.random() < PART_HELD_UP:
@@ -204,7 +204,7 @@ class Troubles:
                 self.hold(process.sources, self.draw_way(), seconds)
 
     def hold(self, sources: tuple[str, ...], way: Way, seconds: float) -> None:
-        """Let nothing pass for so long."""
+        """Block these connections for a while."""
         for source in sources:
             self._cosmos.network.partition(source, way=way)
             self._later(seconds, partial(self._let_pass, source))
@@ -219,42 +219,42 @@ class Troubles:
         return seconds
 
     def cut_store(self) -> None:
-        """All connections break."""
+        """Reset all connections."""
         self._disturbed("all connections are reset", lasting=self.felt_for)
         self._cosmos.network.reset(STORE)
 
     def partition_store(self) -> None:
-        """Nobody reaches the store."""
+        """Cut the store off."""
         self.hold((STORE,), Way.BOTH, self._away("the store is cut off"))
 
     def stop_store(self) -> None:
-        """The store stands still."""
+        """Pause the store."""
         host = self._cosmos.store.host
         if host is not None:
             host.pause()
             self._later(self._away("the store stands still"), host.resume)
 
     def kill_store(self) -> None:
-        """The store dies, or its machine."""
+        """Kill the store, or its machine."""
         if self._cosmos.store.up:
             seconds = self._away("the store is away")
             self._cosmos.store.die(silently=self._rng.random() < 0.3)
             self._later(seconds, self.start_store)
 
     def start_store(self) -> None:
-        """It comes back, once it has gone."""
-        if self._cosmos.store.up:  # it takes its time to leave
+        """Start the store again, once it has ended."""
+        if self._cosmos.store.up:  # it takes some time to leave
             self._later(1.0, self.start_store)
         else:
             self._cosmos.store.start()
 
     def stall_disk(self) -> None:
-        """The disk takes nothing."""
+        """Stall the disk."""
         assert self._cosmos.store.disk is not None
         self._cosmos.store.disk.stalled_until = self._cosmos.now + self._away("the disk takes nothing")
 
     def fill_disk(self) -> None:
-        """The disk is full."""
+        """Fill the disk."""
         disk = self._cosmos.store.disk
         assert disk is not None
         seconds = self._away("the disk is full")

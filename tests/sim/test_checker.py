@@ -1,4 +1,4 @@
-"""What the checker says to a store in which a promise is broken, one event at a time."""
+"""The checker against a store that breaks a promise, one event at a time."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class StillLife:
     now = 1.0
 
     def say(self, what: str) -> None:
-        """Nobody listens."""
+        """Drop the line."""
 
 
 class Books:
-    """A checker, fed by hand."""
+    """A checker with events made by hand."""
 
     def __init__(self, *, needed: int = 2, capacity: int = 2, unit: int = 1) -> None:
         rules = Rules(needed=needed, capacity=capacity, unit=unit, last_call=1.0, order=survivors_first)
@@ -159,7 +159,7 @@ def test_the_checker_refuses_a_report_that_takes_back_that_a_member_has_gone(lat
         books.put(KEYS.progress, first.replace(**later).pack())
 
 
-def test_the_checker_takes_a_report_of_another_round_for_what_it_is() -> None:
+def test_the_checker_accepts_a_report_of_another_round() -> None:
     books = Books()
     books.put(KEYS.progress, Progress(phase=Phase.TRAINING, round=0, lost=1, lost_ids=("a",)).pack())
     books.put(KEYS.progress, Progress(phase=Phase.TRAINING, round=1).pack())

@@ -1,4 +1,4 @@
-"""Hundreds of histories of everything together, and bugs that they must find; `python -m tests.sim full` has more."""
+"""Hundreds of full stories, and bugs that they must find. `python -m tests.sim full` plays more."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ SEEDS = {
     "a stale record that is kept as alive": 106,
     "a coordinator that forgets the last round": 0,
     "a live member that is taken for a waiting node": 0,
-    "a loss that nobody is told of": 0,
+    "a loss that is not reported": 0,
     "a zombie's write that is not fenced": 50,
     "an acknowledgement before the commit": 0,
 }
-"""Histories from which on each is found soon; any change of the product tells them differently."""
+"""The first seeds to try for each bug. Any change of the product changes the stories."""
 
 WITHIN = 300
-"""Histories in which it must be found; `python -m tests.sim bugs` looks for where that is quickest."""
+"""The number of seeds within which a bug must be found. `python -m tests.sim bugs` searches for better first seeds."""
 
 
 @pytest.mark.some_of(0)
@@ -79,7 +79,7 @@ def test_many_histories_are_summed_up(capsys: pytest.CaptureFixture[str]) -> Non
     assert "no promise was broken" in capsys.readouterr().out
 
 
-def test_what_can_be_asked_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_prints_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == main(["rounds"]) == 2
     assert "python -m tests.sim full --seed 17" in capsys.readouterr().err
 

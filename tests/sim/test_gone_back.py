@@ -1,4 +1,4 @@
-"""A store whose disk is put back to an earlier state: its clients are told so, whatever trouble there is beside it."""
+"""A store whose disk is restored to an earlier state: its clients are told, also with other faults beside."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ WRITES = 40
 
 
 def play(seed: int) -> StoreError | None:
-    """What a client is told that has seen more than the store still knows, after some kills that cost nothing."""
+    """Return the error of a client that has seen later revisions than the store still has, after the
+    disk was restored.
+    """
     rng = random.Random(seed)
     with quiet_logs():
         cosmos = Cosmos(seed, replay=f"tests/sim/test_gone_back.py, seed {seed}")
@@ -64,14 +66,14 @@ def play(seed: int) -> StoreError | None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whoever_has_seen_more_is_told_that_the_store_was_replaced(seed: int) -> None:
+def test_a_client_that_has_seen_later_revisions_gets_store_replaced(seed: int) -> None:
     failure = play(seed)
     assert isinstance(failure, StoreReplaced)
     assert "has gone back in time" in str(failure)
 
 
-def test_a_client_that_forgets_what_it_has_seen_is_found() -> None:
-    """The planted bug: it goes on as if nothing had happened."""
+def test_the_bug_of_a_client_that_forgets_its_revision_is_found() -> None:
+    """The planted bug: the client goes on as if nothing had happened."""
     with patch.object(ClientConnection, "_note_revision", lambda *_: None), pytest.raises(AssertionError):
         for seed in range(3):
             assert isinstance(play(seed), StoreReplaced)

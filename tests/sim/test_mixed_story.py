@@ -1,5 +1,5 @@
-"""Stories of what the large simulator does not play: bans, other settings, calls that are cancelled twice, outages of
-minutes, and a store that caps the conditions of a transaction, all at random, and mixed.
+"""Random stories with events that the large simulator does not have: bans, other settings, calls that are cancelled
+twice, outages of minutes, and a store with few conditions per transaction.
 
     RDZV_TEST_MIXED=0:1000 python -m pytest tests/sim/test_mixed_story.py
 """
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.virtual_time
 FIRST, END = (int(number) for number in os.environ.get("RDZV_TEST_MIXED", "0:8").split(":"))
 NAMES = "abcd"
 FEWEST = 2
-CAPPED = limits_with(operations_max=6)  # with so few conditions a commit of all needs the marker
-OUTAGES = (1.0, 40.0, 290.0, 590.0)  # seconds; several may come one after the other
-QUIET = 900.0  # seconds until all have met, once nothing more happens
+CAPPED = limits_with(operations_max=6)  # with so few conditions, a commit of all four nodes needs the marker
+OUTAGES = (1.0, 40.0, 290.0, 590.0)  # seconds; several outages may follow each other
+QUIET = 900.0  # seconds in which all must meet after the last event
 
 
 class Story:
-    """One run of four nodes, and what befalls it."""
+    """One run of four nodes, and the events that happen to it."""
 
     def __init__(self, seed: int, run: VirtualRun) -> None:
         self.rng = random.Random(seed)
@@ -47,12 +47,12 @@ class Story:
         self.lives: dict[str, asyncio.Task[None]] = {}
 
     def begin(self, name: str) -> None:
-        """A node comes."""
+        """Start a node."""
         self.handlers[name] = self.run.handler(name)
         self.live_on(name)
 
     def live_on(self, name: str) -> None:
-        """It takes part from now on."""
+        """Let a node take part from now on."""
         self.lives[name] = self.run.start(self._life(name), f"life of {name}")
 
     async def _life(self, name: str) -> None:
@@ -62,17 +62,17 @@ class Story:
                 try:
                     info = await handler.next_rendezvous()
                 except RendezvousRefusedError:
-                    await asyncio.sleep(1)  # it is banned, and comes again
+                    await asyncio.sleep(1)  # it is banned, and tries again
                     continue
                 self.last[name] = info
                 self.infos[info.round, info._membership.round.term].append(info)
                 while not handler.num_nodes_changed():
                     await changes.poll(1.0)
 
-    # ------------------------------------------------------------------------------------------ what happens
+    # ------------------------------------------------------------------------------------------------ events
 
     async def ban(self) -> None:
-        """A node is banned, for a while or until it is let in again, at once or from the next round on."""
+        """Ban a node, for a while or until it is unbanned, at once or from the next round on."""
         by, name = self.rng.sample(NAMES, 2)
         lasts = self.rng.choice((None, 2.0, 20.0))
         await self.handlers[by].ban(name, "slow", now=self.rng.random() < 0.5, lasts=lasts)
@@ -81,14 +81,14 @@ class Story:
             await self.handlers[by].unban(name)
 
     async def come_with_other_settings(self) -> None:
-        """Somebody comes who was told of other numbers: it is refused, and decides nothing."""
+        """Start a node with other settings. It is refused, and does not coordinate."""
         other = self.run.handler("stranger", min_nodes=1, max_nodes=1)
         with pytest.raises(RendezvousSettingsError):
             await other.next_rendezvous()
         await other.aclose()
 
     async def cancel(self) -> None:
-        """A node's call, or its waiting, is cancelled twice, and it goes on."""
+        """Cancel a node's call, or its wait for changes, twice. Then it takes part again."""
         name = self.rng.choice(NAMES)
         life = self.lives[name]
         for _ in range(2):
@@ -100,13 +100,13 @@ class Story:
         self.live_on(name)
 
     async def lose_the_store(self) -> None:
-        """The store is away for seconds or minutes."""
+        """Kill the store, and restart it after seconds or minutes."""
         self.run.kill_store()
         await asyncio.sleep(self.rng.choice(OUTAGES))
         self.run.restart_store()
 
     async def die(self) -> None:
-        """A node is killed, and another process of its name comes."""
+        """Kill a node, and start another process of its name."""
         name = self.rng.choice(NAMES)
         self.lives[name].cancel()
         self.run.crash(name)
@@ -116,7 +116,7 @@ class Story:
         self.begin(name)
 
     async def tell(self) -> None:
-        """Something happens again and again; then it is quiet, and all of them meet."""
+        """Make several random events happen. Then check that all nodes meet."""
         for name in NAMES:
             self.begin(name)
         for _ in range(self.rng.randint(2, 6)):
@@ -127,7 +127,7 @@ class Story:
             self.told.append(happening.__name__)
             await happening()
         with anyio.fail_after(QUIET):
-            while not self.all_are_in_one_round():  # noqa: ASYNC110 - what is known in many places
+            while not self.all_are_in_one_round():  # noqa: ASYNC110  there is no single event to wait for
                 await asyncio.sleep(1)
         for infos in self.infos.values():
             assert len({(one.round, one.world_size, one.bootstrap_address) for one in infos}) == 1
@@ -137,7 +137,7 @@ class Story:
         assert len({number for number, _ in self.infos}) == len(self.infos), "a round was completed in two terms"
 
     def all_are_in_one_round(self) -> bool:
-        """Whether the last that each has heard is the same round, in which all of them are, and stand."""
+        """Return True if all nodes have last joined the same round, with all of them, and it is not superseded."""
         last = [self.last[name] for name in NAMES if name in self.last]
         if len(last) < len(NAMES) or {one.world_size for one in last} != {len(NAMES)}:
             return False
@@ -148,7 +148,7 @@ class Story:
 
 
 @pytest.mark.parametrize("seed", range(FIRST, END))
-async def test_r3_all_meet_whatever_has_befallen_them(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_r3_all_nodes_meet_after_random_events(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     limits, marked, mark = CAPPED if seed % 2 else None, [], Term._mark
 
     async def counted(term: Term) -> int:

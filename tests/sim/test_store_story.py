@@ -1,4 +1,4 @@
-"""Some stories of the store, and the bugs that they must find; `python -m tests.sim store --hours 8` tells more."""
+"""Some stories of the store, and bugs that they must find. `python -m tests.sim store --hours 8` plays more."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ SEEDS = {
     "an event lost on reconnecting": 0,
     "a lease that is resurrected": 0,
 }
-"""Stories in which each is found soon; any change of the store tells them differently, so some more may be told."""
+"""The first seeds to try for each bug. Any change of the store changes the stories, so more seeds may be needed."""
 
 WITHIN = 100
 

@@ -1,4 +1,4 @@
-"""Histories of nodes that train by `rounds()`, and bugs that they must find (`python -m tests.sim training`)."""
+"""Stories of nodes that train by `rounds()`, and bugs that they must find (`python -m tests.sim training`)."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ FIXED = 24
 COUNT_FRESH = 10
 
 SEEDS = {
-    "nobody coordinates once the run is closed": 60,
-    "who leaves before the agreed step is not missed": 130,
-    "nothing is heard of after newcomers that are let wait": 20,
-    "who has come to its end is forgotten": 110,
-    "who came back first stays": 0,
-    "who was expelled is told of it as of another's loss": 15,
+    "no coordinator once the run is closed": 60,
+    "a departure before the agreed step is not noticed": 130,
+    "no reason replaces newcomers that have to wait": 20,
+    "the steps of a finished member are forgotten": 110,
+    "the first nodes to return stay": 0,
+    "an expelled member is told of its own loss": 15,
     "a report of an earlier picture follows an expel": 0,
     "two members are expelled by one picture": 0,
     "another task sets what was decided": 20,
     "every drain is told of": 50,
     "a decision is written over": 0,
 }
-"""Histories from which on each is found soon; any change of the product tells them differently."""
+"""The first seeds to try for each bug. Any change of the product changes the stories."""
 
 WITHIN = 300
-"""Histories in which it must be found."""
+"""The number of seeds within which a bug must be found."""
 
 
 def test_no_promise_is_broken_in_fixed_histories() -> None:

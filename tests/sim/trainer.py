@@ -1,6 +1,6 @@
-"""A node that trains by `rounds()`: step after step, each of which needs all members, in rounds that change at steps.
+"""A node that trains by `rounds()`: each step needs all members, and rounds change at steps.
 
-What it does it tells its story (`training_story.py`), which knows what must never be.
+It reports its acts to its story (`training_story.py`), which checks them.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ __all__ = ["OwnError", "Trainer"]
 
 
 class OwnError(Exception):
-    """A body's own mistake."""
+    """An error raised by a body itself."""
 
 
 class Trainer(Node):
     """One process that trains.
 
     Attributes:
-        step: The step that comes next.
+        step: The next step.
         known: The last step that it has finished, as far as its `check` can tell; -1 for none.
-        inside: The round whose body it is in, and since when in true time.
-        raises: It is to fail by a mistake of its own, in the middle of its step.
-        failed_in: The last round that it has left by such a mistake.
-        to_leave: That was announced.
-        stuck_until: It begins no step before this moment of true time.
+        inside: The round whose body it is in.
+        raises: True if it is to raise an error of its own in the middle of its step.
+        failed_in: The last round that it has left by such an error.
+        to_leave: True if its drain was announced.
+        stuck_until: The true time before which it begins no step.
     """
 
     story: TrainingStory
@@ -62,15 +62,16 @@ class Trainer(Node):
         super().__init__(*arguments, **settings)
 
     def leave(self, within: float = 30.0) -> None:
-        """Announce that it is to leave."""
+        """Announce that it leaves."""
         self.to_leave = True
         self.ask(self.handler.drain(within=within))
 
     def ask(self, work: Coroutine[Any, Any, object]) -> None:
-        """Have something done on its behalf."""
+        """Run a coroutine in its process."""
 
         async def see_to_it() -> None:
-            with contextlib.suppress(RendezvousError):  # it is away, or in no round any more, or the run is closed
+            # it is disconnected, or in no round any more, or the run is closed
+            with contextlib.suppress(RendezvousError):
                 await work
 
         self.process.host.start(see_to_it())
@@ -106,7 +107,7 @@ class Trainer(Node):
     async def _train_in(self, round: Round) -> None:
         story, begun = self.story, False
         if round.newest is not None:
-            self.step = round.newest[1] + 1  # as who brings over the state of the newest
+            self.step = round.newest[1] + 1  # stands for `sync_state`
         if story.silent:
             await anyio.sleep_forever()
         while self.step < story.total:
@@ -115,12 +116,12 @@ class Trainer(Node):
             story.begun(self, round, self.step)
             await self._collective(round)
             self.step += 1
-        story.begun_by.get(round.number, {}).pop(self.name, None)  # it is at its end, and is asked for no step
+        story.begun_by.get(round.number, {}).pop(self.name, None)  # it has finished, and is asked for no step
         if round.ending is None and begun:
             self.known = self.step - 1
 
     async def _collective(self, round: Round) -> None:
-        """All members come to the same step, or nobody gets out; on the round's own store, as a collective would."""
+        """Wait until all members are at the same step, as a collective does, by way of the round's own store."""
         await asyncio.sleep(self.rng.uniform(0.02, 0.3))
         if self.raises:
             self.raises, self.failed_in = False, round.number
@@ -135,7 +136,7 @@ class Trainer(Node):
         await round.store.wait([f"{key}/all"], 3600.0)
 
     async def _hear(self) -> None:
-        """What others may regroup on is about this node's round, and about others."""
+        """Check the changes that it is told: drains are of members of its round, and losses are not its own."""
         story = self.story
         try:
             async with self.handler.changes() as changes:
@@ -155,4 +156,4 @@ class Trainer(Node):
                             self.name not in change.node_ids, f"{self.name} is told of its own loss, and not dropped"
                         )
         except (RendezvousConnectionError, RendezvousStateError):
-            pass  # its life ends likewise, and says so
+            pass  # its job ends with the same error, and reports it

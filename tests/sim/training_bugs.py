@@ -1,4 +1,4 @@
-"""Bugs for histories of training, each of which this project has had: the simulation must find every one of them."""
+"""Bugs for training stories, each of which this project once had. The simulation must find each of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = ["TRAINING_BUGS"]
 
 
 class Overwriting(HeardClient):
-    """Writes where to stop over any decision that stands: the store's condition is the last that prevents it."""
+    """Overwrites decisions about the step to stop at. Only the store's condition prevents that otherwise."""
 
     async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
         if isinstance(request, Transact):
@@ -45,7 +45,7 @@ class Overwriting(HeardClient):
 
 
 @contextmanager
-def _nobody_coordinates_a_closed_run() -> Iterator[None]:
+def _a_closed_run_has_no_coordinator() -> Iterator[None]:
     def resigning(picture: Picture, rules: Rules, *, now: float) -> Act:
         if picture.head.closed is not None:
             raise ConditionFailed("planted: the run is closed, and so is its office")
@@ -61,7 +61,7 @@ def _nobody_coordinates_a_closed_run() -> Iterator[None]:
 
 
 @contextmanager
-def _who_leaves_early_is_not_missed() -> Iterator[None]:
+def _an_early_departure_is_not_noticed() -> Iterator[None]:
     with patch.object(Life, "_left_early", False):
         yield
 
@@ -80,7 +80,7 @@ def _nothing_is_heard_after_newcomers() -> Iterator[None]:
 
 
 @contextmanager
-def _who_has_finished_is_forgotten() -> Iterator[None]:
+def _a_finished_member_forgets_its_steps() -> Iterator[None]:
     def forget(self: StepGate) -> None:
         self.begun, self._at_end = None, True
 
@@ -89,7 +89,7 @@ def _who_has_finished_is_forgotten() -> Iterator[None]:
 
 
 @contextmanager
-def _who_came_back_first_stays() -> Iterator[None]:
+def _the_first_to_return_stay() -> Iterator[None]:
     def choose(_: object, candidates: Sequence[NodeRecord], __: object, count: int) -> Sequence[NodeRecord]:
         return sorted(candidates, key=lambda record: record.arrival)[: max(count, 0)]
 
@@ -196,12 +196,12 @@ def _another_task_sets_the_decision() -> Iterator[None]:
 
 
 TRAINING_BUGS = {
-    "nobody coordinates once the run is closed": Seams(plant=_nobody_coordinates_a_closed_run),
-    "who leaves before the agreed step is not missed": Seams(plant=_who_leaves_early_is_not_missed),
-    "nothing is heard of after newcomers that are let wait": Seams(plant=_nothing_is_heard_after_newcomers),
-    "who has come to its end is forgotten": Seams(plant=_who_has_finished_is_forgotten),
-    "who came back first stays": Seams(plant=_who_came_back_first_stays),
-    "who was expelled is told of it as of another's loss": Seams(plant=_ones_own_loss_is_anothers),
+    "no coordinator once the run is closed": Seams(plant=_a_closed_run_has_no_coordinator),
+    "a departure before the agreed step is not noticed": Seams(plant=_an_early_departure_is_not_noticed),
+    "no reason replaces newcomers that have to wait": Seams(plant=_nothing_is_heard_after_newcomers),
+    "the steps of a finished member are forgotten": Seams(plant=_a_finished_member_forgets_its_steps),
+    "the first nodes to return stay": Seams(plant=_the_first_to_return_stay),
+    "an expelled member is told of its own loss": Seams(plant=_ones_own_loss_is_anothers),
     "a report of an earlier picture follows an expel": Seams(plant=_a_report_of_an_earlier_picture),
     "two members are expelled by one picture": Seams(plant=_two_expels_of_one_picture),
     "another task sets what was decided": Seams(plant=_another_task_sets_the_decision),

@@ -1,17 +1,18 @@
-"""One seed, one history of nodes that train by `rounds()`: drained, resized, closed, failing, expelled and killed.
+"""One seed, one story of nodes that train by `rounds()`: drained, resized, closed, failing, expelled and killed.
 
-The world, its troubles, and what looks at clients and revisions are those of `full_story.py`. This adds what nobody
-looks at there (R21, R22, R23):
+The world, its faults, and the checks of clients and revisions are those of `full_story.py`. This module adds checks
+that are missing there (R21, R22, R23):
 
-- No step is begun by some members of a round and not by others, unless one of them is lost, or leaves before that.
-- Nobody takes it for a loss that another one leaves as all have agreed, however late it hears of the agreement.
-- The decision where to stop is written once, and lies above every step that has been begun.
-- Once a member was lost, or has left early, no other stays in its round's body; so it is after a closing, too.
-- No report takes back a loss or a departure of its round, also over a take-over (`checker.py`).
-- Who is drained is out in time, and costs nobody a step. A resize is heeded, and the lowest ranks stay.
-- `newest` is who has finished most. Nobody is told to regroup for a node that is not in its round, nor of its own loss.
+- If some members of a round begin a step, all do, unless one of them is lost, or leaves before it.
+- A member that leaves as all have agreed does not count as lost, however late another one learns of the agreement.
+- The decision about the step to stop at is written once, and is above every step that was begun.
+- After a member was lost, or has left early, no other stays in the round's body. The same holds after a close.
+- No report takes back a loss or a departure of its round, also over a takeover (`checker.py`).
+- A drained member is out in time, and costs no other member a step. After a resize, the lowest ranks stay.
+- `newest` is the member that has finished most steps. No member is told to regroup for a node of another round, nor of
+  its own loss.
 
-    python -m tests.sim training --seed 17        one history, told step by step
+    python -m tests.sim training --seed 17        one story, told step by step
     python -m tests.sim training --seeds 0:1000   many, told if they fail
 """
 
@@ -41,32 +42,32 @@ if TYPE_CHECKING:
 __all__ = ["TrainingStory"]
 
 OUT_WITHIN = PUSHED_WITHIN + DISCONNECT_TTL + 1.5
-"""Seconds for a loss to end a body, also one that has failed first, and waits for news of whose fault that is."""
+"""Seconds for a loss to end a body, also one that failed first and waits for news of a loss."""
 
 LET_OUT_WITHIN = 4.0
-"""Seconds for the members to agree, and to come to the step: each takes a third of a second."""
+"""Seconds for the members to agree and to reach the step. Each step takes up to a third of a second."""
 
 HELD_UP = 0.4
-"""How often a member's node is held up while it is to hear where all stop."""
+"""The probability that a node thread is paused while the agreed step is announced."""
 
 BOTH_ACCUSE = BOTH_STUCK = 2
 
 STALL_TIMEOUT = 1.0
-"""Seconds without a step, in histories whose coordinators look for members that are stuck."""
+"""Seconds without a step, in stories whose coordinators look for members that are stuck."""
 
 JUDGED_WITHIN = 2.0
-"""Seconds from there until a coordinator has looked, and written what follows."""
+"""Seconds after that until a coordinator has looked, and written the result."""
 
 
 class TrainingStory(FullStory):
-    """One history.
+    """One story.
 
     Attributes:
-        silent: Whether bodies never call `check`.
-        on_waiting: What becomes of such bodies when nodes wait to come in.
-        alone: Whether steps need nobody else, so that some come to their end before others.
-        judged: Whether members are taken out of the round that begin no step while others do.
-        total: How many steps there are to be done.
+        silent: True if bodies never call `check`.
+        on_waiting: What such bodies do when nodes wait to come in.
+        alone: True if steps need no other member, so that some members finish before others.
+        judged: True if members that begin no step while others do are removed from the round.
+        total: The number of steps.
     """
 
     command = "training"
@@ -83,21 +84,23 @@ class TrainingStory(FullStory):
         if self.judged:
             self._judge_those_that_are_stuck()
         self.stops: dict[int, Stop] = {}
-        self.broken_at: dict[int, float] = {}  # by round: since when somebody is missing in its steps
-        self.moved_on: set[int] = set()  # rounds that a member has left, in whichever way, before all had agreed to
+        self.broken_at: dict[int, float] = {}  # by round: the time since which a member is missing in its steps
+        self.moved_on: set[int] = set()  # rounds that a member has left, in any way, before an agreement of all
         self.begun_by: dict[int, dict[str, int]] = {}  # by round and name: the last step that was begun
-        self.known: dict[str, int] = {}  # by incarnation: the last step that was finished, as the node can tell
+        self.known: dict[str, int] = {}  # by incarnation: the last step that was finished, as far as the node can tell
         self.too_large_at: float | None = None
         self.troubles = TrainingTroubles(self)
         self.checker.writers_sign = False
-        self.gone: set[str] = set()  # members of the last round that were lost, or have left, since it was committed
+        self.gone: set[str] = set()  # members of the last round that were lost, or have left, since its commit
         self.say(
             f"silent: {self.silent}, on_waiting: {self.on_waiting}, {self.total} steps"
             f"{' alone' if self.alone else ''}{', judged' if self.judged else ''}"
         )
 
     def _judge_those_that_are_stuck(self) -> None:
-        """Take members out that begin no step; with at least three, two can be stuck while one goes on."""
+        """Turn on the removal of stuck members. With at least three members, two can be stuck while
+        one makes progress.
+        """
         rules = self.rules
         needed = max(rules.needed, rules.unit * -(-(BOTH_STUCK + 1) // rules.unit))
         self.rules = self.checker.rules = replace(rules, needed=needed, capacity=needed + rules.capacity - rules.needed)
@@ -112,19 +115,19 @@ class TrainingStory(FullStory):
         self.nodes[name] = Trainer(self, self.cosmos.process(name), join_timeout=patience, **self.settings)
 
     def trainers(self) -> list[Trainer]:
-        """Those that are alive."""
+        """Return the live trainers."""
         return [node for node in self.alive() if isinstance(node, Trainer)]
 
-    # ------------------------------------------------------------------------------------------ what trainers tell
+    # ----------------------------------------------------------------------------------------- reports of trainers
 
     def came_in(self, node: Trainer, round: Round) -> None:
-        """A trainer has been given a round."""
+        """A trainer has joined a round."""
         self.joined(node, round._info)
 
     def begun(self, node: Trainer, round: Round, step: int) -> None:
         """A trainer begins a step."""
         if node.node.membership is not round._membership or not self._stands(node.name, round._membership.arrival):
-            return  # it has been dropped, and does not know it yet: nobody waits for it
+            return  # it was dropped without knowing it: no member waits for it
         self.begun_by.setdefault(round.number, {})[node.name] = step
         stop = self.stops.get(round.number)
         if stop is not None and stop.decided:
@@ -134,7 +137,7 @@ class TrainingStory(FullStory):
             )
 
     def came_out(self, node: Trainer, round: Round) -> None:
-        """A trainer has left a round, and goes on, or has come to the end of its loop."""
+        """A trainer has left a round, and continues or has finished its loop."""
         ending = round.ending
         self.say(f"{node.name} is out of round {round.number} before step {node.step}: {ending}")
         self.known[node.node.part.incarnation] = node.known
@@ -156,12 +159,12 @@ class TrainingStory(FullStory):
             )
 
     def has_drained(self, node: Trainer) -> None:
-        """A trainer's loop has ended, since it was to leave."""
+        """A trainer's loop has ended because of a drain."""
         self.say(f"{node.name} has left, as was announced")
         self.director.call_later(1.0, lambda: node.process.die(silently=False))
         self.director.call_later(2.0, self.start, node.name)
 
-    # ------------------------------------------------------------------------------------------ what becomes true
+    # -------------------------------------------------------------------------------------------------- revisions
 
     def _stands(self, name: str, arrival: int) -> bool:
         record = self.checker.records.get(name)
@@ -187,7 +190,7 @@ class TrainingStory(FullStory):
         self.too_large_at = (self.too_large_at or self.now) if is_large else None
 
     def _node_changed(self, event: Event) -> None:
-        """Whether somebody is missing from now on in the steps of the round."""
+        """Note if a member is missing in the steps of the round from now on."""
         name, last = event.key.removeprefix(KEYS.nodes), self.checker.last
         if event.kind == "delete":
             self.gone.add(name)
@@ -201,7 +204,7 @@ class TrainingStory(FullStory):
             record = NodeRecord.unpack(event.value, node_id=name, arrival=event.revision)
             early = record.left and not record.stopped
             if record.left:
-                self.gone.add(name)  # a new process of its name may come before the record goes
+                self.gone.add(name)  # a new process of its name may come before the record is deleted
             node = self.nodes[name]
             self.truth.require(
                 not (record.stopped and isinstance(node, Trainer) and node.failed_in == number),
@@ -230,7 +233,7 @@ class TrainingStory(FullStory):
             self.troubles.hold_up_one_that_is_to_hear()
 
     def _committed(self, last: Committed, before: Committed | None, waiting: set[str]) -> None:
-        """`newest` is the member that has finished most (R21); and those with the lowest ranks stay (R23)."""
+        """Check that `newest` is the member that has finished most (R21), and that the lowest ranks stay (R23)."""
         records = self.checker.records
         known = {rank: self.known.get(records[name].incarnation, -1) for name, rank in last.ranks.items()}
         most = max(known.values())
@@ -239,7 +242,7 @@ class TrainingStory(FullStory):
             last.round.newest == newest, f"{last.round} names {last.round.newest}, and {known} have been finished (R21)"
         )
         if before is not None:
-            # Who had gone may have come again just now: it was not known when this was decided.
+            # A node that was gone may have come back just now; the decision did not know that.
             for name in waiting & before.ranks.keys() - self.gone - last.ranks.keys():
                 rank = before.ranks[name]
                 self.truth.require(
@@ -247,7 +250,7 @@ class TrainingStory(FullStory):
                     f"{name} was to stay, of {before.ranks}, and {last.ranks} have (R23)",
                 )
 
-    # ------------------------------------------------------------------------------------------ what is looked at
+    # ----------------------------------------------------------------------------------------------------- checks
 
     def _look(self) -> None:
         super()._look()
@@ -270,7 +273,9 @@ class TrainingStory(FullStory):
             )
 
     def drained(self, node: Trainer, within: float) -> None:
-        """A drain was announced: if nothing else happens, the node is out in time, and nobody was interrupted (R23)."""
+        """A drain was announced. If nothing else happens, the node is out in time, and no member was
+        interrupted (R23).
+        """
         round, began = node.inside, self.now
         if round is None or self.disturbed_until > began or round.ending is not None or within <= LET_OUT_WITHIN:
             return
@@ -296,9 +301,11 @@ class TrainingStory(FullStory):
         return super()._settled()
 
     def _lose_one(self) -> None:
-        """One member leaves, as is announced, and another dies; no other stays in that round's body (R21, R23)."""
+        """Let one member leave by a drain, then kill another. Check that no other stays in that round's body (R21,
+        R23).
+        """
         if (members := self._members()) and self.on_waiting == "wait":
-            self.start("late")  # and is let wait
+            self.start("late")  # this node has to wait
             self.cosmos.timeline.run(self.now + LET_OUT_WITHIN)
         if members := self._members():
             drained = self.rng.choice(members)
@@ -308,7 +315,7 @@ class TrainingStory(FullStory):
             self._see_out(others, EndKind.LOST, lambda: lost.process.die(silently=False))
 
     def _members(self) -> list[Trainer]:
-        """All members of the last round, if all are in its body."""
+        """Return all members of the last round if all are in its body; otherwise an empty list."""
         last = self.checker.last
         if self.checker.closed or last is None:
             return []
@@ -333,7 +340,7 @@ class TrainingTroubles(FullTroubles):
     _story: TrainingStory
 
     def something_happens(self) -> None:
-        """Of all that can happen, one thing does."""
+        """Make one random event happen."""
         if self._story.calm:
             return
         if self._rng.random() < 0.4:
@@ -348,7 +355,7 @@ class TrainingTroubles(FullTroubles):
         return [node for node in self._story.trainers() if node.awake and node.inside is not None]
 
     def hold_up_one_that_is_to_hear(self) -> None:
-        """The node thread of one member stands still until others have left, perhaps: then it reads both at once."""
+        """At random, pause the node thread of a member. It may then read the decision and the departures at once."""
         at_work = [node for node in self._at_work() if not node.process.node_thread.paused]
         if at_work and self._rng.random() < HELD_UP:
             node, seconds = self._rng.choice(at_work), self._rng.uniform(0.1, 0.6)
@@ -357,7 +364,7 @@ class TrainingTroubles(FullTroubles):
             self._director.call_later(seconds, node.process.node_thread.resume)
 
     def _drain(self) -> None:
-        """Somebody is to leave, who may be waiting for a round."""
+        """Drain a node, which may also be waiting for a round."""
         at_work = self._at_work()
         if self._rng.random() < 0.4:
             at_work = [node for node in self._story.trainers() if node.awake and node.connected] or at_work
@@ -382,14 +389,14 @@ class TrainingTroubles(FullTroubles):
             node.ask(node.handler.resize(max_nodes=most))
 
     def _fail(self) -> None:
-        """Somebody makes a mistake of its own in its next step."""
+        """Let a member raise an error of its own in its next step."""
         if at_work := self._at_work():
             node = self._rng.choice(at_work)
             self._story.disturbed(f"{node.name} is about to fail", lasting=1.0 + DISCONNECT_TTL + 1.0)
             node.raises = True
 
     def _get_stuck(self) -> None:
-        """Two members at once begin no step for longer than is allowed, and are found by one look at all of them."""
+        """Let two members at once begin no step for longer than allowed. A single look finds both."""
         if at_work := self._at_work():
             stuck = self._rng.sample(at_work, min(BOTH_STUCK, len(at_work)))
             lasting = STALL_TIMEOUT + JUDGED_WITHIN
@@ -399,7 +406,7 @@ class TrainingTroubles(FullTroubles):
                 node.stuck_until = self._story.now + lasting
 
     def _close(self) -> None:
-        """The run is closed, as is planned; and then something befalls one who is at work still."""
+        """Close the run in an orderly way, and then strike members that are still at work."""
         if at_work := self._at_work():
             node = self._rng.choice(at_work)
             self._story.disturbed(f"{node.name} closes the run", lasting=0.0)
@@ -408,7 +415,7 @@ class TrainingTroubles(FullTroubles):
                 self._later(self._rng.uniform(0.0, 0.5), self._rng.choice((self._fail, self._strike_node)))
 
     def _accuse(self) -> None:
-        """Two members accuse a third; and whoever coordinates dies just then, perhaps."""
+        """Let two members accuse a third. The coordinator may die just then."""
         at_work = [node for node in self._at_work() if node.inside is not None and node.inside.world_size > BOTH_ACCUSE]
         if not at_work:
             return
@@ -428,7 +435,7 @@ class TrainingTroubles(FullTroubles):
 
 
 def _expels(request: Request[Any]) -> bool:
-    """Whether this request takes a member out of the round."""
+    """Return True if this request removes a member from the round."""
     return isinstance(request, Transact) and any(
         isinstance(one, Delete) and one.key.startswith(KEYS.nodes) for one in request.then
     )

@@ -1,12 +1,13 @@
-"""What a store has really done, revision by revision, and whether what its clients are told agrees with it.
+"""The changes that a store has really made, revision by revision, and whether the answers to its clients agree with
+them.
 
-The truth is what the disk has taken (on a store without one: what the engine has done). Of every answer it is asked at
-which revisions it would have been right: there must be one between the call and the return, and none may be ahead of
-the disk. That is S1 and S3 in one, for every request, at once, and without a search. A watch is compared batch by batch
-with the changes under its prefix (S4). A lease must not lapse sooner than its last acknowledged keep-alive allows, and
-never come back (S5).
+The truth is the data that is on the disk (on a store without one: the changes of the engine). For every answer, it is
+known at which revisions it would have been right. There must be one between the call and the return, and none may be
+ahead of the disk. That checks S1 and S3 for every request, at once, and without a search. A watch is compared batch by
+batch with the changes under its prefix (S4). A lease must not end sooner than its last acknowledged keep-alive allows,
+and must never exist again (S5).
 
-The clients here are the real ones, with an ear to what passes through them.
+The clients here are the real ones, with hooks for their traffic.
 """
 
 from __future__ import annotations
@@ -70,12 +71,12 @@ __all__ = ["Books", "HeardClient", "Truth", "Violation", "observe"]
 
 R = TypeVar("R", bound=Response)
 
-CLOCK_GRAIN = 0.002  # seconds; what the reading of two clocks may differ by
+CLOCK_GRAIN = 0.002  # seconds; the error of comparing two clocks
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A lease as its keeper knows it: `sent_at` is true time, of the last request for it that was acknowledged."""
+    """A lease as its keeper knows it. `sent_at` is the true time of the last request for it that was acknowledged."""
 
     sent_at: float
     least: float
@@ -83,13 +84,13 @@ class _Kept:
 
 
 class Truth:
-    """What all stores of a simulation have done; one after the other, if they are memory only.
+    """The changes of all stores of a simulation. There are several, one after the other, if they are in memory only.
 
     Args:
-        timeline: Whose run it is.
-        replay: The command that plays it again.
-        on_revision: Told of every revision as soon as it is true.
-        trace: Takes the lines of the story.
+        timeline: The timeline of the run.
+        replay: The command that replays the story.
+        on_revision: Called with every revision as soon as it is true.
+        trace: Called with the lines of the story.
     """
 
     def __init__(
@@ -110,32 +111,32 @@ class Truth:
         self._books: dict[str, Books] = {}
 
     def books_of(self, store_id: str | None) -> Books:
-        """What one store has done; begun if it is new."""
+        """Return the books of a store; new books if it is new."""
         assert store_id is not None, "who asks has met it"
         if store_id not in self._books:
             self._books[store_id] = Books(self)
         return self._books[store_id]
 
     def say(self, what: str) -> None:
-        """One line of the trace."""
+        """Write one line of the trace."""
         if self._trace is not None:
             self._trace(f"{self.timeline.now - 1000:9.4f}  {what}")
 
     def fail(self, what: str) -> NoReturn:
-        """A promise is broken. Whoever is told must not be able to swallow it."""
+        """Fail the story. The error is also kept in the timeline, in case that the caller swallows it."""
         violation = Violation(f"{what} (at {self.timeline.now - 1000:.3f} s; replay with: {self.replay})")
         if self.timeline.problem is None:
             self.timeline.problem = violation
         raise violation
 
     def require(self, holds: bool, what: str) -> None:
-        """A promise is kept, or the run ends here."""
+        """Fail the story if a promise does not hold."""
         if not holds:
             self.fail(what)
 
 
 class Books:
-    """What one store has done."""
+    """The changes of one store."""
 
     def __init__(self, truth: Truth) -> None:
         self._truth = truth
@@ -149,17 +150,17 @@ class Books:
 
     @property
     def revision(self) -> int:
-        """Of the last change that is true for good."""
+        """The last revision that is true for good."""
         return self.began + len(self._revisions)
 
     def time_of(self, revision: int) -> float:
-        """When a revision became true."""
+        """Return the time when a revision became true."""
         return self._times[revision - self.began - 1]
 
-    # ------------------------------------------------------------------------------------------ what comes in
+    # -------------------------------------------------------------------------------------------------- input
 
     def committed(self, group: list[Facts]) -> None:
-        """The disk has taken these."""
+        """Enter data that is on the disk."""
         for facts in group:
             self._ended.difference_update(id for id, lease in facts.leases.items() if lease is not None)
             for events in facts.revisions:
@@ -167,7 +168,7 @@ class Books:
             self._ended.update(id for id, lease in facts.leases.items() if lease is None)
 
     def changed(self, events: tuple[Event, ...]) -> None:
-        """One revision has become true."""
+        """Enter one revision, which is true from now on."""
         revision = events[0].revision
         self._truth.require(revision == self.revision + 1, f"revision {revision} came after revision {self.revision}")
         self._revisions.append(events)
@@ -185,7 +186,7 @@ class Books:
             self._truth.on_revision(events)
 
     def lapsed(self, lease: LeaseRecord) -> None:
-        """The server has let a lease lapse."""
+        """Check a lease that the server let expire."""
         self._truth.lapses += 1
         kept = self._kept.get(lease.id)
         if kept is not None:
@@ -198,22 +199,22 @@ class Books:
     # ------------------------------------------------------------------------------------------ states
 
     def at(self, key: str, revision: int) -> Entry | None:
-        """What a key held at a revision."""
+        """Return the entry of a key at a revision."""
         revisions, states = self._by_key.get(key, ((), ()))
         index = bisect_right(revisions, revision)
         return states[index - 1] if index else None
 
     def under(self, prefix: str, revision: int) -> dict[str, Entry]:
-        """What all keys with a prefix held at a revision."""
+        """Return the entries of all keys with a prefix at a revision."""
         held = {key: self.at(key, revision) for key in self._by_key if key.startswith(prefix)}
         return {key: entry for key, entry in held.items() if entry is not None}
 
     def now_under(self, prefix: str) -> dict[str, Entry]:
-        """What they hold now."""
+        """Return the present entries of all keys with a prefix."""
         return self.under(prefix, self.revision)
 
     def next_change(self, prefix: str, revision: int) -> tuple[Event, ...] | None:
-        """The first change under a prefix at or after a revision."""
+        """Return the first change under a prefix at or after a revision."""
         for events in self._revisions[max(revision - self.began - 1, 0) :]:
             about = tuple(event for event in events if event.key.startswith(prefix))
             if about:
@@ -223,7 +224,7 @@ class Books:
     # ------------------------------------------------------------------------------------------ answers
 
     def check(self, who: str, request: Request[Any], response: Response, began: int, *, sent_at: float) -> None:
-        """Whether an answer was right at some revision between the call, at revision `began`, and now."""
+        """Check that an answer was right at some revision between the call, at revision `began`, and now."""
         self._truth.checked += 1
         if isinstance(request, Guarded):
             request = request.request
@@ -274,7 +275,7 @@ class Books:
         return ""
 
     def granted_by(self, request: Transact, response: TransactionResult) -> list[Grant]:
-        """Those of a transaction's leases that it has granted: it was the first to put a key on them."""
+        """Return the leases that a transaction has granted: those on which it was the first to put a key."""
         return [one for one in request.grants if self._first_on.get(one.id or 0) == response.revision]
 
     def _keep(self, lease: int, sent_at: float, least: float) -> None:
@@ -283,11 +284,11 @@ class Books:
             self._kept[lease] = _Kept(sent_at, least, self._truth.server_rate)
 
     def renewed(self, lease: int, *, gone_before: bool) -> None:
-        """A keep-alive was answered; `gone_before`: the lease had ended, on the disk, before it was asked."""
+        """Check an answered keep-alive. With `gone_before`, the lease had ended, on the disk, before the request."""
         self._truth.require(not gone_before, f"lease {lease} had ended, and was renewed all the same (S5)")
 
     def has_ended(self, lease: int) -> bool:
-        """Whether a lease is gone for good."""
+        """Return True if a lease has ended for good."""
         return lease in self._ended
 
     def _at(self, revision: int, began: int) -> str:
@@ -390,7 +391,7 @@ class Books:
 
 
 def _least(grant: Grant) -> float:
-    """How long a lease lasts at least, whatever becomes of connections."""
+    """Return the shortest time that a lease lasts after a renewal, even if connections close."""
     ttl, soon = grant.ttl, grant.disconnect_ttl
     return min(ttl, soon or ttl, (soon and grant.gone_ttl) or ttl)
 
@@ -416,10 +417,10 @@ def _same(said: object, right: object) -> str:
 
 @dataclass(slots=True)
 class _Audit:
-    """What a watch has said so far."""
+    """The state of a watch's audit."""
 
     prefix: str
-    next: int | None  # the first revision of which nothing was said; None until the snapshot is whole
+    next: int | None  # the first revision that was not delivered yet; None until the snapshot is complete
     replica: dict[str, Event] = field(default_factory=dict)
 
 
@@ -435,11 +436,13 @@ class HeardWatch(watch_room.Watch):
 
     @property
     def books(self) -> Books:
-        """The books of its store, which is known once the client has met it: the watch may be older."""
+        """The books of its store. The store is known once the client has connected, which may be later
+        than the watch.
+        """
         return self._truth.books_of(self._heard_by.store_id)
 
     def opened(self, revision: int) -> None:
-        """The server has opened it."""
+        """Begin the audit at the revision after the opening."""
         super().opened(revision)
         if self._audit.next is None and not self._snapshot:
             self._audit.next = revision + 1
@@ -449,7 +452,7 @@ class HeardWatch(watch_room.Watch):
         self._compare(events)
 
     def unheard(self) -> tuple[Event, ...] | None:
-        """The first change that it should have told of, and has not."""
+        """Return the first change that it should have delivered, and has not."""
         if self._audit.next is None:
             return self.books.next_change(self._audit.prefix, 1)
         return self.books.next_change(self._audit.prefix, self._audit.next)
@@ -488,10 +491,10 @@ class HeardClient(Client):
 
     Attributes:
         truth: The books.
-        who: What it is called in them.
-        hook: Awaited before and after each request; what it does, crashing included, happens right there.
-        keep_alives: When, on its own clock, the last acknowledged keep-alive of each lease was sent, or its grant.
-        ttls: For how long each lease was granted.
+        who: The client's name in them.
+        hook: Awaited before and after each request. Its effects, crashes included, happen right there.
+        keep_alives: By lease, the time on its own clock when the last acknowledged keep-alive, or the grant, was sent.
+        ttls: By lease, the granted ttl.
     """
 
     truth: Truth
@@ -499,7 +502,7 @@ class HeardClient(Client):
     hook: Callable[[Request[Any], str], Awaitable[None]] | None = None
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> HeardWatch:
-        """Watch, and see to it that nothing is missed."""
+        """Open a watch whose events are checked for gaps."""
         return HeardWatch(self, WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot))
 
     def __init__(self, *args: Any, truth: Truth, who: str, **options: Any) -> None:
@@ -509,7 +512,7 @@ class HeardClient(Client):
         self.ttls: dict[int, float] = {}
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request, and see to it that the answer is right."""
+        """Make one request, and check the answer."""
         if self.hook is not None:
             await self.hook(request, "before")
         books = self.truth.books_of(self.store_id)
@@ -540,7 +543,7 @@ class HeardClient(Client):
 
 
 def observe(engine: Engine, books: Books, *, durable: bool) -> None:
-    """See when an engine lets leases lapse; and, if no disk tells, what it changes."""
+    """Observe the leases that an engine lets expire, and, without a disk, its changes."""
     ticking = False
     if not durable:
         books.began = engine.revision
@@ -568,7 +571,7 @@ def observe(engine: Engine, books: Books, *, durable: bool) -> None:
         books.changed(events_of(made))
         return made
 
-    engine.tick = observed_tick  # type: ignore[method-assign]  # of this one engine alone
+    engine.tick = observed_tick  # type: ignore[method-assign]  # of this engine alone
     changes.end_lease = observed_end  # type: ignore[method-assign]
     if not durable:
         changes.close = observed_close  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""The whole tables: `python -m tests.tables [--shard 1/8] [--blocking] [CELL ...]`, or some cells by name."""
+"""All cells of the tables: `python -m tests.tables [--shard 1/8] [--blocking] [CELL ...]`, or some cells by name."""
 
 from __future__ import annotations
 

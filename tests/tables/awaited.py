@@ -1,4 +1,4 @@
-"""The awaited cells, in virtual time, and the probe after each: whether all others are as they were."""
+"""The awaited cells, in virtual time, and the probe after each: are the other nodes unharmed?"""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["Enough", "judged", "judging", "play", "undoes"]
 
 LATE = 0.5  # seconds after its time limit in which a call ends
-TO_UNDO = 2.0  # seconds that a call, or a block, may take to be undone, as their documentation says
-PATIENT = 60.0  # seconds for a round of nodes that are not looked at: longer than a lease
-AWAY = 1.0  # seconds for which a store is away that comes back
-GONE = 130.0  # seconds after which all that nobody keeps has gone from the server
-MOST_LEFT = {"sessions": 1, "watches": 0, "waits": 0, "connections": 1, "leases": 1}  # the probe's; the run's lease
+TO_UNDO = 2.0  # seconds that undoing a call, or leaving a block, may take, according to their documentation
+PATIENT = 60.0  # seconds for a round of the other nodes: longer than a lease
+AWAY = 1.0  # seconds until a store in the state "back" is started again
+GONE = 130.0  # seconds after which the server has dropped all that has no keeper
+# the probe's session and connection; the run's lease
+MOST_LEFT = {"sessions": 1, "watches": 0, "waits": 0, "connections": 1, "leases": 1}
 PROSE_MOST = 1000  # characters of an error
 
 
@@ -35,7 +36,7 @@ class Enough(Exception):
 
 
 class BriefRun(VirtualRun):
-    """A run whose clients ask no longer than `WITHIN`."""
+    """A run whose clients have the time limit `WITHIN`."""
 
     def _client(self, source: str, connect_timeout: float) -> HookedClient:
         client = super()._client(source, connect_timeout)
@@ -51,7 +52,7 @@ class Stage:
         b: The other node.
         it: The object.
         context: The object's own context, entered before its time is over.
-        faults: What should not have been, in words.
+        faults: The defects that were found, in words.
     """
 
     def __init__(self, run: VirtualRun, cell: Cell) -> None:
@@ -183,7 +184,7 @@ class Stage:
 
 
 async def play(cell: Cell) -> list[str]:
-    """Play one cell; return what should not have been."""
+    """Play one cell. Return the defects."""
     settings: dict[str, Any] = {"min_nodes": 2, "max_nodes": 3, "ttl": 40, "last_call_timeout": 0.1}
     settings |= {"join_timeout": WITHIN, "close_timeout": WITHIN, "limits": Limits(session_ttl=30)}
     async with BriefRun(durable=cell.store != "replaced", **settings) as run:
@@ -195,7 +196,7 @@ async def play(cell: Cell) -> list[str]:
 
 
 async def _in_context(stage: Stage) -> None:
-    """Make the call in the object's context, which may end it, and leave that; both may raise what is documented."""
+    """Make the call in the object's context, then leave the context. Both may raise documented errors."""
     cell = stage.cell
     if cell.manner == "left elsewhere":
         left = stage.set_up()
@@ -230,7 +231,7 @@ async def _in_manner(stage: Stage) -> None:
                 began = asyncio.get_running_loop().time()
                 task.cancel()
                 await asyncio.wait([task])
-                most = WITHIN if stage.cell.call.name == "aclose" else TO_UNDO  # its cancellation waits for its end
+                most = WITHIN if stage.cell.call.name == "aclose" else TO_UNDO  # cancelling `aclose` waits for its end
                 if (took := asyncio.get_running_loop().time() - began) > most + LATE:
                     stage.faults.append(f"its cancellation took {took:.1f} s")
             await _act(stage)
@@ -245,7 +246,7 @@ async def _in_manner(stage: Stage) -> None:
 
 
 async def _act(stage: Stage) -> None:
-    """Make the call, to its end; add to the faults if that is not documented, or late."""
+    """Make the call, and await its end. Add to the faults if it raises an undocumented error, or is late."""
     call, loop = stage.cell.call, asyncio.get_running_loop()
     began = loop.time()
     with judging(stage.faults, stage.cell.call.of, "the call"):
@@ -258,20 +259,20 @@ async def _act(stage: Stage) -> None:
         except TimeoutError:
             if not limit.expired():
                 raise
-    gives_back = undoes(call.name) or stage.cell.manner == "cancelled before"  # which the next call waits for
+    gives_back = undoes(call.name) or stage.cell.manner == "cancelled before"  # the next call waits for that
     most = WITHIN + LATE + (TO_UNDO if gives_back else 0.0)
     if (took := loop.time() - began) > most:
         stage.faults.append(f"the call took {took:.1f} s, with a limit of {WITHIN:g} s")
 
 
 def undoes(name: str) -> bool:
-    """Whether a call, or leaving its block, gives something back, for which it has two more seconds."""
+    """Return True if a call, or leaving its block, returns something to the store. Such a call has two more seconds."""
     locks = {"kept_lease", "lock", "write_lock", "read_lock", "leadership"}
     return name in {"aclose", "close", "leave", "all_here"} | locks
 
 
 async def _to_its_end(given: Any, *, apart: bool) -> None:
-    """Await what a call gives, enter and leave it, or take one thing of it."""
+    """Await the result of a call, enter and leave it, or take one item of it."""
     if isinstance(given, tuple) or not hasattr(type(given), "__aenter__"):
         if hasattr(given, "__anext__"):
             try:
@@ -295,13 +296,13 @@ def judging(faults: list[str], of: str, what: str) -> Iterator[None]:
     """Add an error of the block to the faults, unless it is documented for this object."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - that is what is looked at
+    except Exception as error:  # noqa: BLE001  all errors are judged
         if (fault := judged(error, DOCUMENTED[of])) is not None:
             faults.append(f"{what} raised {fault}")
 
 
 def judged(error: BaseException, documented: tuple[type[BaseException], ...]) -> str | None:
-    """Return what is wrong with an error; None if it is documented, and says so in one sentence."""
+    """Return the defect of an error; None if it is documented and its text is one sentence."""
     said = f"{type(error).__name__}: {str(error)[:300]!a}"
     if isinstance(error, ExceptionGroup | UnicodeError) or not isinstance(error, documented):
         return said
@@ -315,7 +316,7 @@ def judged(error: BaseException, documented: tuple[type[BaseException], ...]) ->
 
 
 async def _probe(stage: Stage) -> None:
-    """Look whether the others are members still, can meet again, and nothing is left at the end."""
+    """Check that the other nodes are still members and can meet again, and that nothing is left in the store."""
     run, cell = stage.run, stage.cell
     is_healthy = cell.store != "replaced" and cell.when not in {"run over", "member lost"} and not cell.call.ends
     for info in stage.infos:

@@ -41,23 +41,23 @@ MANNERS = (
 )
 
 LATE = 0.5  # seconds after its time limit in which a call ends
-TO_UNDO = 2.0  # seconds more for what gives something back
+TO_UNDO = 2.0  # seconds more for calls that return something to the store
 HELD = 0.2  # seconds for which a thread in C holds the GIL, again and again
-AWAY = 0.5  # seconds for which a store is away that comes back
-TO_MEET = 20.0  # seconds for those that are not looked at to meet: a lost lease has gone
+AWAY = 0.5  # seconds until a store in the state "back" is started again
+TO_MEET = 20.0  # seconds for the other nodes to meet: a lost lease has expired by then
 LATE_CALL = "late: the call took"
 _numbers = itertools.count()
 
 
 class Interrupted(BaseException):
-    """What the handler of a signal raises."""
+    """Raised by the signal handler."""
 
 
 class Machine:
     """A store in a process of its own, at one port, with one folder if it is durable.
 
     Attributes:
-        url: Where it is.
+        url: Its URL.
     """
 
     def __init__(self, *, durable: bool) -> None:
@@ -69,10 +69,10 @@ class Machine:
         self.url = f"tcp://127.0.0.1:{self._port}"
         self.start()
         with rdzv.sync.connect(f"{self.url}/first", is_host=False):
-            pass  # the first node of a process makes what stays: the pipe of its signals
+            pass  # the first node of a process makes objects that stay: the pipe of its signals
 
     def start(self) -> None:
-        """Start it, if it is not there, and wait until it answers."""
+        """Start the store if it does not run, and wait until it answers."""
         with self._starting:
             if self._process is None:
                 command = [sys.executable, "-m", "rdzv", "serve", "--port", str(self._port), *self._kept]
@@ -82,19 +82,19 @@ class Machine:
             pass
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill the store."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
 
     def signal(self, number: signal.Signals) -> None:
-        """Stop it, or let it go on."""
+        """Stop or resume the store."""
         if self._process is not None:
             self._process.send_signal(number)
 
     def end(self) -> None:
-        """Kill it, and delete its folder."""
+        """Kill the store, and delete its folder."""
         self.kill()
         self._folder.cleanup()
 
@@ -111,17 +111,17 @@ class Stage:
         self.b: Any = None
 
     def node(self, name: str, join_timeout: float = TO_MEET, url: str = "") -> rdzv.sync.Handler:
-        """Connect a node; it is closed at the latest in the end."""
+        """Connect a node. It is closed at the end at the latest."""
         stack = contextlib.ExitStack()
         self.ends.append(stack)
         limits: dict[str, Any] = {"join_timeout": join_timeout, "close_timeout": WITHIN, "last_call_timeout": 0.1}
         sizes: dict[str, Any] = {"min_nodes": 2, "max_nodes": 3, "node_id": name, "is_host": False}
         handler = stack.enter_context(rdzv.sync.connect(url or self.url, **sizes, **limits))
-        handler.own_node._link.store.timeout = WITHIN  # type: ignore[union-attr]  # else half a minute a request
+        handler.own_node._link.store.timeout = WITHIN  # type: ignore[union-attr]  # otherwise 30 s for each
         return handler
 
     def meet(self, *nodes: rdzv.sync.Handler) -> list[Any]:
-        """All join; return what each got, or raised."""
+        """Let all nodes join. Return the result or the error of each."""
         results: list[Any] = [None] * len(nodes)
 
         def join(at: int) -> None:
@@ -216,7 +216,7 @@ class Stage:
                 threading.Timer(AWAY, self.machine.start).start()
 
     def mend_store(self) -> None:
-        """Bring it back."""
+        """Start or resume the store."""
         self.machine.signal(signal.SIGCONT)
         if self.cell.store == "back":
             time.sleep(AWAY)
@@ -224,7 +224,7 @@ class Stage:
 
 
 def played_alone(cell: Cell, machines: list[Machine]) -> list[str]:
-    """Play a blocking cell; if it is late, three times more, and it counts if it is late each time."""
+    """Play a blocking cell. If it is late, play it three times more; it counts if it is late each time."""
     machine = machines[cell.store == "replaced"]
     faults = play(cell, machine, machines[2])
     for _ in range(3):
@@ -235,7 +235,7 @@ def played_alone(cell: Cell, machines: list[Machine]) -> list[str]:
 
 
 def play(cell: Cell, machine: Machine, beside: Machine) -> list[str]:
-    """Play one cell, in the main thread; return what should not have been. `beside` has other jobs of these names."""
+    """Play one cell in the main thread. Return the defects. `beside` has other jobs of the same names."""
     threads, files = threading.active_count(), _files()
     stage = Stage(cell, machine)
     others = []
@@ -283,7 +283,7 @@ def _open_files() -> list[str]:
 
 
 def _in_threads(*works: Callable[[], object]) -> None:
-    """Do work in threads, to its end; raise the first error."""
+    """Do work in threads, and wait for its end. Raise the first error."""
     with ThreadPoolExecutor(len(works)) as pool:
         for done in [pool.submit(work) for work in works]:
             done.result()
@@ -322,7 +322,7 @@ def _in_manner(stage: Stage) -> None:
 
 
 def _act(stage: Stage) -> None:
-    """Make the call, to its end; add to the faults if that is not documented, or late."""
+    """Make the call, and wait for its end. Add to the faults if it raises an undocumented error, or is late."""
     cell = stage.cell
     began = time.monotonic()
     with judging(stage.faults, cell.call.of, "the call"):
@@ -367,7 +367,7 @@ def _beside(work: Callable[[], object], *, raises: bool = False) -> Iterator[Non
 
 
 def _in_child(stage: Stage) -> None:
-    """Make the call in a forked child, which has nothing of it: it says so, or returns, at once."""
+    """Make the call in a forked child, where the object is unusable: it must raise an error, or return, at once."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -392,7 +392,7 @@ def _in_child(stage: Stage) -> None:
 
 
 def _probe(stage: Stage, others: list[rdzv.sync.Handler]) -> None:
-    """Look whether the others are members still, and can meet again; and whether the server is rid of all."""
+    """Check that the other nodes are still members and can meet again, and that nothing is left in the server."""
     cell = stage.cell
     for handler in others:
         if handler.membership is None or handler.membership.over is not None:

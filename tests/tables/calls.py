@@ -1,4 +1,4 @@
-"""Rows: every public call, how it is made, and what it may do to others. One row is for both twins."""
+"""Rows: every public call, how it is made, and its permitted effects on other nodes. Each row is for both twins."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ class Call:
         of: The object that has it.
         name: Its name.
         act: Makes it, with a text for each argument that takes one.
-        takes_text: Whether there is such an argument.
+        takes_text: True if there is such an argument.
         ends: True if it may end the round, the run or the node for others, as its documentation says.
-        open_ended: True if it has no time limit of its own: what it waits for comes from others.
+        open_ended: True if it has no time limit of its own, since it waits for other nodes.
     """
 
     of: str

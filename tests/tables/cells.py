@@ -1,4 +1,4 @@
-"""Cells: one call in one state of each kind, and the few of them in which each two states meet."""
+"""Cells: one call in one state of each kind; and a small set of cells that covers every pair of states."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ TEXTS: dict[str, str | bytes] = {
 }
 
 OF_A_ROUND = {"handler", "round", "shared", "changes", "info"}
-NOT_BEFORE = {"shared", "info", "lease", "kept", "client", "recipes"}  # nobody has one before its time
+# these objects do not exist before a round or a connection
+NOT_BEFORE = {"shared", "info", "lease", "kept", "client", "recipes"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Cell:
 
 
 def _states(call: Call, manners: Sequence[str]) -> tuple[Sequence[str], ...]:
-    has_before = call.of not in NOT_BEFORE and (call.of != "handler" or manners is MANNERS)  # a blocking one connects
+    # a blocking handler is connected when it is made
+    has_before = call.of not in NOT_BEFORE and (call.of != "handler" or manners is MANNERS)
     whens = [
         when
         for when in WHENS
@@ -61,7 +63,7 @@ def cells_of(call: Call, manners: Sequence[str] = MANNERS) -> Iterator[Cell]:
 
 
 def covering(call: Call, manners: Sequence[str] = MANNERS, *, seed: int = 0) -> list[Cell]:
-    """Return few cells of a call, in which each state of it comes; over all calls, each two states meet."""
+    """Return few cells of a call that cover each of its states. Over all calls, every pair of states is covered."""
     rng = random.Random(f"{seed} {call}")
     states = [rng.sample(each, len(each)) for each in _states(call, manners)]
     most = max(map(len, states))
@@ -69,12 +71,12 @@ def covering(call: Call, manners: Sequence[str] = MANNERS, *, seed: int = 0) -> 
 
 
 def pairs(cell: Cell) -> set[tuple[tuple[str, str], ...]]:
-    """Return each two states that meet in a cell."""
+    """Return each pair of states in a cell."""
     states = {"call": str(cell.call), "when": cell.when, "store": cell.store, "manner": cell.manner, "text": cell.text}
     return set(itertools.combinations(states.items(), 2))
 
 
 def by_name(name: str) -> Cell:
-    """Return the cell of a name, as it was printed."""
+    """Return the cell with a name, as it was printed."""
     call, *states = name.split("/")
     return Cell(next(row for row in CALLS if str(row) == call), *states)

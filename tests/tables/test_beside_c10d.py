@@ -1,4 +1,4 @@
-"""Programs under torchrun with c10d's rendezvous and with ours: each difference stands in docs/pytorch.md."""
+"""Programs under torchrun with c10d's rendezvous and with ours: docs/pytorch.md has each difference."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PROGRAMS = "plain", "group", "fails"
 
 
 def ran(backend: str, what: str, folder: Path) -> dict[str, Any]:
-    """Run a program of two workers on one node; return what was seen of it."""
+    """Run a program of two workers on one node. Return its output and the facts that its workers found."""
     folder.mkdir()
     (folder / "worker.py").write_text(WORKER)
     (folder / "out").mkdir()

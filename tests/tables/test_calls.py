@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PLAYED = [call for call in CALLS if not call.blocking_only]
-SEED = 1  # of the cells that the suite plays; the nightly command plays those of other seeds, or all
+SEED = 1  # decides the cells that the test suite plays; nightly runs use other seeds, or play all cells
 
 FOUND = [
     "recipes.lock/during/away/left elsewhere/long",
@@ -31,7 +31,7 @@ FOUND = [
     "handler.leave/during/silent/left elsewhere/word",
     "handler.next_rendezvous/member lost/silent/nested group/word",
 ]
-"""Cells that have failed before, each of its kind."""
+"""Cells that have failed before, one of each kind."""
 
 
 @pytest.mark.parametrize("twin", [AWAITED, BLOCKING], ids=["awaited", "blocking"])
@@ -63,7 +63,7 @@ async def test_cells_that_have_failed_before(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def machines() -> Iterator[list[Machine]]:
-    """A durable store, one in memory, and one for jobs beside."""
+    """A durable store, one in memory, and one for the jobs beside."""
     made = [Machine(durable=durable) for durable in (True, False, False)]
     yield made
     for machine in made:

@@ -1,4 +1,4 @@
-"""Each command in each odd environment: it works, or says in one sentence what helps."""
+"""Each command in each unusual environment: it works, or prints one sentence with a remedy."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.support.processes import ROOT, free_port
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-WITHIN = 1.0  # seconds for a sentence, beside the start of a Python with our modules
+WITHIN = 1.0  # seconds until the sentence, besides the start of a Python with our modules
 START = 3.0  # seconds for that start, on a busy machine
-ENDS_BY_ITSELF = {"serve", "demo", "top"}  # these go on until they are told to end, or take long
+ENDS_BY_ITSELF = {"serve", "demo", "top"}  # these run until they are stopped, or take long
 
 LINES: dict[str, str] = {
     "run": "run {url}?min_nodes=1 -- true",
@@ -48,7 +48,8 @@ LINES: dict[str, str] = {
     "token": "token",
 }
 MAIN = "import runpy; runpy.run_module('rdzv', run_name='__main__')"
-NO_ENTRY = f"import pwd; pwd.getpwuid = {{}}.__getitem__; {MAIN}"  # a process of another user may not read our modules
+# in a process of another user that cannot read our modules
+NO_ENTRY = f"import pwd; pwd.getpwuid = {{}}.__getitem__; {MAIN}"
 ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "LANG=C": {"env": {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0"}},
     "TERM=dumb": {"env": {"TERM": "dumb", "COLUMNS": "1"}},

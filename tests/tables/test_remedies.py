@@ -1,4 +1,4 @@
-"""Each error's advice, followed by the test, leads on."""
+"""The advice of each error, followed by the test, solves the problem."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Remedy:
-    """What was done, what the error advised, and what is done then."""
+    """A wrong call, the error with its advice, and the call that follows the advice."""
 
     wrong: Callable[[Any], object]
     error: type[Exception]
@@ -124,7 +124,7 @@ def closed(url: str, *, again: bool) -> None:
 
 
 def beside_a(url: str, **more: Any) -> None:
-    """Have b come to a, which is in a round alone, and a meet with it."""
+    """Let b join while a is in a round alone, and let a meet with it."""
     settings: dict[str, Any] = {"min_nodes": 1, "max_nodes": 2, "is_host": False, "last_call_timeout": 0.1}
     with rdzv.sync.connect(url, node_id="a", **settings) as a, ThreadPoolExecutor() as pool:
         a.next_rendezvous()

@@ -52,7 +52,7 @@ def test_a_value_is_read_and_reading_it_again_changes_nothing(kind: Kind, raw: A
 
 
 PYTHONS_OWN = ("1_0", "+1", " 1", "1 ", "\uff11", "0x1", "")
-"""Numbers that `int` or `float` takes, or an expression of Python: in a URL they are typing errors."""
+"""Numbers that `int`, `float` or Python's grammar accept. In a URL they count as typing errors."""
 
 
 @pytest.mark.parametrize("text", PYTHONS_OWN)

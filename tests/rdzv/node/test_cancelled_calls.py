@@ -43,7 +43,7 @@ CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
     "set_closed": lambda handler: handler.set_closed("done"),
     "give_up": lambda handler: handler.give_up("no data"),
 }
-"""What can be awaited of a handler; `aclose` has tests of its own."""
+"""The awaitable calls of a handler. `aclose` has tests of its own."""
 
 SEEN_TO_THEIR_END = {
     "drain": "head/draining/a",
@@ -55,7 +55,7 @@ SEEN_TO_THEIR_END = {
     "set_closed": "head/closed",
     "give_up": "head/closed",
 }
-"""Calls whose effect comes though nobody waits for it any more, and the key in which it is seen."""
+"""Calls that take effect although they were cancelled, and the key that shows it."""
 
 
 async def test_an_abandoned_call_is_undone_before_the_next_one_begins() -> None:

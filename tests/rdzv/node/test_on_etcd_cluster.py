@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from rdzv import Handler
 
 KILLS = int(os.environ.get("RDZV_ETCD_KILLS", "1"))
-"""How often the leader is killed in the middle of a round."""
+"""The number of times that the leader is killed in the middle of a round."""
 
 WITHIN = 60.0
-"""In seconds: a limit, and no measure; what each takes is for `benchmarks.etcd` to say, on a quiet machine."""
+"""In seconds. Only a limit: `benchmarks.etcd` measures the time of each call, on an idle machine."""
 
 _names = iter(range(10**6))
 

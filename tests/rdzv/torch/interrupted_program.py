@@ -1,5 +1,4 @@
-"""A program for `test_r25_equal_after_a_loss`: runs that lose, gain or drain a member, and the same runs without
-changes.
+"""A program for `test_r25_equal_after_a_loss`: runs that lose, gain or drain a member, and the same without.
 
 python -m tests.rdzv.torch.interrupted_program STORE FOLDER CASE...
 

@@ -1,4 +1,4 @@
-"""Bugs for the explorer: each of them must be found, in a scenario that is small enough to be gone through."""
+"""Bugs for the explorer. Each must be found, in a scenario that is small enough to be explored completely."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = ["BUGS", "Bug"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bug:
-    """One bug.
+    """A planted bug.
 
     Attributes:
-        scenario: Where it shows.
-        says: What is said of it.
-        mend: How it changes the requests of nodes.
-        plant: Entered for as long as it is to be there.
+        scenario: The scenario in which it shows.
+        says: A part of the message that finds it.
+        mend: Changes the requests of nodes.
+        plant: A context in which the bug is present.
     """
 
     scenario: Scenario
@@ -71,7 +71,7 @@ BUGS = {
     ),
     "a zombie's write that is not fenced": Bug(scenario=WRITE_AND_CUT, says="wrote", mend=_unfenced),
     "a stale record that is kept as alive": Bug(scenario=DEATH, says="(R7)", plant=_view(StaleView)),
-    "a loss that nobody is told of": Bug(scenario=DEATH, says="(R7)", plant=_view(SilentView)),
+    "a loss that is not reported": Bug(scenario=DEATH, says="(R7)", plant=_view(SilentView)),
     "a coordinator that forgets the last round": Bug(scenario=DEATH, says="(R7)", plant=_view(ForgetfulView)),
     "a live member that is taken for a waiting node": Bug(
         scenario=AGAIN, says="remained in round", plant=_view(CredulousView)

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["explore_command", "go_through"]
 
 
-WAYS = 40  # that are gone at random for a bug, before all of them are
+WAYS = 40  # random paths that are tried for a bug before all of them are explored
 
 
 def explore_command(arguments: list[str]) -> None:
-    """Explore what was asked for.
+    """Explore the scenarios of the command line, or plant its bugs, or replay its steps.
 
     Raises:
         Violation: A promise was broken, or a planted bug was not found.
@@ -51,7 +51,7 @@ def explore_command(arguments: list[str]) -> None:
 
 
 def go_through(name: str, *, seconds: float) -> Explored:
-    """Explore one scenario, and print what was found."""
+    """Explore one scenario and print the result."""
     began = time.monotonic()
     explored = explore(SCENARIOS[name], seconds=seconds)
     if explored.problem:
@@ -62,7 +62,7 @@ def go_through(name: str, *, seconds: float) -> Explored:
 
 def _hunt(name: str, seconds: float) -> str:
     bug = BUGS[name]
-    problem = walk(bug.scenario, ways=WAYS, mend=bug.mend, plant=bug.plant)  # mostly one of the first will do
+    problem = walk(bug.scenario, ways=WAYS, mend=bug.mend, plant=bug.plant)  # mostly one of the first paths finds it
     if bug.says in problem:
         return problem
     explored = explore(bug.scenario, seconds=seconds, mend=bug.mend, plant=bug.plant)

@@ -1,13 +1,13 @@
-"""Says of two moments of a running program whether they are alike: whether the same can come of both.
+"""Writes down the state of a running program, so that two states with the same future have the same text.
 
-What a node is cannot be listed by hand: it is its objects, and where each of its coroutines stands. So everything that
-is reached from its tasks is walked, as the garbage collector walks it, also what only a suspended frame holds, and
-written down. What the collector does not see is added: where a frame stands, whether a future is done.
+The state of a node cannot be listed by hand: it is its objects, and the position of each of its coroutines. So every
+object that is reachable from its tasks is walked, as the garbage collector does, also those that only a suspended frame
+holds. Facts that the collector does not see are added: the position of a frame, and whether a future is done.
 
-Numbers that only tell things apart, or before from after, are written down by their order: revisions, and the ids of
-requests and leases, which begin at `REVISIONS`, `REQUESTS` and `LEASES` so that they are known by their size. Nothing
-in the product does more with them than compare them. Of revisions, only those of some keys are compared, each with
-those of its kind. Times are written down as seconds from now, sentences not at all.
+Numbers that serve only as ids, or for their order, are replaced by their rank: revisions, and the ids of requests and
+leases. These begin at `REVISIONS`, `REQUESTS` and `LEASES`, so that their kind follows from their size. The product
+only compares them. Revisions are compared only for some keys, each with those of its kind. Times are written as seconds
+from now, and sentences are left out.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ REVISIONS = 1_000_000
 REQUESTS = 2_000_000
 LEASES = 3_000_000
 
-FAR = 60.0  # seconds ahead, beyond which nothing goes off before a way has ended
-LONG_AGO = 2.0  # seconds; the longest span that is reckoned from a past moment is a last call of one
+FAR = 60.0  # seconds ahead; a later timer does not go off before a path has ended
+LONG_AGO = 2.0  # seconds; the longest span that is measured from a past time is a last call of one second
 
 _NUMBERS = re.compile(r"(?<![0-9.])([123])(\d{6})(?![0-9.])")
 _PACKED = re.compile(rb"\xce(\x00[\x0f-\x3d]..)", re.DOTALL)
@@ -64,12 +64,12 @@ _END: Any = object()
 def written(
     roots: Iterable[Any], *, now: float, instead: Mapping[type, Callable[[Any], Iterable[Any] | None]]
 ) -> list[str]:
-    """Write down everything that is reached from these objects.
+    """Write down every object that is reachable from these.
 
     Args:
-        roots: Where to begin.
+        roots: The objects to begin with.
         now: The time.
-        instead: By type, what makes the parts of such an object that are written down; None for all of them.
+        instead: For a type, a function that returns the parts of an object to write down; None for all of them.
     """
     out: list[str] = []
     seen: dict[int, int] = {}
@@ -119,7 +119,8 @@ def _parts(one: Any, kind: type, out: list[str]) -> Iterable[Any]:
         return [part for item in _sorted(one) for part in item]
     if isinstance(one, set | frozenset):
         futures = [part for part in one if isinstance(part, asyncio.Future) and not isinstance(part, asyncio.Task)]
-        out.append(str(len(futures)))  # they have no order; each is reached from who awaits it
+        # futures in a set have no order; each is also reached from the task that awaits it
+        out.append(str(len(futures)))
         return sorted((part for part in one if part not in futures), key=_name)
     if kind is types.FunctionType:
         out.append(one.__qualname__)
@@ -133,7 +134,7 @@ def _parts(one: Any, kind: type, out: list[str]) -> Iterable[Any]:
     if kind is types.FrameType:
         out.append(f"{one.f_code.co_qualname}:{one.f_lasti}")
     elif isinstance(one, asyncio.Task):
-        task: Any = one  # some of what it is has no public name
+        task: Any = one  # some of its state has no public name
         out.append(f"{task._state} {task.cancelling()} {task._must_cancel}")
         return [task.get_coro(), task._fut_waiter, *([] if not task.done() else [_result(task)]), task._callbacks]
     elif isinstance(one, asyncio.Future):
@@ -142,7 +143,7 @@ def _parts(one: Any, kind: type, out: list[str]) -> Iterable[Any]:
     elif hasattr(one, "__length_hint__"):
         out.append(str(one.__length_hint__()))
     elif hasattr(one, "__dict__"):
-        _ = one.__dict__  # from now on it is an object of its own; before, the collector sees its values alone
+        _ = one.__dict__  # makes a dictionary object; without it, the collector sees only the values
     return gc.get_referents(one)
 
 
@@ -178,22 +179,22 @@ def _name(one: Any) -> str:
 
 
 def _unpacked(text: bytes) -> bytes:
-    """The same, with the numbers that stand in it as msgpack has them written out."""
+    """Return the bytes with revisions and ids unpacked from msgpack into decimal text."""
     return _PACKED.sub(lambda found: b" %d " % int.from_bytes(found[1]), text)
 
 
 def digest(texts: Iterable[str], revisions: Mapping[int, str]) -> bytes:
-    """A short name for what was written down."""
+    """Return a hash of the written state."""
     text = " ".join(texts)
     return blake2b(ordered(text, revisions).encode(errors="replace"), digest_size=16).digest()
 
 
 def ordered(text: str, revisions: Mapping[int, str]) -> str:
-    """The same, with each counted number by its place among its kind.
+    """Return the text with each id replaced by its rank among the ids of its kind.
 
     Args:
-        text: What was written down.
-        revisions: The kind of those that are ever compared; the others are all the same.
+        text: The written state.
+        revisions: The kind of each revision that the product compares. All other revisions are written alike.
     """
     names: dict[str, str] = {}
     counts: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""What is explored: three nodes, two rounds, and what may befall one of them at any point."""
+"""The explored scenarios: three nodes, two rounds, and a fault of one of them at any point."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ __all__ = [
 ]
 
 MEETING = Scenario(name="meeting", connected=True)
-"""Three nodes come at once, in every order, and meet."""
+"""Three nodes join at the same time, in every order, and meet."""
 
 AGAIN = Scenario(name="again", standing=True, again=True)
-"""They stand in a round, one goes on by itself, and all meet again."""
+"""All are in a round. One joins again by itself, and all meet again."""
 
 TAKE_OVER = Scenario(name="take-over", standing=True, faults=("crash",), victims=(0,))
-"""They stand in a round, and the one that coordinates dies: another takes over, and the two meet again."""
+"""All are in a round, and the coordinator dies. Another takes over, and the two meet again."""
 
 DEATH = Scenario(name="death", standing=True, faults=("crash",))
-"""They stand in a round, one dies, who may coordinate, and the others meet again."""
+"""All are in a round, one of them dies, perhaps the coordinator, and the others meet again."""
 
 AGAIN_AND_DEATH = Scenario(name="again-death", standing=True, again=True, faults=("crash",))
-"""One goes on by itself, and any of them dies, at any point of what follows: of the commit, say."""
+"""One joins again by itself, and any node dies at any point after that, for example during the commit."""
 
 AGAIN_AND_CUT = Scenario(name="again-cut", standing=True, again=True, faults=("cut",))
-"""One goes on by itself, and any of them is cut off, at any point, until it is dropped; then what it sent comes."""
+"""One joins again by itself, and any node is cut off at any later point until it is dropped; its messages come late."""
 
 COMMIT_AND_DEATH = Scenario(name="commit-death", standing=True, again=True, faults=("crash",), at="/head/round")
-"""One goes on by itself, and any of them dies while the commit of the next round is under way."""
+"""One joins again by itself, and any node dies while the commit of the next round is under way."""
 
 COMMIT_AND_CUT = Scenario(name="commit-cut", standing=True, again=True, faults=("cut",), at="/head/round")
-"""One goes on by itself, and any of them is cut off while a commit is under way, which comes after the take-over."""
+"""One joins again by itself, and any node is cut off while a commit is under way, which arrives after the takeover."""
 
 WRITE_AND_CUT = Scenario(name="write-cut", standing=True, again=True, faults=("cut",), at="/store/")
-"""One goes on by itself, and any of them is cut off while it writes to what the members share."""
+"""One joins again by itself, and any node is cut off while it writes to the round's store."""
 
 EVERYTHING = Scenario(name="everything", connected=False, again=True, faults=("crash", "cut"))
-"""Three nodes come one by one, meet, and meet again, and any of them dies or is cut off, at any point of all that."""
+"""Three nodes join one by one, meet, and meet again. Any of them dies or is cut off at any point."""
 
 WHOLE = (
     TAKE_OVER,
@@ -61,4 +61,4 @@ WHOLE = (
     EVERYTHING,
 )
 SCENARIOS = {one.name: one for one in WHOLE}
-"""Each by its name."""
+"""The scenarios by name."""

@@ -1,8 +1,8 @@
-"""Goes through every state that a world can come to, each once.
+"""Visits every state that a world can reach, each once.
 
-A running program cannot be copied, but its process can: at each step but the last of those that are possible, the
-process forks, and the child goes on from there, to the end of everything that follows, before the next step is tried.
-All of these processes share one table of the states that were seen.
+A running program cannot be copied, but its process can. For each possible step but the last, the process forks. The
+child takes the step and explores everything after it, before the parent tries the next step. All these processes share
+one table of the states that were visited.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 __all__ = ["Explored", "explore", "retell", "walk"]
 
 SLOTS = 1 << 22  # of the table; memory that is not touched costs nothing
-TOLD_MOST = 60_000  # bytes of a story; what a pipe takes without a reader
+TOLD_MOST = 60_000  # bytes of a message; a pipe holds that many without a reader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explored:
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
-        states: How many different ones.
-        steps: How many steps between them.
-        ends: In how many of them nothing is left to happen.
-        depth: Steps of the longest way.
-        whole: Whether these are all; else the time was over, or a promise was broken.
-        problem: The first promise that was found broken, how, and by which steps; empty if none was.
+        states: The number of different states.
+        steps: The number of steps between them.
+        ends: The number of states without a possible step.
+        depth: The number of steps of the longest path.
+        whole: True if all states were visited; False if the time was over, or a promise was broken.
+        problem: The first broken promise, with the steps that lead to it; empty if there is none.
     """
 
     states: int
@@ -69,13 +69,13 @@ class _Count(IntEnum):
 
 
 class _Table:
-    """What all processes of a search write to, one at a time: the states that were seen, and the counts."""
+    """The shared memory of a search, which one process at a time writes to: the visited states, and the counts."""
 
     def __init__(self) -> None:
         self._words = memoryview(mmap.mmap(-1, (SLOTS + len(_Count)) * 8)).cast("Q")
 
     def add(self, fingerprint: bytes) -> bool:
-        """Note a state; False if it was seen before."""
+        """Add a state. Return False if it was visited before."""
         word = int.from_bytes(fingerprint[:8]) or 1
         slot = word % SLOTS
         while there := self._words[len(_Count) + slot]:
@@ -103,13 +103,13 @@ def explore(
     mend: Callable[[Request[Any]], Request[Any]] = as_it_is,
     plant: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Explored:
-    """Explore all that may come of a scenario.
+    """Explore every path of a scenario.
 
     Args:
-        scenario: What is to happen.
-        seconds: After which what is left is left out.
+        scenario: The scenario.
+        seconds: The time limit. States that are not visited by then are left out.
         mend: Changes each request that nodes make.
-        plant: Entered for as long as this lasts; with `mend`, where a bug can be planted.
+        plant: A context for the search. With `mend`, it can plant a bug.
     """
     table, deadline = _Table(), time.monotonic() + seconds
     with _still(), quiet_logs(), plant():
@@ -131,7 +131,7 @@ def walk(
     mend: Callable[[Request[Any]], Request[Any]] = as_it_is,
     plant: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> str:
-    """Go so many ways at random, each to its end; the first promise that was found broken, if any was."""
+    """Take this many random paths, each to its end. Return the first broken promise, or an empty string."""
     with _still(), quiet_logs(), plant():
         for seed in range(ways):
             rng, world = random.Random(seed), World(scenario, mend=mend)
@@ -146,7 +146,7 @@ def walk(
 
 
 def retell(scenario: Scenario, steps: str, *, mend: Callable[[Request[Any]], Request[Any]] = as_it_is) -> Iterator[str]:
-    """Go by the steps of a way that was told, and tell what happens."""
+    """Take the steps of a given path, and yield the lines of its story."""
     with _still(), quiet_logs():
         world = World(scenario, mend=mend)
         yield from world.story
@@ -164,14 +164,16 @@ def retell(scenario: Scenario, steps: str, *, mend: Callable[[Request[Any]], Req
 
 @contextlib.contextmanager
 def _still() -> Iterator[None]:
-    """Let the hour stand still, since it is written into records; and a handler in a forked child be none of a fork."""
+    """Freeze the wall clock, which is written into records, and the process id, so that a handler does not see the
+    fork.
+    """
     pid = os.getpid()
     with patch("time.time", lambda: 0.0), patch("os.getpid", lambda: pid):
         yield
 
 
 def _begin(scenario: Scenario, mend: Callable[[Request[Any]], Request[Any]]) -> World:
-    warm_up = World(scenario)  # what is imported or made at first use is not to tell two states apart
+    warm_up = World(scenario)  # modules and objects that are made at first use must not make two states differ
     while steps := warm_up.steps():
         warm_up.take(steps[0])
     world = World(scenario, mend=mend)
@@ -182,7 +184,7 @@ def _begin(scenario: Scenario, mend: Callable[[Request[Any]], Request[Any]]) -> 
 
 
 def _search(world: World, table: _Table, deadline: float) -> str:
-    """Explore everything from here on; what is wrong, if anything."""
+    """Explore all states from here on. Return the first problem, or an empty string."""
     while table.add(world.fingerprint()):
         table.raise_to(_Count.DEPTH, len(world.path))
         steps = world.steps()
@@ -207,7 +209,7 @@ def _go_on(world: World, step: Step, table: _Table, deadline: float) -> str:
 
 
 def _in_child(work: Callable[[], str]) -> str:
-    """What this comes to in a child process, which leaves everything here as it is."""
+    """Return the result of this work in a child process, which leaves the state of this process unchanged."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -223,7 +225,7 @@ def _in_child(work: Callable[[], str]) -> str:
 def _tell(work: Callable[[], str], writing: int) -> NoReturn:
     try:
         problem = work()
-    except BaseException as error:  # noqa: BLE001  nothing of the child may go on as if it were the parent
+    except BaseException as error:  # noqa: BLE001  no code of the child may continue as if it were the parent
         problem = f"{type(error).__name__}: {error}"
     os.write(writing, problem.encode()[:TOLD_MOST])
     os._exit(0)

@@ -1,6 +1,6 @@
-"""Every order of the messages of three nodes, as far as it is quick; `python -m tests.sim explore` goes through more.
+"""Every order of the messages of three nodes, as far as that is quick. `python -m tests.sim explore` covers more.
 
-It runs in processes of its own, since it forks: the tests' process has threads.
+It runs in processes of its own, since it forks and the tests' process has threads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from tests.sim.explorer.bugs import BUGS
 from tests.support.processes import ROOT
 
-LIMIT = 600.0  # seconds; it takes two on a machine that is not busy
+LIMIT = 600.0  # seconds; an idle machine needs two
 
 
 def explore(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,24 +1,25 @@
-"""A run of three nodes in which nothing happens by itself: every message waits until the explorer lets it go on.
+"""A run of three nodes in which no event happens by itself: every message waits until the explorer lets it pass.
 
-What is real: the handler and its node with all of its rooms (arrival, joining, following, candidacy, coordinator, the
-fence of the shared store), the pure rooms below them (decision, view, state), and the store's engine with its leases.
-What is played: the connection of each node, as two queues, and the clock. A connection keeps the order of what is sent
-on it, in both directions, as TCP does.
+Real are: the handler and its node with all its modules (arrival, joining, following, candidacy, coordinator, the fence
+of the shared store), the pure modules below them (decision, view, state), and the store's engine with its leases.
+Simulated are: the connection of each node, as two queues, and the clock. A connection keeps the order of its messages
+in both directions, as TCP does.
 
-A step is one of these, and happens as a whole:
+A step is one of these, and is atomic:
 
-    take n     the store takes the next request of node n, and queues what it has to say of it, to n and to the others
-    read n     node n reads everything that is queued for it, and does what it does next
+    take n     the store takes the next request of node n, and queues the messages that follow, to n and to the others
+    read n     node n reads all messages that are queued for it, and runs until it waits
     crash n    the process of n is gone; the store sees its connection close
-    cut n      nothing passes between n and the store any more
-    heal n     what was queued meanwhile passes
-    time       the clock goes on to the next timer, of a node or of a lease
+    cut n      no message passes between n and the store
+    heal n     the messages that were queued meanwhile pass
+    time       the clock advances to the next timer, of a node or of a lease
 
-A step that is not listed happens at once: a keep-alive, and what commutes with all that others may do (`_commutes`).
-docs/protocol.md says why no other order of them need be tried, and what else two states are not told apart by.
+An event that is not listed happens at once: a keep-alive, and a request that commutes with all possible steps of others
+(`_commutes`). docs/protocol.md says why other orders of these need no test, and which differences between two states
+are ignored.
 
-Nodes have no luck here: each waits for as long as it might, so that all of them do at the same moment, and so in every
-order, what chance keeps apart otherwise.
+Random pauses always have their maximum here. So all nodes act at the same moment, and the explorer tries every order,
+where in reality random pauses keep them apart.
 """
 
 from __future__ import annotations
@@ -66,17 +67,17 @@ if TYPE_CHECKING:
 __all__ = ["Scenario", "Step", "World", "as_it_is", "spell"]
 
 Step = tuple[str, int]
-"""What happens, and to which node; -1 for none."""
+"""A kind of step and the index of its node; -1 for none."""
 
 NODES = 3
-TTL = 6.0  # longer than that of the role: who is cut off loses the one before the other
+TTL = 6.0  # longer than the role's: a node that is cut off loses the role first
 DISCONNECT_TTL = 0.5
 LAST_CALL = 1.0
-ROUNDS = 2  # that are looked at, and the beginning of another one
-LOOK_EVERY = 0.1  # seconds, as the server looks
-HORIZON = 60.0  # seconds; whoever has no round by then, with nothing in its way, is stuck
-PER_NODE = 100_000  # numbers that are each node's own
-OBSERVER = 99  # the peer that is told every revision as it is made
+ROUNDS = 2  # the rounds that are explored, and the beginning of another
+LOOK_EVERY = 0.1  # seconds between two looks of the server
+HORIZON = 60.0  # seconds; a node without a round and without an obstacle by then is stuck
+PER_NODE = 100_000  # ids that belong to one node
+OBSERVER = 99  # the peer that gets every revision as it is made
 OWN_CLOCK_GRAIN = 0.01  # seconds
 URL = f"tcp://store/job?min_nodes=2&max_nodes=3&last_call_timeout={LAST_CALL}&ttl={TTL}&disconnect_ttl={DISCONNECT_TTL}"
 KEYS = Keys(parse(URL, {}, {}).prefix, "job")
@@ -84,17 +85,17 @@ KEYS = Keys(parse(URL, {}, {}).prefix, "job")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What is to be explored.
+    """A scenario to explore.
 
     Attributes:
-        name: What it is called.
-        faults: What may befall one node, once, at any point: "crash", "cut".
-        victims: Whom it may befall.
-        at: What befalls a node does so only while a write under way has this in its key; empty: at any point.
-        again: Node 0 goes on to the next round by itself, so that there is a second one also where nothing fails.
-        eager: Nodes read at once what is queued for them; else that, too, is a step.
-        connected: All nodes follow the run when it begins; else they come to it one by one.
-        standing: All nodes are in round 0 when it begins, come to in one of all ways.
+        name: Its name.
+        faults: The faults, of which one may hit one node, once, at any point: "crash", "cut".
+        victims: The nodes that may be hit.
+        at: A fault is possible only while a write to a key with this part is under way; empty: at any time.
+        again: Node 0 joins again by itself, so that there is a second round also without a fault.
+        eager: Nodes read their queued messages at once; otherwise reading is a step.
+        connected: All nodes follow the run from the beginning; otherwise they connect one by one.
+        standing: All nodes are in round 0 at the beginning, which they reached on one fixed path.
     """
 
     name: str
@@ -108,12 +109,12 @@ class Scenario:
 
 
 def as_it_is(request: Request[Any]) -> Request[Any]:
-    """Change nothing of a request."""
+    """Return the request unchanged."""
     return request
 
 
 class _NoLuck(random.Random):
-    """Draws the longest of all pauses; ids are different all the same."""
+    """Draws the longest of all pauses. Ids still differ."""
 
     def __init__(self, index: int) -> None:
         super().__init__(0)
@@ -128,7 +129,7 @@ class _NoLuck(random.Random):
 
 
 class _Connection(interface.Store):
-    """A node's client of the store: what it asks, and what it is told, waits in two queues."""
+    """A node's client of the store. Its requests and the store's messages wait in two queues."""
 
     def __init__(self, world: World, peer: int, host: Host) -> None:
         self._world, self._host = world, host
@@ -138,18 +139,18 @@ class _Connection(interface.Store):
         self.down: deque[tuple[int, Any]] = deque()
         self.taken = 0  # requests that the store has taken
         self.has_read = 0  # messages
-        self.sent_at: dict[int, float] = {}  # by lease: when its last acknowledged keep-alive was sent
+        self.sent_at: dict[int, float] = {}  # by lease: the time when its last acknowledged keep-alive was sent
         self._asked = REQUESTS + PER_NODE * peer
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._watches: dict[int, _Watch] = {}
 
     @property
     def state(self) -> tuple[object, ...]:
-        """What there is of it."""
+        """The parts of the connection that belong to the state of the world."""
         return bool(self.taken), self.up, self.down, self._answers, self._watches
 
     def send(self, request: Request[Any]) -> tuple[int, asyncio.Future[Any]]:
-        """Queue a request; the answer comes later, if it does."""
+        """Queue a request. Return its id and the future of its answer."""
         self._asked += 1
         answer = self._answers[self._asked] = self._host.create_future()
         if not self.closed:
@@ -177,19 +178,19 @@ class _Connection(interface.Store):
         return _Watch(self, messages.Watch(prefix=prefix, start_revision=start_revision, snapshot=snapshot))
 
     def opened(self, id: int, watch: _Watch) -> None:
-        """Its events come by this id."""
+        """Register a watch, whose events carry this id."""
         self._watches[id] = watch
 
     def ended(self, id: int) -> None:
-        """They come no more."""
+        """Unregister a watch, and cancel it at the store."""
         self._watches.pop(id, None)
         self.send(Cancel(target=id))
 
     def read(self) -> None:
-        """Take the next of what is queued."""
+        """Read the first queued message."""
         self.has_read += 1
         id, item = self.down.popleft()
-        if type(item) is tuple:  # of events; a message is a record, which is a tuple, too
+        if type(item) is tuple:  # events; an answer is a record, which is a subclass of tuple
             if id in self._watches:
                 self._watches[id].deliver(item)
         else:
@@ -235,7 +236,7 @@ class _Watch(interface.Watch):
 
 
 class _Member:
-    """One node, and what its job does: it meets the others, writes to the round's store, and meets them again."""
+    """One node and its job: it joins, writes to the round's store, and joins again."""
 
     def __init__(self, world: World, index: int) -> None:
         self.world, self.index, self.name = world, index, f"n{index}"
@@ -247,8 +248,8 @@ class _Member:
         self.node = node
         self.handler = Handler(node, open_store=self._open)
         self.alive, self.cut = True, False
-        self.stale = 0  # requests from when it was cut off that the store has not taken yet
-        self.led = False  # when it was cut off
+        self.stale = 0  # requests queued before it was cut off, which the store has not taken yet
+        self.led = False  # whether it was the coordinator when it was cut off
         self._written: tuple[object, list[str]] | None = None
         self.rounds = 0
         self.ended_by: Exception | None = None
@@ -270,7 +271,7 @@ class _Member:
             await self._until_something_changes()
 
     async def _write(self, info: RendezvousInfo) -> None:
-        """Write to the round's store; whoever is not in the round any more is refused (R9)."""
+        """Write to the round's store. The write is refused if the node is no longer in the round (R9)."""
         membership = info._membership
         value = msgpack.packb((self.name, membership.arrival, info.round))
         with contextlib.suppress(RoundSupersededError):
@@ -282,7 +283,7 @@ class _Member:
                 return
 
     def written(self, now: float) -> list[str]:
-        """All that there is of it; the same as before if it has done nothing since."""
+        """Write down its state. The result is cached until the node does something."""
         connection = self.connection
         version = (now, self.cut, connection.has_read, len(connection.up), len(connection.down))
         if self._written is None or self._written[0] != version:
@@ -301,36 +302,36 @@ class _Member:
 
     @property
     def in_reach(self) -> bool:
-        """Whether the store is."""
+        """True if the node can reach the store."""
         return self.alive and not self.cut
 
     @property
     def renewed_at(self) -> float | None:
-        """When the last keep-alive of its lease was sent that was acknowledged."""
+        """The time when the last acknowledged keep-alive of its lease was sent."""
         lease = self.node.part.arrival.lease
         return None if lease is None else self.connection.sent_at.get(lease.id)
 
     @property
     def membership(self) -> Any:
-        """Of the round that it believes to be in."""
+        """Its membership of the round that it believes to be in, or None."""
         membership = self.node.membership
         return membership if membership is not None and membership.over is None else None
 
 
 class World:
-    """All of it, at one moment.
+    """The run, the store and the clock, in one state.
 
     Args:
-        scenario: What is to happen.
-        mend: Changes each request that nodes make: a bug, say.
+        scenario: The scenario.
+        mend: Changes each request that nodes make, for example to plant a bug.
 
     Attributes:
         path: The steps so far.
-        replay: The command that goes the same way.
-        faults_left: How many more.
+        replay: The command that takes the same steps.
+        faults_left: The number of faults that may still happen.
     """
 
-    disturbed_until = float("inf")  # no round is overdue: messages take as long as it pleases the explorer
+    disturbed_until = float("inf")  # rounds are never overdue, since the explorer delays messages for any time
 
     def __init__(self, scenario: Scenario, *, mend: Callable[[Request[Any]], Request[Any]] = as_it_is) -> None:
         self.scenario = scenario
@@ -365,7 +366,7 @@ class World:
         self.path.clear()
 
     def _stand(self) -> None:
-        """Go one way until all are in round 0, and nothing is under way but node 0's going on, if it does."""
+        """Take one path until all are in round 0, and no message is under way but those of node 0's next arrival."""
         while ready := [one for one in self.members if one.connection.up and not self._goes_on_again(one)]:
             self.take(("take", ready[0].index))
         assert all(one.rounds for one in self.members), "it takes no more than this"
@@ -379,11 +380,11 @@ class World:
         return self.timeline.now
 
     def say(self, what: str) -> None:
-        """One line of the story."""
+        """Write one line of the story."""
         self.story.append(f"{self.now - START:8.3f}  {what}")
 
     def end(self) -> None:
-        """End all nodes: nothing of them is to be left to the interpreter's end."""
+        """End all nodes, so that the interpreter's exit finds no tasks of theirs."""
         for one in self.members:
             one.connection.closed = True
         self.timeline.end()
@@ -391,14 +392,15 @@ class World:
     # ------------------------------------------------------------------------------------------ steps
 
     def steps(self) -> list[Step]:
-        """What may happen next; nothing if everything has come to its end."""
+        """Return the possible steps; an empty list if everything has ended."""
         steps: list[Step] = []
         if self._has_seen_enough():
             return steps
         first = next((one for one in self.members if one.alive and not one.connection.taken), None)
         for one in self.members:
             if one.alive and not one.cut:
-                # Nodes are called by the order in which the store hears of them: else each way would be gone six times.
+                # Nodes are numbered by their first request to the store. Otherwise each path would be explored six
+                # times.
                 if one.connection.up and (one.connection.taken or one is first):
                     steps.append(("take", one.index))
                 if one.connection.down:
@@ -415,24 +417,26 @@ class World:
         return steps
 
     def _has_seen_enough(self) -> bool:
-        """Whether another round has come than those that are looked at, and nothing from before is under way."""
+        """Return True if a later round than the explored ones has completed, and no message from
+        before is under way.
+        """
         last = self.checker.last
         return (
             last is not None and last.round.number >= ROUNDS and not any(one.cut or one.stale for one in self.members)
         )
 
     def _leads(self, one: _Member) -> bool:
-        """Whether the store knows this node as the coordinator."""
+        """Return True if this node is the coordinator, as far as the store knows."""
         entry = self.engine._keys.entries.get(KEYS.coordinator)
         return entry is not None and entry.value == one.name.encode()
 
     def _is_time(self) -> bool:
-        """Whether something may befall a node now."""
+        """Return True if a fault is possible now."""
         under_way = [key for one in self.members for _, request in one.connection.up for key in _puts(request)]
         return not self.scenario.at or any(self.scenario.at in key for key in under_way)
 
     def take(self, step: Step) -> None:
-        """Let this happen."""
+        """Take this step."""
         what, index = step
         self.path.append(step)
         self.replay = f"python -m tests.sim explore {self.scenario.name} --steps '{spell(self.path)}'"
@@ -462,13 +466,13 @@ class World:
         self._look()
 
     def _go_on(self) -> None:
-        """Let nodes do what they do next, until each of them waits for something."""
+        """Run the nodes until each of them waits."""
         self.timeline.run(self.now)
         while self._read_at_once() or self._take_at_once():
             self.timeline.run(self.now)
 
     def _read_at_once(self) -> bool:
-        """Let a node read what is queued for it; whether there was anything."""
+        """Let a node read a queued message. Return False if there was none."""
         for one in self.members:
             if self.scenario.eager and one.in_reach and one.connection.down:
                 one.connection.read()
@@ -476,7 +480,7 @@ class World:
         return False
 
     def _take_at_once(self) -> bool:
-        """Take a request that commutes with whatever else may happen; whether there was one."""
+        """Take a request that commutes with every possible step. Return False if there was none."""
         commuting = not self.faults_left or "cut" not in self.scenario.faults
         for one in self.members:
             up = one.connection.up
@@ -499,7 +503,7 @@ class World:
         self._apply(one.index, id, request)
 
     def _pass_time(self) -> None:
-        """Pass to the next timer; while messages are under way, to the next loss of who is in trouble."""
+        """Advance to the next timer; while messages are under way, to the next loss of a node with a fault."""
         waits = not any(one.in_reach and one.connection.up for one in self.members)
         before = self._losses()
         while True:
@@ -528,7 +532,7 @@ class World:
             self._deliver(self.engine.tick(now=self.now))
 
     def _apply(self, peer: int, id: int, request: Request[Any]) -> None:
-        """What the server does with a request: the answer first, and then what all are told of it."""
+        """Apply a request as the server does: queue the answer first, then the events for all watches."""
         applied = self.engine.apply(request, peer=peer, request_id=id, acknowledged=id - 1, now=self.now)
         entries: list[Any] = []
         while True:
@@ -560,10 +564,10 @@ class World:
         if peer != OBSERVER and self.members[peer].alive:
             self.members[peer].connection.down.append((id, item))
 
-    # ------------------------------------------------------------------------------------------ what must hold
+    # ---------------------------------------------------------------------------------------------- invariants
 
     def joined(self, one: _Member, info: RendezvousInfo) -> None:
-        """A node believes that it is in a round."""
+        """Check the round that a node believes to be in."""
         membership = info._membership
         self.say(f"{one.name} is in round {info.round}, rank {info.rank} of {info.world_size}")
         self.checker.learned(one.name, membership.round, info.rank, membership.arrival)
@@ -584,7 +588,7 @@ class World:
                 )
 
     def _settled(self) -> bool:
-        """Whether all who are in reach are in the last round, and nothing is under way."""
+        """Return True if all nodes that can reach the store are in the last round, and no message is under way."""
         last = self.checker.last
         here = [one for one in self.members if one.alive and not one.cut]
         return (
@@ -595,19 +599,19 @@ class World:
             and (last.round.number > 0 or not self.scenario.again)
         )
 
-    # ------------------------------------------------------------------------------------------ one state, or another
+    # ------------------------------------------------------------------------------------------- comparison of states
 
     @property
     def instead(self) -> dict[type, Callable[[Any], Iterable[Any] | None]]:
-        """What is written down of an object of such a type."""
+        """For some types, the function that returns the parts of an object to write down."""
         told = (Put, Entry, Event)
         return {
             **dict.fromkeys(_PASSED_OVER, _nothing),
-            **dict.fromkeys(told, self._only_what_counts),
+            **dict.fromkeys(told, self._relevant_parts),
             Progress: self._of_progress,
         }
 
-    def _only_what_counts(self, one: Put | Entry | Event) -> Iterable[Any] | None:
+    def _relevant_parts(self, one: Put | Entry | Event) -> Iterable[Any] | None:
         if one.key == KEYS.history:
             return (one.key,)
         if one.key == KEYS.progress and one.value:
@@ -620,7 +624,7 @@ class World:
         return one.phase, one.round, one.joined, one.live, one.waiting, one.lost, one.departed, sorted(known), left
 
     def fingerprint(self) -> bytes:
-        """The same for two states from which the same may come."""
+        """Return a hash, equal for two states with the same future."""
         texts = [repr(self.faults_left)]
         for one in self.members:
             if one.alive:
@@ -634,7 +638,7 @@ class World:
         alive = {one.index for one in self.members if one.alive}
         watches = {peer: found for peer, found in engine._watches._prefixes.items() if peer in alive}
         entries = [
-            # Nobody asks when the members have written to what they share.
+            # The revisions of members' writes to the round's store are never used.
             (key, entry.value, entry.lease) if key.startswith(KEYS.stores) else entry
             for key, entry in sorted(engine._keys.entries.items())
             if key != KEYS.history
@@ -658,7 +662,7 @@ class World:
 
 
 def _puts(request: Request[Any]) -> list[str]:
-    """The keys that a request is to write."""
+    """Return the keys that a request writes."""
     request = request.request if isinstance(request, Guarded) else request
     puts = request.then if isinstance(request, Transact) else (request,)
     return [one.key for one in puts if isinstance(one, Put)]
@@ -671,10 +675,10 @@ def _compared_as(key: str) -> str:
 
 
 def _commutes(request: Request[Any]) -> bool:
-    """Whether what a node that is well asks here comes to the same before and after all that others may do.
+    """Return True if this request of a healthy node has the same effect before and after every step of others.
 
-    It reads its rank in a round that it is still in, or writes to what that shares: both stay until it has left, which
-    is a later message of its own.
+    It reads the node's rank in a round that it is still in, or writes to the round's store. Both exist until the node
+    has left the round, which is a later message of its own.
     """
     request = request.request if isinstance(request, Guarded) else request
     reads = isinstance(request, Get) and request.key.startswith(KEYS.rounds)
@@ -690,9 +694,9 @@ _PASSED_OVER = (
     *(World, Checker, Timeline, Host, _Member, _Connection, _NoLuck),
     *(Settings, Keys, contextvars.Context),
 )
-"""What is walked by itself, is always the same, or is only told."""
+"""Types that are walked as roots, never change, or are only displayed."""
 
 
 def spell(path: list[Step]) -> str:
-    """Spell out steps in few letters."""
+    """Write steps in a compact form."""
     return " ".join(f"{what[0]}{index if index >= 0 else ''}" for what, index in path)
