@@ -297,12 +297,12 @@ def reached_from(room: str) -> set[str]:
     return reached
 
 
-def test_every_pure_room_is_there() -> None:
+def test_every_listed_pure_room_exists() -> None:
     assert set(PURE_ROOMS_ELSEWHERE) <= set(FILES)
     assert {folder_of(room) for room in PURE_ROOMS} >= set(PURE_FOLDERS)
 
 
-def test_pure_rooms_do_not_let_the_world_in() -> None:
+def test_pure_rooms_import_no_time_randomness_or_network() -> None:
     worldly = {
         (room, imported.module)
         for room in PURE_ROOMS
@@ -326,7 +326,7 @@ def test_layers_point_down() -> None:
     assert looked_up == set(), "the first must not import the second: move what it needs of it down"
 
 
-def test_the_layers_themselves_have_no_circle() -> None:
+def test_the_table_of_layers_has_no_circle() -> None:
     """Each row names only rows above it, and nouns. So the table can be read from the top."""
     rows = list(MAY_IMPORT)
     wrong = {row: later for at, row in enumerate(rows) if (later := (MAY_IMPORT[row] - NOUNS).intersection(rows[at:]))}
@@ -358,7 +358,7 @@ def assigns_all(node: ast.stmt) -> TypeGuard[ast.Assign]:
     return isinstance(node, ast.Assign) and is_all(node)
 
 
-def test_only_the_rooms_of_a_node_look_into_its_part() -> None:
+def test_only_the_rooms_of_a_node_use_its_part() -> None:
     looking = {
         room
         for room, path in FILES.items()
@@ -380,13 +380,13 @@ def test_folders_are_small() -> None:
     assert {folder.name: files for folder, files in count.items() if files > FILES_IN_A_FOLDER_MOST} == {}
 
 
-def test_files_are_short_or_say_why_not() -> None:
+def test_long_files_have_a_reason() -> None:
     lines = {room: len(path.read_text(encoding="utf-8").splitlines()) for room, path in FILES.items()}
     long = {room for room in FILES if lines[room] > LINES_OF_A_FILE_MOST}
     assert long == set(LONG_FILES), "split what is new here, and take out of LONG_FILES what is short now"
 
 
-def test_classes_are_short_or_say_why_not() -> None:
+def test_long_classes_have_a_reason() -> None:
     classes = {
         (room, node.name)
         for room, path in FILES.items()
@@ -407,7 +407,7 @@ def test_only_the_core_dependencies_are_imported_with_the_module() -> None:
     assert {each for each in needed if each[1] not in there} == set()
 
 
-def test_a_room_looks_into_no_other_rooms_privates() -> None:
+def test_a_room_uses_no_private_names_of_another() -> None:
     """As far as the source shows: a private name that the room itself defines may be read from any object."""
     private = {room: foreign_privates(tree_of(FILES[room])) for room in FILES.keys() - GENERATED_ROOMS}
     assert {room: names for room, names in private.items() if names} == {}
@@ -671,13 +671,13 @@ def read(source: str) -> set[Import]:
     return set(imports_in(ast.parse(source), "store"))
 
 
-def test_imports_are_found_wherever_they_hide() -> None:
+def test_imports_are_found_everywhere() -> None:
     assert read("import os.path, time as t") == {Import("os.path"), Import("time")}
     assert read("def f():\n  if x:\n    from socket import AF_INET") == {Import("socket", late=True)}
     assert read("try:\n  import uvloop\nexcept ImportError:\n  import asyncio") == {Import("uvloop"), Import("asyncio")}
 
 
-def test_imports_for_types_are_told_apart_from_their_else() -> None:
+def test_imports_for_types_are_told_from_those_in_the_else_branch() -> None:
     assert read("if TYPE_CHECKING:\n  from random import Random\nelse:\n  import time") == {
         Import("random", for_types=True),
         Import("time"),
@@ -701,7 +701,7 @@ def test_uses_of_foreign_private_names_are_found(source: str, found: list[str]) 
     assert foreign_privates(ast.parse(source)) == found
 
 
-def test_rooms_are_recognised_however_they_are_imported() -> None:
+def test_rooms_are_recognised_in_every_form_of_import() -> None:
     room = {Import("store.errors")}
     assert read("import store.errors") == room
     assert read("from store import errors") == room

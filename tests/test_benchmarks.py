@@ -48,7 +48,7 @@ def measured(cost: Callable[[float], float], seed: int = 0, noise: float = 0.0) 
     ("cost", "exponent"),
     [(lambda n: 5 * n, 1.0), (lambda n: n * n, 2.0), (lambda _: 7, 0.0), (lambda n: n * math.log(n), 1.17)],
 )
-def test_the_power_of_n_that_fits_is_found(cost: object, exponent: float) -> None:
+def test_the_power_of_n_is_found(cost: object, exponent: float) -> None:
     assert callable(cost)
     assert growth.power([(n, cost(n)) for n in (64, 256, 1024, 4096)]) == pytest.approx(exponent, abs=0.01)
 
@@ -100,7 +100,7 @@ def test_a_figure_has_a_line_for_each_series_and_a_point_for_each_value_above_ze
 # ------------------------------------------------------------------------------------------ results and judgement
 
 
-def test_results_are_kept_after_each_row_and_can_be_gone_on_with(tmp_path: Path) -> None:
+def test_results_are_saved_after_each_row_and_can_be_continued(tmp_path: Path) -> None:
     path = tmp_path / "out" / "results.json"
     results = Results.load(path)
     results.begin("idle")
@@ -118,7 +118,7 @@ def test_results_are_kept_after_each_row_and_can_be_gone_on_with(tmp_path: Path)
     assert again.rows("idle") == [], "what is measured anew replaces the old"
 
 
-def test_a_promise_is_kept_up_to_its_bound_and_not_judged_where_nothing_was_measured() -> None:
+def test_a_promise_holds_up_to_its_bound_and_is_not_judged_without_results() -> None:
     up_to, from_on = partial(Limit, sentence="", most=1.0), partial(Limit, sentence="", least=20.0)
     cases = [
         (1.0, up_to, True),
@@ -164,7 +164,7 @@ def plan_of(*steps: Step) -> Part:
     return Part(section="a", says="", seconds=1, steps=make)
 
 
-def test_a_step_that_fails_is_told_of_and_the_others_go_on(
+def test_a_failing_step_is_reported_and_the_others_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> list[dict[str, Any]]:
@@ -177,7 +177,7 @@ def test_a_step_that_fails_is_told_of_and_the_others_go_on(
     assert 'ROW {"a": 1}' in lines
 
 
-def test_no_step_is_begun_when_the_time_is_over(
+def test_no_step_begins_after_the_time_limit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = [0.0]
@@ -198,7 +198,7 @@ def test_no_step_is_begun_when_the_time_is_over(
     assert told == ["slow", "quick", "quick", "SKIPPED 1 measurements for want of time"], slow_twice
 
 
-def test_a_part_gives_its_rows_as_they_come_and_its_end(tmp_path: Path) -> None:
+def test_a_part_yields_its_rows_and_its_end(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = []
     said: list[str] = []
 
@@ -223,7 +223,7 @@ def test_a_part_gives_its_rows_as_they_come_and_its_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", list(PARTS))
 @pytest.mark.parametrize("quick", [True, False])
-def test_every_part_has_steps_of_which_none_runs_before_all_sizes_have_had_their_turn(name: str, quick: bool) -> None:
+def test_every_part_runs_each_size_once_before_it_repeats_one(name: str, quick: bool) -> None:
     names = [step.name for step in PARTS[name].steps(Plan(quick=quick))]
     assert names or PARTS[name].lacks() or name.endswith("-peers")
     first = list(dict.fromkeys(names))

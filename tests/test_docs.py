@@ -65,7 +65,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @of_every_page
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", prose(page)):
         if target.startswith("https://"):
             continue
@@ -76,12 +76,12 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 @of_every_page
-def test_every_path_that_is_named_is_there(page: Path) -> None:
+def test_every_path_in_the_docs_exists(page: Path) -> None:
     named = {span for span in CODE_SPAN.findall(prose(page)) if re.fullmatch(r"\.?\w+(/\w+)*/(\w+\.\w+)?", span)}
     assert {path for path in named if not (ROOT / path).exists() and not (page.parent / path).exists()} == set()
 
 
-def test_the_readme_is_a_front_door() -> None:
+def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 170
 
 
@@ -196,13 +196,13 @@ def commands_of_rdzv() -> Iterator[str]:
 COMMANDS = sorted(set(commands_of_rdzv()))
 
 
-def test_commands_within_others_are_looked_at_too() -> None:
+def test_commands_inside_other_commands_are_checked_too() -> None:
     assert {"rdzv token", "rdzv run slurm -- python train.py"} <= set(COMMANDS)
     starts = {line.split()[0] for line in lines_of_shell() if re.match(r"[\w./-]+ ", line)}
     assert "rdzv" in starts
 
 
-def test_every_extra_that_is_to_be_installed_exists() -> None:
+def test_every_extra_in_the_docs_exists() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     named = {
         extra
@@ -215,14 +215,14 @@ def test_every_extra_that_is_to_be_installed_exists() -> None:
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_every_rdzv_command_is_one_that_the_command_takes(line: str) -> None:
+def test_every_rdzv_command_in_the_docs_is_valid(line: str) -> None:
     words = shlex.split(line)[1:]
     options = command._parse(words)
     assert options is not None
     assert options.command == words[0]
 
 
-def test_every_option_that_is_named_exists() -> None:
+def test_every_option_in_the_docs_exists() -> None:
     named = {
         match[1]
         for name in ("README.md", "docs/command.md", "docs/limits.md")
@@ -234,7 +234,7 @@ def test_every_option_that_is_named_exists() -> None:
     assert named <= {option for parser in parsers for option in parser._option_string_actions}
 
 
-def test_every_module_and_test_that_a_command_names_is_there() -> None:
+def test_every_module_and_test_in_a_command_exists() -> None:
     named = 0
     for line in lines_of_shell():
         if match := re.search(r"python3? -m ((?:tests|benchmarks|rdzv)[\w.]*)", line):
@@ -246,7 +246,7 @@ def test_every_module_and_test_that_a_command_names_is_there() -> None:
     assert named > 10
 
 
-def test_every_variable_that_a_command_sets_is_read_somewhere() -> None:
+def test_every_variable_that_a_command_sets_is_used() -> None:
     sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
     named = {match[1] for line in lines_of_shell() if (match := re.match(r"(RDZV_\w+)=", line))}
     assert named
@@ -298,7 +298,7 @@ async def test_the_blocking_sample_runs_on_two_nodes() -> None:
         assert [[line.split()[0] for line in lines] for lines in said] == [["0", "1"], ["0", "1"]]
 
 
-async def test_the_async_sample_hears_of_a_node_that_is_killed() -> None:
+async def test_the_async_sample_is_told_of_a_killed_node() -> None:
     async with (
         store.serve() as server,
         two_nodes(sample_beginning(ASYNC, page="README.md", port=server.port)) as (survivor, killed),
@@ -323,7 +323,7 @@ async def test_the_async_sample_hears_of_a_node_that_is_killed() -> None:
             assert state.keys() == {"step", "weight"}, "a newcomer is given the state of who has done the most"
 
 
-def test_the_readme_on_an_index_has_no_link_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readme_on_an_index_has_no_broken_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """Relative links would lead nowhere. They become text there, or absolute links if pyproject.toml
     names the source.
     """

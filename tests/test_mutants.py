@@ -41,7 +41,7 @@ def defects_of(files: set[str]) -> Iterator[mutants.Mutant]:
         yield from mutants.mutants_of(file, (mutants.ROOT / file).read_text())
 
 
-def test_a_defect_is_other_text_in_one_place_of_a_function() -> None:
+def test_a_defect_changes_one_place_of_a_function() -> None:
     found = list(mutants.mutants_of("a.py", SOURCE))
     assert {one.name.removeprefix("a.py grown: ") for one in found} == {*re.split(r";\s", CHANGED.strip())}
     for one in found:

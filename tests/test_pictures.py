@@ -58,7 +58,7 @@ def test_a_picture_with_a_digest_is_still_a_picture(kind: str, picture: bytes, t
             assert picture[:33] == path.read_bytes()[:33], "the signature and the header come first"
 
 
-def test_another_text_or_another_name_is_another_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_digest_depends_on_the_text_and_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stamps, "ROOT", tmp_path)
     (tmp_path / "a").write_text("x")
     (tmp_path / "b").write_text("x")

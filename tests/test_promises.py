@@ -55,7 +55,7 @@ def test_a_guarantee_is_tested_under_the_number_of_its_promise(path: Path) -> No
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_guarantee_speaks_public_names_only(path: Path) -> None:
+def test_a_guarantee_uses_public_names_only(path: Path) -> None:
     """So the tests of guarantees survive a redesign."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         modules = [each.name for each in node.names] if isinstance(node, ast.Import) else []

@@ -31,7 +31,7 @@ OF_THE_INSIDE = {
 }
 
 
-def test_each_public_module_has_a_page_of_all_its_names() -> None:
+def test_each_public_module_has_a_page_with_all_its_names() -> None:
     assert set(MODULES) <= set(PAGES)
     for path in [*(ROOT / "rdzv").glob("*.py"), *(ROOT / "store").glob("*.py")]:
         name = f"{path.parent.name}.{path.stem}"

@@ -71,14 +71,14 @@ def test_the_bill_of_materials_conforms_to_cyclonedx(wheel: Path) -> None:
     assert validator.validate_str(json.dumps(bill | {"serialNumber": "7"})) is not None
 
 
-def test_no_picture_loads_anything_from_elsewhere() -> None:
+def test_pictures_load_nothing_from_the_network() -> None:
     for picture in (ROOT / "docs" / "pictures").glob("*.svg"):
         text = picture.read_text(encoding="utf-8")
         assert "@font-face" not in text
         assert not re.search(r"""(?:url\(|href=)\s*["']?(?:https?:)?//""", text), picture.name
 
 
-def test_contributing_names_tests_that_there_are_with_the_variables_that_they_read() -> None:
+def test_the_tests_and_variables_in_contributing_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     commands = re.findall(r"^(?:(RDZV_\w+)=\S+ )?python -m pytest .*?(tests/\S+)", text, re.MULTILINE)
     assert len(commands) > 10

@@ -90,7 +90,7 @@ def test_members_that_do_not_agree_are_found_out(changed: dict[str, Any], said: 
         judge(stay("a"), stay("b", **changed))
 
 
-def test_a_roster_that_gives_a_rank_to_another_or_is_not_whole_is_found_out() -> None:
+def test_a_roster_with_a_wrong_rank_or_a_missing_member_is_found_out() -> None:
     with pytest.raises(Violation, match="R3: rank 1 of round 0 is c's"):
         judge(stay("b", members=("a", "c", "b")))
     with pytest.raises(Violation, match="R3: round 0 of 3 has the members"):
@@ -102,7 +102,7 @@ def test_a_write_to_a_round_that_was_over_is_found_out() -> None:
         judge(left("a"), left("b"), *next_round(), writes=[("a", {"round": 0, "began": 20.1})])
 
 
-def test_a_round_that_completes_beside_a_live_one_is_found_out_unless_there_was_a_fault() -> None:
+def test_a_round_beside_a_live_one_is_found_out_unless_there_was_a_fault() -> None:
     with pytest.raises(Violation, match="R2: a was in round 0 when a later one completed"):
         judge(left("a", 23.0), left("b"), *next_round())
     judge(left("a", 23.0), left("b"), *next_round(), faults=[Fault("pause", "a", 12.0, 19.0)])
@@ -139,7 +139,7 @@ def leaving(
     ]
 
 
-def test_a_round_with_two_steps_to_stop_at_or_a_step_that_is_cut_short_is_found_out() -> None:
+def test_two_steps_to_stop_at_or_an_interrupted_step_are_found_out() -> None:
     check_stops([*leaving("a"), *leaving("b"), *leaving("c", "closed", step=3)], [])
     with pytest.raises(Violation, match="R21: round 0 has 2 steps to stop at: "):
         check_stops([*leaving("a"), *leaving("b", step=8)], [])
@@ -155,7 +155,7 @@ def test_a_round_that_ends_without_a_cause_is_found_out() -> None:
     check_stops(lost, [Fault("store", None, 14.0, 17.0)])
 
 
-def test_a_member_that_is_lost_though_it_lives_counts_once_as_a_false_alarm() -> None:
+def test_a_live_member_that_is_lost_counts_as_one_false_alarm() -> None:
     told = [(15.0, "NodesLost", ("a",))]
     stays = [stay("b", told=told), stay("c", told=told)]
     assert false_alarms(stays, []) == 1

@@ -90,7 +90,7 @@ def test_the_validators_would_find_a_field_that_does_not_exist() -> None:
 
 
 @pytest.mark.parametrize("name", ["store.yaml", "job.yaml", "jobset.yaml", "trainjob.yaml"])
-def test_containers_run_commands_that_rdzv_takes_and_rules_know_their_statuses(name: str) -> None:
+def test_container_commands_are_valid_and_the_rules_have_their_exit_codes(name: str) -> None:
     (words,) = find(documents(name), "command")
     assert words[0] == "rdzv"
     options = command._parse([str(word) for word in words[1:]])
@@ -109,7 +109,7 @@ def test_containers_run_commands_that_rdzv_takes_and_rules_know_their_statuses(n
             assert rules[0]["exitCodes"]["values"] == [codes[Then.RESTART], 128 + signal.SIGKILL]
 
 
-def test_nodes_that_wait_for_each_other_have_names_and_the_secret_is_the_one_that_is_made() -> None:
+def test_nodes_have_names_before_they_are_ready_and_the_secret_exists() -> None:
     service, job = documents("job.yaml")
     assert service["spec"]["publishNotReadyAddresses"] is True
     assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
@@ -120,7 +120,7 @@ def test_nodes_that_wait_for_each_other_have_names_and_the_secret_is_the_one_tha
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_batch_scripts_are_whole_and_their_commands_are_taken(script: Any) -> None:
+def test_batch_scripts_and_their_commands_are_valid(script: Any) -> None:
     text = script.read_text(encoding="utf-8")
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
     if shutil.which("shellcheck"):

@@ -36,7 +36,7 @@ def asked_by_dashboard() -> list[str]:
     return [target["expr"] for panel in panels for target in panel["targets"]]
 
 
-async def test_every_metric_that_is_asked_for_is_there() -> None:
+async def test_every_metric_in_the_files_exists() -> None:
     asked = {
         name
         for text in (*asked_by_alerts(), *asked_by_dashboard())
@@ -65,12 +65,12 @@ def promtool(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_prometheus_takes_every_expression(promtool: Path) -> None:
+def test_prometheus_accepts_every_expression(promtool: Path) -> None:
     panels = [text.replace("$run", "job") for text in asked_by_dashboard()]
     rules = [{"record": f"panel:{number}", "expr": text} for number, text in enumerate(panels)]
     (promtool / "panels.yml").write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
     subprocess.run(["promtool", "check", "rules", ALERTS.name, "panels.yml"], cwd=promtool, check=True)
 
 
-def test_each_alert_fires_by_its_symptom_and_none_where_all_is_well(promtool: Path) -> None:
+def test_each_alert_fires_on_its_symptom_and_only_then(promtool: Path) -> None:
     subprocess.run(["promtool", "test", "rules", CASES.name], cwd=promtool, check=True)

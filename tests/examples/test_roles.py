@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-async def test_actors_come_and_go_while_trainers_train_and_end_with_them(tmp_path: Path) -> None:
+async def test_actors_join_and_leave_while_trainers_train_and_end_with_them(tmp_path: Path) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "roles.md").read_text(), re.M | re.S)
     async with store.serve() as server, AsyncExitStack() as stack:
         path = tmp_path / "sample.py"

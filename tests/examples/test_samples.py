@@ -82,7 +82,7 @@ async def test_a_sample_runs_with_a_second_node_and_until_the_run_is_closed(code
             assert await sample.wait(timeout=30) == 0, sample.written()
 
 
-def test_the_rest_of_an_epoch_is_dealt_to_the_members_once_each() -> None:
+def test_the_rest_of_an_epoch_is_divided_among_the_members() -> None:
     require("torch")
     sample: dict[str, Any] = {}
     exec(the_one_with("manual_seed(epoch)"), sample)
@@ -91,7 +91,7 @@ def test_the_rest_of_an_epoch_is_dealt_to_the_members_once_each() -> None:
     assert sorted(itertools.chain(*before, *after)) == list(range(100))
 
 
-async def test_the_health_check_tells_a_run_that_trains_from_others(tmp_path: Path) -> None:
+async def test_the_health_check_passes_only_for_a_run_that_trains(tmp_path: Path) -> None:
     async with store.serve() as server:
         path = tmp_path / "health.py"
         path.write_text(re.sub(r"tcp://[\w.]+:29400", server.url, the_one_with("--json")))

@@ -39,7 +39,7 @@ while int(os.environ["RDZV_NODE_ID"][-1]) == 2:
 """
 
 
-async def test_the_sample_of_real_processes_runs_as_it_stands(tmp_path: Path) -> None:
+async def test_the_sample_of_real_processes_runs_unchanged(tmp_path: Path) -> None:
     (sample,) = OF_PROCESSES
     (tmp_path / "train.py").write_text(TRAINS)
     async with start(sys.executable, "-c", sample, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}) as child:

@@ -40,7 +40,7 @@ asyncio.run(main())
 """
 
 
-async def test_behind_a_forwarder_members_meet_at_their_own_addresses() -> None:
+async def test_members_behind_a_forwarder_meet_at_their_own_addresses() -> None:
     """Regression: all of them published the address of the forwarder, since the store saw that."""
     async with Lab(4, style="cloud") as lab:
         head, between, *others = lab.hosts
@@ -65,7 +65,7 @@ async def test_after_an_outage_no_job_is_sent_to_a_name_that_does_not_resolve() 
             assert masters <= {host.address for host in others}
 
 
-async def test_rdzv_serve_is_reached_over_ipv6_where_there_is_nothing_else() -> None:
+async def test_rdzv_serve_is_reachable_on_hosts_with_ipv6_only() -> None:
     """Regression: with the README's `--host 0.0.0.0` it listened on IPv4 only."""
     async with Lab(3, style="ipv6") as lab:
         head, *others = lab.hosts
@@ -101,7 +101,7 @@ async def test_on_etcd_a_member_on_a_servers_host_is_published_at_its_own_addres
                     assert told["addresses"] == [host.address for host in lab.hosts]
 
 
-async def test_on_etcd_a_loopback_address_is_never_published_and_its_node_is_refused_as_rank_0() -> None:
+async def test_on_etcd_a_node_known_only_by_loopback_is_refused_as_rank_0() -> None:
     """Each host has a server of its own, and no node knows an address of its own."""
     async with Lab(2, style="cloud") as lab, contextlib.AsyncExitStack() as stack:
         await etcd_on(stack, lab.hosts)

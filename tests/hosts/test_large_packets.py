@@ -14,7 +14,7 @@ require_hosts()
 LARGEST = 1300  # bytes that pass; the hosts assume 1500
 
 
-async def test_where_large_packets_are_lost_commands_and_members_go_on_with_small_ones() -> None:
+async def test_if_large_packets_are_lost_commands_and_members_use_small_ones() -> None:
     """Regression: a command waited for its timeout, and a member with a large message was dropped, since all later
     messages on its connection waited behind that.
     """

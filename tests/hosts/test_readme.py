@@ -89,7 +89,7 @@ async def typed(hosts: Sequence[Host], words: Sequence[str], tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("style", "management"), [("cloud", False), ("debian", False), ("ipv6", False), ("dual", True)]
 )
-async def test_rdzv_run_is_typed_on_two_hosts(style: Style, management: bool, tmp_path: Path) -> None:
+async def test_rdzv_run_works_on_two_hosts(style: Style, management: bool, tmp_path: Path) -> None:
     """Regression: the store listened only on the first address in the machine's own files: loopback, IPv6, or that of a
     management network.
     """
@@ -108,7 +108,7 @@ async def test_rdzv_run_is_typed_on_two_hosts(style: Style, management: bool, tm
             await run.ends_well()
 
 
-async def test_torchrun_is_typed_on_two_hosts(tmp_path: Path) -> None:
+async def test_torchrun_works_on_two_hosts(tmp_path: Path) -> None:
     """Debian's hosts resolve their own name to 127.0.1.1, which other hosts cannot reach."""
     pytest.importorskip("torch")
     torchrun, *words, script = line_of("torchrun --rdzv-backend=rdzv --rdzv-endpoint=head:29400")

@@ -85,7 +85,7 @@ async def test_a_store_that_serves_at_any_address_of_the_name_is_used() -> None:
 @pytest.mark.parametrize(
     "case", ["a loopback address that this machine lacks", "an address that NAT leads back", "a lone node"]
 )
-async def test_a_name_that_leads_to_one_machine_only_starts_the_store_there(case: str) -> None:
+async def test_a_name_that_only_one_machine_can_serve_starts_the_store_there(case: str) -> None:
     """An address that cannot be bound here is not always another machine's."""
     async with Lab(2, style="cloud") as lab:
         host, other = lab.hosts
@@ -103,7 +103,7 @@ async def test_a_name_that_leads_to_one_machine_only_starts_the_store_there(case
             assert ("also names" in "\n".join(child.output)) == ("lone" in case)
 
 
-async def test_behind_a_service_a_node_with_is_host_hosts_and_every_node_may_set_it() -> None:
+async def test_behind_a_service_every_node_may_set_is_host() -> None:
     """The address of a Service, of NAT, or a floating address can be dialed, but not bound."""
     async with Lab(2, style="cloud") as lab:
         head, other = lab.hosts
@@ -113,7 +113,7 @@ async def test_behind_a_service_a_node_with_is_host_hosts_and_every_node_may_set
             assert [await ends(child) for child in (one, two)] == [0, 0]
 
 
-async def test_a_service_that_does_not_lead_here_is_named() -> None:
+async def test_a_service_that_leads_to_another_host_is_an_error_with_its_name() -> None:
     async with Lab(2, style="cloud") as lab:
         host, nobody = lab.hosts
         await forward(SERVICE, nobody.address, host)
@@ -122,7 +122,7 @@ async def test_a_service_that_does_not_lead_here_is_named() -> None:
             assert "did not lead here within 10 s" in "\n".join(child.output)
 
 
-async def test_without_a_token_the_node_behind_a_service_is_told_to_take_one() -> None:
+async def test_without_a_token_the_error_of_a_node_behind_a_service_asks_for_one() -> None:
     async with Lab(1, style="cloud") as lab:
         (host,) = lab.hosts
         async with host.python(
@@ -132,7 +132,7 @@ async def test_without_a_token_the_node_behind_a_service_is_told_to_take_one() -
             assert "a token or mutual TLS, or say insecure=1" in "\n".join(child.output)
 
 
-async def test_members_meet_once_whichever_of_two_insisting_nodes_begins_first() -> None:
+async def test_two_nodes_with_is_host_meet_in_any_order_of_start() -> None:
     async with Lab(2, style="cloud") as lab:
         await name(lab.hosts, *(host.address for host in lab.hosts))
         url = f"tcp://pods:{PORT}/job?insecure=1&is_host=1&min_nodes=2"

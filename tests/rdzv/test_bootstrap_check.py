@@ -38,7 +38,7 @@ def test_of_two_the_second_is_left_out_once_each_has_been_rank_0() -> None:
     assert judge("why", [1], size=2, needed=2, again=True).left_out == ()
 
 
-def test_a_verdict_travels() -> None:
+def test_a_verdict_is_packed_and_unpacked() -> None:
     verdict = judge("n3 did not come", [3], size=4, needed=2, again=False)
     assert Verdict.unpack(verdict.pack()) == verdict
 

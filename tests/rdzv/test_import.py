@@ -60,7 +60,7 @@ def test_neither_server_nor_journal_is_loaded_before_it_is_used() -> None:
     assert loaded == "[]"
 
 
-def test_a_client_and_a_store_in_memory_do_without_sqlite3() -> None:
+def test_a_client_and_a_store_in_memory_need_no_sqlite3() -> None:
     said = run("""
         import sys
         sys.modules["sqlite3"] = None  # as on a Python that was built without it
@@ -77,7 +77,7 @@ def test_a_client_and_a_store_in_memory_do_without_sqlite3() -> None:
 
 
 @pytest.mark.parametrize("package", ["rdzv", "store", "rdzv.sync"])
-def test_where_there_is_no_fcntl_one_sentence_says_where_rdzv_runs(package: str) -> None:
+def test_without_fcntl_the_error_names_the_supported_systems(package: str) -> None:
     said = run(f"""
         import sys
         class NotHere:

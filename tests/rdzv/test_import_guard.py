@@ -78,7 +78,7 @@ async def test_a_dependency_that_is_missing_is_not_blamed_on_the_store(site: Pat
 
 
 @pytest.mark.parametrize("code", ["import rdzv", "import store, rdzv", "import rdzv.sync, store.sync"])
-async def test_our_own_is_taken_without_a_word(tmp_path: Path, code: str) -> None:
+async def test_the_right_package_is_accepted_silently(tmp_path: Path, code: str) -> None:
     async with start(sys.executable, "-W", "error", "-c", code, env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path) as child:
         assert await child.wait() == 0
         assert child.output == []

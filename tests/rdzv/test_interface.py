@@ -46,7 +46,7 @@ class BlockingSmallest(BlockingRendezvousHandler):
         """Do nothing."""
 
 
-def test_four_methods_must_be_written() -> None:
+def test_a_backend_must_implement_four_methods() -> None:
     assert RendezvousHandler.__abstractmethods__ == FOUR
     assert BlockingRendezvousHandler.__abstractmethods__ == FOUR
 

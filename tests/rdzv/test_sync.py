@@ -43,7 +43,7 @@ def url() -> Iterator[str]:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_a_wait_ends_when_the_lease_is_over_even_if_no_store_is_there_to_say_so() -> None:
+async def test_a_wait_ends_with_the_lease_also_if_the_store_is_unreachable() -> None:
     out = threading.Event()
     async with store.serve() as server, store.connect(server.url) as client, Proxy("127.0.0.1", server.port) as proxy:
 
@@ -67,7 +67,7 @@ async def test_a_wait_ends_when_the_lease_is_over_even_if_no_store_is_there_to_s
 
 
 @tears
-def test_a_poll_that_a_signal_handler_leaves_loses_no_change() -> None:
+def test_a_poll_interrupted_by_a_signal_handler_loses_no_change() -> None:
     """Regression: 25 of 201 polls lost the change that had just arrived."""
 
     class Numbers(contextlib.nullcontext[Any]):
@@ -111,7 +111,7 @@ def test_changes_wait_for_news_and_end_with_the_context(url: str) -> None:
             assert joining.result(timeout=60).world_size == 1
 
 
-def test_wrong_settings_are_said_before_anything_is_started() -> None:
+def test_wrong_settings_are_an_error_before_anything_is_started() -> None:
     before = set(threading.enumerate())
     with (
         pytest.raises(RendezvousSettingsError, match="there is no parameter 'min_node'"),
@@ -172,7 +172,7 @@ with rdzv.sync.connect(URL + "/job?min_nodes=2&ttl=600", is_host=False, node_id=
         assert await child.wait() == 0
 
 
-async def test_ctrl_c_is_heard_where_it_does_not_interrupt_the_wait() -> None:
+async def test_ctrl_c_is_noticed_also_if_it_does_not_interrupt_the_wait() -> None:
     """Regression: a signal just before a wait for the node's thread was handled only after the wait, that is never."""
     script = """
 def heard(wait, when):
@@ -204,7 +204,7 @@ def is_answered(call: Callable[[], object]) -> bool:
 
 
 @tears
-def test_an_interrupt_anywhere_in_a_call_leaves_the_node_at_work(url: str) -> None:
+def test_a_node_works_after_an_interrupt_anywhere_in_a_call(url: str) -> None:
     """Regression: it left a lock taken, on which the thread of all nodes then waited, so all their leases expired."""
     with rdzv.sync.connect(f"{url}/job?min_nodes=1", is_host=False) as handler:
         for call, every in ((handler.num_nodes_waiting, 1), (handler.next_rendezvous, 3)):

@@ -37,7 +37,7 @@ def blocking(url: str) -> None:
     rdzv.sync.connect(url, min_node=2)  # type: ignore[call-arg]
 
 
-async def test_the_information_of_a_round_is_the_three_that_it_unpacks_as() -> None:
+async def test_the_information_of_a_round_unpacks_as_three_values() -> None:
     async with store.serve() as server, rdzv.connect(f"{server.url}/job", min_nodes=1, is_host=False) as handler:
         info = await handler.next_rendezvous()
         shared, rank, world_size = info

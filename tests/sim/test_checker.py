@@ -62,7 +62,7 @@ class Books:
         self.put(KEYS.round, Round(number=number, term=term, size=len(names), buckets=1, host=host, port=1).pack())
 
 
-def test_the_checker_accepts_a_round_as_it_should_be() -> None:
+def test_the_checker_accepts_a_correct_round() -> None:
     books = Books()
     books.elect()
     books.arrive("a")
@@ -98,7 +98,7 @@ def test_the_checker_refuses_sizes_that_were_not_agreed_on() -> None:
         books.complete("a", "b", "c", ranks=(0, 1, 2))
 
 
-def test_the_checker_refuses_a_member_that_has_said_it_leaves() -> None:
+def test_the_checker_refuses_a_member_that_is_leaving() -> None:
     books = Books(needed=1)
     books.elect()
     books.arrive("a")
@@ -117,7 +117,7 @@ def test_the_checker_refuses_a_round_after_the_closing() -> None:
         books.complete("a", "b")
 
 
-def test_the_checker_refuses_a_round_while_one_of_the_last_remains() -> None:
+def test_the_checker_refuses_a_round_while_a_member_of_the_last_remains() -> None:
     books = Books()
     books.elect()
     books.arrive("a")
@@ -150,7 +150,7 @@ def test_the_checker_refuses_a_second_completion_of_a_round() -> None:
         {"departed_ids": ("d",)},
     ],
 )
-def test_the_checker_refuses_a_report_that_takes_back_that_a_member_has_gone(later: dict[str, Any]) -> None:
+def test_the_checker_refuses_a_report_that_takes_back_a_loss(later: dict[str, Any]) -> None:
     books = Books()
     first = Progress(phase=Phase.TRAINING, round=0, lost=1, lost_ids=("a",), departed=1, departed_ids=("c",))
     books.put(KEYS.progress, first.pack())
@@ -165,7 +165,7 @@ def test_the_checker_accepts_a_report_of_another_round() -> None:
     books.put(KEYS.progress, Progress(phase=Phase.TRAINING, round=1).pack())
 
 
-def test_the_checker_refuses_a_node_that_believes_otherwise() -> None:
+def test_the_checker_refuses_a_node_with_another_rank() -> None:
     books = Books()
     books.elect()
     books.arrive("a")

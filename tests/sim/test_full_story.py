@@ -24,7 +24,7 @@ FRESH_CHUNK = 20
 
 
 @pytest.mark.parametrize("first", range(0, FIXED, CHUNK))
-def test_no_promise_is_broken_in_fixed_histories(first: int) -> None:
+def test_no_promise_is_broken_in_fixed_stories(first: int) -> None:
     outcomes = [FullStory.play(seed) for seed in range(first, first + CHUNK)]
     assert sum(outcome.rounds for outcome in outcomes) > CHUNK, "most have more than one round, or they show little"
     assert sum(outcome.faults for outcome in outcomes) > CHUNK
@@ -33,12 +33,12 @@ def test_no_promise_is_broken_in_fixed_histories(first: int) -> None:
 
 
 @pytest.mark.parametrize("after", range(0, COUNT_FRESH, FRESH_CHUNK))
-def test_no_promise_is_broken_in_fresh_histories(after: int) -> None:
+def test_no_promise_is_broken_in_fresh_stories(after: int) -> None:
     for seed in range(FRESH + after, FRESH + after + FRESH_CHUNK):
         FullStory.play(seed)
 
 
-def test_a_seed_has_one_history() -> None:
+def test_a_seed_always_gives_the_same_story() -> None:
     told: list[list[str]] = []
     outcomes: set[Outcome] = set()
     for _ in range(2):
@@ -74,7 +74,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
     assert "python -m tests.sim full --seed" in said
 
 
-def test_many_histories_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_stories_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["full", "--seeds", "3:6", "--jobs", "1"]) == 0
     assert "no promise was broken" in capsys.readouterr().out
 
@@ -84,14 +84,14 @@ def test_an_unknown_command_prints_the_usage(capsys: pytest.CaptureFixture[str])
     assert "python -m tests.sim full --seed 17" in capsys.readouterr().err
 
 
-def test_one_history_is_told_step_by_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_story_is_printed_step_by_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["full", "--seed", "3"]) == 0
     told = capsys.readouterr().out
     assert "coordinates, term" in told
     assert "quiet from here on" in told
 
 
-def test_a_bug_is_hunted_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_finds_a_planted_bug(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bugs", "--only", "ranks that", "--within", "1"]) == 0
     assert "was committed before its ranks" in capsys.readouterr().out
 

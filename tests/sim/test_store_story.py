@@ -29,7 +29,7 @@ def test_no_promise_of_the_store_is_broken_in_fixed_stories(outcomes: list[Outco
     assert all(outcome.answers_checked > 300 for outcome in outcomes)
 
 
-def test_the_stories_are_full_of_trouble(outcomes: list[Outcome]) -> None:
+def test_the_stories_have_many_faults(outcomes: list[Outcome]) -> None:
     assert sum(outcome.faults for outcome in outcomes) > 100
     assert sum(outcome.starts for outcome in outcomes) > len(outcomes) + 4, "the store was hardly ever killed"
     assert sum(outcome.lapses for outcome in outcomes) > 50
@@ -41,7 +41,7 @@ def test_no_promise_of_the_store_is_broken_in_fresh_stories() -> None:
         StoreStory.play(seed)
 
 
-def test_a_story_is_told_in_the_same_words_again() -> None:
+def test_a_seed_always_gives_the_same_trace() -> None:
     first: list[str] = []
     second: list[str] = []
     once = StoreStory.play(7, trace=first.append, trouble=60.0)
@@ -79,6 +79,6 @@ def test_hours_of_the_store_are_summed_up(capsys: pytest.CaptureFixture[str]) ->
     assert "--first 3" in told, "what is printed plays the same stories again"
 
 
-def test_one_story_of_the_store_is_told_step_by_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_story_of_the_store_is_printed_step_by_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["store", "--seed", "1"]) == 0
     assert "quiet from here on" in capsys.readouterr().out

@@ -33,13 +33,13 @@ WITHIN = 300
 """The number of seeds within which a bug must be found."""
 
 
-def test_no_promise_is_broken_in_fixed_histories() -> None:
+def test_no_promise_is_broken_in_fixed_stories() -> None:
     outcomes = [TrainingStory.play(seed) for seed in range(FIXED)]
     assert sum(outcome.rounds for outcome in outcomes) > FIXED, "most have more than one round, or they show little"
     assert sum(outcome.faults for outcome in outcomes) > FIXED
 
 
-def test_no_promise_is_broken_in_fresh_histories() -> None:
+def test_no_promise_is_broken_in_fresh_stories() -> None:
     for seed in range(FRESH, FRESH + COUNT_FRESH):
         TrainingStory.play(seed)
 
@@ -50,6 +50,6 @@ def test_a_planted_bug_is_found(bug: str) -> None:
     assert "python -m tests.sim training --seed" in said
 
 
-def test_one_history_is_told_step_by_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_story_is_printed_step_by_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["training", "--seed", "3"]) == 0
     assert "coordinates, term" in capsys.readouterr().out

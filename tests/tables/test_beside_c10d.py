@@ -79,7 +79,7 @@ def in_the_page(word: str) -> bool:
 
 
 @pytest.mark.parametrize("what", PROGRAMS)
-def test_each_difference_stands_in_the_page(what: str, tmp_path: Path) -> None:
+def test_each_difference_is_on_the_page(what: str, tmp_path: Path) -> None:
     theirs, ours = (ran(backend, what, tmp_path / backend) for backend in ("c10d", "rdzv"))
     assert ours["status"] == theirs["status"]
     assert ours["logs"] == theirs["logs"]

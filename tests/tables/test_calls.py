@@ -47,7 +47,7 @@ def test_each_recipe_has_a_row() -> None:
     assert {call.name for call in CALLS if call.of == "recipes"} == set(recipes.__all__) - {"Held"}
 
 
-def test_each_two_states_meet_in_some_cell() -> None:
+def test_each_pair_of_states_is_in_some_cell() -> None:
     met = set(itertools.chain.from_iterable(pairs(cell) for call in PLAYED for cell in covering(call, seed=SEED)))
     for store, manner in itertools.product(STORES, MANNERS):
         assert (("store", store), ("manner", manner)) in met

@@ -60,7 +60,7 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_each_command_has_its_line() -> None:
+def test_each_command_has_a_command_line_here() -> None:
     assert set(ROOMS) - ENDS_BY_ITSELF == set(LINES)
 
 

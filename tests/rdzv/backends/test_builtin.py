@@ -32,7 +32,7 @@ async def test_the_environment_is_read_and_keywords_beat_the_url(monkeypatch: py
     assert (handler.node_id, handler.settings.ttl) == ("from-keyword", 3.0)
 
 
-async def test_a_token_in_a_file_lets_in_and_another_keeps_out(tmp_path: Path) -> None:
+async def test_a_client_needs_the_token_in_the_servers_file(tmp_path: Path) -> None:
     right, wrong = tmp_path / "right", tmp_path / "wrong"
     right.write_text("s3cret-s3cret-s3cret\n")
     wrong.write_text("other")
@@ -66,7 +66,7 @@ def test_a_token_file_that_every_user_can_read_is_warned_of_once(
 @pytest.mark.parametrize(
     ("content", "message"), [(None, "cannot be read: No such file"), ("", "is empty; write the shared secret into it")]
 )
-def test_a_token_file_of_no_use_is_named(tmp_path: Path, content: str | None, message: str) -> None:
+def test_an_unusable_token_file_is_named(tmp_path: Path, content: str | None, message: str) -> None:
     path = tmp_path / "token"
     if content is not None:
         path.write_text(content)
@@ -74,7 +74,7 @@ def test_a_token_file_of_no_use_is_named(tmp_path: Path, content: str | None, me
         Credentials(parse("tcp://head/job", {"token_file": str(path)}, {}))
 
 
-def test_a_password_that_etcd_cannot_take_is_told_by_its_file(tmp_path: Path) -> None:
+def test_the_error_for_a_password_that_etcd_rejects_names_its_file(tmp_path: Path) -> None:
     path = tmp_path / "password"
     path.write_bytes("straße".encode("latin-1"))
     with pytest.raises(RendezvousSettingsError, match=r"password_file=.*password' is not in UTF-8"):
@@ -82,7 +82,7 @@ def test_a_password_that_etcd_cannot_take_is_told_by_its_file(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("given", [{"ca": "{}"}, {"cert": "{}", "key": "{}"}])
-def test_certificates_of_no_use_are_named(tmp_path: Path, given: dict[str, str]) -> None:
+def test_unusable_certificates_are_named(tmp_path: Path, given: dict[str, str]) -> None:
     path = tmp_path / "pem"
     path.write_text("no certificate")
     settings = parse("tcps://head/job", {name: value.format(path) for name, value in given.items()}, {})
@@ -102,7 +102,7 @@ def test_a_context_given_by_keyword_is_used_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(("ttl", "warned"), [("2", True), ("5.9", True), ("6", False), ("10", False)])
-def test_a_ttl_that_an_election_of_etcd_may_use_up_is_warned_of(
+def test_a_ttl_shorter_than_an_election_of_etcd_is_warned_of(
     ttl: str, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     require("grpc")

@@ -175,7 +175,7 @@ async def test_a_name_that_is_loopback_here_and_open_to_all_stays_on_loopback_an
     await end(host)
 
 
-async def test_it_waits_for_those_still_connected_but_not_for_ever() -> None:
+async def test_it_waits_a_limited_time_for_connected_clients() -> None:
     url = f"tcp://127.0.0.1:{free_port()}"
     host = host_of(f"{url}/job", close_timeout=0.5)
     async with store.connect(url) as client:
@@ -241,7 +241,7 @@ async def test_a_node_cancelled_while_it_starts_the_store_leaves_none_behind(mon
     assert not can_reach("127.0.0.1", port)
 
 
-async def test_a_head_whose_name_has_its_address_a_second_late_hosts_all_the_same(names: dict[str, list[str]]) -> None:
+async def test_a_node_hosts_also_if_its_name_resolves_a_second_late(names: dict[str, list[str]]) -> None:
     url = f"tcp://head.test:{free_port()}/job?min_nodes=1&join_timeout=30&insecure=1"
     asyncio.get_running_loop().call_later(1.0, names.update, {"head.test": ["127.0.0.1"]})
     async with rdzv.connect(url) as handler:
@@ -270,7 +270,7 @@ async def test_a_node_with_is_host_warns_if_the_port_turns_out_to_be_taken(
 
 
 @pytest.mark.parametrize("more", ["", "&is_host=1"])
-async def test_a_port_that_a_process_holds_and_does_not_listen_at_is_said_to_be_taken(
+async def test_a_port_that_is_bound_without_a_listener_is_reported_as_in_use(
     more: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Regression: log and error said only that nothing listens there, and not why this node did not host."""
@@ -284,7 +284,7 @@ async def test_a_port_that_a_process_holds_and_does_not_listen_at_is_said_to_be_
     assert len([one for one in caplog.messages if re.search(taken, one)]) == 1
 
 
-async def test_a_node_that_has_found_the_store_elsewhere_starts_none_later(
+async def test_a_node_that_has_found_a_store_starts_none_later(
     names: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rdzv.backends.hosting.TRY_AGAIN_AFTER", (60.0, 60.0))
@@ -296,13 +296,13 @@ async def test_a_node_that_has_found_the_store_elsewhere_starts_none_later(
 
 
 @pytest.mark.usefixtures("names")
-async def test_a_name_that_never_has_an_address_is_named_in_the_end() -> None:
+async def test_a_name_that_never_resolves_is_named_in_the_error() -> None:
     with pytest.raises(RendezvousConnectionError, match="Name or service not known"):
         async with rdzv.connect("tcp://head.test:1/job?min_nodes=1&join_timeout=0.7"):
             pass
 
 
-async def test_of_several_processes_that_start_at_once_exactly_one_hosts_and_leaving_first_harms_no_one() -> None:
+async def test_of_several_processes_exactly_one_hosts_and_it_may_leave_first() -> None:
     nodes = 6
     url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes={nodes}"
     async with AsyncExitStack() as stack:
@@ -328,7 +328,7 @@ async def test_the_store_does_not_linger_for_the_shared_store_of_the_node_that_h
             await reading
 
 
-async def test_the_store_lingers_for_members_that_are_not_done_yet() -> None:
+async def test_the_store_waits_for_members_that_are_still_in_the_round() -> None:
     script = NODE.replace(
         'await info.store.barrier("all", info.world_size)',
         'sys.stdin.close() if info.rank else None; await info.store.wait(["go"], 20) if info.rank else None',
@@ -374,7 +374,7 @@ async def test_the_death_of_a_store_in_memory_is_reported_within_a_bounded_time(
 
 
 @pytest.mark.virtual_time
-async def test_a_network_that_is_cut_is_not_taken_for_the_end_of_the_stores_host() -> None:
+async def test_a_cut_network_is_not_reported_as_the_end_of_the_stores_host() -> None:
     """Regression: the error said that the store's node may have died, so operators looked at the wrong machine."""
     async with VirtualRun(min_nodes=1, join_timeout=TOLD_WITHIN / 2) as run:
         (a,) = await run.met("a")

@@ -72,7 +72,7 @@ async def lingering_store(**parameters: Any) -> AsyncIterator[tuple[str, asyncio
     await asyncio.wait_for(closing, PATIENCE)
 
 
-async def test_the_nodes_of_the_next_job_wait_for_a_lingering_store_to_end_and_found_their_own() -> None:
+async def test_the_nodes_of_the_next_job_wait_for_an_ending_store_and_start_their_own() -> None:
     """Regression: they joined the store of the previous job, and were dropped when it ended."""
     server = f"tcp://127.0.0.1:{free_port()}"
     async with contextlib.AsyncExitStack() as stack:
@@ -121,7 +121,7 @@ async def met(url: str, **parameters: Any) -> bool:
 
 
 @pytest.mark.parametrize("prefix", ["/rdzv", "/elsewhere", "/team/x", "/rdzv/x"])
-async def test_a_run_that_had_moved_in_keeps_the_store_with_all_its_newcomers_for_as_long_as_it_stays(
+async def test_a_second_run_keeps_the_store_open_for_itself_and_its_newcomers(
     prefix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Regression: that run was dropped `close_timeout` after the host had left; with any other prefix, at once."""
@@ -145,7 +145,7 @@ async def test_a_run_that_had_moved_in_keeps_the_store_with_all_its_newcomers_fo
     await asyncio.wait_for(closing, PATIENCE)
 
 
-async def test_a_store_on_disk_whose_host_was_done_is_open_again_once_it_is_hosted_again(tmp_path: Path) -> None:
+async def test_a_durable_store_is_open_again_once_a_node_hosts_it_again(tmp_path: Path) -> None:
     async with lingering_store(data_dir=str(tmp_path)) as (url, _, _):
         pass
     assert await asyncio.wait_for(met(f"{url}/next?min_nodes=1", data_dir=str(tmp_path)), PATIENCE)
@@ -167,7 +167,7 @@ async def test_a_newcomer_to_an_ending_store_gives_the_reason_and_its_join_timeo
 
 
 @pytest.mark.virtual_time
-async def test_a_member_comes_again_to_a_store_that_lingers_for_it() -> None:
+async def test_a_member_can_join_again_while_its_store_is_ending() -> None:
     async with VirtualRun(min_nodes=2, max_nodes=2) as run:
         a, b = await run.met("ab")
         await a.node.ask_the_store(lambda client: client.put(ENDING, b""))
@@ -181,7 +181,7 @@ async def test_a_member_comes_again_to_a_store_that_lingers_for_it() -> None:
 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("closed_first", [True, False])
-async def test_a_newcomer_is_told_of_the_end_of_its_run_rather_than_of_its_stores(closed_first: bool) -> None:
+async def test_a_newcomer_is_told_that_its_run_is_closed_not_that_its_store_is_ending(closed_first: bool) -> None:
     async with VirtualRun(min_nodes=2) as run:
         a, late = run.handler("a"), run.handler("late")
         await a.node.ask_the_store(lambda client: client.put(ENDING, b""))
@@ -196,9 +196,7 @@ async def test_a_newcomer_is_told_of_the_end_of_its_run_rather_than_of_its_store
             await joining
 
 
-async def test_a_durable_store_whose_host_was_done_takes_newcomers_in_again_once_another_serves_it(
-    tmp_path: Path,
-) -> None:
+async def test_a_durable_store_accepts_newcomers_again_once_rdzv_serve_runs_it(tmp_path: Path) -> None:
     """Regression: only a hosting node deleted the key that rejects newcomers. `rdzv serve` did not: it knows nothing of
     runs.
     """

@@ -18,7 +18,7 @@ def settings_of(**paths: str) -> Settings:
     return with_expected_nodes(parse(f"{scheme}://head/job", {**paths, **user}, {}))
 
 
-def test_every_path_of_a_setting_is_that_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_in_settings_are_those_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {field for field in Settings.__dataclass_fields__ if field.endswith(("_file", "_dir"))}
     assert fields - {"expected_file"} <= set(PATHS), "that one is read at the start, and never again"
     monkeypatch.chdir(tmp_path)
@@ -27,7 +27,7 @@ def test_every_path_of_a_setting_is_that_of_the_start(tmp_path: Path, monkeypatc
         assert getattr(settings_of(**{name: f"folder/{name}", **more}), name) == str(tmp_path / "folder" / name)
 
 
-def test_a_file_is_read_again_where_it_was_and_named_as_it_was_given(
+def test_a_file_is_read_again_at_its_first_path_and_named_as_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -43,7 +43,7 @@ def test_a_file_is_read_again_where_it_was_and_named_as_it_was_given(
         Credentials(settings_of(token_file="token"))
 
 
-def test_a_store_is_kept_where_it_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_stays_in_the_directory_of_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: the store wrote its mark at a path that did not exist, and ended at the first write."""
     monkeypatch.chdir(tmp_path)
     with store.sync.serve(data_dir="data") as server:

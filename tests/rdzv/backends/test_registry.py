@@ -75,7 +75,7 @@ def test_parameters_have_pytorchs_shape_and_a_url_and_overrides_too() -> None:
     assert it.overrides == {"min_nodes": 2, "max_nodes": 4, "address": "10.0.0.7", "colour": "red"}
 
 
-def test_parameters_come_from_a_url_and_keywords_which_beat_it_under_whichever_name() -> None:
+def test_keywords_take_precedence_over_the_url_also_by_another_name() -> None:
     url = "mine://a,b:2/job-7?min_workers=2&colour=red&address=10.0.0.7&url=x"
     it = RendezvousParameters.from_url(url, {"colour": "blue", "size": 3, "shape": None})
     assert (it.backend, it.endpoint, it.run_id, it.min_nodes, it.max_nodes) == ("mine", "a,b:2", "job-7", 2, 2)
@@ -117,7 +117,7 @@ def test_config_that_is_no_flag_or_number_is_refused(how: str, values: list[Any]
 # Registered in code.
 
 
-def test_a_registered_creator_is_called_with_the_parameters_and_another_one_is_an_error() -> None:
+def test_a_registered_creator_is_called_with_the_parameters_and_a_second_one_is_an_error() -> None:
     backends = RendezvousHandlerRegistry()
     for _ in range(2):
         backends.register("Mine", Fake)
@@ -129,7 +129,7 @@ def test_a_registered_creator_is_called_with_the_parameters_and_another_one_is_a
             backends.register(name, creator)
 
 
-def test_an_unknown_scheme_is_told_the_known_ones() -> None:
+def test_the_error_for_an_unknown_scheme_lists_the_known_ones() -> None:
     backends = RendezvousHandlerRegistry()
     with pytest.raises(RendezvousSettingsError, match=r"scheme 'mine', only for none; use rdzv\.register"):
         backends.create_handler(params())

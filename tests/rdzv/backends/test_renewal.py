@@ -97,7 +97,7 @@ def credentials_in(folder: Path, port: int = 1) -> tuple[Settings, Credentials]:
 
 
 @pytest.mark.parametrize("write", [write_in_place, rename, swap_link])
-def test_files_count_once_they_are_whole_and_fit_together(
+def test_new_files_are_used_once_they_are_complete_and_match(
     write: Callable[[Path, dict[str, bytes]], Iterator[None]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     old, new = Authority(), Authority()
@@ -123,7 +123,7 @@ def test_files_count_once_they_are_whole_and_fit_together(
     assert credentials.renew() is last, "what has not changed is not loaded again"
 
 
-def test_one_warning_for_a_change_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unusable_change_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = {**Authority().files, "token": OLD}
     for _ in write_in_place(tmp_path, files):
         pass

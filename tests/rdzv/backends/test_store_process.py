@@ -86,7 +86,7 @@ async def test_it_serves_while_its_node_stands_still(held_up_by: str) -> None:
                 await client.put("key", b"%d" % number, timeout=2)
 
 
-async def test_signals_to_the_programs_group_are_not_the_stores() -> None:
+async def test_signals_to_the_programs_process_group_do_not_reach_the_store() -> None:
     async with hosting() as (url, child), store.connect(url) as client:
         os.killpg(child.pid, signal.SIGSTOP)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
@@ -109,7 +109,7 @@ def told_of_children() -> list[bytes]:
 
 
 @LINUX
-async def test_its_secrets_stand_in_no_argument_and_no_environment() -> None:
+async def test_its_secrets_are_in_no_argument_and_no_environment_variable() -> None:
     token = "a secret that nobody else may read"
     url = f"tcp://127.0.0.1:{free_port()}"
     async with rdzv.connect(f"{url}/job?min_nodes=1", host="process", token=token) as handler:
@@ -140,7 +140,7 @@ async def test_the_next_process_takes_over_its_data_directory_at_once(tmp_path: 
                 assert entry.value == b"1"
 
 
-async def test_its_death_is_the_stores(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_death_of_its_process_is_reported_as_the_loss_of_the_store(caplog: pytest.LogCaptureFixture) -> None:
     url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1&store_gone_timeout=0.5"
     async with rdzv.connect(url, host="process") as handler:
         await handler.next_rendezvous()

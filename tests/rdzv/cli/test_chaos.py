@@ -12,7 +12,7 @@ from rdzv.cli.ask import rate
 from rdzv.testing import processes
 
 
-def test_a_rate_is_read() -> None:
+def test_a_rate_is_parsed() -> None:
     assert (rate("2/10m"), rate("1/30")) == (1 / 300, 1 / 30)
     for wrong in ("1", "0/10m", "x/10m", "1/0", "1/never"):
         with pytest.raises(argparse.ArgumentTypeError):

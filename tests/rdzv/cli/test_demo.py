@@ -79,7 +79,7 @@ async def test_a_fast_node_may_be_a_round_ahead_of_a_slow_one() -> None:
         (says(round_of(0, 0)), "the ranks are not 0 to 1"),
     ],
 )
-async def test_a_node_that_dies_or_says_something_else_fails_the_demo(script: str, why: str) -> None:
+async def test_a_node_that_dies_or_reports_something_else_fails_the_demo(script: str, why: str) -> None:
     director = await directed(ada=says(round_of(0, 0)), ben=script)
     with pytest.raises(demo._Failed, match=why):
         await director.expect_round(0, {"ada", "ben"})

@@ -90,9 +90,7 @@ async def test_a_wrong_token_is_named(tmp_path: Path) -> None:
     assert "token" in checks["store"]["remedy"]
 
 
-async def test_a_name_that_is_loopback_here_is_a_trap_and_an_unknown_one_a_trouble(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_name_that_resolves_to_loopback_or_not_at_all_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """On Debian, a machine's own name is 127.0.1.1 in /etc/hosts."""
 
     async def look_up(host: str, port: int, **_: Any) -> list[Any]:
@@ -111,7 +109,7 @@ async def test_a_name_that_is_loopback_here_is_a_trap_and_an_unknown_one_a_troub
     assert "Name or service not known" in unknown.found
 
 
-async def test_a_name_of_several_machines_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_name_that_stands_for_several_machines_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of those machines would start a store of its own."""
     own, foreign = (int(socket.AF_INET), ("127.0.0.1", 29400)), (int(socket.AF_INET), ("192.0.2.7", 29400))
     monkeypatch.setattr("rdzv.backends.bind_address._resolve", lambda host, _: [own, foreign][: 1 + (host == "pods")])
@@ -144,7 +142,7 @@ async def test_an_error_in_the_last_check_does_not_hide_the_earlier_checks(
     ]
 
 
-def test_gloo_is_looked_at_where_the_hosts_own_name_stands_for_something_else() -> None:
+def test_gloo_is_checked_against_the_addresses_of_the_hosts_own_name() -> None:
     good = doctor.gloo_check("gpu-1", ["10.0.0.1", "fd00::1"], "10.0.0.1", chosen=None)
     assert good.good
     assert doctor.gloo_check("gpu-1", ["127.0.1.1"], "10.0.0.1", chosen="eth0").good

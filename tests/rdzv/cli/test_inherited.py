@@ -92,9 +92,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("flags", [(), ("--preload", "json")], ids=["new", "warm"])
-async def test_signals_that_the_parent_ignores_stay_ignored_and_others_that_it_blocks_stay_blocked(
-    flags: tuple[str, ...], tmp_path: Path
-) -> None:
+async def test_signals_ignored_or_blocked_by_the_parent_stay_so(flags: tuple[str, ...], tmp_path: Path) -> None:
     """A shell's `&` and nohup ignore signals, and a job may block some. Both hold in the started processes, too."""
     script = tmp_path / "job.py"
     script.write_text(SHOWS)
@@ -110,7 +108,7 @@ async def test_signals_that_the_parent_ignores_stay_ignored_and_others_that_it_b
         assert not any("SIGINT: leaving" in line or "SIGHUP: leaving" in line for line in child.output)
 
 
-async def test_a_library_leaves_the_mask_as_it_is() -> None:
+async def test_the_library_does_not_change_the_signal_mask() -> None:
     """A program may block the signals that it waits for."""
     script = """
 import asyncio, signal, rdzv, store
@@ -130,7 +128,7 @@ assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == {signal.SIGTERM, signal.S
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(ENDING, ENDING)))
 @pytest.mark.parametrize(("pause", "is_new"), [(0.0, False), (0.004, False), (0.3, False), (1.5, True)])
-def test_a_signal_that_comes_again_within_a_second_is_the_same_wish(
+def test_a_signal_repeated_within_a_second_counts_once(
     first: signal.Signals, second: signal.Signals, pause: float, is_new: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
@@ -143,7 +141,7 @@ def test_a_signal_that_comes_again_within_a_second_is_the_same_wish(
     assert wish.is_new(second) is (pause == 0.3), "counted from the one that was heeded"
 
 
-def test_a_warning_and_an_order_to_end_are_two_wishes() -> None:
+def test_a_warning_and_a_termination_signal_count_separately() -> None:
     wish = command.Wish()
     assert wish.is_new(signal.SIGUSR1)
     assert not wish.is_new(signal.SIGUSR1)
@@ -154,7 +152,7 @@ def test_a_warning_and_an_order_to_end_are_two_wishes() -> None:
 @pytest.mark.parametrize("flags", [(), ("--drain-on", "TERM")], ids=["stop", "drain"])
 @pytest.mark.parametrize("second", ENDING)
 @pytest.mark.parametrize("pause", [0.0, 0.004, 0.3])
-async def test_a_pair_of_signals_leaves_a_process_the_time_to_save(
+async def test_a_repeated_signal_leaves_a_process_time_to_save(
     second: signal.Signals, pause: float, flags: tuple[str, ...]
 ) -> None:
     """Regression: the second of the two SIGTERMs that `timeout` sends killed the process in the middle of its
@@ -175,7 +173,7 @@ async def test_a_pair_of_signals_leaves_a_process_the_time_to_save(
 
 @pytest.mark.some_of(2)
 @pytest.mark.parametrize("second", ENDING)
-async def test_a_signal_that_comes_again_later_ends_a_launcher_at_once(second: signal.Signals) -> None:
+async def test_a_later_second_signal_ends_a_launcher_at_once(second: signal.Signals) -> None:
     async with launched(
         "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
     ) as child:
@@ -188,7 +186,7 @@ async def test_a_signal_that_comes_again_later_ends_a_launcher_at_once(second: s
 
 
 @pytest.mark.parametrize("second", ENDING)
-async def test_a_pair_of_signals_ends_a_server_well(second: signal.Signals) -> None:
+async def test_a_repeated_signal_ends_a_server_cleanly(second: signal.Signals) -> None:
     async with inheriting("serve", "--port", "0") as child:
         await child.says("listens on")
         child.terminate()
@@ -220,7 +218,7 @@ async def test_a_second_signal_while_the_handlers_are_removed_does_not_kill_a_se
         assert await child.wait() == 0, child.written()
 
 
-async def test_a_pair_of_ctrl_cs_ends_the_demo_with_its_nodes_and_without_a_traceback() -> None:
+async def test_a_repeated_ctrl_c_ends_the_demo_with_its_nodes_and_without_a_traceback() -> None:
     async with inheriting("demo") as child:
         await child.line("starts")
         child.interrupt()

@@ -198,7 +198,7 @@ async def looked(words: list[str]) -> int:
     return await command_named(words[0]).run(options)
 
 
-async def test_without_rich_a_terminal_is_told_which_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_rich_the_error_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     async with store.serve() as server, two_nodes(f"{server.url}/job"):
@@ -206,7 +206,7 @@ async def test_without_rich_a_terminal_is_told_which_extra_to_install(monkeypatc
             await looked(["top", f"{server.url}/job"])
 
 
-async def test_a_terminal_that_cannot_be_redrawn_is_told_each_change_in_lines() -> None:
+async def test_on_a_terminal_that_cannot_be_redrawn_each_change_is_a_line() -> None:
     """Regression: `rdzv top` wrote nothing at all."""
     async with store.serve() as server, two_nodes(f"{server.url}/job") as (stays, _):
         async with on_terminal("top", f"{server.url}/job", TERM="dumb") as terminal:

@@ -139,7 +139,7 @@ async def test_an_etcd_that_does_not_listen_is_status_5_too(asks: str) -> None:
     assert "nobody listens there" in line
 
 
-async def test_a_wrong_token_is_said_and_never_shown(tmp_path: Path) -> None:
+async def test_a_wrong_token_is_reported_and_never_shown(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("hunter2, hunter2, hunter2")
     secret.chmod(0o600)
@@ -169,7 +169,7 @@ async def test_a_commands_timeout_limits_it_as_a_whole_or_until_its_first_output
         await asyncio.sleep(60)
 
 
-def test_every_command_that_asks_is_limited_by_its_timeout_but_for_those_that_see_to_it_themselves() -> None:
+def test_every_command_with_a_timeout_is_limited_by_it_or_limits_itself() -> None:
     asks = [each for each in map(cli.command_named, cli.ROOMS) if each.takes_url and not each.takes_command]
     assert {each.name for each in asks if not each.limited} == {"top", "doctor", "chaos"}
 
@@ -213,7 +213,7 @@ def test_a_subcommand_imports_no_other(word: str, rooms: set[str]) -> None:
     assert ("asyncio" in said) == bool(rooms)
 
 
-async def test_the_url_may_come_from_the_environment_and_a_given_one_beats_it() -> None:
+async def test_a_given_url_takes_precedence_over_the_environment() -> None:
     async with store.serve() as server:
         url = f"{server.url}/job"
         async with rdzv.connect(f"{url}?min_nodes=1", is_host=False) as handler:
@@ -237,7 +237,7 @@ async def test_the_url_may_come_from_the_environment_and_a_given_one_beats_it() 
         assert "[0] done" in output
 
 
-def test_a_token_is_long_enough_and_another_each_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_generated_token_is_long_enough_and_new_each_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["token"]) == cli.main(["token"]) == 0
     first, second = capsys.readouterr().out.split()
     assert first != second
@@ -245,7 +245,7 @@ def test_a_token_is_long_enough_and_another_each_time(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(("line", "goes_on"), [("rdzv res", ["resize", "restore"]), ("rdzv drain --i", ["--in"])])
-def test_a_shell_is_told_how_a_line_may_go_on(line: str, goes_on: list[str], tmp_path: Path) -> None:
+def test_a_shell_gets_completions(line: str, goes_on: list[str], tmp_path: Path) -> None:
     require("argcomplete")
     asked = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "told")}
     environment = {**os.environ, **asked, "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n"}

@@ -81,7 +81,7 @@ except OSError:
     return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False).stderr
 
 
-def test_a_library_without_a_file_left_says_so_and_does_not_wait_for_the_store() -> None:
+def test_without_free_descriptors_joining_fails_at_once() -> None:
     work = """
 async def main():
     async with rdzv.connect(url + "/job?min_nodes=1&is_host=false&join_timeout=60"):
@@ -102,13 +102,13 @@ BLOCKING = {
 
 
 @pytest.mark.parametrize("what", BLOCKING)
-def test_a_blocking_caller_without_a_file_left_is_told_the_limit(what: str) -> None:
+def test_without_free_descriptors_a_blocking_call_reports_the_limit(what: str) -> None:
     """Regression: the error said that the name is unknown. Without a descriptor, the resolver finds no name."""
     said = said_without_a_file_left(f"with {BLOCKING[what]}:\n    pass")
     assert "Too many open files: this process may have 30 of at most 30; raise ulimit -n" in said
 
 
-def test_a_user_that_may_have_no_more_threads_reads_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_limit_of_threads_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     async def no_thread(_: argparse.Namespace) -> int:
         raise RuntimeError("can't start new thread")
 
@@ -135,7 +135,7 @@ def test_a_log_that_cannot_be_written_does_not_end_a_node(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("words", [["token"], alone("echo", "trained")], ids=["token", "run"])
-def test_output_that_cannot_be_written_is_said_to_be_ours(words: list[str]) -> None:
+def test_an_error_of_standard_output_is_named(words: list[str]) -> None:
     with open("/dev/full", "w") as full:
         line = [sys.executable, "-m", "rdzv", *words]
         done = subprocess.run(line, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
@@ -143,7 +143,7 @@ def test_output_that_cannot_be_written_is_said_to_be_ours(words: list[str]) -> N
     assert "No space left on device" in done.stderr
 
 
-def test_where_no_temporary_file_can_be_written_TMPDIR_is_named(  # noqa: N802
+def test_without_a_temporary_directory_TMPDIR_is_named(  # noqa: N802
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -152,7 +152,7 @@ def test_where_no_temporary_file_can_be_written_TMPDIR_is_named(  # noqa: N802
     assert "set TMPDIR" in capsys.readouterr().err
 
 
-def test_folders_of_processes_that_were_killed_go_with_the_next_and_no_others(
+def test_folders_of_killed_processes_are_deleted_by_the_next_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -236,7 +236,7 @@ async def test_the_demo_says_at_once_that_there_is_no_loopback() -> None:
         assert await child.wait() == 1
 
 
-def test_a_process_that_asks_a_question_is_seen_to_ask_it_and_lines_do_not_mix(tmp_path: Path) -> None:
+def test_a_prompt_without_a_line_end_is_shown_and_lines_do_not_mix(tmp_path: Path) -> None:
     script = tmp_path / "asks.py"
     script.write_text(
         "import os, time\n"
@@ -269,7 +269,7 @@ def test_a_process_that_asks_a_question_is_seen_to_ask_it_and_lines_do_not_mix(t
 # ----------------------------------------------------------------------------------------------- ways to install
 
 
-def test_an_archive_is_said_not_to_do(tmp_path: Path) -> None:
+def test_running_from_an_archive_is_an_error(tmp_path: Path) -> None:
     source = tmp_path / "source"
     for name in ("rdzv", "store"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -280,7 +280,7 @@ def test_an_archive_is_said_not_to_do(tmp_path: Path) -> None:
     assert "rdzv does not run from an archive" in done.stderr
 
 
-def test_sources_that_were_compiled_away_are_ours_all_the_same(tmp_path: Path) -> None:
+def test_it_runs_from_compiled_files_without_sources(tmp_path: Path) -> None:
     for name in ("rdzv", "store"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     compileall.compile_dir(tmp_path, quiet=1, legacy=True)
@@ -314,7 +314,7 @@ def test_a_mistyped_argument_is_named_with_the_probable_one(
     assert said in line
 
 
-def test_an_inner_launcher_is_no_spare_of_the_one_that_has_started_it() -> None:
+def test_a_launcher_inside_a_launcher_is_an_error() -> None:
     inner = [sys.executable, "-m", "rdzv", "run", "--", "echo", "trained"]
     done = ran(alone(*inner))
     assert done.returncode == 121
@@ -323,7 +323,7 @@ def test_an_inner_launcher_is_no_spare_of_the_one_that_has_started_it() -> None:
     )
 
 
-async def test_a_run_that_is_closed_already_is_said_to_open_by_reopen() -> None:
+async def test_the_error_for_a_closed_run_mentions_rdzv_reopen() -> None:
     async with start_python("-m", "rdzv", "serve", "--port", "0") as server:
         url = (await server.says("listens on")).split("listens on ")[1].split(",")[0]
         line = ["run", f"tcp://{url}/job?min_nodes=1", "--", "true"]

@@ -102,7 +102,7 @@ EVERY_COMMAND = [
 
 
 @pytest.mark.parametrize("words", EVERY_COMMAND)
-def test_the_store_of_a_backend_that_is_not_ours_is_refused_in_a_sentence(
+def test_a_url_of_a_third_party_backend_is_refused_in_one_sentence(
     words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: half of the commands said that no such backend exists."""
@@ -113,7 +113,9 @@ def test_the_store_of_a_backend_that_is_not_ours_is_refused_in_a_sentence(
 
 
 @pytest.mark.parametrize("words", [each for each in EVERY_COMMAND if each != "doctor"])
-def test_a_store_that_is_away_is_said_alike_by_every_command(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_the_same_message_for_an_unreachable_store(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         url = f"tcp://127.0.0.1:{held.getsockname()[1]}"

@@ -47,7 +47,7 @@ async def test_control_characters_in_names_do_not_reach_the_terminal() -> None:
             assert any("\\x1b[2J" in line for line in output), output
 
 
-async def test_runs_under_a_prefix_of_more_parts_are_told_apart() -> None:
+async def test_runs_under_a_prefix_with_several_parts_are_distinguished() -> None:
     async with store.serve() as server, store.connect(server.url) as client:
         for key in ("/team/rdzv/a/1", "/team/rdzv/a/2", "/team/rdzv/b/1"):
             await client.put(key, b"")
@@ -81,7 +81,7 @@ async def test_forget_leaves_nothing_of_a_run_neither_keys_nor_leases() -> None:
         assert (await run("forget", url))[0] == 1
 
 
-async def test_forget_names_the_nodes_that_are_left_and_closes_the_run_for_them_by_force() -> None:
+async def test_forget_lists_the_remaining_nodes_and_with_force_closes_the_run() -> None:
     async with store.serve() as server, store.connect(server.url) as client:
         url = f"{server.url}/job"
         async with rdzv.connect(f"{url}?min_nodes=1", node_id="still-here", is_host=False) as handler:

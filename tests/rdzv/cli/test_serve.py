@@ -97,7 +97,7 @@ async def test_a_service_manager_may_have_an_abstract_name_and_a_watchdog() -> N
                 assert await received(manager) == b"WATCHDOG=1"
 
 
-async def test_a_service_manager_that_is_gone_is_no_reason_not_to_serve(tmp_path: Path) -> None:
+async def test_it_serves_also_without_its_service_manager(tmp_path: Path) -> None:
     async with serving(NOTIFY_SOCKET=str(tmp_path / "nobody")) as (child, port):
         await child.says("cannot be told READY=1")
         async with store.connect(f"tcp://127.0.0.1:{port}") as client:
@@ -135,7 +135,7 @@ async def test_sigterm_tells_the_clients_and_a_second_one_ends_it_at_once(tmp_pa
         deaf.transport.abort()
 
 
-async def test_a_server_whose_store_turns_out_damaged_does_not_stay(tmp_path: Path) -> None:
+async def test_a_server_that_finds_its_data_damaged_exits(tmp_path: Path) -> None:
     """On a full disk it goes back to the state on disk. If that is damaged, it must exit, not refuse every request."""
     import resource
 
@@ -289,7 +289,7 @@ async def test_after_sighup_new_connections_get_the_new_certificate(files: Files
             await client.ping()
 
 
-async def test_sighup_lets_clients_of_a_new_authority_in(files: Files, tmp_path: Path) -> None:
+async def test_after_sighup_clients_of_a_new_authority_are_accepted(files: Files, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = Files(tmp_path / "other")
     async with serving(*files.mutual) as (child, port):

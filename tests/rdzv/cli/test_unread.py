@@ -43,7 +43,7 @@ def unread(*words: str, streams: tuple[str, ...]) -> Iterator[tuple[subprocess.P
                 os.close(reading)
 
 
-async def test_a_store_serves_whose_standard_error_is_not_read() -> None:
+async def test_a_store_serves_also_if_its_standard_error_is_not_read() -> None:
     port = free_port()
     with unread("--debug", "serve", "--port", str(port), streams=("stderr",)) as (process, reading):
         async with store.connect(f"tcp://127.0.0.1:{port}", timeout=20) as client:
@@ -58,14 +58,14 @@ async def test_a_store_serves_whose_standard_error_is_not_read() -> None:
         os.close(reading)
 
 
-async def test_a_job_ends_whose_standard_error_is_not_read() -> None:
+async def test_a_job_ends_also_if_its_standard_error_is_not_read() -> None:
     url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1"
     words = ("--debug", "run", url, "--", sys.executable, "-c", "pass")
     with unread(*words, streams=("stderr",)) as (process, _):
         assert await asyncio.to_thread(process.wait, 30) == 0
 
 
-async def test_a_node_leaves_though_its_output_is_not_read_and_a_second_signal_ends_it() -> None:
+async def test_a_node_leaves_also_if_its_output_is_not_read() -> None:
     async with store.serve() as server:
         url = f"{server.url}/job?min_nodes=1"
         script = "import time; print('y' * 100_000, flush=True); time.sleep(60)"
@@ -88,7 +88,7 @@ async def test_a_node_leaves_though_its_output_is_not_read_and_a_second_signal_e
             os.close(reading)
 
 
-def test_lines_that_find_no_room_are_counted() -> None:
+def test_dropped_lines_are_counted() -> None:
     reading, writing = os.pipe()
     os.write(writing, b"x" * PIPE_HOLDS)
     with os.fdopen(writing, "w"):

@@ -26,7 +26,7 @@ def refusal(url: Any) -> str:
     return message
 
 
-def test_a_url_comes_apart_without_judgement() -> None:
+def test_a_url_is_split_without_validation() -> None:
     parts = split_url("my_db://a:b?colour=red&&x=%20")
     assert (parts.scheme, parts.authority, parts.run_id) == ("my_db", "a:b", "")
     assert parts.parameters == {"colour": "red", "x": " "}
@@ -115,7 +115,7 @@ def test_an_endpoint_has_a_host() -> None:
 @pytest.mark.parametrize(
     "url", ["tcp://h/job", "tcp://[::1]:1/a%2Fb%3F%25?token_file=%2Frun%2Fa%26b", "etcd://a:1,b:2/r%C3%A4"]
 )
-def test_a_url_taken_apart_makes_the_same_url(url: str) -> None:
+def test_a_split_url_can_be_joined_again(url: str) -> None:
     parts = split_url(url)
     assert split_url(parts.url) == parts
     assert parts.url == url

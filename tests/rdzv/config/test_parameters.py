@@ -110,7 +110,7 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "limit"), WRONG_VALUES)
-def test_a_wrong_value_is_told_its_limit_and_a_remedy(name: str, value: Any, limit: str) -> None:
+def test_the_error_for_a_wrong_value_has_the_limit_and_a_remedy(name: str, value: Any, limit: str) -> None:
     message = refusal(name, value)
     assert message.startswith(f"{name}={shown(value)} must be "), message
     assert limit in message and f"write for example {name}={PARAMETERS[name].kind.example}" in message, message
@@ -139,7 +139,7 @@ def test_the_tables_cover_every_parameter() -> None:
         ({"written": "keep_alive"}, "keep_alive='0' must be"),
     ],
 )
-def test_an_error_says_where_and_how_the_value_was_given(where: dict[str, Any], said: str) -> None:
+def test_an_error_names_the_source_of_the_value(where: dict[str, Any], said: str) -> None:
     assert said in refusal("ttl", "0", **where)
 
 
@@ -149,7 +149,7 @@ def test_a_wrong_token_is_not_shown(token: Any) -> None:
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_every_parameter_is_ready_for_the_documentation_and_its_example_would_do(name: str) -> None:
+def test_every_parameter_is_documented_and_its_example_is_valid(name: str) -> None:
     parameter = PARAMETERS[name]
     assert parameter.name == name and parameter.kind.limit
     assert Source.KEYWORD in parameter.sources

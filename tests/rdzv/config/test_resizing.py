@@ -26,7 +26,7 @@ def test_a_resize_changes_the_numbers_and_keeps_the_former_ones() -> None:
     }
 
 
-def test_a_node_that_was_told_any_former_numbers_goes_by_the_runs() -> None:
+def test_a_node_with_any_former_size_takes_that_of_the_run() -> None:
     run = resize(resize(shared(), min_nodes=4, max_nodes=8), min_nodes=1, max_nodes=2)
     assert was_resized_from(run, shared())
     assert was_resized_from(run, shared("min_nodes=4&max_nodes=8"))
@@ -35,7 +35,7 @@ def test_a_node_that_was_told_any_former_numbers_goes_by_the_runs() -> None:
     assert not was_resized_from(shared("min_nodes=1&max_nodes=2"), shared())
 
 
-def test_the_first_numbers_are_kept_however_often_a_run_is_resized() -> None:
+def test_the_first_numbers_are_kept_after_any_number_of_resizes() -> None:
     run = shared()
     for most in range(5, 50):
         run = resize(run, min_nodes=None, max_nodes=most)

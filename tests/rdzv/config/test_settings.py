@@ -134,14 +134,14 @@ PAIR = {"keep_alive_interval": 2, "keep_alive_max_attempt": 4}
         (TCP, {"RDZV_LIMITS": "keys_max:5"}, {"limits": FEW}, {"limits": FEW}),
     ],
 )
-def test_where_values_come_from(
+def test_the_sources_of_values(
     url: str, environ: dict[str, str], overrides: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     chosen = parsed(url, environ, **overrides)
     assert {name: getattr(chosen, name) for name in expected} == expected
 
 
-def test_variables_that_set_no_parameter_are_left_alone() -> None:
+def test_variables_that_set_no_parameter_are_ignored() -> None:
     environ = {"RDZV_ROUND": "3", "RDZV_RUN_ID": "other", "RDZV_TLS": "x", "RDZV_HEALTH_CHECK": "x", "TTL": "1"}
     assert parsed(environ=environ) == parsed()
 
@@ -344,7 +344,7 @@ def test_a_maximum_that_no_round_can_reach_is_warned_of_once(caplog: pytest.LogC
     assert "a round has at most 3 nodes, and more stay as spares; write max_nodes=3 or max_nodes=6" in record.message
 
 
-def test_defaults_are_in_their_one_true_form_since_settings_do_not_read_them() -> None:
+def test_defaults_have_the_form_of_parsed_values() -> None:
     for parameter in PARAMETERS.values():
         if parameter.default is not None:
             read = parameter.read(parameter.default)

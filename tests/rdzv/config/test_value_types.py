@@ -46,7 +46,7 @@ ACCEPTED: list[tuple[Kind, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("kind", "raw", "value"), ACCEPTED)
-def test_a_value_is_read_and_reading_it_again_changes_nothing(kind: Kind, raw: Any, value: Any) -> None:
+def test_parsing_a_parsed_value_changes_nothing(kind: Kind, raw: Any, value: Any) -> None:
     assert kind.convert(raw) == value
     assert value is None or kind.convert(kind.convert(raw)) == value
 

@@ -84,7 +84,7 @@ def test_of_many_only_some_are_named_and_all_are_counted() -> None:
     assert len(Progress.pack(Progress(phase=HandFed().progress.phase, absent=crowd))) < 300
 
 
-def test_a_successor_goes_on_with_the_durations_and_knows_of_no_time_it_was_not_told() -> None:
+def test_a_successor_continues_known_durations_and_invents_none() -> None:
     run = round_of("a", "b", "c", "d", capacity=9, expected=("x",))
     run.die("b")
     run.arrive("a", "d")

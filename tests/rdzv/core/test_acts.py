@@ -59,7 +59,7 @@ def told(run: HandFed, **of_the_picture: Any) -> dict[str, Any]:
     return {"told": act.progress, "told_at": run.now, **of_the_picture}
 
 
-def test_of_all_acts_that_are_due_the_first_is_returned() -> None:
+def test_only_the_first_due_act_is_returned() -> None:
     run = in_steps()
     run.view.accusations.clear()
     stuck(run, "c")
@@ -80,7 +80,7 @@ def test_a_round_is_completed_without_a_report_before_it() -> None:
     assert [record.node_id for record in act.members] == ["a", "b"]
 
 
-def test_a_report_that_is_not_due_yet_does_not_hold_up_a_question() -> None:
+def test_a_report_that_is_not_due_does_not_delay_a_question() -> None:
     run = in_steps()
     run.arrive("d")
     said = told(run)
@@ -112,7 +112,7 @@ def test_the_members_are_asked_and_then_told() -> None:
     assert isinstance(act_of(run, **said), Wait)
 
 
-def test_two_members_are_expelled_one_after_the_other_and_neither_loss_is_taken_back() -> None:
+def test_two_members_are_expelled_one_by_one_and_both_losses_stay_reported() -> None:
     run, lost = in_steps(), []
     stuck(run, "b", "c")
     said: dict[str, Any] = {}
@@ -147,7 +147,7 @@ def test_a_fact_of_another_round_or_arrival_changes_nothing(other: dict[str, Any
     assert act.progress.standstill == ""
 
 
-def test_a_fact_of_a_member_that_has_come_again_does_not_put_it_out_of_the_next_round() -> None:
+def test_an_old_fact_about_a_member_that_joined_again_does_not_expel_it() -> None:
     run = in_steps()
     stuck(run, "c")
     run.put("c", NodeRecord(node_id="c", incarnation="2", address="c", port=1, arrived_after=0).pack())
@@ -157,7 +157,7 @@ def test_a_fact_of_a_member_that_has_come_again_does_not_put_it_out_of_the_next_
     assert isinstance(act_of(run), Report)
 
 
-def test_a_store_that_is_full_is_asked_again_after_a_while_and_all_are_told() -> None:
+def test_a_full_store_is_retried_later_and_the_problem_is_reported() -> None:
     run = HandFed(needed=2, capacity=2)
     run.arrive("a", "b")
     obstacle = Obstacle(run.now + 1.0, LimitExceeded("no room"))
@@ -171,7 +171,7 @@ def test_a_store_that_is_full_is_asked_again_after_a_while_and_all_are_told() ->
     assert isinstance(act_of(run, obstacle=obstacle), Complete)
 
 
-def test_a_closed_run_has_its_losses_told_and_its_members_let_out() -> None:
+def test_in_a_closed_run_the_progress_is_reported_and_the_members_are_asked_to_stop() -> None:
     run = in_steps()
     run.closed = True
     head = Head(closed=Closed(reason="done", by="a"))
@@ -180,7 +180,7 @@ def test_a_closed_run_has_its_losses_told_and_its_members_let_out() -> None:
     assert act.stop == Stop(round=0, why="the run is closed: done")
 
 
-def test_waiting_lasts_until_the_first_moment_at_which_something_is_due() -> None:
+def test_a_wait_lasts_until_the_first_due_moment() -> None:
     run = HandFed(needed=2, capacity=4, last_call=30.0)
     run.arrive("a", "b")
     said = told(run)

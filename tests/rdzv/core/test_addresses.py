@@ -82,7 +82,7 @@ ALONE = [seen(name, "127.0.0.1", "127.0.0.1", "127.0.0.1", machine=name) for nam
         ([*BALANCED, HERE], ["10.0.0.2", "10.0.0.3", ""]),
     ],
 )
-def test_where_members_are_reached(members: list[NodeRecord], reached_at: list[str] | None) -> None:
+def test_the_addresses_of_members(members: list[NodeRecord], reached_at: list[str] | None) -> None:
     if reached_at is None:
         with pytest.raises(RendezvousSettingsError, match="where no other host reaches it; give that node address="):
             addresses(*members)
@@ -90,7 +90,7 @@ def test_where_members_are_reached(members: list[NodeRecord], reached_at: list[s
         assert addresses(*members) == reached_at
 
 
-def test_a_node_seen_at_its_store_address_is_behind_a_forwarder_and_publishes_its_source_address() -> None:
+def test_a_node_seen_at_its_store_address_is_behind_a_forwarder() -> None:
     """Regression: all nodes published the forwarder's address."""
     assert way_of(FORWARDER, "10.0.0.2", FORWARDER) == ("10.0.0.2", "", ""), "not the way to the store"
     assert way_of("192.0.2.1", "10.0.0.2", STORE) == ("192.0.2.1", "10.0.0.2", STORE), "a plain NAT"
@@ -106,7 +106,7 @@ def test_a_node_seen_at_loopback_with_another_source_address_is_behind_a_forward
     assert addresses(there, seen("a", *way_of("127.0.0.1", "10.0.0.2", STORE))) == [STORE, "10.0.0.2"]
 
 
-def test_a_round_whose_members_could_not_reach_rank_0_waits_and_every_node_gets_the_reason() -> None:
+def test_no_round_completes_if_members_could_not_reach_rank_0() -> None:
     run = HandFed(needed=3, capacity=3)
     run.arrive("head", address="127.0.0.1", sends_from="127.0.0.1", store_at="127.0.0.1")
     run.arrive("a", address="10.9.0.1", sends_from="10.0.0.2", store_at=FORWARDER)
@@ -117,7 +117,7 @@ def test_a_round_whose_members_could_not_reach_rank_0_waits_and_every_node_gets_
     assert "--local-addr" in decision.progress.problem
 
 
-def test_the_addresses_of_a_completed_round_are_those_that_reach() -> None:
+def test_a_completed_round_has_reachable_addresses() -> None:
     run = HandFed(needed=2, capacity=2)
     run.arrive("head", address="127.0.0.1", sends_from="127.0.0.1", store_at="127.0.0.1")
     run.arrive("a", address="10.0.0.2", sends_from="10.0.0.2", store_at="10.0.0.1")
@@ -136,5 +136,5 @@ def test_the_addresses_of_a_completed_round_are_those_that_reach() -> None:
         ("head", "fe80::2", "fe80::2"),
     ],
 )
-def test_a_link_local_address_is_used_in_the_zone_in_which_the_store_is(host: str, address: str, there: str) -> None:
+def test_a_link_local_address_gets_the_zone_of_the_store(host: str, address: str, there: str) -> None:
     assert in_zone_of(host, address) == there

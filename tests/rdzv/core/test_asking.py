@@ -10,7 +10,7 @@ from rdzv.core.asking import ANSWER_BYTES_MOST, pack_answer, unpack_answer
 from rdzv.errors import RendezvousStateError
 
 
-def test_an_answer_travels_and_one_that_would_fill_the_memory_is_cut() -> None:
+def test_an_answer_is_packed_and_unpacked_and_a_very_large_one_is_cut() -> None:
     assert unpack_answer(pack_answer("File «a.py»")) == "File «a.py»"
     assert len(unpack_answer(zlib.compress(b"a" * (ANSWER_BYTES_MOST + 1)))) == ANSWER_BYTES_MOST
 

@@ -66,7 +66,7 @@ def test_the_members_of_the_next_round_and_its_time(
     assert run.completes() == [*in_the_end]
 
 
-def test_while_members_remain_it_looks_again_when_the_last_call_ends() -> None:
+def test_while_members_remain_it_decides_again_at_the_end_of_the_last_call() -> None:
     run = round_of("a", "b", "c", needed=2, capacity=4, last_call=30)
     run.arrive("a", "b")
     assert until(run) == run.now + 30
@@ -74,7 +74,7 @@ def test_while_members_remain_it_looks_again_when_the_last_call_ends() -> None:
     assert until(run) is None, "full: no last call to wait for"
 
 
-def test_a_closed_run_decides_nothing_ever() -> None:
+def test_in_a_closed_run_nothing_is_decided() -> None:
     run = HandFed(needed=1, capacity=1)
     run.arrive("a")
     run.closed = True
@@ -84,7 +84,7 @@ def test_a_closed_run_decides_nothing_ever() -> None:
     assert run.progress.last_call_left is None
 
 
-def test_nothing_is_decided_on_half_a_picture() -> None:
+def test_nothing_is_decided_during_a_reset() -> None:
     run = HandFed(needed=1, capacity=1)
     run.arrive("a")
     run.feed(Event(kind="reset", revision=0))
@@ -92,7 +92,7 @@ def test_nothing_is_decided_on_half_a_picture() -> None:
         run.decide()
 
 
-def test_newcomers_are_taken_in_as_they_came_also_by_a_successor() -> None:
+def test_newcomers_are_accepted_in_order_of_arrival_also_by_a_successor() -> None:
     run = HandFed(needed=1, capacity=2)
     run.arrive("c", "b", "a")
     assert run.completes() == ["c", "b"]
@@ -100,7 +100,7 @@ def test_newcomers_are_taken_in_as_they_came_also_by_a_successor() -> None:
     assert run.completes() == ["c", "b"]
 
 
-def test_the_order_is_asked_with_the_chosen_in_order_of_arrival_and_the_last_ranks() -> None:
+def test_the_order_gets_the_chosen_nodes_by_arrival_and_the_last_ranks() -> None:
     asked: list[tuple[list[str], dict[str, int]]] = []
 
     def order(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
@@ -224,7 +224,7 @@ happenings = st.lists(
 
 
 @given(rules=rules, happenings=happenings)
-def test_no_round_completes_otherwise_than_agreed(rules: Rules, happenings: list[tuple[str, int]]) -> None:
+def test_rounds_complete_only_as_agreed(rules: Rules, happenings: list[tuple[str, int]]) -> None:
     run = HandFed()
     run.rules = rules
     run.succeed(None)
@@ -341,7 +341,7 @@ CALLED = SAID.replace(phase=Phase.LAST_CALL)
         (CALLED.replace(last_call_left=5.0), {"last_call_left": 4.0}, 5, 1.0),
     ],
 )
-def test_when_a_report_is_due(last: Progress | None, change: dict[str, Any], nodes: int, pause: float | None) -> None:
+def test_the_time_of_a_report(last: Progress | None, change: dict[str, Any], nodes: int, pause: float | None) -> None:
     new = (last or SAID).replace(**change)
     due = report_due(last, 100.0, new, nodes=nodes, now=100.0)
     assert due == (None if pause is None else pytest.approx(100.0 + pause))
@@ -427,7 +427,7 @@ def test_a_node_follows_the_head(me: Me, known: dict[str, Any], answer: Parked |
     assert follow(me, replace(HEAD, **known), now=101.0) == answer
 
 
-def test_members_beyond_the_unit_become_spares_once_a_round_has_passed_them_over() -> None:
+def test_members_beyond_the_unit_become_spares_after_a_round_without_them() -> None:
     # Regression: seven of eight members came back, in units of four. The other three were no spares since they had been
     # members, and failed at their join timeout.
     names = [f"n{index}" for index in range(8)]
@@ -446,7 +446,7 @@ def test_members_beyond_the_unit_become_spares_once_a_round_has_passed_them_over
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 5)), max_size=12))
-def test_a_join_clock_counts_the_time_that_was_not_suspended(spans: list[tuple[bool, float]]) -> None:
+def test_a_join_clock_excludes_suspended_time(spans: list[tuple[bool, float]]) -> None:
     now, used = 50.0, 0.0
     clock = JoinClock(20.0, now=now)
     for suspended, seconds in spans:
@@ -535,7 +535,7 @@ def reason(run: HandFed, name: str) -> str:
     return answer.reason
 
 
-def test_a_round_that_was_given_up_is_named_with_the_reason_of_its_rank_0_until_the_next_completes() -> None:
+def test_until_the_next_round_waiting_nodes_name_the_round_that_was_given_up() -> None:
     """Regression: nodes that did not reach rank 0 waited "for a coordinator", and the status gave no reason."""
     run = HandFed(needed=3, last_call=0)
     run.arrive("a", "b", "c")

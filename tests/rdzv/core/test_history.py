@@ -55,7 +55,7 @@ def test_a_chapter_has_the_new_nodes_and_the_time_since_the_last_round() -> None
     assert (chapter.number, chapter.size, chapter.after) == (1, 2, 12.5)
 
 
-def test_losses_and_departures_are_told_once_each_with_those_that_are_new() -> None:
+def test_each_loss_and_departure_is_recorded_once() -> None:
     chronicle = begun("a", "b", "c", "d")
     lost = STANDS.replace(lost=1, lost_ids=("b",))
     assert told(chronicle, STANDS, now=101) == ()
@@ -109,7 +109,7 @@ def test_each_other_incident_of_a_round_is_recorded_once(
     assert told(chronicle, STANDS.replace(lost=1, lost_ids=("b",)), closed=closed, now=105)[:-1] == expected
 
 
-def test_a_chapter_remembers_where_its_members_were_if_that_says_more_than_their_names() -> None:
+def test_a_chapter_keeps_addresses_that_differ_from_the_names() -> None:
     chronicle = Chronicle()
     history = chronicle.completed(0, {"a": "10.0.0.1", "b": "b", "c": ""}, known=(), now=0)
     assert history.chapters[0].addresses == {"a": "10.0.0.1"}
@@ -129,7 +129,7 @@ def test_a_successor_continues_the_history_and_marks_the_gap_that_it_did_not_see
     assert successor.completed(1, dict.fromkeys(["c"], ""), known=["a", "b"], now=9).chapters[-1].after is None
 
 
-def test_names_and_incidents_are_bounded_and_counts_go_on() -> None:
+def test_names_and_incidents_are_bounded_but_counts_are_complete() -> None:
     names = [f"node-{number}" for number in range(200)]
     chronicle = begun(*names)
     for count in range(1, 150):
@@ -162,7 +162,7 @@ def test_of_the_oldest_rounds_only_the_sums_remain_by_number_and_by_size() -> No
     assert shorter.past.rounds == 100 - len(shorter.chapters)
 
 
-def test_the_time_without_a_round_is_told_apart_into_meeting_and_waiting_for_nodes() -> None:
+def test_the_time_without_a_round_is_split_into_meeting_and_waiting_for_nodes() -> None:
     chronicle = Chronicle()
     chronicle.took_over(History(), began=None, now=90, waited=5)
     chronicle.observe(Progress(phase=Phase.GATHERING, absent=Absent(waited=5)), now=90)
@@ -181,7 +181,7 @@ def test_the_time_without_a_round_is_told_apart_into_meeting_and_waiting_for_nod
     assert seconds_between(*second.chapters) == 32.0
 
 
-def test_why_members_have_gone_is_told_for_each_reason_and_for_those_beyond_the_names() -> None:
+def test_losses_are_grouped_by_reason_with_unnamed_ones_apart() -> None:
     chronicle = begun("a", "b", "c", "d")
     lost = STANDS.replace(lost=4, lost_ids=("a", "b", "c"))
     history = chronicle.continued(lost, None, now=101, at=7.0, why={"a": "silent", "c": "silent", "b": "gone"})

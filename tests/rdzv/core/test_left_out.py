@@ -23,7 +23,7 @@ def given_up(**rules: Any) -> HandFed:
     return run
 
 
-def test_the_others_go_on_without_it_at_once_and_it_waits_as_a_spare_that_is_named() -> None:
+def test_the_others_continue_without_it_and_it_waits_as_a_named_spare() -> None:
     run = given_up()
     assert run.commit() == ["a", "b", "c"]
     assert (run.progress.spares, run.progress.spare_ids, run.progress.waiting) == (1, ("d",), 0)
@@ -32,7 +32,7 @@ def test_the_others_go_on_without_it_at_once_and_it_waits_as_a_spare_that_is_nam
     assert parked == Parked(reason=f"a spare: {WHY}", suspended=True)
 
 
-def test_it_is_told_by_a_successor_of_the_coordinator_as_well() -> None:
+def test_a_successor_of_the_coordinator_also_leaves_it_out() -> None:
     run = given_up()
     assert run.commit() == ["a", "b", "c"]
     said = run.progress
@@ -41,7 +41,7 @@ def test_it_is_told_by_a_successor_of_the_coordinator_as_well() -> None:
     assert run.progress.waiting == 0
 
 
-def test_where_the_others_are_too_few_without_it_it_is_tried_again() -> None:
+def test_it_is_accepted_if_the_others_are_too_few() -> None:
     run = given_up(needed=4)
     assert run.commit() == ["a", "b", "c", "d"]
     run = given_up()
@@ -57,7 +57,7 @@ def test_where_the_others_are_too_few_without_it_it_is_tried_again() -> None:
     assert run.completes() == ["a", "e"]
 
 
-def test_when_rank_0_is_elsewhere_it_may_come_in() -> None:
+def test_it_may_join_if_another_node_is_rank_0() -> None:
     run = given_up()
     assert run.commit() == ["a", "b", "c"]
     run.die("a")

@@ -34,7 +34,7 @@ def test_a_node_that_does_not_return_is_waited_for_until_the_last_call_ends() ->
     assert run.commit() == ["b", "c"]
 
 
-def test_survivors_that_have_met_without_them_take_all_of_them_in_at_once() -> None:
+def test_survivors_that_met_without_them_accept_them_all_at_once() -> None:
     run = four()
     run.die("c", "d")
     run.arrive("a", "b")

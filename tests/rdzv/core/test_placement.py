@@ -44,7 +44,7 @@ placing = st.builds(
 
 
 @given(rules=placing, arrivals=rounds_of_arrivals)
-def test_each_round_has_as_many_units_as_there_are_and_none_straddles(
+def test_each_round_has_all_units_that_can_be_filled_and_none_straddles(
     rules: Rules, arrivals: list[dict[int, tuple[str | None, int]]]
 ) -> None:
     run = HandFed()
@@ -69,7 +69,7 @@ def test_each_round_has_as_many_units_as_there_are_and_none_straddles(
         run.commit()
 
 
-def test_enough_nodes_that_fill_no_unit_are_told_why_they_wait() -> None:
+def test_nodes_that_fill_no_unit_get_the_reason_of_the_wait() -> None:
     run = HandFed()
     run.rules = Rules(needed=4, capacity=4, unit=2, last_call=1.0, order=survivors_first, unit_within="rack")
     run.succeed(None)

@@ -84,14 +84,14 @@ def test_every_order_gives_every_node_one_rank(name: str, case: tuple[list[NodeR
         ("topology:domain", "a/r1 z", "", "z a"),
     ],
 )
-def test_an_order(order: str, arrivals: str, previous: str, ranks: str) -> None:
+def test_an_order_gives_the_expected_ranks(order: str, arrivals: str, previous: str, ranks: str) -> None:
     before = {name: rank for rank, name in enumerate(previous.split()) if name != "-"}
     assert names_of(order_named(order), came(*arrivals.split()), before) == ranks.split()
     assert order_named(by_arrival) is by_arrival, "one's own is taken as it is"
 
 
 @given(case=arrivals_and_previous)
-def test_in_place_changes_no_rank_that_it_need_not(case: tuple[list[NodeRecord], list[str], int]) -> None:
+def test_in_place_changes_only_the_necessary_ranks(case: tuple[list[NodeRecord], list[str], int]) -> None:
     arrivals, permuted, survivors = case
     previous = {node_id: rank for rank, node_id in enumerate(permuted[:survivors])}
     ordered = names_of(in_place, arrivals, previous)
@@ -101,7 +101,7 @@ def test_in_place_changes_no_rank_that_it_need_not(case: tuple[list[NodeRecord],
             assert ordered[rank] == record.node_id
 
 
-def test_natural_order_takes_numbers_for_numbers_wherever_they_stand() -> None:
+def test_natural_order_compares_numbers_anywhere_in_a_name() -> None:
     names = ["", "2", "2a", "10", "a", "a1b2", "a1b10", "a2", "a02b", "a2b", "a10", "b"]
     shuffled = random.Random(1).sample(names, len(names))
     ordered = sorted(shuffled, key=natural)
@@ -161,7 +161,7 @@ def test_of_the_domains_each_is_taken_whole_or_left_whole_but_for_one_at_most(
 
 
 @pytest.mark.parametrize("name", ["", "random", "topolog", "survivors:x"])
-def test_a_name_of_no_order_is_refused_naming_those_there_are(name: str) -> None:
+def test_the_error_for_an_unknown_order_lists_the_known_ones(name: str) -> None:
     with pytest.raises(
         RendezvousSettingsError, match="survivors, in_place, arrival, name, requested and topology:ATTRIBUTE"
     ):

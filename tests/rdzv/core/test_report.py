@@ -101,7 +101,7 @@ def test_every_fact_is_a_field() -> None:
     assert plain["settings"]["min_nodes"] == 2
 
 
-def test_the_schema_is_one_of_this_version_that_allows_an_unknown_field_and_no_missing_one() -> None:
+def test_the_schema_allows_unknown_fields_but_no_missing_ones() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     assert SCHEMA["properties"]["version"]["const"] == VERSION
     assert SCHEMA["properties"]["phase"]["enum"] == [phase.value for phase in Phase]

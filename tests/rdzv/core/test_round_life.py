@@ -43,7 +43,7 @@ def test_an_error_group_is_judged_by_its_leaves(
     assert gave_up(failure) is verdict
 
 
-def test_the_first_to_fail_waits_as_long_as_a_death_may_go_unnoticed() -> None:
+def test_the_first_to_fail_waits_for_news_as_long_as_a_death_may_go_unnoticed() -> None:
     """Regression: if the store had just come back, a survivor ended with the error that a dead peer had caused."""
     assert news_within(disconnect_ttl=1, ttl=10) == 2
     assert news_within(disconnect_ttl=1, ttl=10, back_for=3) == 8

@@ -26,7 +26,7 @@ names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
 # Keys.
 
 
-def test_the_keys_of_a_run_are_where_the_module_says() -> None:
+def test_the_keys_of_a_run() -> None:
     assert KEYS.settings == "/rdzv/job-7/settings"
     assert KEYS.node("a") == "/rdzv/job-7/nodes/a"
     assert KEYS.coordinator == "/rdzv/job-7/head/coordinator"
@@ -56,7 +56,7 @@ def test_runs_of_similar_names_share_no_key() -> None:
 
 
 @given(node_id=names, buckets=st.integers(1, 700))
-def test_every_node_has_one_bucket_among_those_there_are(node_id: str, buckets: int) -> None:
+def test_every_node_has_exactly_one_bucket(node_id: str, buckets: int) -> None:
     assert 0 <= bucket_of(node_id, buckets) < buckets
 
 
@@ -73,7 +73,7 @@ def round_of(arrivals: Sequence[int]) -> Round:
 
 
 @given(st.integers(1, 1 << 60), st.sets(st.integers(0, 0xFFFF), min_size=1, max_size=ARRIVALS_MOST), st.randoms())
-def test_a_round_says_which_arrival_has_which_rank(least: int, after: set[int], rng: random.Random) -> None:
+def test_a_round_gives_the_rank_of_each_arrival(least: int, after: set[int], rng: random.Random) -> None:
     arrivals = [least + one for one in after]
     rng.shuffle(arrivals)
     told = round_of(arrivals)
@@ -82,7 +82,7 @@ def test_a_round_says_which_arrival_has_which_rank(least: int, after: set[int], 
 
 
 @pytest.mark.parametrize("arrivals", [range(1, ARRIVALS_MOST + 2), (1, 0x10001)], ids=["many", "far apart"])
-def test_a_round_of_many_or_of_arrivals_far_apart_names_none(arrivals: Sequence[int]) -> None:
+def test_a_round_of_too_many_or_distant_arrivals_lists_none(arrivals: Sequence[int]) -> None:
     assert not round_of(arrivals).arrivals
 
 

@@ -20,13 +20,11 @@ from rdzv.core.stopping import Agreement, Begun, StepGate, Stop, stop_of
         ({"a": 0}, 1),
     ],
 )
-def test_all_stop_before_the_step_after_the_largest_that_any_has_begun(
-    answers: dict[str, int | None], stop: int | None
-) -> None:
+def test_all_stop_right_after_the_largest_step_that_was_begun(answers: dict[str, int | None], stop: int | None) -> None:
     assert stop_of(answers) == stop
 
 
-def test_after_the_answer_no_step_passes_until_the_decision_and_then_only_those_before_it() -> None:
+def test_after_its_answer_the_gate_is_closed_until_the_decision() -> None:
     gate = StepGate()
     assert gate.ask() is None
     gate.decide(None)
@@ -52,7 +50,7 @@ def test_after_the_answer_no_step_passes_until_the_decision_and_then_only_those_
         (8, 9, True, True),
     ],
 )
-def test_a_member_has_stopped_once_it_has_come_to_the_agreed_step(
+def test_a_member_has_stopped_once_it_has_reached_the_agreed_step(
     begun: int | None, stop: int | None, at_end: bool, has_stopped: bool
 ) -> None:
     gate = StepGate()
@@ -65,7 +63,7 @@ def test_a_member_has_stopped_once_it_has_come_to_the_agreed_step(
 
 
 @pytest.mark.parametrize(("for_newcomers", "stop"), [(True, 5), (False, None)])
-def test_a_decision_stands_but_for_a_better_reason_than_newcomers(for_newcomers: bool, stop: int | None) -> None:
+def test_a_decision_is_replaced_only_if_it_was_for_newcomers(for_newcomers: bool, stop: int | None) -> None:
     gate = StepGate()
     gate.decide(None, why="1 waiting", for_newcomers=for_newcomers)
     gate.decide(5, why="c to leave")
@@ -101,7 +99,7 @@ def test_in_every_order_of_steps_and_answers_all_members_stop_at_the_same_step(s
     assert len(set(done.values())) == 1
 
 
-def test_two_threads_never_let_a_step_slip_past_the_answer() -> None:
+def test_no_step_passes_the_gate_after_its_answer_with_two_threads() -> None:
     for _ in range(200):
         gate, passed, ready = StepGate(), list[int](), threading.Barrier(2)
 
@@ -155,7 +153,7 @@ def test_a_decision_is_rewritten_only_for_a_better_reason_and_if_no_member_has_b
     assert asked(agreement, waiting, for_newcomers=True) is None
 
 
-def test_a_successor_goes_on_from_the_question_that_it_finds() -> None:
+def test_a_successor_continues_from_the_question_in_the_store() -> None:
     agreement, found = Agreement(), Stop(round=3, why="b to leave", revision=7)
     for node_id in "ab":
         agreement.answered(node_id, Begun(round=3, step=None))

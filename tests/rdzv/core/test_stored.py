@@ -91,7 +91,7 @@ def outside_of(noun: Stored) -> dict[str, object]:
     return {name: getattr(noun, name) for name in noun.outside}
 
 
-def test_every_noun_is_here() -> None:
+def test_every_stored_type_is_tested() -> None:
     assert {*NOUNS} == {kind for kind in Stored.__subclasses__() if kind.__module__.startswith("rdzv.")}
 
 
@@ -167,13 +167,13 @@ def test_unpacking_any_bytes_succeeds_or_raises_rendezvous_state_error(
 
 
 @given(st.dictionaries(text, payloads, max_size=4))
-def test_settings_come_back_as_they_went_and_equal_ones_are_equal_bytes(shared: dict[str, Any]) -> None:
+def test_settings_are_unpacked_equal_and_equal_settings_have_equal_bytes(shared: dict[str, Any]) -> None:
     packed = pack_settings(shared)
     assert unpack_settings(packed) == shared
     assert pack_settings(dict(reversed(shared.items()))) == packed
 
 
-def test_nouns_inside_of_others_are_checked_and_may_have_more_columns() -> None:
+def test_nested_values_are_validated_and_may_have_more_fields() -> None:
     absent = Absent(missing=(Missing(node_id="a", how="lost", ago=1.5),), count=1)
     plain = msgpack.unpackb(Progress(phase=Phase.GATHERING, absent=absent).pack())
     place = Progress.fields.index("absent")
@@ -188,13 +188,13 @@ def test_nouns_inside_of_others_are_checked_and_may_have_more_columns() -> None:
         assert not issubclass(kind, Stored), "they stand in no key of their own"
 
 
-def test_s12_a_phase_that_only_later_releases_know_says_that_the_run_goes_on() -> None:
+def test_s12_an_unknown_phase_of_a_later_release_counts_as_open() -> None:
     """Regression: an unknown phase kept every node of the older release from connecting."""
     plain = msgpack.unpackb(Progress(phase=Phase.LAST_CALL, joined=3).pack())
     progress = Progress.unpack(msgpack.packb(["paused for tea", *plain[1:]]))
     assert (progress.phase, progress.joined) == (Phase.GATHERING, 3)
 
 
-def test_a_record_that_says_little_is_small() -> None:
+def test_a_minimal_record_is_small() -> None:
     plain = NodeRecord(node_id="host17", incarnation="89abcdef", address="10.0.0.17", port=29500)
     assert len(plain.pack()) < 64

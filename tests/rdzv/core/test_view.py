@@ -46,7 +46,7 @@ def test_the_states_of_nodes_after_events(story: str, live: str, waiting: str, l
     )
 
 
-def test_whether_a_member_has_left_before_the_agreed_step_is_known_also_to_the_next_coordinator() -> None:
+def test_a_successor_knows_that_a_member_left_before_the_agreed_step() -> None:
     run = round_of("a", "b", "c")
     stopped = NodeRecord(node_id="a", incarnation="1", left=True, stopped=True)
     run.put("a", stopped.pack())
@@ -75,7 +75,7 @@ def test_a_completed_round_forgets_the_missing_members_of_the_last() -> None:
     assert (run.view.lost, run.view.lost_count) == (["c"], 1), "also one who was missed in an earlier round"
 
 
-def test_a_record_that_has_become_unreadable_stands_no_more() -> None:
+def test_a_record_that_becomes_unreadable_counts_as_removed() -> None:
     # Regression: it stayed alive in the view. Every commit named its old revision and was refused, for ever.
     run = HandFed()
     run.arrive("a", "b")
@@ -108,7 +108,7 @@ def test_the_next_round_number_is_above_any_that_a_waiting_node_knows() -> None:
 # The time since which there are enough nodes.
 
 
-def test_enough_is_since_when_the_minimum_came_together() -> None:
+def test_enough_since_is_the_time_when_the_minimum_was_reached() -> None:
     run = HandFed(needed=2)
     began = []
     for story in ("arrive a", "arrive b", "arrive c, die c, arrive a", "die a", "arrive d"):
@@ -118,7 +118,7 @@ def test_enough_is_since_when_the_minimum_came_together() -> None:
     assert began == [None, run.now - 15, run.now - 15, None, run.now]
 
 
-def test_spares_left_over_by_a_round_may_be_enough_already() -> None:
+def test_spares_of_a_round_may_be_enough_for_the_next_at_once() -> None:
     # Regression: it was counted only at the next event, perhaps hours later.
     run = HandFed(needed=1, capacity=1)
     run.arrive("a", "b")
@@ -225,7 +225,7 @@ def test_a_successor_continues_a_last_call(story: str, meanwhile: str, away: flo
     assert run.view.enough_since == run.now - began_ago
 
 
-def test_a_last_call_with_more_left_than_it_lasts_begins_now_and_one_that_runs_goes_on_over_a_reset() -> None:
+def test_an_implausible_last_call_begins_again_and_a_running_one_survives_a_reset() -> None:
     run = HandFed(last_call=30)
     run.arrive("a", "b")
     run.succeed(Progress(phase=Phase.LAST_CALL, last_call_left=99.0, last_arrival=run.revision))
@@ -284,7 +284,7 @@ def test_without_causes_from_the_store_a_record_that_disappears_counts_as_expire
     assert run.view.why == {"a": "nothing was heard of it for its ttl"}
 
 
-def test_a_member_caught_leaving_at_a_take_over_has_left() -> None:
+def test_a_member_that_is_leaving_at_a_takeover_counts_as_departed() -> None:
     # Regression: its record still existed, marked as leaving, and it was announced as lost.
     run = round_of("a", "b")
     run.put("a", NodeRecord(node_id="a", incarnation="1", left=True).pack())
@@ -302,7 +302,7 @@ def test_a_successor_keeps_announced_losses_and_their_order() -> None:
     assert (run.progress.lost, run.progress.lost_ids) == (2, ("c", "a"))
 
 
-def test_departures_that_were_not_named_are_told_from_losses_by_number() -> None:
+def test_unnamed_departures_are_told_from_losses_by_number() -> None:
     names = [f"n{index:03}" for index in range(NAMED_MOST + 10)]
     run = round_of(*names)
     run.leave(*names[: NAMED_MOST + 4])
@@ -314,7 +314,7 @@ def test_departures_that_were_not_named_are_told_from_losses_by_number() -> None
     assert run.view.lost == names[-1:]
 
 
-def test_losses_that_were_not_named_stay_counted_when_they_have_come_again() -> None:
+def test_unnamed_losses_stay_counted_after_the_nodes_return() -> None:
     names = [f"n{index:03}" for index in range(NAMED_MOST + 10)]
     run = round_of(*names)
     run.die(*names)
@@ -325,7 +325,7 @@ def test_losses_that_were_not_named_stay_counted_when_they_have_come_again() -> 
 
 
 @pytest.mark.parametrize("kind", ["put", "delete"])
-def test_before_the_snapshot_is_whole_nothing_is_enough(kind: str) -> None:
+def test_the_minimum_is_not_reached_before_the_snapshot_is_complete(kind: str) -> None:
     view = View(NODES, needed=1)
     value = NodeRecord(node_id="a", incarnation="1").pack()
     view.fold(Event(kind="put", revision=1, key=NODES + "a", value=value), now=5.0, last_call_timeout=1.0)

@@ -128,7 +128,7 @@ def rows_of(history: History) -> dict[str, list[tuple[str, float, float]]]:
     return {name: [span[:3] for span in spans] for name, spans in timeline("job", history)["nodes"]}
 
 
-def test_members_that_wait_to_meet_again_have_a_span_and_an_outage_is_as_long_as_it_was() -> None:
+def test_waits_and_outages_have_spans_of_their_length() -> None:
     assert rows_of(STORY) == {
         "a": [("round", 0.0, 30.0), ("meeting", 30.0, 10.0), ("round", 40.0, 4.0)],
         "b": [("round", 0.0, 30.0), ("lost", 30.0, 14.0)],

@@ -47,18 +47,18 @@ def test_missing_nodes_come_before_the_members() -> None:
     assert [line.split()[2] for line in shown[at + 2 :]] == ["gpu-00000", "gpu-00001", "gpu-00002"]
 
 
-def test_one_member_is_not_several() -> None:
+def test_one_member_is_written_in_the_singular() -> None:
     assert "1 member, 1 waiting; coordinator" in texts(Frame(status=status_of(1, waiting=("new",))))[4]
 
 
-def test_of_ten_thousand_members_the_first_are_shown_and_missing_ones_stay_in_sight() -> None:
+def test_of_ten_thousand_members_the_first_and_the_missing_are_shown() -> None:
     shown = texts(Frame(status=status_of(10_000, missing=300)), height=30)
     assert sum(line.strip().startswith("missing") for line in shown) == 15
     assert "             and 285 more that are missing, refused or wait" in shown, "those nobody names, too"
     assert len([line for line in shown if line.startswith("  rank")]) == 30
 
 
-def test_a_store_that_is_gone_is_said_first_and_meant_to_alarm() -> None:
+def test_a_lost_store_is_in_the_first_line_as_an_alarm() -> None:
     lines = draw(Frame(status=status_of(1), silent_for=2.0), height=24)
     assert lines[0].text == "the store has not answered for 2 s; what follows is as it was before"
     assert lines[0].meant == "bad"

@@ -162,7 +162,7 @@ async def test_events_of_an_idle_run_are_beats_and_later_events_hold_only_change
             assert "attributes" not in json.dumps(told["members"]["changed"])
 
 
-async def test_a_change_just_after_another_is_told_once_it_may_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_just_after_another_is_sent_at_the_end_of_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each read after a change is followed by a pause. A change during the pause is read at its end."""
     monkeypatch.setattr(looking, "SPACED", 0.4)  # the pause after a read that takes 0.1 s
     async with (
@@ -192,7 +192,7 @@ async def answered(session: aiohttp.ClientSession, path: str, *, status: int = 2
         return await answer.text()
 
 
-async def test_events_tell_of_a_node_that_has_gone_by_name() -> None:
+async def test_events_name_a_departed_node() -> None:
     async with (
         served() as (server, url),
         aiohttp.ClientSession(url) as session,
@@ -211,7 +211,7 @@ async def test_events_tell_of_a_node_that_has_gone_by_name() -> None:
                     break
 
 
-async def test_a_token_that_is_no_text_is_a_wrong_one_and_costs_as_much(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_token_that_is_no_text_is_delayed_like_any_wrong_one(caplog: pytest.LogCaptureFixture) -> None:
     """Regression: each such request logged a traceback, 984 of them in 3 s."""
     async with served(TOKEN) as (_, url), asyncio.timeout(LIMIT):
         port = int(url.rpartition(":")[2])
@@ -354,7 +354,7 @@ async def test_the_page_may_load_nothing_and_run_only_its_own_script() -> None:
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["HTTP", "HTTPS"])
-async def test_serve_has_it_beside_the_store_and_binds_it_and_speaks_tls_as_that(tmp_path: Path, secure: bool) -> None:
+async def test_rdzv_serve_serves_http_with_the_address_and_tls_of_the_store(tmp_path: Path, secure: bool) -> None:
     authority, context = trustme.CA(), ssl.create_default_context()
     authority.configure_trust(context)
     pair = authority.issue_cert("127.0.0.1")
@@ -400,7 +400,7 @@ HAS_RED = """(() => {
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-async def test_timelines_of_4_to_1000_nodes_can_be_scrolled_and_only_rows_in_sight_are_painted(tmp_path: Path) -> None:
+async def test_timelines_of_4_to_1000_nodes_scroll_and_draw_only_visible_rows(tmp_path: Path) -> None:
     async with asyncio.timeout(2 * LIMIT), browser() as page:
         await page.call("Page.enable")
         await page.resize(1440)

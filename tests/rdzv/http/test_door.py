@@ -33,7 +33,7 @@ def test_health_needs_no_token(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/api/runs", "/api/events"])
-def test_all_else_wants_the_token_where_there_is_one(path: str) -> None:
+def test_all_other_paths_need_the_token_if_there_is_one(path: str) -> None:
     assert status(WITH_TOKEN, "GET", path) == 401
     assert status(WITH_TOKEN, "GET", path, {"Authorization": "Bearer wrong"}) == 401
     assert status(WITH_TOKEN, "GET", path, {"Authorization": "Basic no base64"}) == 401
@@ -42,7 +42,7 @@ def test_all_else_wants_the_token_where_there_is_one(path: str) -> None:
     assert status(WITH_TOKEN, "GET", path, BASIC) is None
 
 
-def test_nothing_is_changed_over_http() -> None:
+def test_requests_that_change_something_are_refused() -> None:
     for door in (WITH_TOKEN, LOOPBACK):
         assert status(door, "POST", "/api/runs/job/close", LOCAL, BEARER) == 405
 

@@ -46,7 +46,7 @@ class Slow(Runs):
 
 @pytest.mark.parametrize("ask", [Runs.live, lambda runs: runs.report("job")], ids=["all", "one of thousands of nodes"])
 @pytest.mark.parametrize(("takes", "share"), [(0.01, 0.02), (2.0, 0.2)])
-async def test_looking_takes_the_store_a_fifth_of_its_time_at_most_however_many_ask(
+async def test_reading_takes_at_most_a_fifth_of_the_stores_time_with_any_number_of_clients(
     takes: float, share: float, ask: Callable[[Runs], Awaitable[object]]
 ) -> None:
     """A page asks once a second. Regression: if a read took as long, the store did nothing else."""

@@ -26,7 +26,7 @@ async def lines_of(session: aiohttp.ClientSession, url: str, **headers: str) -> 
         return (await answer.text()).splitlines()
 
 
-async def test_a_node_tells_its_own_metrics_from_its_first_arrival_until_it_is_closed() -> None:
+async def test_a_node_serves_its_metrics_from_its_first_arrival_until_it_is_closed() -> None:
     metrics_port, http_port = free_port(), free_port()
     url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1&max_nodes=2&last_call_timeout=0&ttl=2&disconnect_ttl=0.1"
     mine = f"http://127.0.0.1:{metrics_port}"
@@ -82,7 +82,7 @@ async def test_a_banned_node_counts_a_drop_and_the_other_member_counts_a_loss() 
                 lines = await lines_of(session, f"http://127.0.0.1:{ports[name]}/metrics")
 
 
-async def test_the_page_of_a_hosted_store_stays_for_as_long_as_the_store_does() -> None:
+async def test_the_page_of_a_hosted_store_lives_as_long_as_the_store() -> None:
     """Regression: it ended when the host's node left, while the other nodes were still in the run."""
     page = f"http://127.0.0.1:{(http_port := free_port())}"
     url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=2"
@@ -100,7 +100,7 @@ async def test_the_page_of_a_hosted_store_stays_for_as_long_as_the_store_does() 
             await session.get(f"{page}/healthz")
 
 
-async def test_both_want_the_runs_token_and_stay_on_loopback_without_tls(tmp_path: Path) -> None:
+async def test_both_need_the_runs_token_and_stay_on_loopback_without_tls(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN)
     metrics_port, http_port = free_port(), free_port()
     url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1&token_file={tmp_path / 'token'}"
@@ -120,7 +120,7 @@ async def test_both_want_the_runs_token_and_stay_on_loopback_without_tls(tmp_pat
                 assert answer.status == 421
 
 
-async def test_ports_that_are_taken_cost_neither_the_node_nor_the_run(caplog: pytest.LogCaptureFixture) -> None:
+async def test_ports_in_use_disturb_neither_the_node_nor_the_run(caplog: pytest.LogCaptureFixture) -> None:
     taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = taken.sockets[0].getsockname()[1]
     async with taken, asyncio.timeout(LIMIT):

@@ -74,7 +74,7 @@ STATES = {
 }
 
 
-async def test_each_state_is_said_in_words_by_its_shape_and_by_name() -> None:
+async def test_each_state_has_its_words_its_shape_and_its_name() -> None:
     async with play(("train-4", "closed-40", "stuck-300")) as played, page_of() as page:
         for run_id, words in STATES.items():
             await open_run(page, played.url, run_id)
@@ -140,7 +140,7 @@ async def test_one_of_many_runs_is_found_by_its_name_and_by_its_state() -> None:
         assert page.problems == []
 
 
-async def test_names_of_strangers_are_text_at_every_width_and_nothing_is_wider_than_the_window() -> None:
+async def test_hostile_names_are_text_and_never_wider_than_the_window() -> None:
     async with play() as played, page_of() as page:
         await open_run(page, played.url, "hostile-12")
         for width in (320, 375, 1600):
@@ -157,7 +157,7 @@ async def test_names_of_strangers_are_text_at_every_width_and_nothing_is_wider_t
 
 
 @pytest.mark.some_of(0)
-async def test_ten_thousand_nodes_are_in_sight_at_once_and_an_update_is_cheap() -> None:
+async def test_ten_thousand_nodes_are_visible_at_once_and_an_update_is_cheap() -> None:
     async with play() as played, page_of() as page:
         await page.resize(1920, 1080)
         await open_run(page, played.url, "slow-10000")
@@ -191,7 +191,7 @@ async def test_ten_thousand_nodes_are_in_sight_at_once_and_an_update_is_cheap() 
         assert page.problems == []
 
 
-async def test_keys_move_on_the_map_and_only_with_its_focus() -> None:
+async def test_arrow_keys_move_on_the_map_only_if_it_has_the_focus() -> None:
     async with play() as played, page_of() as page:
         await open_run(page, played.url, "drain-40")
 
@@ -289,7 +289,7 @@ CONTRAST = """(() => {
 })()"""
 
 
-async def test_shapes_differ_without_colour_and_all_text_has_contrast_light_and_dark_and_printed() -> None:
+async def test_states_are_readable_without_colour_and_text_has_contrast_in_every_theme() -> None:
     async with play() as played, page_of() as page:
         await open_run(page, played.url, "loss-300")
         assert await page.evaluate("NAMES") == list(NODE_STATES)
@@ -368,7 +368,7 @@ async def test_a_kill_is_on_the_page_within_half_a_second() -> None:
         assert max(took) < 1.0, took  # tests that run beside this one may use the processor
 
 
-async def test_a_store_that_is_stopped_is_said_and_no_duration_goes_on_until_it_is_back() -> None:
+async def test_a_stopped_store_is_shown_and_durations_stop_until_it_is_back() -> None:
     async with start_python("-m", "rdzv", "serve", "--port", "0", "--http-port", "0") as child, page_of() as page:
         url = f"http://127.0.0.1:{(await child.says('HTTP')).rpartition(':')[2].strip()}"
         listens = re.search(r"listens on (\S+:\d+)", await child.says("listens on"))

@@ -55,9 +55,7 @@ def verdict_on(url: str, name: str, verdict: Exception | None = None) -> GiveUp 
 
 
 @pytest.mark.parametrize("in_group", [False, True])
-def test_giving_up_reaches_every_member_in_the_middle_of_a_step_with_its_reason_and_its_status(
-    url: str, in_group: bool
-) -> None:
+def test_giving_up_reaches_every_member_within_a_step_with_reason_and_status(url: str, in_group: bool) -> None:
     verdict = GiveUp("loss is NaN", status=93)
     group = ExceptionGroup("tasks", [OSError("peer has hung up"), ExceptionGroup("more", [verdict])])
     theirs, own = side_by_side(
@@ -90,7 +88,7 @@ def test_the_last_member_to_finish_closes_the_run_and_the_loop_ends_for_all(url:
         next(rdzv.sync.rounds(f"{url}/job?min_nodes=2", is_host=False))
 
 
-def test_of_two_that_fail_at_once_the_first_is_to_blame_and_the_other_meets_again(url: str) -> None:
+def test_of_two_that_fail_at_once_only_the_first_raises_its_error(url: str) -> None:
     def errors_of(name: str) -> int:
         errors = 0
         while True:

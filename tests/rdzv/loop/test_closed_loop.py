@@ -29,7 +29,7 @@ sys.stdin.read()
 """
 
 
-def test_a_member_whose_event_loop_was_closed_leaves_though_its_process_lives_on() -> None:
+def test_a_member_whose_event_loop_was_closed_leaves_the_round() -> None:
     """Regression: it stayed a member as long as its process lived, so the others did not meet without it."""
     with store.sync.serve() as server:
         url = f"{server.url}/job"

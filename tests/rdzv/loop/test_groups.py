@@ -88,7 +88,7 @@ async def test_a_member_whose_task_group_raises_a_loss_meets_the_others_again(gr
 
 
 @pytest.mark.parametrize("group", GROUPS[1:])
-async def test_a_group_in_which_the_process_is_told_to_stop_is_raised_and_the_verdict_told(group: Any) -> None:
+async def test_a_group_with_a_base_exception_is_raised_and_its_verdict_is_still_announced(group: Any) -> None:
     async with VirtualRun(min_nodes=3, max_nodes=3) as run:
 
         class Stop(BaseException):

@@ -110,7 +110,7 @@ ALL = ["claim", "suspect", "release", "await news"]
         ("it exited", None, {"is_first": True, "size": 1}, Outcome.RAISE, ["claim it exited"], False),
     ],
 )
-def test_a_way_through_a_round(
+def test_the_outcome_of_a_round(
     monkeypatch: pytest.MonkeyPatch,
     failure: BaseException | str | None,
     ending: Ending | None,
@@ -126,9 +126,7 @@ def test_a_way_through_a_round(
     assert (driven.did, driven.life.has_failed) == (did, has_failed)
 
 
-def test_the_first_ending_counts_but_after_an_agreement_that_a_member_goes_counts_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_ending_counts_unless_a_departure_follows_an_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
     driven = Driven(monkeypatch)
     life, told = driven.life, driven.told
     for ending in (AGREED, Ending(kind=EndKind.AGREED, reason="b to leave")):
@@ -139,7 +137,7 @@ def test_the_first_ending_counts_but_after_an_agreement_that_a_member_goes_count
         assert (life.ending, life.others_have_gone, told) == (LOST, True, [AGREED, LOST])
 
 
-def test_an_ending_is_told_once_though_two_threads_notice_it_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ending_is_announced_once_even_if_two_threads_race(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(300):
         driven, both = Driven(monkeypatch), threading.Barrier(2)
 

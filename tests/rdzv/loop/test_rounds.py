@@ -28,7 +28,7 @@ def url() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("library", ["asyncio", "uvloop"])
-async def test_a_body_that_never_yields_to_its_loop_hears_of_a_loss_at_its_next_check(url: str, library: str) -> None:
+async def test_a_body_that_never_yields_gets_a_loss_at_its_next_check(url: str, library: str) -> None:
     """Regression: it was cancelled only at its next real await, so it ran until the end of its body."""
     if library == "uvloop":
         require("uvloop")

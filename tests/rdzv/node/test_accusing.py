@@ -17,7 +17,7 @@ from tests.support.runs import VirtualRun, listen
 pytestmark = pytest.mark.virtual_time
 
 
-async def test_one_accuser_is_shown_and_two_take_the_accused_out_of_the_round_with_their_reasons() -> None:
+async def test_one_accuser_is_shown_and_two_remove_the_accused_from_the_round() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=3, last_call_timeout=1) as run:
         handlers = {name: run.handler(name) for name in "abc"}
         infos = await run.meet(*handlers.values())

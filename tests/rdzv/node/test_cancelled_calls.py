@@ -70,7 +70,7 @@ async def test_an_abandoned_call_is_undone_before_the_next_one_begins() -> None:
         assert second.round.number == first.round.number + 1
 
 
-def test_every_call_is_here() -> None:
+def test_every_awaitable_call_is_tested() -> None:
     public = [name for name in dir(Handler) if not name.startswith("_")]
     awaited = {name for name in public if asyncio.iscoroutinefunction(getattr(Handler, name))}
     assert awaited - {"aclose", "call"} == set(CALLS)

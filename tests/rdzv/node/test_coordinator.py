@@ -27,7 +27,7 @@ def writes_marker_in(request: Request[Any]) -> bool:
     return isinstance(write, Put) and write.key.endswith("nodes//marker")
 
 
-async def test_a_node_that_only_looks_never_coordinates() -> None:
+async def test_an_observer_never_coordinates() -> None:
     async with VirtualRun() as run:
         await run.handler("observer").status()
         await asyncio.sleep(10)
@@ -171,7 +171,7 @@ async def test_a_successor_reports_the_changes_since_its_predecessors_last_repor
         await heard.until(NodesWaiting(0), within=5)
 
 
-async def test_a_leader_whose_key_is_taken_from_it_notices_at_its_next_write() -> None:
+async def test_a_coordinator_whose_key_was_deleted_notices_at_its_next_write() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
         a, b = run.handler("a"), run.handler("b")
         await run.meet(a)

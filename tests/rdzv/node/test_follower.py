@@ -97,7 +97,9 @@ async def ended(task: asyncio.Task[None]) -> None:
 
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("reset", [False, True])
-async def test_a_spare_that_hears_of_the_closing_with_the_leaving_was_a_spare(at_once: bool, reset: bool) -> None:
+async def test_a_spare_that_reads_the_close_with_the_departures_still_ends_as_a_spare(
+    at_once: bool, reset: bool
+) -> None:
     store, spare = ScriptedStore(), Me(arrival=15, node_id="c", known_round=3)
     full = PROGRESS.replace(phase=Phase.TRAINING, joined=1, live=2, capacity=2, spares=1, spares_after=12)
     room = full.replace(phase=Phase.CLOSED, live=0, spares=0, spares_after=None)
@@ -161,7 +163,7 @@ async def test_the_old_head_is_kept_until_the_snapshot_after_a_reset_is_complete
     await ended(task)
 
 
-async def test_a_round_and_a_closing_learned_elsewhere_count_and_wake_listeners() -> None:
+async def test_a_round_or_close_that_the_node_wrote_itself_wakes_listeners() -> None:
     store = ScriptedStore()
     follower, task = await following(store, [SYNCED])
     wakeup = Wakeup()
@@ -208,7 +210,7 @@ async def test_a_store_that_is_too_busy_to_answer_in_time_is_asked_again() -> No
     await ended(task)
 
 
-async def test_a_client_that_is_of_no_more_use_is_not_asked_again() -> None:
+async def test_a_closed_client_is_not_asked_again() -> None:
     lost = ConnectionLost("the client is closed", maybe_applied=False)
     store = BusyStore(lost)
     store.failure = lost

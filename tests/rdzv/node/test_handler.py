@@ -46,7 +46,7 @@ async def lose_lease(run: VirtualRun, handler: Handler, by: str) -> None:
     await asyncio.wait([lease.task])
 
 
-async def test_the_held_port_is_free_once_the_round_has_come() -> None:
+async def test_the_promised_port_is_free_once_the_round_is_returned() -> None:
     async with VirtualRun(min_nodes=1) as run:
         (info,) = await run.meet(run.handler("a"))
         socket.create_server(("", info.bootstrap_address[1])).close()
@@ -74,7 +74,7 @@ async def test_a_second_call_while_joining_is_refused_and_harms_nothing() -> Non
         assert_one_round([await b.next_rendezvous(), await joining])
 
 
-async def test_without_min_nodes_one_may_look_and_close_but_not_join() -> None:
+async def test_without_min_nodes_a_handler_may_observe_and_close_but_not_join() -> None:
     async with VirtualRun() as run:
         observer = run.handler("observer")
         with pytest.raises(RendezvousSettingsError, match="min_nodes is missing"):
@@ -85,7 +85,7 @@ async def test_without_min_nodes_one_may_look_and_close_but_not_join() -> None:
         assert await observer.is_closed()
 
 
-async def test_a_closed_handler_can_do_nothing_and_be_closed_again() -> None:
+async def test_a_closed_handler_refuses_calls_and_can_be_closed_again() -> None:
     async with VirtualRun(min_nodes=1) as run:
         (a,) = await run.met("a")
         await a.aclose()
@@ -95,7 +95,7 @@ async def test_a_closed_handler_can_do_nothing_and_be_closed_again() -> None:
                 await call()
 
 
-async def test_a_name_held_by_a_live_node_is_waited_for_and_its_holder_named() -> None:
+async def test_a_node_waits_for_a_name_held_by_a_live_node_and_names_the_holder() -> None:
     async with VirtualRun(min_nodes=2, last_call_timeout=0, ttl=4, disconnect_ttl=4) as run:
         first, second, other = run.handler("a"), run.handler("a"), run.handler("b")
         await run.meet(first, other)
@@ -238,7 +238,7 @@ async def test_a_lease_lost_before_the_arrival_is_sent_makes_the_node_take_anoth
         assert run.keys("nodes/") == ["a", "b"], "both are kept"
 
 
-async def test_whether_the_run_is_closed_is_not_known_while_the_store_is_out_of_reach() -> None:
+async def test_is_closed_raises_while_the_store_is_unreachable() -> None:
     async with VirtualRun(min_nodes=1) as run:
         a = run.handler("a")
         assert not await a.is_closed()
@@ -268,7 +268,7 @@ async def test_num_nodes_changed_answers_from_local_state() -> None:
         assert (a.num_nodes_changed(), a.num_nodes_changed(on_loss=False)) == (1, 0), "it was dropped"
 
 
-async def test_closing_takes_no_longer_than_its_timeout_however_the_store_was_lost() -> None:
+async def test_closing_takes_at_most_its_timeout_after_any_loss_of_the_store() -> None:
     async with VirtualRun(min_nodes=1, close_timeout=3) as run:
         (a,) = await run.met("a")
         run.kill_store()

@@ -13,7 +13,7 @@ from rdzv.node.link.link import ANSWERS_KEPT, Link
 from tests.support.runs import VirtualRun, connected, listen
 
 
-def test_one_answer_that_was_held_up_does_not_make_the_store_slow() -> None:
+def test_one_delayed_answer_does_not_make_the_store_slow() -> None:
     link = Link.__new__(Link)
     link._answered_in = []
     link.follower = SimpleNamespace(opened_in=0.01)  # type: ignore[assignment]
@@ -77,7 +77,7 @@ def told_back(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.virtual_time
-async def test_a_store_that_is_back_is_told_of_if_its_absence_was(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_return_of_a_store_is_logged_if_its_absence_was(caplog: pytest.LogCaptureFixture) -> None:
     async with VirtualRun(min_nodes=1) as run:
         link = await connected(run.handler("a"))
         for absence, told in ((1, 0), (60, 1)):
@@ -90,7 +90,7 @@ async def test_a_store_that_is_back_is_told_of_if_its_absence_was(caplog: pytest
 
 
 @pytest.mark.virtual_time
-async def test_a_memory_store_whose_process_is_gone_is_given_up_and_another_one_is_found_later(
+async def test_a_lost_store_in_memory_is_given_up_and_another_one_is_found_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with VirtualRun(min_nodes=2) as run:

@@ -33,7 +33,7 @@ def test_all_users_share_one_thread_which_ends_with_the_last() -> None:
     assert not node_threads()
 
 
-def test_a_loop_that_was_left_is_not_begun_again_and_leaving_twice_does_nothing() -> None:
+def test_a_loop_that_was_left_does_not_restart_and_leaving_twice_does_nothing() -> None:
     one, other = NodeThread(), NodeThread()
     thread = other.start(where()).wait(10)
     one.start(where()).wait(10)
@@ -81,7 +81,7 @@ def test_user_code_run_in_a_thread_delays_no_node() -> None:
 
 
 @pytest.mark.parametrize("given", [False, True])
-async def test_a_loop_at_hand_is_the_callers_or_the_one_given(given: bool) -> None:
+async def test_a_node_loop_uses_the_given_loop_or_the_running_one(given: bool) -> None:
     loop: NodeLoop = NodeLoop(asyncio.get_running_loop() if given else None)
     assert await loop.start(where()) is threading.current_thread()
     assert await loop.apart(time.monotonic) > 0
@@ -90,7 +90,7 @@ async def test_a_loop_at_hand_is_the_callers_or_the_one_given(given: bool) -> No
 
 
 @pytest.mark.virtual_time
-async def test_few_nodes_have_their_turn_at_once_and_one_that_waits_in_vain_keeps_the_others_for_a_moment(
+async def test_few_nodes_connect_at_a_time_and_a_stuck_one_delays_others_only_briefly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(loops, "_turns", asyncio.Semaphore(TURNS))

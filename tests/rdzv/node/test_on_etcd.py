@@ -51,7 +51,7 @@ def url(etcd: Etcd) -> str:
     return f"{etcd.url}/{next(_names)}"
 
 
-async def test_the_url_of_torchelastics_documentation_works_as_it_stands(etcd: Etcd, url: str) -> None:
+async def test_the_url_of_torchelastics_documentation_works_unchanged(etcd: Etcd, url: str) -> None:
     run_id = url.rpartition("/")[2]
     url += "?min_workers=1&max_workers=3&last_call_timeout=30&timeout=600"
     async with AsyncExitStack() as stack, store.connect(etcd.url) as client:
@@ -95,7 +95,7 @@ async def test_members_wait_for_each_others_keys_items_and_barriers(url: str) ->
         await asyncio.gather(a.barrier("all", 2), b.barrier("all", 2))
 
 
-async def test_a_process_that_is_killed_is_missed_and_the_others_meet_again(url: str) -> None:
+async def test_a_killed_process_is_noticed_and_the_others_meet_again(url: str) -> None:
     url += "?min_nodes=2&max_nodes=3&last_call_timeout=20&ttl=2"
     async with AsyncExitStack() as stack:
         nodes = [await stack.enter_async_context(rdzv.connect(url, node_id=name)) for name in ("a", "b")]
@@ -206,7 +206,7 @@ async def test_the_nodes_of_a_process_are_one_client_of_the_cluster() -> None:
             assert_one_round(await asyncio.gather(*(node.next_rendezvous() for node in (*nodes[20:], *more))))
 
 
-async def test_commands_run_on_it_and_show_and_close_it(url: str) -> None:
+async def test_commands_show_and_close_a_run_on_etcd(url: str) -> None:
     worker = "import os, sys; print(os.environ['RANK'], os.environ['WORLD_SIZE']); sys.exit(0)"
     async with AsyncExitStack() as stack:
         run = ("-m", "rdzv", "run", f"{url}?min_nodes=2", "--no-prefix", "--", sys.executable, "-c", worker)
@@ -222,7 +222,7 @@ async def test_commands_run_on_it_and_show_and_close_it(url: str) -> None:
         assert "is closed" in close.output[0]
 
 
-async def test_a_second_cluster_and_a_missing_one_are_told_apart(url: str) -> None:
+async def test_two_clusters_are_distinguished_and_a_missing_one_is_an_error(url: str) -> None:
     with pytest.raises(RendezvousConnectionError, match="nobody listens"):
         async with rdzv.connect("etcd://127.0.0.1:1/job?min_nodes=1&join_timeout=0.3"):
             pass

@@ -106,7 +106,7 @@ async def test_a_call_works_with_any_text_that_a_user_gives(call: str, text: str
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS, ids=["empty", "4-byte characters", "surrogates", "control", "1 MB"])
-async def test_no_label_of_a_busy_member_costs_it_its_lease(text: str) -> None:
+async def test_no_label_of_a_busy_member_makes_it_lose_its_lease(text: str) -> None:
     """Regression: each keep-alive carried the label, and failed: the healthy member was dropped."""
     async with VirtualRun(min_nodes=2, max_nodes=2, ttl=3, stall_timeout=5) as run:
         busy: list[str] = []
@@ -136,7 +136,7 @@ async def test_a_label_that_is_no_text_is_refused_where_it_is_given(label: Any) 
                 break
 
 
-async def test_a_note_that_cannot_be_made_does_not_keep_a_lease_from_being_renewed() -> None:
+async def test_a_lease_is_renewed_also_if_its_note_cannot_be_made() -> None:
     async with VirtualRun(min_nodes=1, ttl=3) as run:
         a = run.handler("a")
         await a.next_rendezvous()
@@ -171,14 +171,14 @@ async def test_any_failure_of_a_health_check_only_keeps_its_node_out(verdict: ob
         {"payload": {"\ud800": 1}},
     ],
 )
-async def test_a_name_that_utf8_cannot_hold_is_refused_before_a_node_joins(odd: dict[str, Any]) -> None:
+async def test_a_name_that_utf8_cannot_encode_is_refused_before_a_node_joins(odd: dict[str, Any]) -> None:
     with pytest.raises(RendezvousSettingsError):
         parse("tcp://127.0.0.1/job?min_nodes=1", odd, {})
     with pytest.raises(RendezvousSettingsError):
         parse("tcp://127.0.0.1/\ud800?min_nodes=1", {}, {})
 
 
-async def test_a_round_that_is_over_accuses_and_keeps_nothing() -> None:
+async def test_accuse_and_keep_of_a_round_that_is_over_have_no_effect() -> None:
     """Regression: two late watchdogs of an earlier round removed a healthy member from the current one."""
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=0.1) as run:
         earlier: dict[str, rdzv.Round] = {}
@@ -212,7 +212,7 @@ async def test_a_round_that_is_over_accuses_and_keeps_nothing() -> None:
 
 
 @pytest.mark.parametrize("after", [0, 0.001, 0.01])
-async def test_a_call_of_leave_that_is_given_up_keeps_nothing_from_the_next_round(after: float) -> None:
+async def test_a_cancelled_leave_does_not_disturb_the_next_round(after: float) -> None:
     """Regression: the next call found the record that was still being withdrawn, and raised an AssertionError."""
     async with VirtualRun(min_nodes=2, max_nodes=2) as run:
         a, b = run.handler("a"), run.handler("b")
@@ -225,7 +225,7 @@ async def test_a_call_of_leave_that_is_given_up_keeps_nothing_from_the_next_roun
             await leaving
 
 
-async def test_a_muster_counts_each_member_once() -> None:
+async def test_all_here_counts_each_member_once() -> None:
     """Regression: a call that was cancelled and repeated counted twice, so the others went on without
     the last member.
     """

@@ -86,7 +86,7 @@ async def test_a_ban_of_an_attribute_removes_all_nodes_with_it(now: bool) -> Non
         assert len((await steered.status()).members) == (not now)
 
 
-async def test_a_run_tells_its_status_history_and_cost_without_a_node() -> None:
+async def test_an_observer_gets_the_status_history_and_cost_of_a_run() -> None:
     async with VirtualRun(min_nodes=1) as run, run.looked_at() as seen:
         assert (await seen.status()).reason == "no node is here"
         with pytest.raises(rdzv.RendezvousStateError, match="has no run job; it has none under /rdzv"):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.virtual_time
 
 
-async def test_a_member_that_has_gone_on_waits_and_one_that_died_is_in_neither_list() -> None:
+async def test_a_member_that_joins_again_is_waiting_and_a_dead_one_is_in_no_list() -> None:
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
         _, b, c = await run.met("abc")
         heard = await listen(run, c)
@@ -39,7 +39,7 @@ async def test_a_member_that_has_gone_on_waits_and_one_that_died_is_in_neither_l
         assert status.world_size == 3, "the round's, as it was completed"
 
 
-async def test_a_round_that_was_just_committed_stands_though_its_progress_is_still_to_be_reported() -> None:
+async def test_a_committed_round_is_shown_before_its_progress_is_reported() -> None:
     async with VirtualRun(min_nodes=2, last_call_timeout=5) as run:
         a, b = run.handler("a"), run.handler("b")
         first = await run.join(a)
@@ -192,7 +192,7 @@ async def test_the_seconds_left_of_a_drain_do_not_depend_on_the_reader() -> None
         assert (await a.status()).draining == {}, "it is not here any more"
 
 
-async def test_a_drain_is_still_meant_after_the_nodes_lease_has_lapsed() -> None:
+async def test_a_drain_still_holds_after_the_nodes_lease_has_expired() -> None:
     """Regression: the node came back, and was in the next round."""
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1, ttl=5) as run:
         _, b = await run.met("ab")

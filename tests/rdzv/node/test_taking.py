@@ -66,7 +66,7 @@ STOP = Stop(round=7, decided=True, step=6, why="c to leave")
         (Head(round=ROUND.replace(number=8, revision=9)), True, None, False, ()),
     ],
 )
-def test_all_that_the_head_says_of_a_round_is_known_at_the_first_notification(
+def test_the_first_notification_comes_after_all_of_the_head_was_read(
     head: Head, rejoins: bool, over: str | None, decided: bool, lost_ids: tuple[str, ...]
 ) -> None:
     membership = member()
@@ -129,7 +129,7 @@ async def test_a_loss_is_announced_while_a_request_of_the_node_is_unanswered(mon
 @virtual_time
 @pytest.mark.parametrize("seconds", [0.0, 0.5, 5.0])
 @pytest.mark.parametrize("held_up", ["a", "ab"])
-async def test_decision_and_departure_in_one_read_are_no_loss(
+async def test_a_decision_and_a_departure_in_one_read_are_no_loss(
     monkeypatch: pytest.MonkeyPatch, seconds: float, held_up: str
 ) -> None:
     """Regression: a separate task set the decision later. A healthy job ended in the middle of a step, or hung."""
@@ -210,7 +210,7 @@ def test_a_callback_is_called_once_even_if_two_threads_race() -> None:
         assert calls == ["over"]
 
 
-def test_a_child_that_is_forked_in_the_middle_of_a_callback_may_ask_and_listen() -> None:
+def test_a_child_forked_during_a_callback_can_use_the_membership() -> None:
     """With a lock the child would wait for ever: the thread that holds it does not exist there."""
     membership, in_callback, may_return = member(), threading.Event(), threading.Event()
 

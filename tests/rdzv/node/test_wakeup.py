@@ -54,9 +54,7 @@ async def test_a_listener_may_unregister_while_it_is_called() -> None:
 
 
 @pytest.mark.parametrize(("changes_after", "wakes_after"), [(None, 600), (7, 7), (0, 0)])
-async def test_it_wakes_once_when_something_has_changed_or_its_moment_has_come(
-    changes_after: float | None, wakes_after: float
-) -> None:
+async def test_it_wakes_once_after_a_change_or_at_its_time(changes_after: float | None, wakes_after: float) -> None:
     wakeup, began = Wakeup(), now()
     if changes_after is not None:
         for _ in range(2):
@@ -69,7 +67,7 @@ async def test_it_wakes_once_when_something_has_changed_or_its_moment_has_come(
     assert await wakeup.sleep_until(now() + 5) is False
 
 
-async def test_groups_of_listeners_are_woken_through_each_other() -> None:
+async def test_nested_listeners_are_woken() -> None:
     inner, outer, wakeup = Listeners(), Listeners(), Wakeup()
     with outer.listening(inner), inner.listening(wakeup):
         outer.changed()

@@ -190,7 +190,7 @@ def test_every_error_in_a_call_of_a_dropped_node_is_round_superseded(error: Stor
 # Other errors, and time.
 
 
-def test_a_lost_connection_and_a_limit_are_told_as_such() -> None:
+def test_a_lost_connection_and_a_limit_are_errors_of_their_own() -> None:
     table = Table()
     with pytest.raises(RendezvousConnectionError, match="cannot be reached: nobody"):
         table.begin(table.get("a")).fail(ConnectionLost("nobody listens there", maybe_applied=False))
@@ -198,14 +198,14 @@ def test_a_lost_connection_and_a_limit_are_told_as_such() -> None:
         table.begin(table.set("a", "1")).fail(LimitExceeded("too large"))
 
 
-def test_an_answer_that_does_not_come_is_a_timeout() -> None:
+def test_a_missing_answer_is_a_timeout() -> None:
     table = Table()
     with pytest.raises(SharedStoreTimeoutError, match="no answer to Put") as caught:
         table.begin(table.set("a", "1")).fail(StoreTimeoutError("no answer to Put"))
     assert caught.value.timeout == 10.0
 
 
-def test_waits_get_the_time_that_is_left_and_answers_at_least_a_little() -> None:
+def test_waits_get_the_remaining_time_and_other_requests_a_minimum() -> None:
     table = Table()
     waiting = table.begin(table.get("a"), 3.0)
     assert (waiting.request, waiting.left) == (Wait(keys=("/r/k/a",)), 3.0)
@@ -216,7 +216,7 @@ def test_waits_get_the_time_that_is_left_and_answers_at_least_a_little() -> None
     assert table.begin(table.set("a", "1"), 0.0).left == ANSWER_TIMEOUT
 
 
-def test_a_wait_with_no_time_at_all_only_looks() -> None:
+def test_a_wait_without_time_only_checks() -> None:
     table = Table()
     table.run(table.multi_set(["aa", "ab"], ["1", "2"]))
     looking = table.begin(table.wait(["aa", "ab"]), 0.0)
@@ -226,7 +226,7 @@ def test_a_wait_with_no_time_at_all_only_looks() -> None:
     assert table.run(table.multi_get([]), 0.0) == []
 
 
-def test_a_key_that_comes_and_goes_while_one_looks_is_missing() -> None:
+def test_a_key_that_is_made_and_deleted_during_the_check_is_missing() -> None:
     table = Table()
     reading = table.begin(table.get("a"), 0.0)
     table.ask(Put("/r/k/a", b"1"))
@@ -288,7 +288,7 @@ def test_a_push_while_the_last_item_is_popped_keeps_the_mark() -> None:
     assert table.run(table.check(["q"])) is False
 
 
-def test_two_pushes_in_the_midst_of_a_pop_make_it_look_again() -> None:
+def test_two_pushes_during_a_pop_make_it_look_again() -> None:
     table = Table()
     table.run(table.queue_push("q", "1"))
     popping = table.begin(table.queue_pop("q"))
@@ -300,7 +300,7 @@ def test_two_pushes_in_the_midst_of_a_pop_make_it_look_again() -> None:
     assert table.run(table.queue_len("q")) == 2
 
 
-def test_a_queue_that_fills_and_empties_while_one_pushes_is_pushed_to() -> None:
+def test_a_push_succeeds_while_the_queue_fills_and_empties() -> None:
     table = Table()
     pushing = table.begin(table.queue_push("q", "late"))
     table.run(table.queue_push("q", "1"))

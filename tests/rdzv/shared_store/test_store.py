@@ -127,7 +127,7 @@ DIALOGUE: list[tuple[str, tuple[Any, ...], Any]] = [
 ]
 
 
-async def test_each_call_is_answered_as_pytorchs_stores_answer_it(open_store: Open) -> None:
+async def test_each_call_is_answered_as_by_pytorchs_stores(open_store: Open) -> None:
     async with open_store(timeout=MISSED) as shared:
         for name, arguments, answer in DIALOGUE:
             if answer in (LATE, EMPTY, WRONG):
@@ -139,7 +139,7 @@ async def test_each_call_is_answered_as_pytorchs_stores_answer_it(open_store: Op
 
 
 @pytest.mark.parametrize("name", ["HashStore", "TCPStore"])
-def test_pytorchs_stores_answer_so(name: str) -> None:
+def test_pytorchs_stores_give_the_same_answers(name: str) -> None:
     require("torch")
     import torch.distributed as theirs
 
@@ -169,7 +169,7 @@ async def test_wait_and_multi_get_wait_for_all_their_keys(shared: Any, observer:
     assert read.result() == [b"2", b"1", b"2"]
 
 
-async def test_a_wait_that_runs_out_names_the_keys_that_were_missing(shared: Any) -> None:
+async def test_a_wait_that_times_out_names_the_missing_keys(shared: Any) -> None:
     await shared.set("here", "x")
     with pytest.raises(SharedStoreTimeoutError) as caught:
         await shared.wait(["here", "nope", "nor this"], timedelta(milliseconds=50))
@@ -178,7 +178,7 @@ async def test_a_wait_that_runs_out_names_the_keys_that_were_missing(shared: Any
     assert isinstance(caught.value, TimeoutError)
 
 
-async def test_of_many_missing_keys_a_few_are_spelled_out(shared: Any) -> None:
+async def test_of_many_missing_keys_a_few_are_named(shared: Any) -> None:
     with pytest.raises(SharedStoreTimeoutError, match=r"'7' and 12 more \(20 of 20 keys\)") as caught:
         await shared.wait([str(number) for number in range(20)], MISSED)
     assert len(caught.value.keys) == 20
@@ -223,7 +223,7 @@ async def test_keys_are_those_of_this_store_only(open_store: Open) -> None:
 # Queues.
 
 
-async def test_a_queue_does_not_hold_the_items_of_another_whose_name_goes_on(shared: Any) -> None:
+async def test_queues_whose_names_begin_alike_are_separate(shared: Any) -> None:
     await shared.queue_push("a/b", "1")
     await shared.queue_push("a%2Fb", "2")
     assert [await shared.queue_len(key) for key in ("a", "a/b", "a%2Fb")] == [0, 1, 1]
@@ -264,7 +264,7 @@ async def test_a_value_is_no_queue(shared: Any) -> None:
 
 
 @pytest.mark.parametrize("meddle", ["set", "delete"])
-async def test_a_queue_survives_a_meddling_with_its_key(shared: Any, meddle: str) -> None:
+async def test_a_queue_survives_writes_to_its_key(shared: Any, meddle: str) -> None:
     for item in "12":
         await shared.queue_push("jobs", item)
     await (shared.set("jobs", "x") if meddle == "set" else shared.delete_key("jobs"))
@@ -275,7 +275,7 @@ async def test_a_queue_survives_a_meddling_with_its_key(shared: Any, meddle: str
 # Barriers, timeouts, clones.
 
 
-async def test_a_barrier_opens_when_all_have_come(shared: Any, observer: store.Client) -> None:
+async def test_a_barrier_opens_when_all_have_arrived(shared: Any, observer: store.Client) -> None:
     async with asyncio.TaskGroup() as tasks:
         waiting = [tasks.create_task(shared.barrier("start", 3)) for _ in range(2)]
         await until_waits(observer, 2)
@@ -296,7 +296,7 @@ async def test_a_barrier_that_all_have_passed_leaves_nothing_behind(shared: Any,
     assert await observer.count("") == before
 
 
-async def test_a_barrier_that_runs_out_says_how_many_came(shared: Any) -> None:
+async def test_a_barrier_that_times_out_names_the_number_of_arrivals(shared: Any) -> None:
     with pytest.raises(SharedStoreTimeoutError, match=r"'start' timed out after 0.05 s: 1 of 3 came"):
         await shared.barrier("start", 3, timedelta(milliseconds=50))
 
@@ -373,7 +373,7 @@ async def test_a_lost_store_is_a_connection_error(twin: str) -> None:
                 await shared.set("a", "1")
 
 
-async def test_cancelling_a_caller_is_not_superseding(server: Server, observer: store.Client) -> None:
+async def test_cancelling_a_caller_is_not_reported_as_superseded(server: Server, observer: store.Client) -> None:
     async with store.connect(server.url) as client:
         shared = SharedStore(client, prefix="/round/", fence=())
         with pytest.raises(TimeoutError):
@@ -401,7 +401,7 @@ async def test_an_interrupted_client_ends_a_blocking_call_as_superseded(server: 
 # A loss of members ends waits.
 
 
-async def test_an_error_names_the_users_key_and_not_where_it_is_kept(shared: Any) -> None:
+async def test_an_error_names_the_users_key_without_its_prefix(shared: Any) -> None:
     await shared.set("word", "abc")
     with pytest.raises(store.StoreError, match=r"^'word' holds b'abc', which is no decimal number"):
         await shared.add("word", 1)

@@ -11,7 +11,7 @@ from rdzv.errors import RendezvousStateError, RoundSupersededError
 from tests.support.runs import real_run
 
 
-async def test_a_second_event_loop_is_refused_in_words_and_the_first_goes_on() -> None:
+async def test_a_second_event_loop_gets_a_clear_error_and_the_first_still_works() -> None:
     async with real_run(min_nodes=1, max_nodes=1) as make, make("a") as handler:
         info = await handler.next_rendezvous()
         await info.store.set("k", b"v")
@@ -29,7 +29,7 @@ async def test_a_second_event_loop_is_refused_in_words_and_the_first_goes_on() -
         assert await info.store.get("k") == b"v"
 
 
-async def test_a_handler_is_closed_from_another_event_loop_after_its_rounds_store_was_used() -> None:
+async def test_a_handler_whose_store_was_used_can_be_closed_from_another_event_loop() -> None:
     """Regression: it waited for the client's tasks in the wrong loop, for ever."""
     async with real_run(min_nodes=1, max_nodes=1) as make, make("a") as handler:
         info = await handler.next_rendezvous()

@@ -64,7 +64,7 @@ def test_a_body_runs_to_its_end_on_every_node(four: Cluster) -> None:
     assert (only.number, only.world_size, sorted(only.members)) == (0, 4, ["node-0", "node-1", "node-2", "node-3"])
 
 
-async def test_it_runs_inside_a_loop_that_is_running_and_may_be_awaited() -> None:
+async def test_it_can_be_awaited_inside_a_running_loop() -> None:
     ours = asyncio.current_task()
     async with cluster(2, seed=1) as made:
         await made.run(train)
@@ -144,7 +144,7 @@ def test_a_paused_node_is_dropped_and_a_hanging_one_is_not(four: Cluster) -> Non
     assert told(four, "node-2: Dropped")
 
 
-def test_a_cut_is_outlived_if_it_is_short(four: Cluster) -> None:
+def test_a_short_cut_is_survived(four: Cluster) -> None:
     four.run(stay)
     four.advance(1)
     four.cut(1, 4)
@@ -160,7 +160,7 @@ def test_a_cut_is_outlived_if_it_is_short(four: Cluster) -> None:
     assert told(four, "node-1: Dropped")
 
 
-def test_a_node_that_drains_leaves_at_a_step_and_a_newcomer_comes_in(four: Cluster) -> None:
+def test_a_drained_node_leaves_at_a_step_and_a_newcomer_joins(four: Cluster) -> None:
     with pytest.raises(rdzv.RendezvousStateError, match="call `advance`"):
         four.drain(1)
     four.run(train)
@@ -175,7 +175,7 @@ def test_a_node_that_drains_leaves_at_a_step_and_a_newcomer_comes_in(four: Clust
 
 
 @pytest.mark.parametrize("how", ["stop_store", "pause_store"])
-def test_a_store_that_is_away_for_a_while_costs_no_round(four: Cluster, how: str) -> None:
+def test_a_short_outage_of_the_store_ends_no_round(four: Cluster, how: str) -> None:
     four.run(train)
     four.advance(3)
     getattr(four, how)(4)
@@ -183,7 +183,7 @@ def test_a_store_that_is_away_for_a_while_costs_no_round(four: Cluster, how: str
     assert sizes(four) == [4]
 
 
-def test_a_store_without_a_disk_is_another_one_when_it_is_back() -> None:
+def test_a_store_without_a_disk_is_a_new_one_after_a_restart() -> None:
     with cluster(2, seed=1, durable=False, may_raise=rdzv.RendezvousError) as made:
         made.run(stay)
         made.advance(3)
@@ -234,7 +234,7 @@ def test_nodes_that_do_not_finish_are_named_with_the_lines_they_wait_at() -> Non
     assert one.endswith("; 1 of at least 2 nodes")
 
 
-def test_where_a_task_waits_that_a_body_has_started_is_named_too() -> None:
+def test_tasks_that_a_body_has_started_are_named_with_their_lines_too() -> None:
     async def never(node: ClusterNode) -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(anyio.sleep, 1000)
@@ -250,7 +250,7 @@ def test_where_a_task_waits_that_a_body_has_started_is_named_too() -> None:
     assert "and at stay" in task and "async for change in changes" in task
 
 
-def test_the_node_that_the_others_wait_for_is_named_with_its_line_also_if_they_time_out_first() -> None:
+def test_a_node_that_the_others_wait_for_is_named_also_if_they_time_out_first() -> None:
     async def comes_too_late(node: ClusterNode) -> None:
         if node.index == 0:
             await anyio.sleep(60)
@@ -272,7 +272,7 @@ def test_a_node_that_finished_is_not_reported_as_killed(four: Cluster) -> None:
     assert not told(four, "is killed")
 
 
-def test_blocking_callers_are_sent_elsewhere() -> None:
+def test_the_error_for_blocking_callers_names_rdzv_testing_processes() -> None:
     async def blocks(node: ClusterNode) -> None:
         with rdzv.sync.connect(node.url):
             pass
@@ -283,7 +283,7 @@ def test_blocking_callers_are_sent_elsewhere() -> None:
             made.advance(1)
 
 
-def test_explore_tells_the_seed_and_the_story_of_the_first_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explore_reports_the_first_failing_seed_with_its_story(capsys: pytest.CaptureFixture[str]) -> None:
     def no_node_was_killed(made: Cluster) -> None:
         assert not told(made, "is killed"), "somebody was"
 
@@ -303,7 +303,7 @@ def test_explore_refuses_a_missing_body_and_unknown_faults() -> None:
             made.explore(train, faults=["earthquake"])
 
 
-def test_a_cluster_that_has_ended_is_of_no_more_use() -> None:
+def test_a_cluster_that_has_ended_refuses_calls() -> None:
     with cluster(1) as made:
         made.run(train)
         with pytest.raises(IndexError, match="there is no node 1: there are 1, from 0"):

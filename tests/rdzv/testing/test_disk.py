@@ -70,9 +70,7 @@ def machine() -> Iterator[Machine]:
     made.disk.close()
 
 
-def test_the_same_facts_leave_the_same_store_on_a_real_disk_and_on_a_simulated_one(
-    tmp_path: Path, machine: Machine
-) -> None:
+def test_the_same_facts_leave_the_same_data_on_a_real_and_a_simulated_disk(tmp_path: Path, machine: Machine) -> None:
     real = Journal(tmp_path, new_id="one")
     real.load()
     real.start(on_durable=lambda _: None, on_failure=lambda _: None)
@@ -99,7 +97,7 @@ def test_a_crash_loses_exactly_the_uncommitted_facts(machine: Machine) -> None:
     assert machine.durable == [1]
 
 
-def test_a_full_disk_takes_nothing_and_takes_it_again_when_there_is_room(machine: Machine) -> None:
+def test_a_full_disk_refuses_writes_until_there_is_space(machine: Machine) -> None:
     machine.disk.fill()
     for revision in range(1, 200):
         machine.journal.append(Facts(revisions=[put(revision, f"key {revision}" * 50)]))

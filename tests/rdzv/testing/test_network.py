@@ -171,7 +171,7 @@ async def test_a_peer_that_pauses_reading_pauses_the_writer_until_it_reads_again
     assert pair.server.data == bytes(30) + b"!"
 
 
-async def test_closing_flushes_then_both_ends_part_without_an_error(pair: Pair) -> None:
+async def test_closing_flushes_and_then_ends_both_sides_without_an_error(pair: Pair) -> None:
     pair.client.transport.write(b"last words")
     pair.client.transport.close()
     assert pair.client.transport.is_closing()
@@ -348,7 +348,7 @@ async def test_a_closed_listener_refuses_dials_and_leaves_its_links(pair: Pair) 
     assert first.data == b"still here"
 
 
-async def test_a_name_is_listened_on_once(pair: Pair) -> None:
+async def test_a_second_listener_of_a_name_is_an_error(pair: Pair) -> None:
     with pytest.raises(OSError, match="already listened on"):
         pair.network.listen("store", Recorder)
 
@@ -366,7 +366,7 @@ async def test_a_server_that_aborts_at_once_is_seen_as_a_reset(network: MemoryNe
     assert client.heard == ["made", ConnectionResetError]
 
 
-async def test_bytes_sent_while_the_dialer_is_still_coming_wait_for_it(network: MemoryNetwork) -> None:
+async def test_bytes_sent_before_the_dialer_is_ready_wait_for_it(network: MemoryNetwork) -> None:
     class Greeter(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             assert isinstance(transport, asyncio.Transport)

@@ -34,7 +34,7 @@ def test_time_jumps_and_each_clock_has_its_own_rate() -> None:
     timeline.end()
 
 
-def test_a_process_that_stands_still_reads_first_and_looks_at_its_timers_then() -> None:
+def test_a_resumed_process_reads_first_and_runs_its_timers_then() -> None:
     timeline = Timeline()
     host, other = timeline.host("a"), timeline.host("b")
     happened: list[str] = []
@@ -49,7 +49,7 @@ def test_a_process_that_stands_still_reads_first_and_looks_at_its_timers_then() 
     timeline.end()
 
 
-def test_nothing_that_a_dead_process_cleans_up_is_seen() -> None:
+def test_clean_up_code_of_a_dead_process_has_no_effect() -> None:
     timeline = Timeline()
     network = MemoryNetwork(loop=timeline.host("network"))
     heard: list[bytes] = []
@@ -107,7 +107,7 @@ def test_a_machine_without_power_says_nothing_until_tcp_gives_up() -> None:
     timeline.end()
 
 
-def test_a_server_that_stands_still_is_connected_to_all_the_same() -> None:
+def test_a_paused_server_still_accepts_connections() -> None:
     timeline = Timeline()
     network = MemoryNetwork(loop=timeline.host("network"))
     accepted: list[float] = []
@@ -155,7 +155,7 @@ def test_work_in_many_processes_takes_no_virtual_time() -> None:
     timeline.end()
 
 
-def test_time_passes_no_further_for_a_process_that_never_waits() -> None:
+def test_time_does_not_advance_for_a_process_that_never_waits() -> None:
     """Otherwise a body that polls without waiting would hang its test instead of failing it."""
     timeline = Timeline()
     turns = 0
@@ -188,7 +188,7 @@ def test_threads_are_refused_with_a_remedy(in_thread: Callable[..., Any]) -> Non
     timeline.end()
 
 
-def test_a_process_that_dies_takes_its_own_tasks_with_it_and_no_others() -> None:
+def test_the_death_of_a_process_ends_only_its_own_tasks() -> None:
     timeline = Timeline()
     ended: list[str] = []
 

@@ -45,7 +45,7 @@ def test_uncaught_errors_are_printed_as_before_once_a_group_has_gone(monkeypatch
 
 
 @pytest.mark.parametrize(("missing", "needed"), [("ASYNC_ERROR_HANDLING", "0 before"), ("BLOCKING_WAIT", "1 before")])
-def test_nccl_is_refused_where_a_loss_would_end_the_process_or_go_unnoticed(
+def test_nccl_is_refused_if_a_loss_would_end_the_process_or_go_unnoticed(
     missing: str, needed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rdzv import RendezvousSettingsError
@@ -59,9 +59,7 @@ def test_nccl_is_refused_where_a_loss_would_end_the_process_or_go_unnoticed(
         group.make()
 
 
-def test_an_abort_of_nccl_does_not_hold_the_nodes_thread_and_is_over_before_the_next_group(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_abort_of_nccl_does_not_block_the_nodes_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     from rdzv.torch import group as room
 
     may_end, told = threading.Event(), list[str]()
@@ -128,7 +126,7 @@ def test_making_a_group_waits_less_than_two_seconds_for_a_dead_member(monkeypatc
     assert all(0 < 5 * timeout < 2 for timeout in making.timeouts[0])
 
 
-def test_members_that_all_live_try_again_together_with_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_members_retry_together_with_a_longer_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     # one fails, then the other: a member whose group was made makes it again all the same
     making = Making((0, 0), (1, 1))
     assert make_both(monkeypatch, making) == ["made", "made"]
@@ -136,7 +134,7 @@ def test_members_that_all_live_try_again_together_with_more_time(monkeypatch: py
     assert making.timeouts[0] == [making.timeouts[0][0] * factor for factor in (1, 2, 4)]
 
 
-def test_a_member_that_never_gets_through_is_an_error_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_a_member_never_connects_all_raise_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     making = Making(*((0, attempt) for attempt in range(99)))
     told = make_both(monkeypatch, making)
     assert told[0] == "Connect timeout"

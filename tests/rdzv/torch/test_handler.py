@@ -119,7 +119,7 @@ def workers(address: Any, *, is_master: bool = False) -> dist.TCPStore:
 
 
 @pytest.mark.skipif(not HAS_AGENT_STORE, reason="workers of this release do not find each other in an agent's store")
-def test_rank_zeros_agent_serves_the_workers_store_of_each_round_at_the_promised_port(agents: Agents) -> None:
+def test_rank_0s_agent_serves_each_rounds_workers_store_at_the_promised_port(agents: Agents) -> None:
     two = agents.add((2, 2)), agents.add((2, 2))
     last: Any = None
     for _ in range(2):
@@ -134,9 +134,7 @@ def test_rank_zeros_agent_serves_the_workers_store_of_each_round_at_the_promised
 
 @pytest.mark.skipif(not HAS_AGENT_STORE, reason="workers of this release do not find each other in an agent's store")
 @pytest.mark.parametrize("ports", ["single", "range"])
-def test_a_promised_port_that_is_taken_is_never_exchanged_for_another_one_in_silence(
-    url: str, run_id: str, ports: str
-) -> None:
+def test_a_promised_port_that_is_in_use_is_never_silently_replaced(url: str, run_id: str, ports: str) -> None:
     """Two jobs with one `master_port` would share a store. The second is refused, or meets again at the next port."""
     first = free_port()
     among = str(first) if ports == "single" else f"{first}-{first + 20}"
@@ -225,7 +223,9 @@ def test_an_arrival_is_a_reason_to_meet_again(agents: Agents) -> None:
 
 
 @pytest.mark.parametrize("regroup_on_loss", ["true", "false"])
-def test_a_member_that_goes_is_a_reason_to_meet_again_unless_that_is_off(agents: Agents, regroup_on_loss: str) -> None:
+def test_a_departure_is_a_reason_to_meet_again_unless_that_is_switched_off(
+    agents: Agents, regroup_on_loss: str
+) -> None:
     stays, goes = (agents.add(regroup_on_loss=regroup_on_loss) for _ in range(2))
     agents.meet(stays, goes)
     goes._leave_at_exit()  # this is called when an agent gets SIGTERM
@@ -303,7 +303,7 @@ def test_a_member_that_dies_is_a_reason_to_meet_again(agents: Agents, url: str, 
 
 
 @pytest.mark.parametrize("regroup_on_loss", ["true", "false"])
-def test_a_worker_that_fails_elsewhere_is_a_reason_to_meet_again_before_its_agent_does(
+def test_a_failed_worker_is_a_reason_to_meet_again_before_its_agent_stops(
     agents: Agents, regroup_on_loss: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """That agent first stops its other workers, for up to 30 s, while workers here may hang in a collective."""
@@ -321,7 +321,7 @@ def test_a_worker_that_fails_elsewhere_is_a_reason_to_meet_again_before_its_agen
     assert (one.num_nodes_waiting(), other.num_nodes_waiting()) == (0, 0)
 
 
-def test_in_a_closed_run_there_is_nothing_to_meet_again_for(agents: Agents) -> None:
+def test_in_a_closed_run_there_is_no_reason_to_meet_again(agents: Agents) -> None:
     one, other = agents.add(), agents.add()
     agents.meet(one, other)
     assert one.shutdown() is True
@@ -333,7 +333,7 @@ def test_in_a_closed_run_there_is_nothing_to_meet_again_for(agents: Agents) -> N
     assert one.shutdown() is True
 
 
-def test_set_closed_closes(agents: Agents) -> None:
+def test_set_closed_closes_the_run(agents: Agents) -> None:
     one, other = agents.add(), agents.add()
     agents.meet(one, other)
     one.set_closed()
@@ -383,7 +383,7 @@ def test_under_torchrun_a_spare_ends_the_process_with_success(url: str, run_id: 
     assert ended.code == 0
 
 
-def test_ranks_come_in_the_natural_order_of_names_survivors_first(agents: Agents) -> None:
+def test_ranks_follow_the_natural_order_of_names_survivors_first(agents: Agents) -> None:
     ten, two = (agents.add((2, 3), node_id=name, last_call_timeout="0") for name in ("host10", "host2"))
     first = agents.join(ten)
     until(lambda: ten._handler is not None and ten._handler.status().waiting)
@@ -411,7 +411,7 @@ def test_with_torch_store_tcp_rank_zero_hosts_a_tcp_store_for_the_round(agents: 
 
 
 @pytest.mark.skipif(not HAS_AGENT_STORE, reason="workers of this release do not find each other in an agent's store")
-def test_with_torch_store_tcp_agents_and_workers_share_one_server_and_no_keys(agents: Agents) -> None:
+def test_with_torch_store_tcp_agents_and_workers_share_a_server_but_no_keys(agents: Agents) -> None:
     two = [agents.add((2, 2), torch_store="tcp") for _ in range(2)]
     for _ in range(2):
         infos = agents.meet(*two)
@@ -535,7 +535,7 @@ def test_wrong_settings_are_reported_when_the_handler_is_made(
         settings_of(endpoint, **config)
 
 
-def test_torchruns_timeout_is_not_ours_and_another_one_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_torchruns_default_timeout_is_ignored_and_another_one_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     assert settings_of("head", timeout=900).join_timeout == 600
     assert not caplog.records
     assert settings_of("head", timeout="60").join_timeout == 600
@@ -568,7 +568,7 @@ LINES_OF_TORCHRUN = sorted({line for line in WHOLE.splitlines() if line.startswi
 
 
 @pytest.mark.parametrize("line", LINES_OF_TORCHRUN)
-def test_every_line_of_torchrun_in_the_docs_is_one_that_torchrun_and_we_take(line: str) -> None:
+def test_every_torchrun_command_in_the_docs_is_valid(line: str) -> None:
     from torch.distributed import run
 
     config, _, words = run.config_from_args(run.parse_args(shlex.split(line)[1:]))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("private", it.PRIVATE, ids=lambda private: private.name)
-def test_every_private_name_is_there_since_the_release_that_the_list_says(private: it.Private) -> None:
+def test_every_private_name_exists_since_the_listed_release(private: it.Private) -> None:
     present = True
     try:
         where = private.within or private.name
@@ -66,13 +66,13 @@ for private in PRIVATE:
 """
 
 
-async def test_without_any_of_them_all_else_is_there() -> None:
+async def test_without_each_private_name_the_rest_still_works() -> None:
     async with start_python("-c", TAKEN_AWAY) as program:
         assert await program.wait(timeout=60) == 0, program.written()
         assert len(program.stdout) >= 7  # as many as PyTorch 2.4 has
 
 
-def test_no_other_room_takes_a_private_name_of_pytorch() -> None:
+def test_no_other_module_uses_private_names_of_pytorch() -> None:
     taken = {
         f"{path.name}: {name}"
         for path in Path(it.__file__).parent.rglob("*.py")
@@ -133,9 +133,7 @@ def test_the_calling_agent_is_found_with_the_failures_of_its_workers() -> None:
         (SimpleNamespace(failures={0: object()}), SimpleNamespace(_worker_group=1)),
     ],
 )
-def test_an_agent_whose_variables_have_other_names_is_one_of_which_nothing_is_known(
-    run_result: object, of_agent: object
-) -> None:
+def test_an_agent_with_other_variable_names_counts_as_unknown(run_result: object, of_agent: object) -> None:
     agent: dict[str, Any] = {"__name__": "torch.distributed.elastic.agent.server.api"}
     exec("def _invoke_run(self, run_result, call):\n    return call()", agent)
     found = agent["_invoke_run"](of_agent, run_result, it.agent_above)
@@ -146,7 +144,7 @@ def test_an_agent_whose_variables_have_other_names_is_one_of_which_nothing_is_kn
     assert it.signal_of(unnamed) == "SIGTERM"
 
 
-def test_how_an_agent_ends_is_known_while_it_shuts_its_handler_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_of_an_agents_end_is_known_during_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = ProcessFailure(local_rank=3, pid=1, exitcode=-9, error_file="")
     failure = ChildFailedError("train.py", {3: failed})
 
@@ -166,7 +164,7 @@ def test_how_an_agent_ends_is_known_while_it_shuts_its_handler_down(monkeypatch:
     assert end_by(failure).why.startswith("an agent has failed: ")
 
 
-def test_the_workers_of_an_agent_are_known_once_all_of_the_next_round_have_been_started() -> None:
+def test_an_agents_workers_are_known_once_all_are_started() -> None:
     from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 
     group = WorkerGroup(SimpleNamespace(local_world_size=2))

@@ -89,9 +89,7 @@ class Exchange:
         return [self.kept[key] for key in keys]
 
 
-def test_each_call_of_a_round_gives_another_number_and_where_it_cannot_be_had_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_call_in_a_round_gives_a_new_id_and_old_releases_raise_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     round: Round = Exchange()  # type: ignore[assignment]
     monkeypatch.setattr(reconfigure, "reconfigure_handle", lambda group: f"of {group}")
     first, handles = rdzv.torch.rendezvous_reconfigure(round, "a group")

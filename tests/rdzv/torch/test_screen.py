@@ -117,7 +117,7 @@ def test_a_rounds_line_has_lost_and_new_nodes_and_after_a_loss_the_cost_of_the_r
     assert re.fullmatch(r" so far: \d+ s; training [\d.]+ %, .*; no losses", cost)
 
 
-def test_why_a_round_has_ended_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_reason_of_a_rounds_end_is_printed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="rdzv.torch")
     screen = Screen("job")
     screen.ended(Ending(kind=EndKind.LOST, reason="lost: b: its process ended"), None)
@@ -200,7 +200,7 @@ def test_an_agent_that_a_signal_ends_says_so_in_one_line(
     assert record.getMessage().startswith(said)
 
 
-def test_it_is_told_where_the_others_are_to_be_met(url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_address_of_the_run_is_printed(url: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="rdzv.torch")
     for nodes, said in (("min_nodes=2&max_nodes=4", "2 to 4 nodes"), ("min_nodes=1", "1 node")):
         settings = unconnected_handler(f"{url}/job?{nodes}", {}).settings

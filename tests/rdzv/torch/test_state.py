@@ -62,9 +62,7 @@ def told_by(model: torch.nn.Module, play: Callable[[Played], None]) -> Any:
     return played.told
 
 
-def test_a_model_that_is_not_the_others_is_an_error_at_its_member_and_the_others_meet_again(
-    play: Callable[[Played], None],
-) -> None:
+def test_a_model_that_differs_is_an_error_at_its_member_only(play: Callable[[Played], None]) -> None:
     told = told_by(torch.nn.Linear(4, 2), play)
     play(Played(told=told))
     with pytest.raises(ValueError, match=r"weight is \(2, 5\) of torch.float32 here, and \(2, 4\) of"):
@@ -74,9 +72,7 @@ def test_a_model_that_is_not_the_others_is_an_error_at_its_member_and_the_others
         state.synchronize(0, rank=1, lags=False, model=torch.nn.Linear(4, 2), optimizer=None, extra=None)
 
 
-def test_a_member_that_lags_keeps_its_own_state_until_all_of_the_newest_is_there(
-    play: Callable[[Played], None],
-) -> None:
+def test_a_lagging_member_keeps_its_state_until_the_newest_is_complete(play: Callable[[Played], None]) -> None:
     newest, lagging = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
     told, before = told_by(newest, play), {name: value.clone() for name, value in lagging.state_dict().items()}
     play(Played(told=told, sent=[newest.weight.detach()]))  # then the source dies
@@ -88,7 +84,7 @@ def test_a_member_that_lags_keeps_its_own_state_until_all_of_the_newest_is_there
     assert all(torch.equal(value, newest.state_dict()[name]) for name, value in lagging.state_dict().items())
 
 
-def test_a_model_of_which_each_member_has_a_part_is_refused(play: Callable[[Played], None]) -> None:
+def test_a_sharded_model_is_refused(play: Callable[[Played], None]) -> None:
     model = torch.nn.Linear(4, 2)
     play(Played())
     model.weight.device_mesh = "that of fully_shard"
@@ -96,7 +92,7 @@ def test_a_model_of_which_each_member_has_a_part_is_refused(play: Callable[[Play
         state.synchronize(0, rank=0, lags=False, model=model, optimizer=None, extra=None)
 
 
-def test_buffers_are_taken_back_only_from_a_step_that_the_optimizer_has_not_made() -> None:
+def test_buffers_are_restored_only_before_the_optimizers_step() -> None:
     model = torch.nn.BatchNorm1d(2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
     interrupted = InterruptedStep()
@@ -117,7 +113,7 @@ def test_buffers_are_taken_back_only_from_a_step_that_the_optimizer_has_not_made
 
 
 @pytest.mark.parametrize(("steps_of_the_optimizer", "warnings"), [(True, 0), (False, 1)])
-def test_gradients_of_micro_steps_that_an_announced_change_drops_are_warned_of_once(
+def test_gradients_lost_by_an_announced_change_are_warned_of_once(
     steps_of_the_optimizer: bool, warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = torch.nn.Linear(2, 2)
@@ -136,7 +132,7 @@ def test_gradients_of_micro_steps_that_an_announced_change_drops_are_warned_of_o
     assert len([one for one in caplog.records if "give `check` the optimizer's steps" in one.message]) == warnings
 
 
-def test_a_step_of_lbfgs_that_a_loss_interrupts_between_two_evaluations_is_undone() -> None:
+def test_a_step_of_lbfgs_interrupted_between_two_evaluations_is_undone() -> None:
     """Parameters and history, in the first step and in a later one. A step that has ended is kept."""
     data = torch.Generator().manual_seed(0)
     inputs = torch.randn(16, 3, generator=data)

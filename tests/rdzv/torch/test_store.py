@@ -122,7 +122,7 @@ def test_store_answers_as_tcpstore_does_call_by_call(url: str, run_id: str) -> N
             assert our_outcome == their_outcome, number
 
 
-def test_a_wait_that_runs_out_names_the_missing_keys_and_not_the_others(url: str, run_id: str) -> None:
+def test_a_wait_that_times_out_names_only_the_missing_keys(url: str, run_id: str) -> None:
     ours = brief_store(f"{url}/{run_id}")
     ours.set("there", "1")
     with pytest.raises(dist.DistStoreError, match=r"^wait timeout after 60ms, keys: /nope, /neither$"):
@@ -142,7 +142,7 @@ def test_store_works_under_a_prefix_store_through_c_plus_plus(url: str, run_id: 
     assert TorchStore(f"{url}/{run_id}").check(["inner/outer/a"])
 
 
-def test_a_timeout_set_from_above_is_the_stores(url: str, run_id: str) -> None:
+def test_a_timeout_set_on_a_prefix_store_reaches_the_store(url: str, run_id: str) -> None:
     ours = TorchStore(f"{url}/{run_id}")
     assert ours.timeout == timedelta(seconds=300)
     dist.PrefixStore("p", ours).set_timeout(SHORT)
@@ -151,7 +151,7 @@ def test_a_timeout_set_from_above_is_the_stores(url: str, run_id: str) -> None:
         ours.get("nope")
 
 
-def test_clones_and_temporaries_outlive_their_names(url: str, run_id: str) -> None:
+def test_clones_and_temporaries_outlive_their_python_references(url: str, run_id: str) -> None:
     import gc
 
     stores = [dist.PrefixStore(str(number), TorchStore(f"{url}/{run_id}")) for number in range(3)]
@@ -171,7 +171,7 @@ def test_clones_have_timeouts_of_their_own(url: str, run_id: str) -> None:
     assert (ours.timeout, clone.timeout) == (timedelta(seconds=300), SHORT)
 
 
-def test_store_is_for_many_threads(url: str, run_id: str) -> None:
+def test_a_store_can_be_used_by_many_threads(url: str, run_id: str) -> None:
     ours = TorchStore(f"{url}/{run_id}")
     with ThreadPoolExecutor(16) as pool:
         # they are parked, and delay no other call
@@ -246,14 +246,14 @@ def test_a_pickled_store_holds_the_same_keys_and_no_secret(run_id: str, tmp_path
             assert pickle.loads(by_value).get("a") == b"1"
 
 
-def test_a_shared_store_that_says_not_where_it_is_cannot_be_pickled(url: str, run_id: str) -> None:
+def test_a_shared_store_without_an_address_cannot_be_pickled(url: str, run_id: str) -> None:
     with rdzv.sync.connect(f"{url}/{run_id}?min_nodes=1") as handler:
         ours = TorchStore(handler.next_rendezvous().store)
         with pytest.raises(pickle.PicklingError, match="make it of a URL"):
             pickle.dumps(ours)
 
 
-def test_segments_behind_the_run_set_keys_apart(url: str, run_id: str) -> None:
+def test_path_segments_after_the_run_separate_keys(url: str, run_id: str) -> None:
     plain, one, same, other = (TorchStore(f"{url}/{run_id}{behind}") for behind in ("", "/a/b", "/a/b/", "/c"))
     one.set("key", "1")
     assert same.get("key") == b"1"
@@ -289,7 +289,7 @@ def test_the_store_of_a_round_ends_with_the_round(url: str, run_id: str) -> None
             prefixed.set("a", "2")
 
 
-def test_of_a_rounds_store_that_is_over_nothing_is_kept_but_the_word(url: str, run_id: str) -> None:
+def test_of_a_finished_rounds_store_only_the_reason_is_kept(url: str, run_id: str) -> None:
     """Every instance is kept, as C++ may hold its half. Regression: with client and buffers, a round left 100 kB
     behind.
     """
@@ -307,7 +307,7 @@ def test_of_a_rounds_store_that_is_over_nothing_is_kept_but_the_word(url: str, r
                 use()
 
 
-def test_more_keys_than_one_request_takes_are_asked_for_in_parts_with_one_time_limit(url: str, run_id: str) -> None:
+def test_many_keys_are_requested_in_parts_with_one_time_limit(url: str, run_id: str) -> None:
     """torchrun reads and waits for a key of each agent, and the server accepts 2,048 writes at once."""
     keys, values = [f"key{number}" for number in range(5000)], [str(number) for number in range(5000)]
     with rdzv.sync.connect(f"{url}/{run_id}?min_nodes=1") as handler:

@@ -201,7 +201,7 @@ async def until_a_spare_waits(url: str) -> None:
                     return
 
 
-async def test_an_agent_can_host_the_store_and_all_end_well(tmp_path: Path) -> None:
+async def test_an_agent_can_host_the_store(tmp_path: Path) -> None:
     require("torch")
     async with Job(tmp_path, f"127.0.0.1:{free_port()}") as job:
         pair = [await job.agent("--nnodes=2", "--max-restarts=0", module=module) for module in torchruns()]
@@ -222,7 +222,7 @@ time.sleep(3600)
 """
 
 
-async def test_agents_whose_store_in_memory_is_killed_say_so_at_once_and_end_with_their_workers(tmp_path: Path) -> None:
+async def test_agents_report_the_loss_of_a_store_in_memory_at_once_and_end(tmp_path: Path) -> None:
     """Regression: they waited for `join_timeout`, ten minutes, although every member has to begin
     again in this case.
     """
@@ -271,9 +271,7 @@ sys.exit(rank)
 """
 
 
-async def test_an_agent_whose_workers_have_succeeded_does_not_say_that_it_meets_the_others_again(
-    tmp_path: Path,
-) -> None:
+async def test_an_agent_whose_workers_have_succeeded_does_not_claim_to_meet_again(tmp_path: Path) -> None:
     """It stays in PyTorch's exit barrier, which ends after 300 s, or when the others end."""
     require("torch")
     async with Job(tmp_path, f"127.0.0.1:{free_port()}", worker=FAILS_LAST) as job:
@@ -300,7 +298,7 @@ for step in range(10**6):
 """
 
 
-async def test_an_agent_whose_worker_begins_no_step_is_lost_and_starts_it_anew(tmp_path: Path) -> None:
+async def test_an_agent_whose_worker_is_stuck_is_dropped_and_restarts_it(tmp_path: Path) -> None:
     require("torch")
     async with Job(tmp_path, f"127.0.0.1:{free_port()}", worker=BEATING) as job:
         pair = [await job.agent("--nnodes=2", "--rdzv-conf=stall_timeout=3") for _ in range(2)]

@@ -22,7 +22,7 @@ def explore(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(LIMIT)
-def test_every_order_in_which_two_nodes_go_on_without_their_coordinator_keeps_the_promises() -> None:
+def test_the_promises_hold_in_every_order_after_the_coordinators_death() -> None:
     done = explore("take-over")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "not all of them" not in done.stdout
@@ -39,7 +39,7 @@ def test_each_planted_bug_is_found() -> None:
     assert done.stdout.count("python -m tests.sim explore") == len(BUGS)
 
 
-def test_a_way_is_told_step_by_step() -> None:
+def test_a_path_is_printed_step_by_step() -> None:
     done = explore("death", "--steps", "c0 t t t1")
     assert done.returncode == 0, done.stderr
     assert "crash 0" in done.stdout

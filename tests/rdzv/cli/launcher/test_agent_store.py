@@ -52,7 +52,7 @@ async def test_workers_are_clients_of_the_store_that_rank_zeros_launcher_serves(
                 assert await node.wait(timeout=30) == 0
 
 
-async def test_a_worker_that_listens_at_the_port_itself_is_told_the_remedy() -> None:
+async def test_a_worker_that_listens_at_the_port_itself_gets_an_error_with_the_remedy() -> None:
     with store.sync.serve() as server:
         async with run(f"{server.url}/job?min_nodes=1", BIND, "--agent-store") as node:
             await node.says("no --agent-store, leaves that port to the workers", timeout=60)

@@ -50,14 +50,14 @@ async def test_a_banned_node_is_to_be_replaced_and_a_closed_run_is_over_for_all(
         assert process["RANK"] == "0"
 
 
-async def test_where_no_round_comes_about_the_node_is_to_be_started_again(server: str) -> None:
+async def test_if_no_round_completes_the_node_is_to_be_restarted(server: str) -> None:
     nowhere = f"tcp://127.0.0.1:{free_port()}"
     for url in (f"{server}/job?min_nodes=2", f"{nowhere}/job?is_host=0&min_nodes=1"):
         async with node(f"{url}&join_timeout=1", "a", *CODES) as a:
             assert await a.wait(timeout=20) == RESTART, a.written()
 
 
-async def test_ends_for_which_no_status_was_chosen_have_their_usual_one(server: str) -> None:
+async def test_ends_without_a_chosen_status_keep_their_usual_one(server: str) -> None:
     async with node(f"{server}/{ALONE}", "a", "--exit-codes", "over=82", command=("sh", "-c", "exit 7")) as a:
         assert await a.wait(timeout=20) == 7, a.written()
     async with node(f"{server}/{ALONE}", "a", *CODES) as a:
@@ -68,7 +68,7 @@ async def test_ends_for_which_no_status_was_chosen_have_their_usual_one(server: 
 @pytest.mark.parametrize(
     "codes", ["", "80", "restart=0", "restart=x", "restart=8_0", "later=80", "over=128", "over=82,,"]
 )
-def test_codes_that_cannot_be_meant_are_refused(codes: str) -> None:
+def test_invalid_exit_codes_are_refused(codes: str) -> None:
     with pytest.raises(SystemExit) as exit:
         main(["run", "--exit-codes", codes, "tcp://127.0.0.1/job?min_nodes=1", "--", "true"])
     assert exit.value.code == 121

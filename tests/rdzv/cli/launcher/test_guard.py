@@ -87,7 +87,7 @@ def test_signals_to_the_guard_itself_are_for_the_launcher_to_pass_on() -> None:
         assert ends_with(process) == -signal.SIGUSR1
 
 
-def test_when_the_launcher_is_gone_the_whole_group_is_killed() -> None:
+def test_if_the_launcher_dies_the_whole_process_group_is_killed() -> None:
     with guarded("sh", "-c", f'{PYTHON} -c "{PAUSE}" & {PYTHON} -c "{PAUSE}"; wait') as (process, control):
         assert process.stdout is not None
         assert [process.stdout.readline(), process.stdout.readline()] == ["here\n", "here\n"]
@@ -120,7 +120,7 @@ def test_processes_of_a_stopped_command_get_time_to_end() -> None:
         assert ends_with(process) == -signal.SIGTERM
 
 
-def test_a_command_finds_signals_and_limits_as_they_were() -> None:
+def test_a_command_has_the_signal_dispositions_and_limits_of_the_launcher() -> None:
     with guarded("sh", "-c", "ulimit -n; kill -PIPE $$", files=64) as (process, _):  # Python itself ignores SIGPIPE
         assert process.stdout is not None
         assert process.stdout.read() == "64\n"
@@ -129,7 +129,7 @@ def test_a_command_finds_signals_and_limits_as_they_were() -> None:
         assert ends_with(process) == 5
 
 
-def test_a_command_holds_no_file_but_its_streams() -> None:
+def test_a_command_inherits_only_its_standard_streams() -> None:
     """uvloop leaves descriptors open. In a command they would keep the readers of a pipe from seeing its end."""
     with guarded("sh", "-c", "ls /dev/fd | wc -l", left_open=(os.dup(1),)) as (process, _):
         assert process.stdout is not None

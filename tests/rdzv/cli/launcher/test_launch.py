@@ -45,7 +45,7 @@ async def written(server: str, name: str) -> bytes:
 # ------------------------------------------------------------------------------------------ rounds and success
 
 
-async def test_processes_are_told_their_places_and_the_run_is_closed_once_all_have_succeeded(server: str) -> None:
+async def test_processes_get_their_ranks_and_the_run_is_closed_once_all_have_succeeded(server: str) -> None:
     url = f"{server}/job?{TWO}&rank_order=name"
     async with node(url, "a", "--nproc", "2") as a, node(url, "b") as b, rdzv.connect(f"{server}/job") as observer:
         told = sorted([await started(a), await started(a), await started(b)], key=lambda process: int(process["RANK"]))
@@ -78,9 +78,7 @@ async def test_processes_are_told_their_places_and_the_run_is_closed_once_all_ha
         assert (await observer.status()).closed == SUCCEEDED
 
 
-async def test_a_failure_is_a_restart_of_the_run_and_one_too_many_ends_the_node_without_closing_the_run(
-    server: str,
-) -> None:
+async def test_a_failure_restarts_the_run_and_one_too_many_ends_the_node_but_not_the_run(server: str) -> None:
     url = f"{server}/job?{TWO}"
     async with node(url, "a", "--max-restarts", "1") as a, node(url, "b", "--max-restarts", "1") as b:
         first, second = await started(a), await started(b)
@@ -121,9 +119,7 @@ async def test_a_node_that_fails_after_another_is_not_blamed(server: str) -> Non
         assert (await started(b))["RDZV_RESTARTS"] == "1", "it is the run's count"
 
 
-async def test_a_launcher_killed_leaves_nothing_running_and_the_others_meet_again_and_take_in_a_replacement(
-    server: str,
-) -> None:
+async def test_a_killed_launcher_leaves_no_process_and_the_others_accept_a_replacement(server: str) -> None:
     url = f"{server}/job?{TWO_OR_THREE}&rank_order=name"
     async with (
         node(url, "a") as a,
@@ -151,7 +147,7 @@ async def test_a_launcher_killed_leaves_nothing_running_and_the_others_meet_agai
             assert [await one.wait() for one in (a, b, d)] == [0, 0, 0]
 
 
-async def test_a_node_that_was_paused_and_dropped_stops_its_processes_and_comes_again(server: str) -> None:
+async def test_a_node_that_was_paused_and_dropped_stops_its_processes_and_joins_again(server: str) -> None:
     url = f"{server}/job?min_nodes=1&max_nodes=2&last_call_timeout=0.5&ttl=1&rank_order=name"
     async with node(url, "a") as a, node(url, "b") as b:
         while (await started(b))["WORLD_SIZE"] != "2":
@@ -165,7 +161,7 @@ async def test_a_node_that_was_paused_and_dropped_stops_its_processes_and_comes_
         assert (together["RANK"], together["WORLD_SIZE"], together["RDZV_RESTARTS"]) == ("1", "2", "0")
 
 
-async def test_a_node_that_is_done_meets_again_when_the_others_take_in_a_newcomer(server: str) -> None:
+async def test_a_finished_node_meets_again_when_the_others_accept_a_newcomer(server: str) -> None:
     """Regression: the launcher of such a node ignored the announced change, so the other nodes waited for it until a
     timeout.
     """
@@ -213,7 +209,7 @@ async def test_an_unneeded_spare_exits_with_0_and_a_node_that_comes_later_with_c
     assert c.output[-1] == f"rdzv run: run job is closed by a: {SUCCEEDED}"
 
 
-async def test_r6_a_run_closed_for_another_reason_ends_as_closed_also_where_processes_hang(server: str) -> None:
+async def test_r6_a_closed_run_ends_as_closed_also_if_processes_hang(server: str) -> None:
     url = f"{server}/job?min_nodes=2"
     hangs = node(url, "b", "--grace", "0.2", "--no-prefix", does=("stubborn",))
     async with node(url, "a") as a, hangs as b, rdzv.connect(f"{server}/job", node_id="boss") as observer:
@@ -270,7 +266,7 @@ async def test_the_exit_status_is_the_commands_or_names_the_error_which_is_one_l
         (("tcp://127.0.0.1:1/job", "--", "true"), "min_nodes is missing"),
     ],
 )
-def test_wrong_usage_is_told_before_anything_begins(
+def test_wrong_usage_is_reported_before_anything_begins(
     arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
@@ -302,9 +298,7 @@ async def test_only_a_waiting_node_prints_a_line_with_the_reason(capsys: pytest.
 # ------------------------------------------------------------------------------------------ output
 
 
-async def test_each_line_of_output_says_whose_it_is_and_all_of_it_arrives_in_a_file_too(
-    server: str, tmp_path: Path
-) -> None:
+async def test_each_line_of_output_has_its_rank_and_is_also_in_a_file(server: str, tmp_path: Path) -> None:
     program = (
         "import os, sys\n"
         "sys.stdout.write('x' * 99 + '\\n'); sys.stderr.write('oops\\n')\n"
@@ -346,7 +340,7 @@ def test_lines_are_labelled_when_they_are_complete() -> None:
     assert label_lines(b"", b"[0] ") == (b"", b"")
 
 
-def test_a_line_without_end_is_broken() -> None:
+def test_a_very_long_line_is_broken() -> None:
     endless = b"x" * LINE_BYTES_MAX
     assert label_lines(endless, b"[0] ") == (b"[0] " + endless + b"\n", b"")
     assert label_lines(endless[1:], b"[0] ") == (b"", endless[1:])
@@ -366,7 +360,7 @@ def test_a_nodes_first_process_comes_after_all_processes_of_the_nodes_before_it(
 
 
 @pytest.mark.parametrize("nproc", ["many", "0", "-1", ""])
-def test_a_senseless_number_of_processes_is_refused_by_name(nproc: str) -> None:
+def test_an_invalid_number_of_processes_is_refused_with_the_name_of_its_node(nproc: str) -> None:
     with pytest.raises(RendezvousStateError, match=r"node n1 has the attribute nproc:.*rename that attribute"):
         place_of(0, [participant(0, nproc="1"), participant(1, nproc=nproc)], 1)
 
@@ -455,7 +449,7 @@ async def test_the_error_that_a_process_raised_is_printed_with_its_exit_status(s
         ('{"message": 7}', ""),
     ],
 )
-def test_a_report_of_an_error_is_read_or_passed_over(tmp_path: Path, written: str, raised: str) -> None:
+def test_an_error_file_is_read_or_ignored(tmp_path: Path, written: str, raised: str) -> None:
     file = tmp_path / "error.json"
     assert raised_in(file) == ""
     file.write_text(written, encoding="utf-8")
@@ -474,7 +468,7 @@ def test_as_many_processes_as_there_are_of_something(
     assert processes_here(wanted) == count
 
 
-def test_one_process_for_each_of_no_gpus_is_refused_and_auto_takes_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gpus_nproc_gpu_is_refused_and_auto_takes_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(RendezvousSettingsError, match="no GPU"):
         processes_here("gpu")
@@ -493,7 +487,7 @@ async def test_a_node_that_lost_its_store_says_at_once_that_it_was_dropped() -> 
             await launcher.wait()
 
 
-async def test_a_command_that_cannot_be_forked_starts_as_ever_and_it_is_said_why(server: str) -> None:
+async def test_a_command_that_cannot_be_preloaded_is_started_as_usual_with_a_warning(server: str) -> None:
     command = ("sh", "-c", "echo ran")
     async with node(f"{server}/job?min_nodes=1", "a", "--preload", "decimal", command=command) as launcher:
         assert await launcher.wait(timeout=20) == 0
@@ -542,7 +536,7 @@ async def test_rounds_that_fail_without_a_checkpoint_are_not_repeated_for_ever(
         assert any(verdict in line for line in a.output) is not writes
 
 
-async def test_a_round_in_which_a_step_was_finished_is_not_one_without_progress(server: str) -> None:
+async def test_a_round_with_a_finished_step_counts_as_progress(server: str) -> None:
     options = ("--max-restarts", "1", "--no-progress", "1")
     async with node(f"{server}/job?min_nodes=1&ttl=3", "a", *options) as a, rdzv.connect(f"{server}/job") as observer:
         first = await started(a)
@@ -556,7 +550,7 @@ async def test_a_round_in_which_a_step_was_finished_is_not_one_without_progress(
         assert await a.wait(timeout=60) == 3, "it was started again, and no verdict ended it"
 
 
-async def test_a_launcher_whose_folder_was_cleaned_up_goes_on(server: str) -> None:
+async def test_a_launcher_whose_temporary_folder_was_deleted_continues(server: str) -> None:
     """Systems delete files in /tmp that are unused for days. Regression: at the next loss all launchers failed."""
     async with node(f"{server}/job?min_nodes=1", "a", "--max-restarts", "1") as a:
         first = await started(a)
@@ -568,7 +562,7 @@ async def test_a_launcher_whose_folder_was_cleaned_up_goes_on(server: str) -> No
         assert await a.wait(timeout=60) == 0
 
 
-async def test_a_run_that_is_made_smaller_keeps_as_many_nodes_and_the_others_wait_as_spares(server: str) -> None:
+async def test_after_a_resize_the_surplus_nodes_wait_as_spares(server: str) -> None:
     url = f"{server}/job?min_nodes=1&max_nodes=2&last_call_timeout=30"
     async with node(url, "a") as a, node(url, "b") as b:
         first, second = await started(a), await started(b)

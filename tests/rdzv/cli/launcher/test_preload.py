@@ -148,7 +148,7 @@ def test_a_worker_holds_no_file_that_uvloop_has_left_open(script: Callable[[str]
     assert uvloop.run(main()) == (0, "4\n")  # three streams, and the listed directory itself
 
 
-async def test_a_module_is_run_as_by_m(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_module_runs_as_with_python_dash_m(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "training"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -171,7 +171,7 @@ async def test_a_module_is_run_as_by_m(tmp_path: Path, monkeypatch: pytest.Monke
         ("print(__import__('random').random() == 1)", 0, "False\n"),
     ],
 )
-async def test_a_warm_script_ends_as_a_script_ends(
+async def test_a_preloaded_script_exits_as_a_started_one(
     script: Callable[[str], str], code: str, status: int, said: str
 ) -> None:
     async with serving(script(code)) as server:
@@ -191,7 +191,9 @@ async def test_a_traceback_begins_in_the_script(script: Callable[[str], str], ho
     assert first == (f"<module> {4}" if hook else f'  File "{path}", line 3, in <module>')
 
 
-async def test_signals_reach_a_warm_worker_and_the_end_of_its_launcher_kills_it(script: Callable[[str], str]) -> None:
+async def test_signals_reach_a_preloaded_worker_and_the_end_of_its_launcher_kills_it(
+    script: Callable[[str], str],
+) -> None:
     async with serving(script("import os, signal; os.write(1, b'here\\n'); signal.pause()")) as server:
         asked = await run(server)
         asked.first_line()
@@ -238,9 +240,7 @@ async def test_a_module_that_starts_a_thread_is_named_and_nothing_is_forked(
     assert "busy one" in caplog.text
 
 
-async def test_a_module_that_is_not_there_is_said(
-    script: Callable[[str], str], capfd: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_missing_module_is_named(script: Callable[[str], str], capfd: pytest.CaptureFixture[str]) -> None:
     command = python_command((PYTHON, script("")))
     assert isinstance(command, PythonCommand)
     async with await PreloadServer.start(command, ("no_such_module",)) as server:
@@ -263,7 +263,7 @@ async def test_a_module_that_is_not_there_is_said(
         (("app.pyc",), "app.pyc is not Python's source code"),
     ],
 )
-def test_a_command_is_taken_apart_as_the_interpreter_does_or_it_is_said_why_it_cannot_be_forked(
+def test_a_command_line_is_parsed_as_python_does_or_the_reason_is_given(
     words: tuple[str, ...], taken: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -278,5 +278,5 @@ def test_a_command_is_taken_apart_as_the_interpreter_does_or_it_is_said_why_it_c
         assert str(taken) in command
 
 
-def test_another_program_than_this_python_is_not_forked() -> None:
+def test_a_program_other_than_this_python_is_not_preloaded() -> None:
     assert "sh is not the Python that runs rdzv" in str(python_command(("sh", "-c", "true")))

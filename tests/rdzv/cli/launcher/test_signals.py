@@ -103,7 +103,7 @@ async def test_a_command_that_ends_by_a_signal_passed_on_is_not_started_again(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-async def test_a_signal_ends_the_wait_for_others_and_one_for_the_command_is_said_to_have_come(
+async def test_during_the_wait_for_nodes_an_ending_signal_ends_it_and_others_are_reported(
     server: str, number: signal.Signals
 ) -> None:
     async with node(f"{server}/job?min_nodes=2", "a") as a, rdzv.connect(f"{server}/job") as observer:
@@ -119,7 +119,7 @@ async def test_a_signal_ends_the_wait_for_others_and_one_for_the_command_is_said
 ONE_OR_TWO = "min_nodes=1&max_nodes=2&last_call_timeout=0&rank_order=survivors"
 
 
-async def test_a_newcomer_waits_until_the_job_says_that_it_is_at_a_checkpoint(server: str) -> None:
+async def test_a_newcomer_waits_for_the_jobs_checkpoint(server: str) -> None:
     url = f"{server}/job?{ONE_OR_TWO}"
     options = ("--on-change", "checkpoint", "--grace", "60", "-v")
     async with node(url, "a", *options, command=listener("checkpoint")) as a:
@@ -145,7 +145,7 @@ async def test_a_newcomer_waits_for_a_checkpoint_no_longer_than_the_grace(server
             await a.line("round 1 of 2")
 
 
-async def test_a_job_told_of_a_newcomer_by_usr1_saves_and_is_neither_failed_nor_done(server: str) -> None:
+async def test_a_job_that_saves_and_exits_on_usr1_has_neither_failed_nor_finished(server: str) -> None:
     url = f"{server}/job?{ONE_OR_TWO}"
     options = ("--on-change", "usr1", "--grace", "60")
     async with node(url, "a", *options, command=listener("save")) as a:

@@ -29,7 +29,7 @@ STEP = {  # as Slurm 22.05 sets it, but for names and numbers
 }
 
 
-def test_a_step_becomes_a_url_that_every_task_of_it_makes_alike() -> None:
+def test_every_task_of_a_step_makes_the_same_url() -> None:
     url = url_of("slurm", STEP)
     parts, settings = urlsplit(url), parse(url, {}, {})
     assert (parts.hostname, parts.port, parts.path) == ("gpu001", 23456, "/slurm-123456.0")
@@ -50,7 +50,7 @@ def test_a_job_that_was_requeued_has_a_run_of_its_own(word: str, restarts: str, 
     assert urlsplit(url_of(word, step)).path == f"/slurm-{run_id}"
 
 
-def test_parameters_of_ones_own_win_and_attributes_are_joined() -> None:
+def test_given_parameters_take_precedence_and_attributes_are_joined() -> None:
     given = parse_qs(urlsplit(url_of("slurm?min_nodes=2&attributes=rack:r1", STEP)).query)
     assert given["min_nodes"] == ["2"]
     assert given["max_nodes"] == ["4"]
@@ -97,7 +97,7 @@ def test_a_task_that_is_not_the_only_one_of_its_node_gets_an_error_with_the_reme
         url_of("slurm", {**STEP, **change})
 
 
-def test_a_url_in_the_environment_does_not_come_before_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_takes_precedence_over_a_url_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RDZV_URL", "tcp://other/job")
     options = command._parse(["run", "slurm?min_nodes=2", "--", "true"])
     assert options is not None
@@ -122,7 +122,7 @@ def test_a_store_of_several_nodes_needs_a_token_tls_or_insecure(word: str, envir
     assert urlsplit(url_of(word, bare | environment)).hostname == "gpu001"
 
 
-def test_a_store_that_is_there_already_takes_the_place_of_the_first_nodes() -> None:
+def test_a_given_store_replaces_that_of_the_first_node() -> None:
     url = url_of("slurm?store=etcd://a:2379,b:2379/&min_nodes=2", {**STEP, "RDZV_TOKEN": ""})
     parts, given = urlsplit(url), parse_qs(urlsplit(url).query)
     assert (parts.scheme, parts.netloc, parts.path) == ("etcd", "a:2379,b:2379", "/slurm-123456.0")
@@ -130,7 +130,7 @@ def test_a_store_that_is_there_already_takes_the_place_of_the_first_nodes() -> N
     assert "store" not in given
 
 
-async def test_two_tasks_of_a_step_meet_by_nothing_but_their_environment() -> None:
+async def test_two_tasks_of_a_step_meet_by_their_environment_alone() -> None:
     """Both tasks run on this machine, with fake Slurm variables. The first task writes the cost of the run."""
     step = {**STEP, "SLURM_JOB_ID": str(free_port() % 10_000), "SLURM_STEP_NODELIST": "localhost"}
     step |= {"SLURM_STEP_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}

@@ -68,7 +68,7 @@ async def test_all_threads_of_all_processes_are_shown_by_rank_and_the_processes_
         assert "rank 10" not in await stacks.dump()
 
 
-async def test_a_child_that_was_forked_answers_for_itself_and_one_that_is_stopped_is_said_to_be(
+async def test_a_forked_child_answers_and_a_stopped_one_is_reported_as_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stacks = WorkerStacks(tmp_path)
@@ -111,7 +111,7 @@ async def test_a_process_that_has_executed_another_program_is_sent_no_signal(tmp
         assert (output, process.returncode) == ("end\n", 0)
 
 
-def test_the_users_own_sitecustomize_is_imported_and_nothing_else_is_seen(tmp_path: Path) -> None:
+def test_the_users_own_sitecustomize_is_imported_and_ours_is_invisible(tmp_path: Path) -> None:
     own, launcher = tmp_path / "own", tmp_path / "launcher"
     own.mkdir()
     launcher.mkdir()
@@ -125,14 +125,14 @@ def test_the_users_own_sitecustomize_is_imported_and_nothing_else_is_seen(tmp_pa
     assert not [folder for folder in paths if str(launcher) in folder]
 
 
-def test_a_folder_that_is_gone_keeps_no_process_from_starting(tmp_path: Path) -> None:
+def test_a_process_starts_also_if_the_folder_was_deleted(tmp_path: Path) -> None:
     stacks = WorkerStacks(tmp_path)
     (tmp_path / "stacks").rmdir()
     with worker(stacks, "-W", "error", "-c", "print('up')") as process:
         assert process.wait(LIMIT) == 0
 
 
-def test_the_signal_is_one_that_no_command_is_passed() -> None:
+def test_the_signal_for_stacks_is_none_that_is_passed_on() -> None:
     assert worker_startup.SIGNAL not in (0, *range(1, 32)) or sys.platform == "darwin"
 
 
@@ -166,7 +166,7 @@ async def test_rdzv_stacks_shows_where_a_node_hangs_and_the_launcher_logs_it_bef
             assert await launcher.wait(timeout=LIMIT) == 128 + signal.SIGTERM
 
 
-async def test_a_node_that_is_no_launcher_is_said_not_to_answer() -> None:
+async def test_a_node_without_a_launcher_is_reported_as_not_answering() -> None:
     async with (
         store.serve("127.0.0.1", 0) as server,
         rdzv.connect(f"{server.url}/job?min_nodes=1", node_id="a") as node,

@@ -23,7 +23,7 @@ def test_two_members_that_accuse_the_same_one_are_believed_and_one_is_not() -> N
     assert believed(*against("c", "a", "b")) == ("c", "accused by a: a does not reach it; b: b does not reach it")
 
 
-def test_the_member_with_the_most_accusers_is_removed_first_and_its_own_accusations_no_longer_count() -> None:
+def test_the_most_accused_member_is_removed_first_with_its_own_accusations() -> None:
     said = (*against("c", "a", "b", "d"), *against("a", "c", "d"))
     assert believed(*said) == ("c", "accused by a: a does not reach it; b: b does not reach it")
     assert believed(*said, live="abd") is None

@@ -84,7 +84,7 @@ def test_a_member_that_has_finished_belongs_to_no_round() -> None:
     assert beats.note(away=False).round == FINISHED
 
 
-def test_the_longest_note_goes_with_a_keep_alive() -> None:
+def test_the_longest_note_fits_into_a_keep_alive() -> None:
     long = BeatNote(
         round=2**53, step=2**53, age=1e9 / 3, first=True, busy=1e9 / 7, what="\U0001f600" * 16, rate=1e6 / 7,
         waits=True, waited=1e9 / 9,

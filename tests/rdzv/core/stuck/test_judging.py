@@ -68,7 +68,7 @@ def test_no_member_is_stuck_before_the_timeout() -> None:
     assert Watch().then(a=heard(1, 29.9, ago=2.0), b=heard(100, 0)) == Verdict(), "it may have gone on since"
 
 
-def test_a_first_step_has_a_time_of_its_own_or_any_it_likes() -> None:
+def test_a_first_step_has_its_own_limit_or_none() -> None:
     slow, fast = heard(0, 300, first=True), heard(50, 1)
     assert Watch().then(a=slow, b=fast) == Verdict()
     assert list(Watch(first_step_timeout=200.0).then(a=slow, b=fast).stuck) == []
@@ -96,7 +96,7 @@ def test_no_member_is_judged_while_one_is_busy_or_disconnected_and_shortly_after
     assert list(watch.then(a=heard(100, 90), b=heard(101, 5)).stuck) == ["a"]
 
 
-def test_a_coordinator_that_was_held_up_excuses_all() -> None:
+def test_no_member_is_judged_after_a_pause_of_the_coordinator() -> None:
     watch = Watch()
     watch.now += 60
     assert watch.look(a=heard(1, 90), b=heard(2, 1)) == Verdict()

@@ -7,7 +7,7 @@ import pytest
 from rdzv.core.stuck.tally import Tally
 
 
-def test_a_round_that_several_nodes_tell_of_counts_once() -> None:
+def test_a_round_reported_by_several_nodes_counts_once() -> None:
     tally = Tally().after(0, restart=True, failed=True)
     tally = tally.after(0, failed=True).after(0, failed=True)
     assert tally == Tally(restarts=1, fruitless=1, round=0)
@@ -15,7 +15,7 @@ def test_a_round_that_several_nodes_tell_of_counts_once() -> None:
 
 
 @pytest.mark.parametrize("first", ["the checkpoint", "the failure"])
-def test_a_checkpoint_on_any_node_makes_the_round_count_in_whichever_order_they_tell(first: str) -> None:
+def test_a_checkpoint_on_any_node_counts_as_progress_in_any_order_of_reports(first: str) -> None:
     tally = Tally().after(0, failed=True).after(1, failed=True)
     told = ({"achieved": True, "failed": True}, {"failed": True})
     for each in told if first == "the checkpoint" else reversed(told):
@@ -24,7 +24,7 @@ def test_a_checkpoint_on_any_node_makes_the_round_count_in_whichever_order_they_
     assert tally.after(3, failed=True).fruitless == 1
 
 
-def test_an_announced_change_counts_as_neither() -> None:
+def test_an_announced_change_counts_neither_as_failure_nor_as_progress() -> None:
     assert Tally(restarts=2, fruitless=1, round=4).after(5) == Tally(restarts=2, fruitless=1, round=4)
 
 

@@ -12,7 +12,7 @@ from tests.support.runs import VirtualRun
 pytestmark = pytest.mark.virtual_time
 
 
-async def test_when_all_have_come_all_go_on() -> None:
+async def test_if_all_call_all_continue() -> None:
     async with VirtualRun(min_nodes=3) as run:
         handlers = [run.handler(name) for name in "abc"]
         await run.meet(*handlers)
@@ -24,7 +24,7 @@ async def test_when_all_have_come_all_go_on() -> None:
 
 
 @pytest.mark.parametrize("way", ["dies", "leaves"])
-async def test_when_one_goes_first_all_meet_again_and_can(way: str) -> None:
+async def test_if_one_leaves_first_all_meet_again(way: str) -> None:
     async with VirtualRun(min_nodes=1, max_nodes=3) as run:
         a, b, c = await run.met("abc")
         waiting = [run.start(handler.all_here(timeout=60)) for handler in (a, b)]
@@ -76,7 +76,7 @@ async def test_a_live_member_that_does_not_call_is_waited_for_until_the_timeout(
         assert 60 <= asyncio.get_running_loop().time() - began < 62
 
 
-async def test_a_store_that_is_out_of_reach_is_an_error_by_itself() -> None:
+async def test_an_unreachable_store_is_an_error() -> None:
     async with VirtualRun(min_nodes=2) as run:
         a, _ = await run.met("ab")
         run.kill_store()

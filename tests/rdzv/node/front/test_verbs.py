@@ -20,7 +20,7 @@ NAMES = sorted(
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("front", [Handler, rdzv.sync.Handler])
-def test_both_fronts_have_each_verb_as_it_is_written(name: str, front: type) -> None:
+def test_both_fronts_have_each_operation_with_its_signature_and_docstring(name: str, front: type) -> None:
     verb, method = getattr(verbs, name), getattr(front, name)
     _, *arguments = inspect.signature(verb).parameters.values()
     assert [*inspect.signature(method).parameters.values()][1:] == arguments

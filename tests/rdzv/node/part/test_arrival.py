@@ -72,7 +72,7 @@ def test_the_answer_is_ignored_if_the_arrival_ended_while_the_record_was_under_w
     assert one.record is None
 
 
-def test_a_member_that_is_refused_is_a_member_still() -> None:
+def test_a_member_whose_arrival_is_refused_is_still_a_member() -> None:
     one = arrival(in_state=State.TAKEN_IN)
     one.send(RECORD)
     one.refused()

@@ -10,9 +10,7 @@ import pytest
 from rdzv.node.link.ports import HeldPort
 
 
-def test_the_port_to_meet_at_is_taken_from_the_range_that_a_firewall_lets_through(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_port_of_rank_0_is_taken_from_the_given_range(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("", 0)) as taken:
         first = taken.getsockname()[1]
         last = min(first + 20, 65535)
@@ -25,7 +23,7 @@ def test_the_port_to_meet_at_is_taken_from_the_range_that_a_firewall_lets_throug
         assert f"master_port={first}-{first} is in use" in caplog.text
 
 
-def test_a_fork_while_the_port_is_held_does_not_keep_rank_0_from_it() -> None:
+def test_rank_0_can_bind_its_port_after_a_fork() -> None:
     """Regression: a worker of a DataLoader, forked while its node joined, held the promised port as
     long as it lived.
     """
@@ -49,7 +47,7 @@ def test_a_fork_while_the_port_is_held_does_not_keep_rank_0_from_it() -> None:
         os.waitpid(child, 0)
 
 
-def test_a_port_is_free_in_both_families_of_addresses() -> None:
+def test_a_promised_port_is_free_for_ipv4_and_ipv6() -> None:
     """Regression: a port of the range that was in use by IPv6 was promised, and rank 0 could not listen there."""
     if not socket.has_ipv6:
         pytest.skip("this system has no IPv6")

@@ -92,7 +92,7 @@ async def test_a_disconnected_node_waits_until_the_store_tells_its_address() -> 
         (10.0, 0.0, 9, math.inf, TTL_MOST),
     ],
 )
-def test_a_lease_is_as_long_as_it_must_be_to_be_renewed_in_time(
+def test_a_lease_is_long_enough_to_be_renewed_in_time(
     asked: float, round_trip: float, lapses: int, most: float, ttl: float
 ) -> None:
     assert node_ttl(asked, round_trip=round_trip, lapses=lapses, most=most) == ttl
@@ -108,7 +108,7 @@ async def test_no_lease_grows_beyond_the_stores_limit() -> None:
         assert [info.world_size for info in infos] == [2, 2]
 
 
-async def test_a_node_publishes_its_source_address_behind_a_forwarder_and_a_given_address_always() -> None:
+async def test_behind_a_forwarder_a_node_publishes_its_source_address_or_a_given_one() -> None:
     store = AwayStore()
     given = await (await address_said(store, "tcp://head/job?min_nodes=2&address=10.0.0.8"))
     assert (given.address, given.store_at) == ("10.0.0.8", "")
@@ -117,7 +117,7 @@ async def test_a_node_publishes_its_source_address_behind_a_forwarder_and_a_give
     assert (record.address, record.sends_from, record.store_at) == ("10.0.0.7", "", "")
 
 
-async def test_an_arrival_asks_for_the_role_where_it_is_free_and_its_node_is_no_candidate_yet() -> None:
+async def test_an_arrival_asks_for_a_free_role_unless_its_node_is_a_candidate() -> None:
     """One transaction does both. A node that already stands for election asks when its turn comes, as all others do."""
     asked: list[bool] = []
     async with VirtualRun(min_nodes=3) as run:
@@ -138,7 +138,7 @@ async def test_an_arrival_asks_for_the_role_where_it_is_free_and_its_node_is_no_
     assert asked == [False, True, False]
 
 
-async def test_a_node_that_settings_once_kept_out_of_its_run_may_come_again() -> None:
+async def test_a_node_that_was_refused_for_its_settings_may_join_later() -> None:
     async with VirtualRun(min_nodes=2) as run:
         a, b = run.handler("a"), run.handler("b")
         joining = await run.join(a)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         pytest.param(4.1, 0.1, ROLE_DISCONNECT_TTL, id="members that are gone sooner still"),
     ],
 )
-def test_the_role_outlives_its_holders_connection_no_longer_than_a_members_lease(
+def test_the_roles_disconnect_ttl_is_at_most_that_of_members(
     reconnects_in: float, members: float, expected: float
 ) -> None:
     """Regression: a store that had stood still for 1.4 s counted as distant for a whole term: a death was noticed after

@@ -11,7 +11,7 @@ from rdzv.node.link.stopwatch import STOOD_STILL, Stopwatch
 
 
 @pytest.mark.anyio
-async def test_an_answer_that_takes_long_is_measured_as_it_is() -> None:
+async def test_a_slow_answer_is_measured_in_full() -> None:
     clock = asyncio.get_running_loop().time
     with Stopwatch(clock) as stopwatch:
         await asyncio.sleep(0.25)
@@ -20,7 +20,7 @@ async def test_an_answer_that_takes_long_is_measured_as_it_is() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("after", [0.0, 0.15])
-async def test_time_that_this_process_stood_still_does_not_count(after: float) -> None:
+async def test_time_in_which_this_process_stood_still_does_not_count(after: float) -> None:
     clock = asyncio.get_running_loop().time
     began = clock()
     with Stopwatch(clock) as stopwatch:

@@ -102,7 +102,7 @@ def test_if_no_member_makes_progress_none_is_dropped_and_the_status_says_so() ->
         assert said(made, "stands with 3 nodes; no member has begun a step for 10 s, all are at 7; nobody is dropped")
 
 
-def test_a_slow_first_step_raises_no_alarm_unless_it_has_a_time_of_its_own() -> None:
+def test_a_slow_first_step_raises_no_alarm_without_a_limit_of_its_own() -> None:
     async def compile(node: ClusterNode, round: rdzv.Round, step: int) -> None:
         if step == 0 and node.index == 0 and round.number == 0:
             await anyio.sleep(40)

@@ -67,7 +67,7 @@ async def ended(agent: Child, number: signal.Signals) -> float:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_an_agent_that_waits_leaves_and_closes_nothing(
+async def test_a_waiting_agent_leaves_and_does_not_close_the_run(
     number: signal.Signals, tmp_path: Path, stack: contextlib.AsyncExitStack
 ) -> None:
     agents = Agents(tmp_path, free_port(), stack)

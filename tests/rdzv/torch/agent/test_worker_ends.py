@@ -65,7 +65,7 @@ def told() -> Iterator[Told]:
     told.loop.leave()
 
 
-def test_how_the_first_one_fails_is_told_and_its_status_is_left_to_the_agent(
+def test_the_first_failure_is_reported_and_its_status_is_left_to_the_agent(
     sleeper: subprocess.Popen[bytes], told: Told
 ) -> None:
     with subprocess.Popen((sys.executable, "-I", "-S", "-c", "")) as good:
@@ -76,7 +76,7 @@ def test_how_the_first_one_fails_is_told_and_its_status_is_left_to_the_agent(
         assert (sleeper.wait(WITHIN), good.wait(WITHIN)) == (-signal.SIGKILL, 0)
 
 
-def test_an_exit_status_and_an_exception_are_told_too(sleeper: subprocess.Popen[bytes], told: Told) -> None:
+def test_an_exit_status_and_an_exception_are_reported_too(sleeper: subprocess.Popen[bytes], told: Told) -> None:
     told.raised[3] = "ValueError: no batch 7"
     waiting = told.follow({3: sleeper.pid})
     assert sleeper.stdin is not None
