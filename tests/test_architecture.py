@@ -323,7 +323,7 @@ def test_layers_point_down() -> None:
         for each in arrows_of(room)
         if folder_of(each) not in MAY_IMPORT[folder_of(room)] | {folder_of(room)}
     }
-    assert looked_up == set(), "the first must not import the second: move what it needs of it down"
+    assert looked_up == set(), "the first must not import the second: move the shared part down"
 
 
 def test_the_table_of_layers_has_no_circle() -> None:
@@ -372,7 +372,9 @@ def test_only_the_rooms_of_a_node_use_its_part() -> None:
 def test_rooms_do_not_import_each_other_in_a_circle() -> None:
     reached = {room: reached_from(room) for room in FILES}
     circles = {frozenset(other for other in reached[room] if room in reached[other]) for room in FILES}
-    assert circles - {frozenset()} == set(), "move what both need down, or give one a Protocol of what it needs"
+    assert circles - {frozenset()} == set(), (
+        "move the shared part down, or give one a Protocol of the part that it needs"
+    )
 
 
 def test_folders_are_small() -> None:
@@ -383,7 +385,7 @@ def test_folders_are_small() -> None:
 def test_long_files_have_a_reason() -> None:
     lines = {room: len(path.read_text(encoding="utf-8").splitlines()) for room, path in FILES.items()}
     long = {room for room in FILES if lines[room] > LINES_OF_A_FILE_MOST}
-    assert long == set(LONG_FILES), "split what is new here, and take out of LONG_FILES what is short now"
+    assert long == set(LONG_FILES), "split new ones, and delete from LONG_FILES those that are short now"
 
 
 def test_long_classes_have_a_reason() -> None:
@@ -393,7 +395,7 @@ def test_long_classes_have_a_reason() -> None:
         for node in ast.walk(tree_of(path))
         if isinstance(node, ast.ClassDef) and (node.end_lineno or 0) - node.lineno + 1 > LINES_OF_A_CLASS_MOST
     }
-    assert classes == set(LONG_CLASSES), "split what is new here, and take out of LONG_CLASSES what is short now"
+    assert classes == set(LONG_CLASSES), "split new ones, and delete from LONG_CLASSES those that are short now"
 
 
 def test_only_the_core_dependencies_are_imported_with_the_module() -> None:

@@ -110,12 +110,12 @@ def test_results_are_saved_after_each_row_and_can_be_continued(tmp_path: Path) -
     results.save(path)
     again = Results.load(path)
     assert again.data == results.data
-    assert again.points("idle", "nodes", "cpu") == [(64, 2.0)], "the median; what is not a number is no point"
+    assert again.points("idle", "nodes", "cpu") == [(64, 2.0)], "the median; a value that is not a number is no point"
     assert again.totals("idle", "cpu") == [(64, 128.0)]
     assert math.isnan(again.value("idle", "cpu", nodes=4))
     assert again.rows("rendezvous") == []
     again.begin("idle")
-    assert again.rows("idle") == [], "what is measured anew replaces the old"
+    assert again.rows("idle") == [], "a new measurement replaces the old"
 
 
 def test_a_promise_holds_up_to_its_bound_and_is_not_judged_without_results() -> None:
@@ -218,7 +218,7 @@ def test_a_part_yields_its_rows_and_its_end(tmp_path: Path) -> None:
     assert ran("print('FAILED x: no'); raise SystemExit(3)") == ("failed", ["x: no", "ended with exit status 3"])
     hangs = "print('ROW {\"b\": 1}', flush=True); import time; time.sleep(600)"
     assert ran(hangs, seconds=0.5 - runner.GRACE) == ("failed", [f"killed {runner.GRACE:g} s after its time"])
-    assert len(rows) <= 2, "what it had measured before is kept, if it was that quick"
+    assert len(rows) <= 2, "earlier measurements are kept, if there are any"
 
 
 @pytest.mark.parametrize("name", list(PARTS))

@@ -318,9 +318,9 @@ async def test_the_async_sample_is_told_of_a_killed_node() -> None:
             meeting = asyncio.create_task(replacement.next_rendezvous())
             again = await survivor.stdout.readline()
             assert b"of 2 meet at" in again
-            assert not again.endswith(b" None\n"), "it knows who was lost"
+            assert not again.endswith(b" None\n"), "it knows the lost node"
             state = json.loads(await (await meeting).store.get("state"))
-            assert state.keys() == {"step", "weight"}, "a newcomer is given the state of who has done the most"
+            assert state.keys() == {"step", "weight"}, "a newcomer gets the state of the member that is furthest"
 
 
 def test_the_readme_on_an_index_has_no_broken_link(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,7 @@ def test_the_image_copies_the_files_of_the_package_and_its_command_is_valid() ->
     build = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]
     wheel = build["build"]["targets"]["wheel"]
     needed = {"pyproject.toml", "README.md", "LICENSE", *wheel["packages"], *wheel["force-include"]}
-    assert "custom" in build["metadata"]["hooks"], "what is asked while it is built"
+    assert "custom" in build["metadata"]["hooks"], "the hook that is called during the build"
     assert set(copied) >= needed | {"hatch_build.py"}
     (started,) = re.findall(r"^CMD (\[.*\])$", text, re.MULTILINE)
     words = re.findall(r'"([^"]+)"', started)

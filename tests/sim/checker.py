@@ -244,7 +244,7 @@ class Checker:
             record = self.records.get(member.node_id)
             require(
                 record is not None and record.arrival == member.arrival and not record.left,
-                f"round {round.number} took in arrival {member.arrival} of {member.node_id}; what is there: {record}",
+                f"round {round.number} took in arrival {member.arrival} of {member.node_id}; its record: {record}",
             )
         require(not self.live(), f"round {round.number} began while {self.live()} remained in round {number}")
         first = self.records[members[0].node_id]

@@ -159,7 +159,7 @@ class StoreStory(Story):
             late = unheard is not None and watch.books.time_of(unheard[0].revision) < self.cosmos.now - ON_ITS_WAY
             require(not late, f"{watch._who}, watching {watch._audit.prefix!r}, has never heard {unheard} (S4)")
         left = self.cosmos.store.books.now_under("lease/")
-        require(not left, f"nobody keeps these for {CALM:g} s, and they are there: {left} (S5)")
+        require(not left, f"these have had no keeper for {CALM:g} s, and they are there: {left} (S5)")
         for operation in self.pending.values():
             self.history.append(operation)
         try:

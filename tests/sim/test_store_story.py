@@ -33,7 +33,7 @@ def test_the_stories_have_many_faults(outcomes: list[Outcome]) -> None:
     assert sum(outcome.faults for outcome in outcomes) > 100
     assert sum(outcome.starts for outcome in outcomes) > len(outcomes) + 4, "the store was hardly ever killed"
     assert sum(outcome.lapses for outcome in outcomes) > 50
-    assert sum(outcome.unanswered for outcome in outcomes) > 10, "nobody was ever left without an answer"
+    assert sum(outcome.unanswered for outcome in outcomes) > 10, "no request was left without an answer"
 
 
 def test_no_promise_of_the_store_is_broken_in_fresh_stories() -> None:
@@ -76,7 +76,7 @@ def test_hours_of_the_store_are_summed_up(capsys: pytest.CaptureFixture[str]) ->
     assert main(["store", "--hours", "0.01", "--first", "3", "--jobs", "1"]) == 0
     told = capsys.readouterr().out
     assert "no promise was broken" in told
-    assert "--first 3" in told, "what is printed plays the same stories again"
+    assert "--first 3" in told, "the printed command plays the same stories again"
 
 
 def test_one_story_of_the_store_is_printed_step_by_step(capsys: pytest.CaptureFixture[str]) -> None:

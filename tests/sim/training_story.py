@@ -263,7 +263,7 @@ class TrainingStory(FullStory):
                 waits = self.now - max(broken_at, self.disturbed_until, node.process.went_on_at)
                 self.truth.require(
                     waits <= OUT_WITHIN,
-                    f"{node.name} is in round {round.number} still, {waits:.2f} s after somebody was lost (R21, R22)",
+                    f"{node.name} is in round {round.number} still, {waits:.2f} s after a member was lost (R21, R22)",
                 )
         if self.too_large_at is not None:
             since = self.now - max(self.too_large_at, self.disturbed_until)

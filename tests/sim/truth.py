@@ -112,7 +112,7 @@ class Truth:
 
     def books_of(self, store_id: str | None) -> Books:
         """Return the books of a store; new books if it is new."""
-        assert store_id is not None, "who asks has met it"
+        assert store_id is not None, "the client has connected to it"
         if store_id not in self._books:
             self._books[store_id] = Books(self)
         return self._books[store_id]

@@ -120,7 +120,7 @@ def test_new_files_are_used_once_they_are_complete_and_match(
     assert last is not None
     assert last.get_ca_certs()[0]["serialNumber"] != first.get_ca_certs()[0]["serialNumber"]  # type: ignore[union-attr]
     assert credentials.token == NEW
-    assert credentials.renew() is last, "what has not changed is not loaded again"
+    assert credentials.renew() is last, "unchanged files are not loaded again"
 
 
 def test_an_unusable_change_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -169,7 +169,7 @@ async def test_a_hosted_store_shows_the_current_certificate(loop: str, tmp_path:
 
         assert await is_shown(old)
         for _ in write_in_place(tmp_path, {"pem": new.files["pem"][:100]}):
-            assert await is_shown(old), "what is half written counts for nothing"
+            assert await is_shown(old), "half-written files are not used"
         for _ in write_in_place(tmp_path, new.files):
             pass
         assert await is_shown(new)

@@ -126,7 +126,7 @@ async def test_sigterm_tells_the_clients_and_a_second_one_ends_it_at_once(tmp_pa
         await child.says("leaving")
         if not reads:
             await asyncio.sleep(1.1)  # within a second, the two count as one signal
-            assert child.returncode is None, "somebody does not read, and it waits for a while"
+            assert child.returncode is None, "a client does not read, and the server waits for a while"
             child.terminate()
         assert await child.wait() == (0 if reads else 1)
         if reads:
@@ -285,7 +285,7 @@ async def test_after_sighup_new_connections_get_the_new_certificate(files: Files
             child._signal(signal.SIGHUP)
             await child.says("stays as it was")
             assert await shown(port, files.client()) == second
-            assert client.connected, "who was there stays"
+            assert client.connected, "connected clients stay"
             await client.ping()
 
 

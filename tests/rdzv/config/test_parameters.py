@@ -155,7 +155,7 @@ def test_every_parameter_is_documented_and_its_example_is_valid(name: str) -> No
     assert Source.KEYWORD in parameter.sources
     if Source.URL in parameter.sources:
         value = parameter.read(parameter.kind.example)
-        assert parameter.read(value) == value, "what has been read once is read again as the same"
+        assert parameter.read(value) == value, "parsing a parsed value gives the same"
 
 
 def test_every_name_of_every_parameter_is_a_keyword_and_nothing_else_is() -> None:

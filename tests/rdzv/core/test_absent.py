@@ -34,7 +34,7 @@ def test_departures_are_told_from_losses_and_a_node_that_returns_is_not_missing(
     assert first != run.progress
     assert report_due(first, 0.0, run.progress, nodes=1, now=run.now) is None, "durations alone are no news"
     run.play("arrive b c stray, die stray")
-    assert run.progress.absent == Absent(), "nor is anybody missed who is no member"
+    assert run.progress.absent == Absent(), "and only members are missing"
 
 
 def test_an_expected_node_is_missing_from_the_start_and_in_every_round() -> None:
@@ -53,7 +53,7 @@ def test_an_expected_node_is_missing_from_the_start_and_in_every_round() -> None
     assert run.progress.absent.count == 0
     del run.stored["x"]
     run.reset()
-    assert [one.node_id for one in run.progress.absent.missing] == ["x"], "the snapshot tells who is not here"
+    assert [one.node_id for one in run.progress.absent.missing] == ["x"], "the snapshot shows the missing nodes"
 
 
 def test_members_that_stay_are_named_if_they_are_few() -> None:

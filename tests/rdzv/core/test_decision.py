@@ -129,7 +129,7 @@ def choosing(chosen: Any) -> Any:
         pytest.param(lambda arrivals, _: arrivals[1:], id="loses one"),
         pytest.param(lambda arrivals, _: [*arrivals, arrivals[0]], id="gives one two ranks"),
         pytest.param(lambda arrivals, _: [arrivals[0]] * len(arrivals), id="gives one all ranks"),
-        pytest.param(choosing(lambda _: ()), id="chooses nobody"),
+        pytest.param(choosing(lambda _: ()), id="chooses no node"),
         pytest.param(choosing(lambda them: them[:1] * 2), id="chooses one twice"),
         pytest.param(choosing(None), id="fails to choose"),
     ],
@@ -254,7 +254,7 @@ def test_rounds_complete_only_as_agreed(rules: Rules, happenings: list[tuple[str
         assert size % rules.unit == 0
         assert len({record.node_id for record in decision.members}) == size
         assert all(waiting[record.node_id] == record for record in decision.members)
-        assert len(waiting) - size < rules.unit or size == rules.capacity, "whoever there is room for is in"
+        assert len(waiting) - size < rules.unit or size == rules.capacity, "every node that fits is in"
         assert began is not None
         over = run.now >= began + rules.last_call
         assert over or size == rules.capacity or (rules.early_last_call and not first)
@@ -305,7 +305,9 @@ SAID = Progress(phase=Phase.GATHERING, round=7, joined=3, needed=4, capacity=8, 
 def test_every_phase_is_explained_in_words_and_numbers(progress: Progress | None, words: str) -> None:
     assert explain(progress) == words
     said = SAID.replace(phase=Phase.LAST_CALL)
-    assert explain(said, elapsed=1.5) == "last call, 2.7 s left; 3 of at most 8 nodes", "it is what is left now"
+    assert explain(said, elapsed=1.5) == "last call, 2.7 s left; 3 of at most 8 nodes", (
+        "it is the time that is left now"
+    )
 
 
 # When progress is reported.
@@ -419,7 +421,7 @@ MEMBER = Me(arrival=61, was_member=True)
             LATE,
             {"progress": SPARES.replace(joined=0, spares=0)},
             Parked(reason="round 3 stands with 2 nodes"),
-            id="what was said of spares that are gone",
+            id="old progress about spares that are gone",
         ),
     ],
 )

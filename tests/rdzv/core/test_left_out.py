@@ -18,7 +18,7 @@ def given_up(**rules: Any) -> HandFed:
     run.arrive("a", "b", "c", "d")
     assert run.commit() == ["a", "b", "c", "d"]
     run.arrive("a", "b", "c", gave_up=WHY)
-    assert run.completes() is None, "d is still in it, and may come to say that it was the others who failed"
+    assert run.completes() is None, "d is still in it, and may report that the others failed"
     run.arrive("d", gave_up=WHY, cut_off=("a",))
     return run
 

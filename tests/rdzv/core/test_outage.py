@@ -38,7 +38,7 @@ def test_survivors_that_met_without_them_accept_them_all_at_once() -> None:
     run = four()
     run.die("c", "d")
     run.arrive("a", "b")
-    assert run.commit() == ["a", "b"], "after a death, as far as anybody knows, nobody is waited for"
+    assert run.commit() == ["a", "b"], "after a death, no node is waited for"
     run.arrive("d", arrived_after=0, lapsed_in=0)
     run.arrive("a", "b")
     assert run.completes() is None, "c is known to be coming"

@@ -91,6 +91,6 @@ def test_a_round_that_accepts_all_nodes_carries_the_progress_with_it() -> None:
     waiting = Progress(phase=Phase.GATHERING, joined=4, needed=4, capacity=4, last_arrival=9)
     then = waiting.once_committed(7, size=4)
     assert then == Progress(phase=Phase.TRAINING, round=7, needed=4, capacity=4, live=4)
-    assert waiting.replace(joined=5).once_committed(7, size=4) is None, "somebody is left over"
+    assert waiting.replace(joined=5).once_committed(7, size=4) is None, "a node is left over"
     missing = Absent(missing=(Missing(node_id="e", how="never seen"),), count=1)
-    assert waiting.replace(absent=missing).once_committed(7, size=4) is None, "somebody is missed"
+    assert waiting.replace(absent=missing).once_committed(7, size=4) is None, "a node is missing"

@@ -29,7 +29,7 @@ def standing(view: View) -> tuple[Any, ...]:
     ("story", "live", "waiting", "lost", "departed"),
     [
         pytest.param("arrive a, leave b, die c", "d", "a", "c", "b", id="written anew, left, gone"),
-        pytest.param("arrive x y, die x, leave y", "abcd", "", "", "", id="a stranger is missed by nobody"),
+        pytest.param("arrive x y, die x, leave y", "abcd", "", "", "", id="a node that was no member is not missing"),
         pytest.param("die a, arrive a, leave a, arrive a, die a", "bcd", "", "a", "", id="each is missed once"),
         pytest.param("arrive a, die a", "bcd", "", "a", "", id="also while it waits for the next round"),
         pytest.param("arrive b a x, arrive b", "cd", "axb", "", "", id="they wait in the order in which they came"),
@@ -72,7 +72,7 @@ def test_a_completed_round_forgets_the_missing_members_of_the_last() -> None:
     run.now += run.rules.last_call
     assert run.commit() == ["a", "c"]
     run.die("c")
-    assert (run.view.lost, run.view.lost_count) == (["c"], 1), "also one who was missed in an earlier round"
+    assert (run.view.lost, run.view.lost_count) == (["c"], 1), "also a node that was missing in an earlier round"
 
 
 def test_a_record_that_becomes_unreadable_counts_as_removed() -> None:
@@ -194,7 +194,7 @@ def test_a_node_missing_from_the_snapshot_counts_as_lost() -> None:
     run = round_of("a", "b", "c")
     del run.stored["b"]
     run.feed(Event(kind="reset", revision=0))
-    assert not run.view.lost, "while a snapshot comes nothing is concluded from what is missing"
+    assert not run.view.lost, "during a snapshot, missing nodes do not count as lost"
     run.snapshot()
     assert run.view.live == {"a", "c"}
     assert run.view.lost == ["b"]
@@ -206,7 +206,7 @@ def test_a_node_missing_from_the_snapshot_counts_as_lost() -> None:
 @pytest.mark.parametrize(
     ("story", "meanwhile", "away", "began_ago"),
     [
-        pytest.param("arrive a b", "", 3, 13, id="it goes on from what was left of it"),
+        pytest.param("arrive a b", "", 3, 13, id="it continues with the time that was left"),
         pytest.param("arrive a b", "", 100, 30, id="one that has run out meanwhile is over"),
         # Regression: all nodes had died meanwhile. Those that returned inherited a last call that was long over, and a
         # third node a moment later was left out.

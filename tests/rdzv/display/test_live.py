@@ -54,7 +54,7 @@ def test_one_member_is_written_in_the_singular() -> None:
 def test_of_ten_thousand_members_the_first_and_the_missing_are_shown() -> None:
     shown = texts(Frame(status=status_of(10_000, missing=300)), height=30)
     assert sum(line.strip().startswith("missing") for line in shown) == 15
-    assert "             and 285 more that are missing, refused or wait" in shown, "those nobody names, too"
+    assert "             and 285 more that are missing, refused or wait" in shown, "unnamed ones, too"
     assert len([line for line in shown if line.startswith("  rank")]) == 30
 
 

@@ -97,7 +97,7 @@ async def test_health_metrics_and_runs_are_answered() -> None:
             shown = text.replace(HOSTILE, "NODE").splitlines()
             for line in METRICS.strip().splitlines():
                 assert any(each.startswith(line.rstrip("·")) for each in shown), line
-            assert [line for line in shown if line.endswith("of rdzv stats.")] == [], "each figure says what it is"
+            assert [line for line in shown if line.endswith("of rdzv stats.")] == [], "each figure has a description"
             (run,) = json.loads(await answered(session, "/api/runs"))["runs"]
             assert (run["run_id"], run["phase"], run["members"], run["missing"]) == ("job", "training", 1, 0)
             told = json.loads(await answered(session, "/api/runs/job"))

@@ -258,7 +258,7 @@ async def test_dragging_on_the_rounds_zooms_and_escape_shows_all_again() -> None
             x=left - await page.evaluate("scale.names") + row["from"] + 1,
             y=top + row["top"] + 5,
         )
-        assert (await text(page, "span")).startswith("gpu-"), "the rows of nodes say what they show"
+        assert (await text(page, "span")).startswith("gpu-"), "the rows of nodes have labels"
         assert page.problems == []
 
 
@@ -307,7 +307,7 @@ async def test_states_are_readable_without_colour_and_text_has_contrast_in_every
         assert await page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert await page.evaluate("at('rows').children.length") == 100
         assert "gpu-00200" in await page.evaluate("at('rows').firstElementChild.textContent"), (
-            "what is not well is first"
+            "runs with problems come first"
         )
 
 

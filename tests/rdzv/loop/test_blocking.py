@@ -110,7 +110,7 @@ def test_a_run_without_progress_is_given_up_at_every_member(url: str) -> None:
         first = True
         try:
             for round in rdzv.sync.rounds(f"{url}/job?min_nodes=2", is_host=False, node_id=name, no_progress=1):
-                assert first, "what was counted is read before the next body begins"
+                assert first, "the counts are read before the next body begins"
                 first = False
                 with round:
                     round.check(0)

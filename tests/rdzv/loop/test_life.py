@@ -32,7 +32,7 @@ def test_a_departure_after_an_agreement_ends_the_round_only_before_the_agreed_st
     stop = Stop(round=7, decided=True, step=6)
     left = Progress(phase=Phase.TRAINING, round=7, departed=1, departed_ids=("b",), live=1)
     membership.take(Head(round=ROUND, progress=left, stop=stop))
-    assert not ended, "who waits for it in a later step has skipped a check, and that is an error of its own"
+    assert not ended, "a member that waits for it in a later step has skipped a check, which is its own error"
     membership.take(Head(round=ROUND, progress=left.replace(left_early=True), stop=stop))
     assert [(ending.kind, ending.node_ids) for ending in ended] == [(EndKind.LEFT, ("b",))]
 

@@ -108,4 +108,4 @@ def test_a_members_own_error_removes_no_live_member(gone_ttl: float) -> None:
     """Also with a gone_ttl so long that every lease may expire earlier."""
     told = story(killed=False, named=False, gone_ttl=gone_ttl)
     assert not any("noticed first" in line or "lost" in line for line in told)
-    assert any("left: node-0" in line for line in told), "who has failed by itself has left"
+    assert any("left: node-0" in line for line in told), "a node that failed by itself has left"

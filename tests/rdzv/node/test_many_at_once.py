@@ -107,5 +107,5 @@ async def test_thousands_of_nodes_meet_at_a_store_that_takes_seconds_to_answer(m
         assert_one_round(await run.meet(*handlers))
         took = asyncio.get_running_loop().time() - began
         assert server.longest >= MANY, "it is slow: a request of each waited at a time"
-        assert took < 60, "which is three times what the requests of all of them take"
+        assert took < 60, "three times the time of all their requests"
         assert_one_round(await run.meet(*handlers))

@@ -300,7 +300,7 @@ async def test_a_verdict_with_an_invalid_exit_status_still_gives_the_run_up_as_a
             assert isinstance(end, GiveUp | RunGivenUpError)
             assert end.status == usable
             assert end.reason.startswith("no data")
-            assert (end.reason == "no data") == (status == usable), "what was changed is said"
+            assert (end.reason == "no data") == (status == usable), "the change is logged"
 
 
 async def test_a_spare_of_a_run_that_is_given_up_does_not_end_with_success() -> None:

@@ -165,4 +165,4 @@ def test_a_waiting_node_leaves_as_soon_as_it_is_drained() -> None:
         made.drain(spare, within=600)
         made.advance(5)
         assert not spare.at_work and spare.error is None
-        assert len(made.rounds) == 1, "nobody else has noticed"
+        assert len(made.rounds) == 1, "no other node has noticed"

@@ -285,12 +285,12 @@ def test_the_error_for_blocking_callers_names_rdzv_testing_processes() -> None:
 
 def test_explore_reports_the_first_failing_seed_with_its_story(capsys: pytest.CaptureFixture[str]) -> None:
     def no_node_was_killed(made: Cluster) -> None:
-        assert not told(made, "is killed"), "somebody was"
+        assert not told(made, "is killed"), "a node was killed"
 
     with cluster(2, seed=0, min_nodes=1) as made:
         assert made.explore(train, seeds=range(3), faults=["reset"], during=5).value == 3
         made.run(train)
-        with pytest.raises(ClusterError, match="seed 4: somebody was") as caught:
+        with pytest.raises(ClusterError, match="seed 4: a node was killed") as caught:
             made.explore(seeds=[4], faults=["kill"], during=5, check=no_node_was_killed)
     assert str(caught.value) in capsys.readouterr().out
 

@@ -260,7 +260,7 @@ def test_a_drained_member_leaves_and_the_others_meet_again_without_it(agents: Ag
         if name == "spare":
             with pytest.raises(api.RendezvousGracefulExitError, match="node spare is to leave: maintenance"):
                 waiting.result(10)
-            assert (stays.num_nodes_waiting(), goes.num_nodes_waiting()) == (0, 0), "nobody stops for a spare"
+            assert (stays.num_nodes_waiting(), goes.num_nodes_waiting()) == (0, 0), "no round ends for a spare"
     until(lambda: (stays.num_nodes_waiting(), goes.num_nodes_waiting()) == (1, 1))
     with pytest.raises(api.RendezvousGracefulExitError, match="node goes is to leave: maintenance"):
         goes.next_rendezvous()

@@ -76,7 +76,7 @@ async def test_a_killed_node_costs_no_restart_and_a_newcomer_gets_the_state(url:
     assert sizes == [3, 2, 3, 2, 3]
     of_c = [one["step"] for one in told if one["what"] == "step" and one["name"] == "c"]
     before = [one["step"] for one in of_a if one["round"] < 3]
-    assert drained == of_c[-1] == before[-1], "who is drained and who stays leave before the same step"
+    assert drained == of_c[-1] == before[-1], "the drained and the other members leave before the same step"
     threads = {one["name"]: one["left"] for one in told if one["what"] == "threads"}
     assert threads == {"c": [], "d": []}, "a round's thread ends with it"
 

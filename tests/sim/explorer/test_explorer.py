@@ -28,7 +28,7 @@ def test_the_promises_hold_in_every_order_after_the_coordinators_death() -> None
     assert "not all of them" not in done.stdout
     states = int(done.stdout.split()[1].replace(",", ""))
     assert states > 50, done.stdout
-    assert "not all of them" in explore("again", "--seconds", "0").stdout, "what is left out is said"
+    assert "not all of them" in explore("again", "--seconds", "0").stdout, "left out states are mentioned"
 
 
 @pytest.mark.timeout(LIMIT)

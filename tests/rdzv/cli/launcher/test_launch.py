@@ -218,7 +218,7 @@ async def test_r6_a_closed_run_ends_as_closed_also_if_processes_hang(server: str
         await observer.set_closed("enough")
         assert [await a.wait(), await b.wait()] == [122, 122]
     assert any("asked to end by SIGTERM" in line for line in a.output)
-    assert a.output[-2].startswith("rdzv run: job: "), "what it has cost"
+    assert a.output[-2].startswith("rdzv run: job: "), "the cost of the run"
     for each in (a, b):
         assert each.output[-1] == "rdzv run: run job is closed by boss: enough"
 
@@ -517,7 +517,7 @@ async def test_a_drained_node_leaves_and_the_others_meet_again(server: str, by_s
                 assert await drain.wait(timeout=20) == 0, drain.written()
         assert await b.wait(timeout=30) == 0, "it has left, and has not been killed by the signal"
         again = await started(a)
-        assert (again["WORLD_SIZE"], again["RDZV_RESTARTS"]) == ("1", "0"), "nobody's restart is counted"
+        assert (again["WORLD_SIZE"], again["RDZV_RESTARTS"]) == ("1", "0"), "no restart is counted"
         why = "SIGTERM came" if by_signal else "maintenance"
         assert any(f"b to leave: {why}; meeting again" in line for line in a.output), a.written()
         tell(again, SUCCEED)
@@ -583,5 +583,5 @@ async def test_after_a_resize_the_surplus_nodes_wait_as_spares(server: str) -> N
         assert await goes.wait(timeout=30) == 0, "it is a spare, and is to leave"
         tell(again, SUCCEED)
         assert await stays.wait(timeout=30) == 0
-        assert "to leave" not in stays.written(), "nobody stops for a spare"
+        assert "to leave" not in stays.written(), "no process is stopped for a spare"
         assert any("resized to at most 1: cost; meeting again" in line for line in (*a.output, *b.output))
