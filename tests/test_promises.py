@@ -34,7 +34,7 @@ def functions_of(path: Path) -> list[str]:
 
 
 def test_the_readme_lists_six_of_them() -> None:
-    """The list is docs/promises.md."""
+    """The whole list is in docs/promises.md."""
     assert promised_in("README.md") < PROMISED
     assert len(promised_in("README.md")) == 6
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Enough", "judged", "judging", "play", "undoes"]
 
-LATE = 0.5  # seconds after its time limit in which a call ends
+LATE = 0.5  # seconds after its time limit by which a call must have ended
 TO_UNDO = 2.0  # seconds that undoing a call, or leaving a block, may take, according to their documentation
 PATIENT = 60.0  # seconds for a round of the other nodes: longer than a lease
 AWAY = 1.0  # seconds until a store in the state "back" is started again
@@ -173,7 +173,7 @@ class Stage:
                 asyncio.get_running_loop().call_later(AWAY, self.run.restart_store)
 
     async def mend_store(self) -> None:
-        """Bring it back."""
+        """Start the store again, or resume it."""
         if not self.run.machine.up:
             await asyncio.sleep(AWAY)
         if not self.run.machine.up:

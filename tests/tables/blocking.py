@@ -40,7 +40,7 @@ MANNERS = (
     *("held GIL", "in a loop", "beside another job"),
 )
 
-LATE = 0.5  # seconds after its time limit in which a call ends
+LATE = 0.5  # seconds after its time limit by which a call must have ended
 TO_UNDO = 2.0  # seconds more for calls that return something to the store
 HELD = 0.2  # seconds for which a thread in C holds the GIL, again and again
 AWAY = 0.5  # seconds until a store in the state "back" is started again

@@ -220,7 +220,7 @@ async def test_a_node_cancelled_while_it_starts_the_store_leaves_none_behind(mon
     started = threading.Event()
 
     def slowly(*arguments: Any, **named: Any) -> HostedStore | None:
-        time.sleep(0.3)  # as a slow DNS would
+        time.sleep(0.3)  # as slow as a DNS query may be
         try:
             return inner(*arguments, **named)
         finally:

@@ -39,7 +39,7 @@ async def test_the_nodes_end_with_the_demo_and_print_nothing(number: signal.Sign
         assert all(re.match(r" +\d+ ms  ", line) for line in child.output), child.written()
 
 
-# What nodes say, handed to the director without a run: each node says all of it at once.
+# The director with scripted nodes in place of a run: each node prints all its lines at once.
 
 
 async def directed(**nodes: str) -> demo._Director:

@@ -239,7 +239,7 @@ async def test_a_closed_run_is_opened_again_and_one_that_is_open_is_not(capsys: 
             await handler.next_rendezvous()
             await handler.set_closed("by mistake")
         assert [await looked([words, url]) for words in ("status", "history")] == [0, 0]
-        with pytest.raises(rdzv.RendezvousClosedError):  # `main` ends with 3
+        with pytest.raises(rdzv.RendezvousClosedError):  # `main` would exit with 3
             await looked(["resize", url, "--max", "3"])
         capsys.readouterr()
         assert await looked(["reopen", url]) == 0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 async def said(server: Server, *arguments: str, what: str = "ban") -> int:
-    """Run `rdzv ban` against a run of this server."""
+    """Run `rdzv ban`, or another command, against a run of this server."""
     return await asyncio.to_thread(command.main, [what, f"{server.url}/job", *arguments])
 
 

@@ -17,7 +17,7 @@ from rdzv.testing import cluster
 if TYPE_CHECKING:
     from rdzv.testing import Cluster, ClusterNode
 
-CHECK_MOST = 2.0  # seconds; a question and its answers take milliseconds, a death is known after a tenth
+CHECK_MOST = 2.0  # seconds; a question and its answers take milliseconds, a death is noticed after 0.1 s
 CHANGES = 8
 
 

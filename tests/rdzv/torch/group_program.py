@@ -20,7 +20,7 @@ import rdzv.torch
 from rdzv.torch.group import RoundGroup
 
 SIZE = 4
-LONG = timedelta(seconds=120)  # nothing here ends by a timeout
+LONG = timedelta(seconds=120)  # no wait here ends by its timeout
 ROUNDS = int(os.environ.get("RDZV_GROUPS", "8"))
 
 

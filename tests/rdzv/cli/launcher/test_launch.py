@@ -126,7 +126,7 @@ async def test_a_killed_launcher_leaves_no_process_and_the_others_accept_a_repla
         node(url, "b") as b,
         node(url, "c", "--no-prefix", "--nproc", "2", does=("with-child",)) as c,
     ):
-        while True:  # two may have begun without the third
+        while True:  # the first round may have only two nodes
             process = await started(a)
             if process["WORLD_SIZE"] == "4":
                 break
