@@ -70,6 +70,11 @@ class Keys:
         return f"{self.prefix}/ending"
 
     @property
+    def host(self) -> str:
+        """Return the key that names, to all runs, the node whose process serves this store."""
+        return f"{self.prefix}/host"
+
+    @property
     def lease_id(self) -> int:
         """Return the id of the run's own lease, so that nodes that come first at once grant the same one."""
         digest = hashlib.blake2b(self.root.encode(), digest_size=8).digest()

@@ -224,6 +224,7 @@ class Handler(Known, RendezvousHandler):
     accuse = blocking(verbs.accuse)
     all_here = blocking(verbs.all_here)
     change_tally = blocking(verbs.change_tally)
+    store_host = blocking(verbs.store_host)
     ban = blocking(verbs.ban)
     ban_where = blocking(verbs.ban_where)
     unban = blocking(verbs.unban)

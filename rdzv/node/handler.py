@@ -303,6 +303,7 @@ class Handler(Known, RendezvousHandler):
     accuse = awaited(verbs.accuse)
     all_here = awaited(verbs.all_here)
     change_tally = awaited(verbs.change_tally)
+    store_host = awaited(verbs.store_host)
     ban = awaited(verbs.ban)
     ban_where = awaited(verbs.ban_where)
     unban = awaited(verbs.unban)

@@ -193,6 +193,8 @@ class Node:
                 link.start(link.follower.run(), f"follow run {self.run_id}")
                 link.start(Noticing(self.part, link).run(), f"notice what befalls node {self.node_id}")
                 link.say_when_away(self._who_waits, self._is_counted)
+                if self.hosts_store():
+                    link.start(self._name_the_host(link.store), f"name the host of the store to run {self.run_id}")
                 link.give_up_when_gone(self.settings.endpoint.url, within=self.settings.store_gone_timeout)
                 with anyio.CancelScope(deadline=client.time() + self.settings.join_timeout):
                     await link.follower.synced.wait()
@@ -205,6 +207,12 @@ class Node:
             self._unreached = error
             raise self.connection_error(error) from error
         return link
+
+    async def _name_the_host(self, store: Store) -> None:
+        host = f"run {self.run_id}, node {self.node_id} (process {os.getpid()} on {socket.gethostname()})"
+        async with store.kept_lease(self.settings.ttl) as lease:
+            await store.put(self.keys.host, host.encode(), lease=lease.id)
+            await anyio.sleep_forever()
 
     def _who_waits(self) -> str:
         """Return in words which callers wait now, for the store and what else; empty if none."""

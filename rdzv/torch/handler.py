@@ -398,7 +398,10 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._handler = handler = self._stack.enter_context(connecting)
             if self._choices.reserved is not None:
                 self._choices.reserved.close()  # the store listens there now
-            self._screen.begins(self._settings, handler.node_id, hosts=handler.hosts_store)
+            host: str | None = ""
+            with contextlib.suppress(ours.RendezvousError):  # `next_rendezvous` raises it, too
+                host = None if handler.hosts_store else handler.store_host()
+            self._screen.begins(self._settings, handler.node_id, host=host)
             atexit.register(self._leave_at_exit)
         return self._handler
 

@@ -130,6 +130,7 @@ def _rows() -> list[Call]:
     handler("accuse", lambda it, word: it.accuse(1 - it.membership.rank if it.membership else 0, word), **text)
     handler("all_here", lambda it, _: it.all_here(timeout=WITHIN))
     handler("change_tally", lambda it, _: it.change_tally(bytes))
+    handler("store_host", lambda it, _: it.store_host())
     handler("ban", lambda it, word: it.ban("stranger", word), **text)
     handler("ban_where", lambda it, word: it.ban_where("rack", word, "why"), **text)
     handler("unban", lambda it, word: it.unban(word), **text)

@@ -215,6 +215,10 @@ class _Launcher:
 
     async def _take_part_and_answer(self, handler: Handler) -> int:
         await handler.is_closed()  # connects before any question
+        with anyio.move_on_after(A_MOMENT), contextlib.suppress(RendezvousError):
+            if not handler.hosts_store and (host := await handler.store_host()):
+                level = logging.INFO if host.startswith(f"run {handler.run_id}, ") else logging.WARNING
+                log.log(level, "run %s: %s serves the store", handler.run_id, host)
         answering = asyncio.create_task(self._answer(handler), name="answer what operators ask")
         draining = asyncio.create_task(self._drain(handler), name="announce that this node leaves")
         reaping = asyncio.create_task(_reap_orphans(), name="reap orphans, as process 1")

@@ -291,6 +291,12 @@ async def is_closed(node: Node) -> bool:
     return False
 
 
+async def store_host(node: Node) -> str:
+    """Return in words whose process serves the store; empty for `rdzv serve`, for etcd, and if it is not known yet."""
+    entry = await node.ask_the_store(lambda store: store.get(node.keys.host))
+    return entry.value.decode(errors="replace") if entry is not None else ""
+
+
 @goes_on
 async def set_closed(node: Node, reason: str = "") -> None:
     """Close the run for every node, for good; the first reason is shown for as long as the run is remembered."""

@@ -81,14 +81,14 @@ class Screen:
         self._cost: threading.Timer | None = None
         self._has_warned = False
 
-    def begins(self, settings: Settings, node_id: str, *, hosts: bool) -> None:
-        """Write the address of the store, and this node's name."""
+    def begins(self, settings: Settings, node_id: str, *, host: str | None) -> None:
+        """Write the address of the store, this node's name, and the store's host; None is this process."""
         least, most = settings.min_nodes, settings.max_nodes
+        serves = ", and serves the store" if host is None else f"; {host} serves the store" if host else ""
         log.info(
             "run %s: joining at %s, %s node%s; this one is %s%s",
             *(self._run_id, settings.endpoint.url),
-            *(f"{least} to {most}" if least != most else most, "s" * (most != 1), node_id),
-            ", and serves the store" * hosts,
+            *(f"{least} to {most}" if least != most else most, "s" * (most != 1), node_id, serves),
         )
 
     def end_quietly(self, end: Callable[[str], None]) -> None:

@@ -204,7 +204,10 @@ def test_the_address_of_the_run_is_printed(url: str, caplog: pytest.LogCaptureFi
     caplog.set_level(logging.INFO, logger="rdzv.torch")
     for nodes, said in (("min_nodes=2&max_nodes=4", "2 to 4 nodes"), ("min_nodes=1", "1 node")):
         settings = unconnected_handler(f"{url}/job?{nodes}", {}).settings
-        Screen("job").begins(settings, "a", hosts=True)
-        assert caplog.records[-1].getMessage() == (
-            f"run job: joining at {url}, {said}; this one is a, and serves the store"
-        )
+        for host, serves in (
+            (None, ", and serves the store"),
+            ("run x, node b", "; run x, node b serves the store"),
+            ("", ""),
+        ):
+            Screen("job").begins(settings, "a", host=host)
+            assert caplog.records[-1].getMessage() == f"run job: joining at {url}, {said}; this one is a{serves}"

@@ -10,7 +10,9 @@ import sys
 import pytest
 
 import rdzv
+from rdzv.cli.command import AGAIN_AFTER
 from tests.support.launched import WORKER, node, started
+from tests.support.processes import free_port
 
 # ------------------------------------------------------------------------------------------ signals that end
 
@@ -48,6 +50,26 @@ async def test_a_second_signal_ends_everything_at_once(server: str) -> None:
         await asyncio.sleep(1.1)  # within a second, the two count as one signal
         a.terminate()
         assert await a.wait() == 128 + signal.SIGTERM
+
+
+async def test_a_launcher_hosts_the_store_until_other_jobs_have_ended_or_a_second_signal() -> None:
+    """As a torchrun agent does; who joins is told whose process serves the store."""
+    at = f"tcp://127.0.0.1:{free_port()}"
+    async with (
+        node(f"{at}/one?min_nodes=1", "a", "--no-prefix") as host,
+        node(f"{at}/other?min_nodes=1&is_host=0", "b", "--no-prefix") as other,
+    ):
+        await started(host)
+        await started(other)
+        assert f"run other: run one, node a (process {host.pid} on " in other.written()
+        host.terminate()
+        host.terminate()
+        await host.says("1 of run other joined meanwhile: its process stays")
+        assert host.returncode is None
+        await asyncio.sleep(AGAIN_AFTER)
+        host.terminate()
+        assert await host.wait() == 128 + signal.SIGTERM
+        await other.says("no process listens")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process die with its parent")

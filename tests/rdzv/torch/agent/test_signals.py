@@ -106,6 +106,8 @@ async def test_an_agent_hosts_the_store_until_other_jobs_have_ended_or_a_second_
     await host.says("begun")
     other = await agents.start("other", "--nnodes=1")
     await other.says("begun")
+    assert f"(process {host.pid} on " in other.written()
+    assert "; run one, node " in other.written()
     host.terminate()
     host.terminate()
     await host.says("1 of run other joined meanwhile: its process stays")
