@@ -19,6 +19,7 @@ event during the commit's own round trip can slip in: a loss after completion (p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -62,6 +63,7 @@ ORDER_WITHIN = 1.0  # seconds; a longer order is named as the reason that a roun
 MARKERS = 1  # operations that only some commits need
 SHARED_TTL_LEAST = 30.0  # seconds that a round's shared keys outlive the last coordinator ...
 SHARED_TTL_FACTOR = 3  # ... and at least as many TTLs of a member: then no member is left to read them
+KEEP_HOUR_EVERY = 60.0  # seconds; a store that was started again has no notes
 REFUSED_PAUSE = 0.2  # seconds; a refused commit is decided anew at the next event, or after this
 OVERHEAD_BYTES = 40  # of a condition or a write in a request, without its key and value
 WRITE_BYTES_MOST = 1024 * 1024  # values written in one transaction; etcd takes 1.5 MiB in one request
@@ -89,6 +91,8 @@ class Term:
         self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * part.settings.ttl))
         self._chronicle = Chronicle()
         self._accusations = AccusationWatch(self._office, gone_ttl=max(part.settings.gone_ttl, link.reconnects_in))
+        self._run_lease = run_lease
+        self._hour_changed = asyncio.Event()
         self._asking = asyncio.Event()  # set once the members of a round were asked where to stop
 
     async def lead(self, round_entry: Entry | None, progress_entry: Entry | None, history: Entry | None) -> None:
@@ -106,6 +110,7 @@ class Term:
         try:
             with self._follower.listeners.listening(self._wakeup):
                 await self._take_over(round, progress_entry, history)
+                tasks.append(begin("keep the hour of the run", self._keep_hour))
                 await self._decide_for_ever()
         finally:
             await cancel_and_wait(*tasks)
@@ -147,6 +152,16 @@ class Term:
         """Set the run's hour by its value at a moment on this node's clock, and send it at once."""
         self._role.hour_offset = hour - at
         self._role.lease.renew_now()
+        self._hour_changed.set()
+
+    async def _keep_hour(self) -> None:
+        """Keep the run's hour on its lease, for readers once no node coordinates."""
+        while True:
+            self._hour_changed.clear()
+            with contextlib.suppress(StoreError):  # tried again in a moment
+                await self._run_lease.keep_alive(note=self._role.note(False))
+            with anyio.move_on_after(KEEP_HOUR_EVERY):
+                await self._hour_changed.wait()
 
     async def _watch_nodes(self) -> None:
         async with self._store.watch(self._keys.nodes, snapshot=True) as watch:

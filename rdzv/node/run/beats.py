@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from rdzv.core.history import HourNote
+from rdzv.core.state import Progress
 from rdzv.core.stuck.beats import BeatNote
 from rdzv.core.stuck.judging import Heard
 from rdzv.errors import RendezvousStateError
@@ -33,8 +34,13 @@ async def read_beats(store: Store, keys: Keys) -> Mapping[str, Heard]:
 
 
 async def read_hour(store: Store, keys: Keys) -> float:
-    """Return the hour of the run, now; by this machine's clock if no coordinator has said it."""
-    for one in await store.notes(keys.coordinator):
+    """Return the hour of the run, now; without a coordinator, by the note that the last one left on the run's lease.
+
+    If the store was started again since, it is the hour of the last progress, and this machine's if there is none.
+    """
+    for one in (*await store.notes(keys.coordinator), *await store.notes(keys.lease)):
         if one.note and (said := HourNote.unpack_at(one.key, one.note)) is not None:
             return said.hour + one.age
-    return time.time()
+    entry = await store.get(keys.progress)
+    progress = Progress.unpack_at(entry.key, entry.value) if entry is not None else None
+    return (progress.absent.said_at if progress is not None else 0.0) or time.time()

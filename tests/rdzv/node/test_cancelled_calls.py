@@ -35,6 +35,7 @@ CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
     "status": lambda handler: handler.status(),
     "history": lambda handler: handler.history(),
     "account": lambda handler: handler.account(),
+    "store_host": lambda handler: handler.store_host(),
     "ping": lambda handler: handler.ping(),
     "is_closed": lambda handler: handler.is_closed(),
     "num_nodes_waiting": lambda handler: handler.num_nodes_waiting(),

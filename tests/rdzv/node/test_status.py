@@ -147,6 +147,28 @@ async def test_ages_do_not_depend_on_the_clock_of_the_observer(ahead: float, mon
         assert status.waited == pytest.approx(10, abs=1)
 
 
+@pytest.mark.parametrize("noted", [True, False], ids=["", "after a restart of the store"])
+@pytest.mark.parametrize("ahead", [0.0, HOUR, -HOUR])
+async def test_durations_of_a_run_without_a_coordinator_do_not_depend_on_the_clock_of_the_observer(
+    ahead: float, noted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: once all nodes had died, the observer's own hour was taken for the run's."""
+    clocks = Clocks(monkeypatch)
+    async with VirtualRun(min_nodes=2, last_call_timeout=1, durable=True) as run:
+        await run.met("ab")
+        await asyncio.sleep(30)
+        run.crash("a")
+        run.crash("b")
+        await asyncio.sleep(100)
+        if not noted:
+            run.kill_store()
+            run.restart_store()
+        status, _, cost, shown = await clocks.ask(run, ahead=ahead)
+        assert status.coordinator is None
+        assert cost.seconds == pytest.approx(shown, abs=1)
+        assert shown == pytest.approx(130, abs=5) if noted else 0 <= shown < 130
+
+
 @pytest.mark.parametrize("ahead", [0.0, HOUR, -HOUR])
 @pytest.mark.parametrize("was_there", [True, False], ids=["a member succeeds", "a newcomer succeeds"])
 async def test_a_successor_continues_the_wall_clock_of_its_predecessor(
