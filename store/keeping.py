@@ -103,7 +103,7 @@ class Keeping:
         self.store = store
         self.on_silence: Callable[[float | None], None] | None = None
         self._silence: asyncio.TimerHandle | None = None  # while a keep-alive has no answer
-        self._kept: set[HeldLease] = set()
+        self._kept: dict[HeldLease, None] = {}
         if store.cuts is not None:
             store.cuts.listeners[self._connection_ended] = None
         store.on_connection(self._connection_changed)
@@ -147,12 +147,12 @@ class Keeping:
     def add(self, lease: HeldLease) -> None:
         """Keep this lease, too."""
         self.heard()
-        self._kept.add(lease)
+        self._kept[lease] = None
 
     def drop(self, lease: HeldLease) -> bool:
         """Stop keeping it; return True if it was kept."""
         was_kept = lease in self._kept
-        self._kept.discard(lease)
+        self._kept.pop(lease, None)
         if not self._kept:
             self.heard()
         return was_kept
