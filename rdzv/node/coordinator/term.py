@@ -87,6 +87,7 @@ class Term:
         self._picture = Picture(view=self._view, head=self._follower.head)
         self._marked: Complete | None = None  # a commit whose members' records are known as of a marker
         self._said = ""
+        self._made_room_of: Round | None = None
         self._failed_with: str | None = None
         self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * part.settings.ttl))
         self._chronicle = Chronicle()
@@ -196,6 +197,7 @@ class Term:
         match act:
             case Wait():
                 self._report_error(act.error)
+                await self._make_room(act.progress)
                 await self._wakeup.sleep_until(act.until)
                 return 0
             case Report():
@@ -340,6 +342,16 @@ class Term:
             if last is None or not await self._store.delete_prefix(keys.shared(last.number, last.term), when=in_office):
                 self._learn(obstacle=Obstacle(self._store.time() + TRY_AGAIN_AFTER, error))
             return 0
+
+    async def _make_room(self, progress: Progress) -> None:
+        """Delete the last round's shared keys once all its members have gone and more nodes are needed.
+
+        Those keys may fill the store, and then no node could arrive.
+        """
+        last = self._view.round
+        if last is not None and last is not self._made_room_of and progress.phase is Phase.GATHERING:
+            self._made_room_of = last
+            await self._store.delete_prefix(self._keys.shared(last.number, last.term), when=self._office.in_office)
 
     async def _commit(self, decision: Complete) -> int | None:
         """Write the ranks, and then, in one transaction and only if all conditions hold, the round.

@@ -28,6 +28,7 @@ from rdzv.node.member.health import report_health
 from rdzv.node.member.part import NOT_WAITING
 from rdzv.node.member.record import Recording
 from rdzv.node.run.agreed import check_prefix
+from rdzv.node.run.lease import has_no_room
 from rdzv.node.run.status import find_member
 from store import Put, StoreError, StoreReplaced, when
 from store.keeping import RELEASE_SOON, RELEASE_WITHIN
@@ -125,7 +126,7 @@ class Joining:
     async def _join_once(self) -> Membership:
         """Arrive, as often as needed, and wait for a round that holds the arrival; wait out an outage of the store."""
         part, link, clock = self._part, self._link, self._clock
-        part.lapses = 0
+        part.lapses, told = 0, False
         leaving = part.drained(link.follower.head)
         if leaving is not None:
             raise part.drained_error(leaving)
@@ -139,14 +140,24 @@ class Joining:
                 # The lease or the record was lost during the wait: arrive again.
                 part.lapses += part.arrival.lease is None
             except StoreError as error:
-                if not is_away(error, link):
+                lacks_room = has_no_room(error) and link.follower.head.round is not None
+                if not (lacks_room or is_away(error, link)):
                     raise
                 now = anyio.current_time()
                 clock.set(suspended=False, now=now)
-                part.wait_for(f"the store at {part.settings.endpoint.url} is away: {error}")
+                what = "takes no arrival" if lacks_room else "is away"
+                part.wait_for(f"the store at {part.settings.endpoint.url} {what}: {error}")
                 if not clock.left(now):
                     raise part.timeout(link) from error
-                if await link.in_reach_again(within=clock.left(now)):
+                if lacks_room:  # once its members have gone, what the last round shared is deleted
+                    if not told:
+                        log.warning("run %s, node %s: %s; trying again", part.keys.run_id, part.node_id, error)
+                    told = True
+                    await self._leaving.withdraw(link)
+                    if clock.left(now) < TRY_AGAIN_AFTER:
+                        raise part.timeout(link) from error
+                    await anyio.sleep(TRY_AGAIN_AFTER)
+                elif await link.in_reach_again(within=clock.left(now)):
                     await anyio.sleep(min(part.rng.uniform(0, TRY_AGAIN_AFTER), clock.left(anyio.current_time())))
 
     async def _arrive(self) -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from store import Store
 
-__all__ = ["grant_of_run", "is_too_long", "note_of_run", "refusal_of", "take_run_lease"]
+__all__ = ["grant_of_run", "has_no_room", "is_too_long", "note_of_run", "refusal_of", "take_run_lease"]
 
 
 RUN_TTL_LEAST = 60.0  # seconds; a shorter closed_ttl must not end a run between two of its nodes
@@ -53,6 +53,11 @@ def note_of_run(keys: Keys, grant: Grant) -> Create:
 def is_too_long(error: LimitExceeded) -> bool:
     """Return True if a lease was refused for its TTL, not for want of room: the store's message names the limit."""
     return "lease_ttl_max" in str(error)
+
+
+def has_no_room(error: StoreError) -> bool:
+    """Return True if a write was refused for want of room, which other keys take: the store's message says so."""
+    return isinstance(error, LimitExceeded) and " would hold " in str(error)
 
 
 def refusal_of(error: LimitExceeded, *, closed_ttl: float, ttl: float | None = None) -> StoreError | RendezvousError:

@@ -3,34 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import pytest
 
 from rdzv.core.state import NodesLost
+from rdzv.errors import RendezvousTimeoutError
 from store import LimitExceeded, Limits
 from tests.support.runs import VirtualRun, assert_one_round, listen
+
+if TYPE_CHECKING:
+    from rdzv import RendezvousInfo
 
 pytestmark = pytest.mark.virtual_time
 
 ROOM = 64 * 1024
 
 
-@pytest.mark.parametrize("limits", [Limits(group_bytes_max=ROOM), Limits(stored_bytes_max=ROOM), Limits(keys_max=200)])
+LIMITS = [Limits(group_bytes_max=ROOM), Limits(stored_bytes_max=ROOM), Limits(group_keys_max=200), Limits(keys_max=200)]
+all_limits = pytest.mark.parametrize("limits", LIMITS, ids=["bytes of a run", "bytes", "keys of a run", "keys"])
+
+
+async def fill(info: RendezvousInfo) -> None:
+    """Share keys until the store takes not even one byte more."""
+    for size in (4096, 256, 1):
+        number = 0
+        try:
+            while True:
+                await info.store.set(f"{size}/{number}", bytes(size))
+                number += 1
+        except LimitExceeded:
+            pass
+
+
+@all_limits
 @pytest.mark.parametrize("lost", ["a", "c"])
 async def test_members_whose_shared_store_is_full_meet_again_after_a_loss(limits: Limits, lost: str) -> None:
     async with VirtualRun(limits=limits, min_nodes=2, max_nodes=3, ttl=3, last_call_timeout=1) as run:
         handlers = {name: run.handler(name) for name in "abc"}
         first = await run.meet(*handlers.values())
-        store = first[1].store
-        await store.set("big", b"")
-        for size in (4096, 256, 1):
-            number = 0
-            try:
-                while True:
-                    await store.set(f"{size}/{number}", bytes(size))
-                    number += 1
-            except LimitExceeded:
-                pass
+        await fill(first[1])
         survivors = [handler for name, handler in handlers.items() if name != lost]
         heard = [await listen(run, handler) for handler in survivors]
         run.crash(lost)
@@ -40,3 +52,45 @@ async def test_members_whose_shared_store_is_full_meet_again_after_a_loss(limits
         assert_one_round(infos)
         assert infos[0].round == first[0].round + 1
         await infos[0].store.set("k", bytes(1024))
+
+
+@all_limits
+@pytest.mark.parametrize("lost", ["c", "ab", "abc"])
+async def test_new_nodes_take_the_places_of_lost_ones_whose_shared_store_is_full(limits: Limits, lost: str) -> None:
+    """Regression: the newcomers were refused for want of room, and without them there was no round to make it."""
+    async with VirtualRun(limits=limits, min_nodes=3, ttl=3, last_call_timeout=1, durable=True) as run:
+        handlers = {name: run.handler(name) for name in "abc"}
+        first = await run.meet(*handlers.values())
+        await fill(first[0])
+        for name in lost:
+            run.crash(name)
+        survivors = [handler for name, handler in handlers.items() if name not in lost]
+        for heard in [await listen(run, handler) for handler in survivors]:
+            await heard.until(NodesLost, within=10.0)
+        newcomers = [run.handler(f"in place of {name}") for name in lost]
+        infos = await asyncio.wait_for(run.meet(*survivors, *newcomers), 60)
+        assert_one_round(infos)
+        await infos[0].store.set("k", bytes(1024))
+
+
+@all_limits
+async def test_members_that_fill_each_rounds_store_meet_again(limits: Limits) -> None:
+    async with VirtualRun(limits=limits, min_nodes=3, ttl=3, last_call_timeout=1) as run:
+        handlers = await run.met("abc")
+        for _ in range(12):
+            infos = await asyncio.wait_for(run.meet(*handlers), 60)
+            assert_one_round(infos)
+            await fill(infos[0])
+
+
+async def test_a_node_for_which_there_is_no_room_waits_for_it_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    async with VirtualRun(limits=LIMITS[0], min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
+        handlers = [run.handler(name) for name in "ab"]
+        infos = await run.meet(*handlers)
+        await fill(infos[0])
+        late = run.handler("c", join_timeout=30)
+        with pytest.raises(RendezvousTimeoutError, match=r"takes no arrival: .* group_bytes_max is 65536"):
+            await late.next_rendezvous()
+        assert "group_bytes_max" in caplog.text
+        assert handlers[0].node.membership is not None
+        assert handlers[0].node.membership.over is None
