@@ -31,16 +31,14 @@ class StoreError(Exception):
 class ConnectionLost(StoreError):
     """The connection broke before the answer."""
 
-    def __init__(self, message: str, *, maybe_applied: bool) -> None:
+    # The default is for a copy of the error: pickle calls this with the message only, and sets the attribute after it.
+    def __init__(self, message: str, *, maybe_applied: bool = True) -> None:
         super().__init__(message)
         self.maybe_applied = maybe_applied
 
 
 class StoreReplaced(ConnectionLost):
     """Another store answers than the one this client knew (promise S10)."""
-
-    def __init__(self, message: str, *, maybe_applied: bool = True) -> None:
-        super().__init__(message, maybe_applied=maybe_applied)
 
 
 class StoreTimeoutError(StoreError, TimeoutError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import pickle
 import re
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import rdzv.testing
+import store
 from tests.support.processes import start
 
 if TYPE_CHECKING:
@@ -54,6 +57,20 @@ def signatures(thing: Any) -> Iterator[tuple[str, inspect.Signature]]:
             function = member.fget if isinstance(member, property) else member
             if inspect.isfunction(function) and not name.startswith("_"):
                 yield f"{thing.__name__}.{name}", inspect.signature(function)
+
+
+def test_a_pickled_error_is_the_same_error() -> None:
+    """Regression: a `ConnectionLost` could not be unpickled: a `multiprocessing.Pool` hung if a worker raised it."""
+    kinds = [thing for thing in public().values() if inspect.isclass(thing) and issubclass(thing, Exception)]
+    assert store.ConnectionLost in kinds
+    for kind in kinds:
+        # Without a signature it takes any arguments, as `Exception` does.
+        takes = inspect.signature(kind).parameters if "__init__" in vars(kind) else {}
+        values = {"maybe_applied": False, "node_ids": ("a", "b"), "status": 3, "timeout": 0.5}
+        story = [["one line"]] if issubclass(kind, rdzv.testing.ClusterError) else []
+        error = kind("why", *story, **{name: value for name, value in values.items() if name in takes})
+        same = pickle.loads(pickle.dumps(error))
+        assert (type(same), str(same), vars(same)) == (kind, str(error), vars(error))
 
 
 def test_types_in_public_signatures_can_be_imported() -> None:

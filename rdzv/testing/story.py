@@ -49,6 +49,9 @@ class ClusterError(AssertionError):
         lines = [*([f"  ... {left_out} lines before: see .story"] if left_out > 0 else []), *story[-LINES_IN_AN_ERROR:]]
         super().__init__("\n".join([what, "the story, in virtual seconds:", *lines]))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.what, self.story)
+
 
 class ClusterStuckError(ClusterError):
     """Nodes did not end in time."""
