@@ -6,8 +6,8 @@
                 round.check(step)
                 step = train(round, step)
 
-A body that blocks cannot be cancelled. When a round has ended, the next `check` raises `RoundChanged`, and every wait
-in `round.store` ends with an error that names the lost members; leaving the block swallows both.
+A body that blocks cannot be cancelled. When a round has ended, the next `check` raises `RoundChanged`. Every wait in
+`round.store` raises `MembersLostError`, or `RoundChanged` if no member is lost. Leaving the block swallows both.
 """
 
 from __future__ import annotations

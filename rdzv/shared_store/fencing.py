@@ -16,6 +16,7 @@ from rdzv.errors import (
     MembersLostError,
     RendezvousConnectionError,
     RendezvousStateError,
+    RoundChanged,
     RoundSupersededError,
     SharedStoreTimeoutError,
 )
@@ -78,6 +79,7 @@ class Fencing:
         self.seconds = seconds
         self._now = now
         self._deadline = now() + seconds
+        self._wait_ended = False  # by this member's side, before its time was over
 
     async def __call__(self, request: Request[R]) -> R:
         """Make one request, on condition that this node is a member.
@@ -129,10 +131,14 @@ class Fencing:
             raise self._superseded_error(reason)
 
     def give_up(self, message: str, *, keys: tuple[str, ...]) -> NoReturn:
-        """Raise the error of a wait for missing keys: they may never come, if members are lost."""
+        """Raise the error of a wait for missing keys: they may never come, if members are lost or the round is over."""
         lost, timed_out = self._lost(), SharedStoreTimeoutError(message, keys=keys, timeout=self.seconds)
-        if not lost or self._now() >= self._deadline:
+        if not (lost or self._wait_ended) or self._now() >= self._deadline:
             raise timed_out
+        if not lost:
+            raise RoundChanged(
+                f"the round is over for this member, and what it waited for may never come: {named(keys)}"
+            ) from timed_out
         raise MembersLostError(
             f"the round has lost {named(lost)}, and what this node waited for may never come: {named(keys)}; "
             f"call next_rendezvous to meet again, or write waits_end_on_loss=0 to wait on all the same",
@@ -152,6 +158,7 @@ class Fencing:
         if reason is not None or isinstance(error, ConditionFailed):
             return self._superseded_error(reason or str(error))
         if isinstance(error, StoreTimeoutError | WaitEnded):
+            self._wait_ended = isinstance(error, WaitEnded)
             return OutOfTime(str(error), timeout=self.seconds)
         if isinstance(error, StoreReplaced):  # the round was in the store before
             return self._superseded_error(str(error))

@@ -323,7 +323,7 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
         return copied
 
     def end_waits(self) -> None:
-        """End all waits, now and later, as if their time were over; other calls go on. From any thread."""
+        """End all waits, now and later, by `MembersLostError` or `RoundChanged`; other calls go on. From any thread."""
         self._client.end_waits()
 
     def close(self) -> None:

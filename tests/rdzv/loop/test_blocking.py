@@ -12,13 +12,15 @@ import rdzv
 import rdzv.sync
 import store
 import store.sync
-from rdzv.errors import GiveUp, RendezvousClosedError, RunGivenUpError
+from rdzv.errors import GiveUp, RendezvousClosedError, RoundChanged, RunGivenUpError
 from rdzv.loop.life import FINISHED
 from rdzv.node.member.steps import Steps
 from tests.support.processes import start_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from rdzv.shared_store.store import BlockingSharedStore
 
 T = TypeVar("T")
 
@@ -126,6 +128,43 @@ def test_a_run_without_progress_is_given_up_at_every_member(url: str) -> None:
     assert {(error.reason, error.status) for error in both} == {
         ("the last rounds have failed before a step was finished: 1 of them, one after the other (no_progress=1)", 93)
     }
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda shared: shared.get("never"),
+        lambda shared: shared.wait(["never"]),
+        lambda shared: shared.queue_pop("never"),
+        lambda shared: shared.barrier("never", 2),
+    ],
+    ids=["get", "wait", "queue_pop", "barrier"],
+)
+def test_a_wait_ended_because_a_member_has_left_is_not_called_a_timeout(
+    url: str, wait: Callable[[BlockingSharedStore], object]
+) -> None:
+    """Regression: it raised SharedStoreTimeoutError ("timed out after 300 s") after milliseconds."""
+    at = f"{url}/job?min_nodes=2&max_nodes=2&is_host=false"
+    ended: list[BaseException] = []
+
+    def leave() -> None:
+        with rdzv.sync.connect(at) as handler:
+            handler.next_rendezvous().store.wait(["here"])
+
+    def stay() -> None:
+        for round in rdzv.sync.rounds(at, node_id="a"):
+            with round:
+                round.store.set("here", b"")
+                try:
+                    wait(round.store)
+                except BaseException as error:
+                    ended.append(error)
+                    raise
+            return
+
+    side_by_side(leave, stay)
+    assert [type(error) for error in ended] == [RoundChanged]
+    assert "never" in str(ended[0])
 
 
 DIES = """
