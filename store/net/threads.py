@@ -266,6 +266,11 @@ class LoopThread:
         return call
 
     @property
+    def is_current(self) -> bool:
+        """True if the caller runs in it."""
+        return threading.current_thread() is self._thread
+
+    @property
     def has_ended(self) -> bool:
         """True if its loop is closed."""
         return self._loop.is_closed()
@@ -279,7 +284,7 @@ class LoopThread:
         """End it, and wait at most `within` seconds."""
         self.soon(self._stop.set)
         deadline = time.monotonic() + within
-        if threading.current_thread() is not self._thread:
+        if not self.is_current:
             while self._thread.is_alive() and (left := deadline - time.monotonic()) > 0:
                 self._thread.join(min(left, LOOK))  # as in `Flag.wait`
 

@@ -18,7 +18,7 @@ import rdzv.sync
 import store
 import store.sync
 from rdzv.core.state import NodesWaiting
-from rdzv.errors import RendezvousSettingsError, RoundSupersededError
+from rdzv.errors import RendezvousSettingsError, RendezvousStateError, RoundSupersededError
 from rdzv.node.blocking_handler import BlockingChanges
 from rdzv.node.link.loops import result_of
 from store.net.threads import END_WITHIN, LoopThread
@@ -109,6 +109,18 @@ def test_changes_wait_for_news_and_end_with_the_context(url: str) -> None:
             assert next(changes) == NodesWaiting(1)
             member.leave()
             assert joining.result(timeout=60).world_size == 1
+
+
+def test_a_blocking_call_in_the_node_thread_is_refused_and_holds_nothing_up(url: str) -> None:
+    """Regression: a logging handler that asked for the status blocked the node thread, with all nodes, for ever."""
+    with rdzv.sync.connect(f"{url}/job?min_nodes=1&is_host=false") as handler:
+
+        async def ask() -> None:
+            with pytest.raises(RendezvousStateError, match="make it in another thread"):
+                handler.status()
+
+        result_of(handler.start(ask()))
+        assert handler.next_rendezvous().world_size == 1
 
 
 def test_wrong_settings_are_an_error_before_anything_is_started() -> None:

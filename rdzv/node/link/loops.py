@@ -29,7 +29,12 @@ TURN_MOST = 5.0  # seconds that a node, perhaps waiting for an absent store, may
 
 
 def result_of(call: Call[T]) -> T:
-    """Return the result of a call once it is over; raise RendezvousStateError if its loop has ended without it."""
+    """Return the result of a call once it is over; raise RendezvousStateError if it can never be."""
+    if _thread is not None and _thread.is_current and not call.over.is_set():
+        raise RendezvousStateError(
+            "a blocking call in the node thread, from a logging handler or a callback, would wait for itself; "
+            "make it in another thread"
+        )
     try:
         return call.wait()
     except asyncio.CancelledError:
