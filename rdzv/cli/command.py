@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import atexit
 import contextlib
 import importlib
 import logging
@@ -258,7 +259,7 @@ class Wish:
     `timeout`, Slurm and supervisors send pairs, to a process and then to its group.
     """
 
-    heeded: ClassVar[bool] = False  # this process was told to end
+    heeded_at: ClassVar[float] = -math.inf  # when this process was last told to end
 
     def __init__(self) -> None:
         self._number = 0
@@ -274,21 +275,34 @@ class Wish:
         is_new = self.may_be_new(number)
         if is_new:
             self._number, self._at = number, time.monotonic()
-            Wish.heeded = Wish.heeded or number in ENDING
+            if number in ENDING:
+                Wish.heeded_at = self._at
         return is_new
 
 
 async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> int:
-    Wish.heeded = False
+    Wish.heeded_at = -math.inf
     if threading.current_thread() is threading.main_thread():
         _end_by_ctrl_c()
     try:
         return await _run(command, options)
     finally:
-        if Wish.heeded:  # closing a loop restores the default actions, and the second signal of a pair would kill
+        # Closing a loop, and finalizing Python, restore the default actions: the second signal of a pair would kill.
+        if Wish.heeded_at > -math.inf:
             vars(asyncio.get_running_loop())["remove_signal_handler"] = lambda _: False
-            for number in ENDING:
-                signal.signal(number, signal.SIG_IGN)
+            _handle_ending(_end_if_again)  # Python waits for a reader of the processes' output, perhaps for ever
+            signal.set_wakeup_fd(-1)
+            atexit.register(_handle_ending, signal.SIG_IGN)
+
+
+def _handle_ending(action: Callable[[int, object], None] | signal.Handlers) -> None:
+    for number in ENDING:
+        signal.signal(number, action)
+
+
+def _end_if_again(number: int, _: object) -> None:
+    if time.monotonic() - Wish.heeded_at >= AGAIN_AFTER:
+        os._exit(128 + number)
 
 
 async def _run(command: Command, options: argparse.Namespace) -> int:

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 import rdzv
 import store
+from rdzv.cli.command import AGAIN_AFTER
 from rdzv.display import standard_error
 from tests.support.processes import ROOT, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     import pytest
 
@@ -86,6 +88,25 @@ async def test_a_node_leaves_also_if_its_output_is_not_read() -> None:
             process.terminate()
             assert abs(await asyncio.to_thread(process.wait, 10)) in {15, 143}
             os.close(reading)
+
+
+async def test_a_second_signal_ends_a_node_that_has_left_and_whose_output_is_not_read(tmp_path: Path) -> None:
+    """Regression: once the node had left, the launcher ignored signals, and waited for a reader for ever."""
+    async with store.serve() as server, store.connect(server.url) as client:
+        written = tmp_path / "written"
+        script = f"import time; print('y' * 100_000, flush=True); open({str(written)!r}, 'w'); time.sleep(60)"
+        words = ("run", f"{server.url}/job?min_nodes=1", "--", sys.executable, "-c", script)
+        with unread(*words, streams=("stdout",)) as (process, _):
+            async with asyncio.timeout(30):
+                while not written.exists():  # noqa: ASYNC110  another process makes it
+                    await asyncio.sleep(0.01)
+                process.terminate()
+                while (await client.stats())["connections"] > 1:  # noqa: ASYNC110  there is no event to wait for
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(AGAIN_AFTER)
+            assert process.poll() is None, "the output is for a reader that may be slow"
+            process.terminate()
+            assert await asyncio.to_thread(process.wait, 10) == 143
 
 
 def test_dropped_lines_are_counted() -> None:
