@@ -228,6 +228,13 @@ class Progress(Stored, kw_only=True):
             return None
         return Progress(phase=Phase.TRAINING, round=number, needed=self.needed, capacity=self.capacity, live=size)
 
+    def still_naming(self, node_id: str, before: Progress) -> Progress:
+        """Return the progress naming this lost node if one before did: it may have more losses than names."""
+        if self.round != before.round or node_id in self.lost_ids or node_id not in before.lost_ids:
+            return self
+        why = tuple(one for one in before.why_lost if one[0] == node_id)
+        return self.replace(lost_ids=(*self.lost_ids, node_id), why_lost=(*self.why_lost, *why))
+
     def once_expelled(self, node_id: str, *, address: str, why: str) -> Progress:
         """Return the progress after an expulsion; it names the member, so that the member hears of it."""
         missing = Missing(node_id=node_id, how=LOST, ago=0.0, address=address, why=why)

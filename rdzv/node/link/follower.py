@@ -205,6 +205,8 @@ class Follower:
         if key == keys.progress:
             found = self._anew is not None or not self.synced.is_set()
             progress = Progress.unpack(value) if put else None
+            if progress is not None and head.progress is not None:
+                progress = progress.still_naming(self._node_id, head.progress)
             return {"progress": progress, "progress_at": now, "progress_found": found}
         if key == keys.stop:
             return {"stop": Stop.unpack(value, revision=revision) if put else None}

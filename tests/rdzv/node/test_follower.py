@@ -12,7 +12,9 @@ import pytest
 from rdzv.core.decision import Me, Parked, Refused, follow
 from rdzv.core.keys import Keys
 from rdzv.core.round import Round
-from rdzv.core.state import Closed, Head, Phase, Progress
+from rdzv.core.state import NAMED_MOST, Closed, Head, Phase, Progress
+from rdzv.core.stuck.beats import Beats
+from rdzv.membership import Membership
 from rdzv.node.link.follower import Follower
 from rdzv.node.link.wakeup import Wakeup
 from store import ConnectionLost, StoreTimeoutError
@@ -232,3 +234,24 @@ async def test_the_error_that_ends_the_watch_is_kept_and_wakes_listeners_and_wai
     await task
     assert follower.synced.is_set()
     assert isinstance(follower.error, ConnectionLost)
+
+
+async def test_a_member_hears_that_it_is_lost_though_later_reports_in_one_read_name_other_members() -> None:
+    """Regression: of over 64 lost members, an expelled one was named by one report only, which the next replaced."""
+    told = PROGRESS.replace(round=3, lost=NAMED_MOST, lost_ids=tuple(f"n{number}" for number in range(NAMED_MOST)))
+    expelled = told.once_expelled("me", address="", why="it stood still")
+    store = ScriptedStore()
+    follower = Follower(cast("Store", store), KEYS, node_id="me")
+    round = ROUND.replace(revision=8)
+    membership = Membership(round=round, rank=0, arrival=3, node_id="me", beats=Beats(3, store.time))
+    follower.on_change = lambda: membership.take(follower.head)
+    later = told.replace(lost=NAMED_MOST + 1)
+    task = asyncio.create_task(follower.run())
+    store.say([*SNAPSHOT, SYNCED], [put(KEYS.progress, expelled.pack(), 21), put(KEYS.progress, later.pack(), 22)])
+    await asyncio.sleep(0.1)
+    assert (membership.over, membership.dropped, membership.expelled) == ("it stood still", True, True)
+    store.say([put(KEYS.progress, PROGRESS.replace(round=4).pack(), 23)])
+    await asyncio.sleep(0.1)
+    assert follower.head.progress is not None
+    assert follower.head.progress.lost_ids == ()
+    await ended(task)
