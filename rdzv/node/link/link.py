@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from store import Store
 
-__all__ = ["Link", "StoreEndingError", "is_away"]
+__all__ = ["SAY_AWAY_AFTER", "Link", "StoreEndingError", "is_away"]
 
 log: logging.Logger = logging.getLogger(__name__)
 

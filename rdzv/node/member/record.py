@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import socket
 import time
@@ -19,7 +20,7 @@ from rdzv._version import __version__
 from rdzv.core.addresses import way_of
 from rdzv.core.decision import GIVEN_UP_MOST, JoinClock, Me
 from rdzv.core.state import Ban, NodeRecord, ban_names
-from rdzv.node.link.link import StoreEndingError
+from rdzv.node.link.link import SAY_AWAY_AFTER, StoreEndingError
 from rdzv.node.link.role import Role
 from rdzv.node.link.stopwatch import Stopwatch
 from rdzv.node.link.wakeup import Wakeup
@@ -29,6 +30,7 @@ from store import Create, Delete, Entry, Get, Grant, Lease, LeaseNotFound, Limit
 from store.keeping import RELEASE_SOON, RELEASE_WITHIN, HeldLease, renewed_if_old
 from store.net.process import loopback_id
 from store.net.tasks import cancel_and_wait
+from store.printable import escaping
 
 if TYPE_CHECKING:
     from rdzv.node.link.link import Link
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from store.messages import Operation
 
 __all__ = ["Recording", "new_record", "node_ttl"]
+
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 ROUND_TRIPS_PER_TTL = 10  # at least, of a node's lease: three renewals in it, each with room for a slow answer
 BANS_LOOKED_FOR_MOST = 64  # conditions of an arrival, of etcd's 128; a node that waits looks for all bans
@@ -106,6 +110,12 @@ class Recording:
             if role is not None:
                 await role.lease.release()
 
+    def _say_silent(self) -> None:
+        part, link = self._part, self._link
+        if link.in_reach and not part.arrival.revision:  # else the link tells of it, by the keep-alives
+            text = "run %s: the store has not answered for %.0f s; node %s waits for it to take its arrival"
+            log.warning(text, part.keys.run_id, SAY_AWAY_AFTER, part.node_id)
+
     def _lease(self) -> HeldLease:
         """Return the lease of this node's records; a new one, not granted yet, if it has none."""
         part, link = self._part, self._link
@@ -147,7 +157,9 @@ class Recording:
         sent_at = link.store.time()
         if role is not None:
             role.sent_at = sent_at
-        with Stopwatch(link.store.time) as stopwatch:
+        saying = asyncio.get_running_loop().call_later(SAY_AWAY_AFTER, self._say_silent)
+        with Stopwatch(link.store.time) as stopwatch, contextlib.ExitStack() as stack:
+            stack.callback(saying.cancel)
             result = await link.store.transact(
                 when=conditions,
                 then=writes,

@@ -153,3 +153,19 @@ async def test_a_store_that_may_come_back_is_waited_for(
             await asyncio.sleep(2)
             run.restart_store()
         assert {(await b.next_rendezvous()).world_size, (await joining).world_size} == {2}
+
+
+@pytest.mark.virtual_time
+async def test_a_newcomer_says_within_seconds_that_a_store_does_not_answer_its_arrival(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Regression: for 30 s nothing was said, as a newcomer has no lease yet whose keep-alives would tell."""
+    async with VirtualRun(min_nodes=1, last_call_timeout=0) as run:
+        a = run.handler("a")
+        assert not await a.is_closed()
+        run.network.partition("a")
+        joining = run.start(a.next_rendezvous())
+        await asyncio.sleep(4)
+        assert "run job: the store has not answered for 3 s; node a waits for it to take its arrival" in caplog.text
+        run.network.heal()
+        await joining
