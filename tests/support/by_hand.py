@@ -1,9 +1,9 @@
-"""The store without sockets, clocks or tasks: what was said is carried by hand, and time passes when a test says so.
+"""The store without sockets, clocks or tasks: the test itself delivers messages and advances the time.
 
-`Desk` is an engine across whose desk requests are handed. `Town` is the same behind the protocol: `Post` is a client
-whose bytes a test carries to it and back in whatever pieces it likes, or loses (h11's `ConnectionPair`).
+`Desk` is an engine that gets requests directly. `Town` adds the protocol: `Post` is a client whose bytes the test
+carries to the server and back, in pieces of any size, or loses (as h11's `ConnectionPair` does).
 
-What these do for a connection is what `server.py` and `client.py` do, without the waiting.
+These classes do the work of `server.py` and `client.py` for a connection, without the waiting.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Desk:
         return response
 
     def do_chores(self) -> None:
-        """Do what the engine has left for later, as after a change which many wait for."""
+        """Do the work that the engine has put off, for example after a change that many clients wait for."""
         while self.engine.has_chores:
             self.take(self.engine.do_chore())
 
@@ -104,7 +104,7 @@ class Desk:
         return response
 
     def take(self, deliveries: Iterable[Delivery | Answer | Overtaken]) -> None:
-        """Note what is to be told to whom."""
+        """Record the deliveries of one step, with their recipients."""
         for delivery in deliveries:
             match delivery:
                 case Answer(peer=peer, request_id=request_id, response=response):
@@ -127,12 +127,12 @@ class Desk:
         self.look()
 
     def look(self) -> None:
-        """Do what the server does when it looks at its clock."""
+        """Do the engine's work that is due by now, as the server does after a look at its clock."""
         if self.engine.look(now=self.now):
             self.take(self.engine.tick(now=self.now))
 
     def keys(self) -> list[str]:
-        """What keys there are."""
+        """Return the keys that exist."""
         return list(self.engine._keys.entries)
 
     def fingerprint(self) -> object:
@@ -205,7 +205,7 @@ class Town(Desk):
             applied = self.engine.go_on(applied.work)
 
     def take(self, deliveries: Iterable[Delivery | Answer | Overtaken]) -> None:
-        """Send what is to be told."""
+        """Send the deliveries of one step to their clients."""
         for delivery in deliveries:
             match delivery:
                 case Answer(peer=peer, request_id=request_id, response=response):
@@ -230,7 +230,7 @@ class Link:
         self.error: StoreError | None = None
 
     def carry_to_server(self, count: int | None = None) -> None:
-        """Let the server read some of what was sent to it, or all."""
+        """Let the server read the next bytes that were sent to it: the given number, or all."""
         data = bytes(self.to_server[:count])
         del self.to_server[: len(data)]
         if data and self.open:
@@ -244,7 +244,7 @@ class Link:
 
 
 class Post:
-    """A client, and what it was told."""
+    """A client, and the messages that it has received."""
 
     def __init__(self, *, session: bytes = b"a client's 16 by", token: bytes | None = None) -> None:
         self.connection = ClientConnection(session_id=session, token=token, name="tcp://town")
@@ -257,7 +257,7 @@ class Post:
 
     @property
     def ready(self) -> bool:
-        """Whether requests may be sent."""
+        """True if requests may be sent."""
         return self.connection.welcomed is not None
 
     def dial(self, town: Town) -> Link:
@@ -269,9 +269,9 @@ class Post:
         return self.link
 
     def cut(self, *, unnoticed: bool = False) -> None:
-        """Lose the connection, and all that is under way to the client.
+        """Lose the connection, and all bytes that are on their way to the client.
 
-        With `unnoticed` the server does not see it yet, and what is under way to it may still come (`lost`).
+        With `unnoticed` the server has not seen the cut yet, and bytes on their way to it may still arrive (`lost`).
         """
         link, self.link = self.link, None
         assert link is not None
@@ -289,7 +289,7 @@ class Post:
         return item
 
     def carry_to_client(self, count: int | None = None) -> None:
-        """Read some of what the server has sent, or all."""
+        """Read the next bytes that the server has sent: the given number, or all."""
         assert self.link is not None
         data = bytes(self.link.to_client[:count])
         del self.link.to_client[: len(data)]
@@ -297,7 +297,7 @@ class Post:
             self.received(data)
 
     def received(self, data: bytes) -> None:
-        """Take what the server has sent."""
+        """Process bytes that the server has sent."""
         assert self.link is not None
         try:
             for item in self.connection.receive(data):
@@ -362,7 +362,7 @@ class Post:
 
 
 def entry(key: str, value: bytes, created: int, changed: int | None = None, lease: int | None = None) -> Entry:
-    """What is in a store under a key."""
+    """Return a store's entry for a key."""
     return Entry(
         key=key, value=value, create_revision=created, mod_revision=created if changed is None else changed, lease=lease
     )

@@ -6,8 +6,8 @@
     with serve_etcd(members=3) as etcd:
         etcd.leader().kill()
 
-Whatever happens, no member is left behind. Data lies in memory where the system offers that: what is tested is the
-consensus, not the disk.
+No member outlives the block. Data lies in memory if the system offers that: the tests are about the consensus, not the
+disk.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Member:
 
     @property
     def url(self) -> str:
-        """Where it answers HTTP."""
+        """The URL of its HTTP endpoint."""
         return f"{self._scheme}://127.0.0.1:{self.client_port}"
 
     def start(self) -> None:
@@ -110,7 +110,7 @@ class Member:
 
     @property
     def running(self) -> bool:
-        """Whether it was started, and not killed since."""
+        """True if it was started and not killed since."""
         return self._process is not None
 
     def get(self, path: str, *, timeout: float = 2.0) -> bytes:
@@ -120,7 +120,7 @@ class Member:
             return content
 
     def ask(self, path: str, *, as_user: str = "", **body: Any) -> dict[str, Any]:
-        """Ask its gateway something, as someone who is not under test would; as a user whose password is his name."""
+        """Send a request to its gateway, beside the client under test. A user's password equals the user's name."""
         shown = (
             {"Authorization": self.ask("auth/authenticate", name=as_user, password=as_user)["token"]} if as_user else {}
         )
@@ -130,7 +130,7 @@ class Member:
             return answer
 
     def log(self) -> str:
-        """What it has written."""
+        """Return its log so far."""
         return (self._folder / f"{self.name}.log").read_text(errors="replace")
 
 
@@ -160,7 +160,9 @@ class Etcd:
                 time.sleep(0.05)  # nothing announces that it is ready
 
     def wait_until_ready_to_listen(self) -> None:
-        """Wait until the first member answers whatever it is asked: one that wants users shows its health to nobody."""
+        """Wait until the first member answers any request. A member with users does not show its health without a
+        login.
+        """
         deadline = time.monotonic() + READY_WITHIN
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError):

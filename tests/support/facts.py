@@ -1,4 +1,4 @@
-"""What a journal is given, in few words, and what it gives back."""
+"""Short constructors for the input of a journal, and readers of its output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ A, B = b"a" * 16, b"b" * 16
 
 
 class Outcome:
-    """What the writer reports, to be waited for."""
+    """Collects the reports of the writer, so that a test can wait for them."""
 
     def __init__(self) -> None:
         self.durable: list[int] = []
@@ -88,7 +88,7 @@ def saved_in(directory: Path) -> Saved:
 
 
 def kept(directory: Path, *groups: list[Facts]) -> Saved:
-    """What is read again of groups, each written in one transaction."""
+    """Write each group in a transaction of its own, read the journal again, and return its contents."""
     journal = Journal(directory, new_id="id")
     journal.load()
     for group in groups:
@@ -114,7 +114,7 @@ def lease(id: int, *, ttl: float = 10.0, disconnect_ttl: float | None = None, an
 
 
 def granted(*leases: SavedLease) -> dict[str, Any]:
-    """What facts say of leases that the store has granted."""
+    """Return the facts of newly granted leases."""
     return {"leases": {each.id: each for each in leases}, "last_lease": max(each.id for each in leases)}
 
 

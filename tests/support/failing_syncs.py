@@ -1,10 +1,10 @@
-"""`rdzv` in a process whose every fsync fails from SIGUSR1 on, as those of a dying disk do.
+"""`rdzv` in a process whose every fsync fails from SIGUSR1 on, as on a dying disk.
 
     python -m tests.support.failing_syncs serve --data-dir DIR
 
-The system itself is told to answer them with EIO (seccomp; Linux on x86-64 and arm64), so that what SQLite and the
-server make of it is what they would make of a disk: everything else works, and what was written is in the files.
-It cannot be taken back: such a process is to be killed.
+The kernel itself answers each fsync with EIO (seccomp; Linux on x86-64 and arm64), so SQLite and the server react as
+they do to a real disk. All other calls succeed, and written data is in the files. The filter cannot be removed: kill
+the process afterwards.
 """
 
 from __future__ import annotations

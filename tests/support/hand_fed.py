@@ -1,7 +1,7 @@
-"""A run without a store: nodes come and go by hand, and what a coordinator would see, say and do is asked for.
+"""A run without a store: the test adds and removes nodes and asks for the coordinator's view and decisions.
 
-It makes the events that a store would send, revision by revision, and keeps what a store would keep, so that a
-successor can take over from nothing else.
+It makes the events that a store would send, revision by revision, and keeps the keys that a store would keep, so that a
+successor can take over from these alone.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class HandFed:
     """A run, and the view of its coordinator.
 
     Attributes:
-        now: What the coordinator's clock says; the test moves it.
-        view: What the coordinator knows.
+        now: The time on the coordinator's clock; the test moves it.
+        view: The coordinator's view of the run.
         stored: The nodes' keys as a store would hold them: by id, the revision and the record.
     """
 
@@ -65,12 +65,12 @@ class HandFed:
         self.view = self._new_view()
         self.feed(Event(kind="synced", revision=0))
 
-    # ---------------------------------------------------------------------------------- what happens to nodes
+    # ---------------------------------------------------------------------------------------- events of nodes
 
     def arrive(self, *names: str, **fields: Any) -> None:
         """Nodes arrive, one revision each."""
         for name in names:
-            # Who was in the last round, and comes again, knows of it.
+            # A member of the last round that joins again knows of that round.
             known: dict[str, Any] = {"arrived_after": self.view.number} if name in self.view.members else {}
             told = {"address": name, "port": 1, **known, **fields}
             self.put(name, NodeRecord(node_id=name, incarnation="1", **told).pack())
@@ -104,19 +104,19 @@ class HandFed:
             what, *names = step.split()
             getattr(self, what)(*names)
 
-    # ------------------------------------------------------------------------------------- what comes of it
+    # ---------------------------------------------------------------------------------------- their consequences
 
     def decide(self) -> Wait | Complete:
-        """Return whether the next round can be completed now, or for what it waits."""
+        """Return the decision: the next round can be completed now, or the condition it waits for."""
         return next_round(self.view, self.rules, closed=self.closed, now=self.now)
 
     @property
     def progress(self) -> Progress:
-        """What the coordinator would say now."""
+        """Return the progress that the coordinator would publish now."""
         return self.decide().progress
 
     def completes(self) -> list[str] | None:
-        """Who would be in the round that completes now, by rank; None if none does."""
+        """Return the members of the round that completes now, by rank; None if none completes."""
         decision = self.decide()
         return [record.node_id for record in decision.members] if isinstance(decision, Complete) else None
 
@@ -142,7 +142,7 @@ class HandFed:
         return [member.node_id for member in self.members]
 
     def succeed(self, said: Progress | None, *, said_at: float | None = None) -> None:
-        """Another coordinator takes over, knowing what is stored, and what the last one said."""
+        """Let another coordinator take over, from the stored keys and the progress that the last one published."""
         self.view = self._new_view()
         self.view.took_over(self.round, self.members, said, progress_at=self.now if said_at is None else said_at)
         self.snapshot()
@@ -159,7 +159,7 @@ class HandFed:
         self.feed(Event(kind="synced", revision=self.revision))
 
     def head(self, *, coordinator: bool = True, progress: Progress | None = None) -> Head:
-        """What nodes know of it all."""
+        """Return the head of the run, as nodes read it."""
         return Head(
             coordinator=Coordinator(node_id="c", term=1) if coordinator else None,
             round=self.round,
@@ -169,11 +169,11 @@ class HandFed:
         )
 
     def me(self, name: str, **known: Any) -> Me:
-        """What a node that waits knows of itself."""
+        """Return the knowledge that a waiting node has of itself."""
         return Me(arrival=self.stored[name][0], **known)
 
     def follow(self, name: str, **known: Any) -> Parked | Round | Refused:
-        """What it all means to a node that waits."""
+        """Return the result of `follow` for a waiting node."""
         return follow(self.me(name, **known), self.head(), now=self.now)
 
     def clock(self, timeout: float) -> JoinClock:
@@ -184,7 +184,7 @@ class HandFed:
         return View(NODES, needed=self.rules.needed, expected=self.rules.expected, tells_causes=self.tells_causes)
 
     def put_event(self, name: str) -> Event:
-        """What the watch says of a record as it stands."""
+        """Return the watch event of a record's present state."""
         revision, value = self.stored[name]
         return Event(kind="put", revision=revision, key=NODES + name, value=value, create_revision=revision)
 

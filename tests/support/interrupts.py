@@ -26,25 +26,26 @@ T = TypeVar("T")
 
 
 class Torn(Exception):
-    """What the handler of a signal raises."""
+    """The exception that the signal handler raises."""
 
 
 tears = pytest.mark.filterwarnings(
     "ignore:coroutine .* was never awaited:RuntimeWarning",  # it was not handed over
     "ignore::pytest.PytestUnraisableExceptionWarning",
-    "ignore:unclosed:ResourceWarning",  # a socket that was just made, and nobody had yet
+    "ignore:unclosed:ResourceWarning",  # a new socket, before the interruption could hand it to its owner
 )
 
 
 def torn(work: Callable[[], object], *, every: int = 1, kind: type[BaseException] = Torn) -> Iterator[str]:
-    """Do some work again and again, each time with an exception after one more of its calls; yield where it came.
+    """Repeat some work, each time with an exception after one more of its calls; yield the place of each exception.
 
-    That is where CPython looks for signals: a function has been entered, or one written in C has returned.
+    These are the places where CPython looks for signals: at the entry of a function, and after the return of one
+    written in C.
 
     Args:
-        work: What is torn. It is done in full once there is no such place any more.
+        work: The work to interrupt. It is done in full once there is no such place any more.
         every: 1 for all places, 3 for every third one.
-        kind: What is raised.
+        kind: The exception to raise.
     """
     for number in itertools.count(step=every):
         passed = 0
@@ -68,7 +69,7 @@ def torn(work: Callable[[], object], *, every: int = 1, kind: type[BaseException
         else:
             if passed <= number:
                 return
-            where = "where it was ignored"  # in what is called back when something is let go of
+            where = "where it was ignored"  # in a callback of a destructor
         finally:
             sys.setprofile(None)
         raised = None  # it holds the frames of the work, and with them all that these hold

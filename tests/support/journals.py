@@ -29,12 +29,12 @@ PATIENCE = 20.0  # seconds after which a test that forgot to let go fails instea
 
 
 class HeldBack(Journal):
-    """A journal that writes each group only when it is let; what it writes it writes really.
+    """A journal that writes a group only when the test permits it; it writes to a real file.
 
     Attributes:
         begun: Released when the writer has taken a group.
         may_commit: To be released once for each group.
-        groups: Those that were written.
+        groups: The groups that were written.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -54,7 +54,7 @@ class HeldBack(Journal):
 async def held_back(
     directory: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> AsyncIterator[tuple[store.Server, HeldBack]]:
-    """A served store whose disk takes what it is let."""
+    """Serve a store whose disk writes only when the test permits it."""
     monkeypatch.setattr("store.server.journal.Journal", HeldBack)
     async with store.serve(data_dir=directory, **options) as server:
         journal = server._durability.journal

@@ -29,7 +29,7 @@ def node(
 
 
 async def started(launcher: Child) -> dict[str, Any]:
-    """What the next process to start was told, by the names of the environment."""
+    """Return the environment of the next process that starts, by the names of the variables."""
     line = await launcher.line(containing='"RANK"', timeout=20)
     told: dict[str, Any] = json.loads(line[line.index("{") :])
     return told

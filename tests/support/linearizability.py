@@ -1,19 +1,19 @@
 """Is there one order in which these overlapping operations could have happened? (Wing, Gong and Lowe.)
 
-A history is what clients saw: who asked what, from when to when, and what came back. It is linearizable if every
-operation can be given one moment between its call and its return so that a plain sequential `Model`, run in the
-order of these moments, gives the same answers. Pure: no clock, no chance.
+A history holds the operations of all clients: input, caller, times of call and return, and output. It is linearizable
+if every operation can be given one moment between its call and its return so that a plain sequential `Model`, run in the order
+of these moments, gives the same answers. Pure: no clock, no chance.
 
-What follows from the promise, and from Lowe's and porcupine's work on checking it:
+Consequences of the promise, and of Lowe's and porcupine's work on checking it:
 
 - Call and return are closed intervals: one that returns at 3.0 and one that is called at 3.0 overlap. Clocks
   are coarse, and an equal reading must not convict.
 - An operation without an answer may have taken effect at any time after its call, or never. One that certainly
   did *not* take effect (`maybe_applied=False`) does not belong in the history at all.
-- Where operations touch one key only, each key's history is checked by itself: the search is exponential in how
-  many overlap, so this is what makes it feasible.
-- A configuration is *which operations are done* and *what state they left*. How one got there does not matter,
-  so each is visited once.
+- If operations touch one key only, each key's history is checked by itself. The search is exponential in the number
+  of operations that overlap, and this makes it feasible.
+- A configuration is a set of finished operations and the state that they left. The order in which they finished does
+  not matter, so the search visits each configuration once.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class Operation:
 
 
 class Model(Protocol):
-    """What the operations mean, one after another. States must be hashable."""
+    """A sequential specification of the operations. States must be hashable."""
 
     def initial(self) -> Hashable:
         """The state before the first operation."""
         ...
 
     def step(self, state: Any, input: Any, output: Any) -> Sequence[Hashable]:
-        """The states that `input` may leave behind if it answered `output`; none if it could not have.
+        """Return the states that `input` may leave behind if it answered `output`; none if it could not have.
 
-        For `UNANSWERED`, the states that it may leave behind whatever it would have answered.
+        For `UNANSWERED`, return the states that it may leave behind with any answer.
         """
         ...
 
@@ -83,7 +83,7 @@ class UndecidedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the search found.
+    """The result of the search.
 
     Attributes:
         order: If linearizable, an order that explains each key's history, key after key. If not, the longest
@@ -138,7 +138,7 @@ def check(history: Iterable[Operation], model: Model, *, configurations_max: int
 
 @dataclass(frozen=True, slots=True)
 class _Configuration:
-    """Which operations are done, as a set of bits, and the state they left; equal ones are one."""
+    """The operations that are done, as a set of bits, and the state that they left; equal ones are one."""
 
     done: int
     state: Hashable
@@ -272,7 +272,7 @@ class Delete:
 
 
 class Presence(enum.Enum):
-    """What may be expected of a key without naming a value."""
+    """An expectation about a key that names no value."""
 
     MISSING = "missing"
     EXISTING = "existing"
@@ -287,7 +287,7 @@ class CompareAndSet:
     expected: bytes | Presence
 
     def holds(self, state: bytes | None) -> bool:
-        """Whether the expectation holds of this state."""
+        """Return True if the state meets the expectation."""
         match self.expected:
             case Presence.MISSING:
                 return state is None
@@ -301,7 +301,7 @@ class CompareAndSet:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Whether a `CompareAndSet` wrote, and what was there when it was through."""
+    """The output of a `CompareAndSet`: whether it wrote, and the value afterwards."""
 
     succeeded: bool
     value: bytes | None
@@ -330,7 +330,7 @@ class RegisterModel:
         return input.key
 
     def step(self, state: bytes | None, input: RegisterInput, output: Any) -> list[bytes | None]:
-        """Apply it; allowed if nobody heard the answer, or heard this one."""
+        """Apply it. It is allowed if it had no answer, or exactly this one."""
         after = apply(state, input)
         if after is None:
             return []
@@ -339,7 +339,9 @@ class RegisterModel:
 
 
 def apply(state: bytes | None, input: RegisterInput) -> tuple[bytes | None, Any] | None:
-    """The state that one operation leaves, and its answer; None if it is an error (a sum of what is no number)."""
+    """Return the state that one operation leaves, and its answer; None for an error (adding to a value that is no
+    number).
+    """
     match input:
         case Get():
             return state, state

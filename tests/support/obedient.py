@@ -1,9 +1,9 @@
-"""A command for `rdzv run` that does as it is told by signals: SIGUSR1 succeed, SIGUSR2 fail.
+"""A command for `rdzv run` that obeys signals: SIGUSR1 succeed, SIGUSR2 fail.
 
     obedient.py [with-child] [slow] [stubborn]
 
-It says what it was told by its environment, as one line of JSON. Asked to end, it says so and does, after a while if it
-is slow, and never if it is stubborn.
+It prints its environment as one line of JSON. At SIGTERM it prints a line and ends: after a while if it is slow, and
+never if it is stubborn.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What stands between the members of an etcd cluster, so that one of them can be cut off from the others.
+"""A network between the members of an etcd cluster, which can cut one of them off from the others.
 
     async with PeerNetwork(3) as network:
         ... serve_etcd(3, advertised=network.ports)
         network.find(etcd)
         network.cut_off(member)
 
-Each member is reached by the others through a port of this network. Who calls stands in the first request of each
-connection (`X-Server-From`), so both directions of a member can be cut, while its clients still reach it.
+The members reach each other through ports of this network. The first request of each connection names the caller
+(`X-Server-From`), so both directions of a member can be cut, while its clients still reach it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PeerNetwork:
         self._ids: list[bytes] = []  # by the members' numbers
         self._cut: set[int | bytes] = set()  # numbers and ids
         self._servers: list[asyncio.Server] = []
-        self._open: dict[asyncio.Task[None], set[int | bytes]] = {}  # and whom it leads to, and who called
+        self._open: dict[asyncio.Task[None], set[int | bytes]] = {}  # the target and the caller of each connection
 
     async def __aenter__(self) -> Self:
         for number, port in enumerate(self.ports):
@@ -57,7 +57,7 @@ class PeerNetwork:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def lead_to(self, targets: list[int]) -> None:
-        """Say where the members listen; until then, nobody is let through."""
+        """Set the ports of the members; until then, no connection passes."""
         self._targets = targets
 
     def find(self, etcd: Etcd) -> None:

@@ -35,11 +35,11 @@ _named_ports: set[int] = set()  # by free_port
 
 
 class ChildError(AssertionError):
-    """A child did not do what the test waits for; the message ends with what it wrote."""
+    """A child did not do what the test waits for; the message ends with the child's output."""
 
 
 class Child(asyncio.SubprocessProtocol):
-    """A running process, and what it has written so far.
+    """A running process, and its output so far.
 
     Attributes:
         output: All lines, of both streams, in the order they came.
@@ -228,10 +228,10 @@ def start_python(
 
 
 def free_port() -> int:
-    """A port on which nobody listens; only for what cannot be told to listen on port 0.
+    """Return a port without a listener; only for programs that cannot listen on port 0.
 
-    No port is named twice in a process. All lie below those that Linux and macOS choose themselves, for port 0 and for
-    connections going out: nobody else gets one of them between this call and the use.
+    No port is returned twice in a process. All lie below the range that Linux and macOS use for port 0 and for outgoing
+    connections, so the system gives none of them away between this call and its use.
     """
     while True:
         port = random.SystemRandom().randrange(10_000, 29_000)  # a test may have seeded the other

@@ -4,9 +4,9 @@
         client = store.connect(f"tcp://127.0.0.1:{proxy.port}")
         proxy.black_hole()
 
-Each connection has two coroutines a direction, one that hears and one that says, with a short queue between
-them; that it is short makes a slow reader felt at the far end, as it would be without the proxy. Faults act at
-once and come from the loop's own thread; `until` waits for what a test expects to have come through.
+Each connection has two coroutines per direction: a reader and a writer, with a short queue between them. As the queue
+is short, a slow reader slows the far end down, as it would without the proxy. Faults act at once and come from the
+loop's own thread; `until` waits for bytes or connections that a test expects.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Proxy:
     """Listens on a free port of this host and forwards to one target, over IPv4.
 
     Attributes:
-        port: Where it listens.
-        delay: Seconds that bytes take each way; counts for what is heard from now on.
-        connections: How many were accepted so far.
+        port: The port that it listens on.
+        delay: Seconds that bytes take each way; for all bytes received from now on.
+        connections: The number of connections accepted so far.
         bytes_to_target: Forwarded so far, from clients to the target.
         bytes_from_target: Forwarded so far, from the target to clients.
     """
@@ -68,7 +68,7 @@ class Proxy:
 
     @property
     def open_connections(self) -> int:
-        """How many are open now."""
+        """The number of connections that are open now."""
         return len(self._open)
 
     async def until(self, condition: Callable[[], bool], *, timeout: float = 10.0) -> None:
@@ -96,7 +96,7 @@ class Proxy:
             self.port = self._server.sockets[0].getsockname()[1]
 
     def cut(self) -> None:
-        """Reset every connection, at both ends; what is held is lost."""
+        """Reset every connection, at both ends; bytes held by the proxy are lost."""
         for task, connection in self._open.items():
             connection.reset()
             task.cancel()
@@ -115,14 +115,14 @@ class Proxy:
         self._passing.clear()
 
     def heal(self) -> None:
-        """Forward again, beginning with what was held."""
+        """Forward again, beginning with the bytes held so far."""
         self._passing.set()
 
     def swallow(self) -> None:
-        """Drop what is sent on the connections that there are, and on new ones, for good, and tell nobody.
+        """Drop all bytes on present connections, and on new ones, for good; neither end sees an error.
 
-        It is a cut as packet filters make it: afterwards an old connection stays silent (TCP would send again seconds
-        later), and only new ones pass.
+        Packet filters cut like this: afterwards an old connection stays silent (TCP would send again seconds later),
+        and only new ones pass.
         """
         self._swallowing = True
         for connection in self._open.values():
@@ -223,8 +223,8 @@ class Proxy:
                 data = data[: self._cut_after]
                 self._cut_after -= len(data)
             writer.write(data)
-            # The transport's high-water mark is 0, so this waits until the kernel has all of it: what was
-            # counted has left, and a cut does not take it back.
+            # The transport's high-water mark is 0, so this waits until the kernel has all of it. A cut cannot take back
+            # bytes that were counted.
             await writer.drain()
             self._count(len(data), to_target=to_target)
             if self._cut_after == 0:
@@ -239,7 +239,7 @@ class Proxy:
         self._notify()
 
     def _notify(self) -> None:
-        """Have whoever waits in `until` look again."""
+        """Wake the callers of `until`, which check their conditions again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -250,7 +250,7 @@ class _Connection:
     def __init__(self) -> None:
         self._writers: list[asyncio.StreamWriter] = []
         self.is_ended = False
-        self.is_swallowed = False  # what is sent on it goes nowhere, and nobody is told
+        self.is_swallowed = False  # its bytes are dropped, and neither end sees an error
 
     def add(self, writer: asyncio.StreamWriter) -> None:
         writer.transport.set_write_buffer_limits(0)

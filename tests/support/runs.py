@@ -5,11 +5,11 @@
         first, second = await run.meet(a, b)
 
 A node's links carry its name, so `run.network.partition("a")` cuts it off. `run.crash("a")` ends a node as `kill -9`
-does: its connection closes, and nothing it does afterwards reaches anybody. When the block is left every handler is
-closed, and a task that is still running then is an error: nobody awaits it.
+does: its connection closes, and nothing it does afterwards reaches the network. At the end of the block every handler
+is closed; a task that is still running then is an error.
 
 The store is a process of its own on the test's timeline (`rdzv.testing.machines`): `run.kill_store()`,
-`run.restart_store()`. With `VirtualRun(durable=True)` it has a disk, and comes back with what that has.
+`run.restart_store()`. With `VirtualRun(durable=True)` it has a disk, and restarts with the data on it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PATIENCE = 3600.0
 
 
 class HookedClient(Client):
-    """A client that says what it is about to ask, and what it has asked; keep-alives and pings aside."""
+    """A client that calls hooks before and after each request, except keep-alives and pings."""
 
     hook: Callable[[Request[Any], str], Awaitable[None]] | None = None
 
@@ -71,9 +71,9 @@ class VirtualRun:
     """One store, and as many handlers as a test asks for.
 
     Args:
-        run_id: What the run is called.
+        run_id: The name of the run.
         seed: Of latencies, names and jitter.
-        limits: The store's.
+        limits: The limits of the store.
         durable: Whether the store is kept on disk, and may be killed and restarted.
         latency: Of the network, in seconds each way; one number, or its bounds.
         parameters: Settings of every handler that has no others of its own.
@@ -122,7 +122,7 @@ class VirtualRun:
         self.machine.start()
 
     def kill_store(self) -> None:
-        """The store dies between two steps of anybody's; of a durable one, what was acknowledged is on disk."""
+        """Kill the store between two steps. A durable store has all acknowledged changes on disk."""
         self.machine.die()
 
     @property
@@ -187,7 +187,7 @@ class VirtualRun:
 
     @contextlib.asynccontextmanager
     async def looked_at(self) -> AsyncIterator[Run]:
-        """The run, for somebody who has no node in it."""
+        """Return the run, read by a client that is no node of it."""
         keys = Keys("/rdzv", self._run_id)
         async with self._client("observer", PATIENCE) as client, following(client, keys) as follower:
             yield Run(client, keys, head=lambda: follower.head)
@@ -227,7 +227,7 @@ class VirtualRun:
         self._burials.append(asyncio.create_task(handler.aclose(), name=f"bury {name}"))
 
     def keys(self, under: str = "") -> list[str]:
-        """What the store holds of this run, below its prefix."""
+        """Return the keys of this run, below its prefix."""
         root = f"/rdzv/{self._run_id}/{under}"
         return [key.removeprefix(root) for key in sorted(self.engine._keys.entries) if key.startswith(root)]
 
@@ -247,7 +247,7 @@ async def connected(handler: Handler) -> Link:
 
 
 class Heard:
-    """What `changes()` of one handler has said so far."""
+    """The items of one handler's `changes()` so far."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -297,7 +297,7 @@ def assert_one_round(infos: Sequence[RendezvousInfo]) -> None:
 
 @contextlib.asynccontextmanager
 async def real_run(run_id: str = "job", **parameters: Any) -> AsyncIterator[Callable[..., Handler]]:
-    """A store on a real socket; what is yielded makes handlers, closed in the end if the test did not."""
+    """Serve a store on a real socket; yield a function that makes handlers, which are closed at the end."""
     made: list[Handler] = []
     async with store.serve() as server:
 

@@ -1,8 +1,8 @@
-"""What a run of the tests chooses: its fresh seed, and how much it does.
+"""The choices of a test run: its fresh seed, and the amount of work it does.
 
-One fresh seed for a whole run of the tests, besides the fixed ones: every run tries something new.
-The process that starts first chooses it; those that it starts, to share the work (pytest-xdist), inherit it, for they
-must all name their tests alike. It stands at the head of the output, and `RDZV_TEST_SEED` sets it.
+One fresh seed for a whole run of the tests, besides the fixed ones: every run tries something new. The first process
+chooses it. Processes that it starts, to share the work (pytest-xdist), inherit it, for they must all name their tests
+alike. It stands at the head of the output, and `RDZV_TEST_SEED` sets it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a peer without manners says and hears: the words of the protocol, for tests that speak it by hand."""
+"""A peer that speaks the protocol by hand: it can send any message, and reads all messages as they are on the wire."""
 
 from store.messages import (
     CompareAndSet,

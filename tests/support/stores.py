@@ -104,16 +104,16 @@ async def taken(watch: Watch, count: int) -> list[Event]:
 async def until(condition: Callable[[], bool]) -> None:
     """Let the server, which runs on this loop, go on until something is true of it."""
     async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - it tells nobody
+        while not condition():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
 
 
 class Peer(asyncio.Protocol):
-    """A client that speaks the protocol by hand: it asks without waiting, and reads only as it is told.
+    """A client that speaks the protocol by hand: it sends without waiting, and reads only when the test says so.
 
     Attributes:
-        said: What the server has said, in order.
-        problem: What it said that made no sense, or that it refused.
+        said: The messages of the server, in order.
+        problem: The error of a message that made no sense, or the server's refusal.
         transport: Its end of the connection.
     """
 
@@ -168,7 +168,7 @@ class Peer(asyncio.Protocol):
         return [item for item in self.said if isinstance(item, Reply)]
 
     async def until(self, condition: Callable[[], Any]) -> Any:
-        """Wait until something is true of what was said; gives what made it true."""
+        """Wait until the received messages meet a condition; return the condition's result."""
         while not (result := condition()):
             assert not self.lost.is_set(), f"the connection was lost; {self.problem!r}"
             await self._changed.wait()

@@ -1,4 +1,4 @@
-"""The loop on virtual time jumps, keeps order, and says who waits for nothing."""
+"""The loop on virtual time jumps, keeps order, and reports tasks that wait without a timer."""
 
 from __future__ import annotations
 

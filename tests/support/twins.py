@@ -113,12 +113,12 @@ class Backing:
         self.port = port
 
     def restart(self) -> None:
-        """End it, and start it again on what it has kept."""
+        """End it, and start it again on the data that it has kept."""
         raise NotImplementedError("this one keeps nothing, or is shared")
 
     @property
     def restarts(self) -> bool:
-        """Whether it can."""
+        """True if it can be restarted."""
         return type(self).restart is not Backing.restart
 
 
@@ -144,7 +144,7 @@ class Durable(Embedded):
     """Our own store, on disk."""
 
     def restart(self) -> None:
-        """End it, and start it again on what it has kept."""
+        """End it, and start it again on the data that it has kept."""
         self.stop()
         self.start()
 
@@ -157,7 +157,7 @@ class RealEtcd(Backing):
         self._etcd = etcd
 
     def restart(self) -> None:
-        """Kill it, and start it again on what it has kept."""
+        """Kill it, and start it again on the data that it has kept."""
         (member,) = self._etcd.members
         member.kill()
         member.start()
@@ -263,11 +263,11 @@ class Meeting:
 
 
 class BlockingNode(InThreads):
-    """A blocking handler whose methods are awaited, and what it gives likewise."""
+    """A blocking handler with awaitable methods, whose results are awaitable, too."""
 
     @property
     def node_id(self) -> str:
-        """What the node is called."""
+        """The name of the node."""
         name: str = self.blocking.node_id
         return name
 
@@ -278,7 +278,7 @@ class BlockingNode(InThreads):
 
 
 class BlockingInfo:
-    """What a blocking member gets, to be awaited."""
+    """The `RendezvousInfo` of a blocking member, with awaitable methods."""
 
     def __init__(self, info: rdzv.sync.RendezvousInfo, pool: ThreadPoolExecutor) -> None:
         self.round, self.rank, self.world_size = info.round, info.rank, info.world_size

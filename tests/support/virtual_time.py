@@ -25,7 +25,7 @@ The longest time any promise speaks of is one day, for which a closed run stays 
 
 
 def now() -> float:
-    """What the clock of the running loop says."""
+    """Return the time on the clock of the running loop."""
     return asyncio.get_running_loop().time()
 
 
