@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 __all__ = [
+    "NO_SUCH_ADDRESS",
     "BindAddress",
     "HostedElsewhereError",
     "NotResolvedError",

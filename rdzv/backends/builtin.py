@@ -12,13 +12,16 @@ import random
 import secrets
 import warnings
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 
 import store.sync
+from rdzv.backends.asking import DialOfMany, find_blocking
 from rdzv.backends.credentials import Credentials, with_expected_nodes
 from rdzv.backends.hosting import CALL_TIMEOUT, Hosting
 from rdzv.backends.monitoring import metrics_server
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
+from rdzv.backends.succession import Succession
 from rdzv.config.settings import Settings, parse
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 from rdzv.node.handler import Handler
@@ -149,12 +152,22 @@ def tcp_handler(settings: Settings) -> Handler:
 def client_of(settings: Settings, credentials: Credentials, **options: Any) -> ClientToEnter:
     """Return a client of the settings' store, not connected yet; the options depend on its kind."""
     if settings.endpoint.info.family == "tcp":
-        address = _address(settings)
-        dial = TcpDial(address, credentials.client_tls(), renew=credentials.renew)
-        return Client(dial, name=str(address), token=lambda: credentials.token, **options)
+        return _tcp_client(_dial(settings, credentials), settings, credentials, **options)
     from store.etcd import client as etcd
 
     return etcd.Client(**_cluster(settings, credentials), **options)
+
+
+def _dial(settings: Settings, credentials: Credentials) -> TcpDial:
+    tls, renew, hosts = credentials.client_tls(), credentials.renew, settings.endpoint.hosts
+    if settings.endpoint.has_successors:
+        return DialOfMany(hosts, tls, secure=settings.uses_tls, renew=renew)
+    return TcpDial(_address(settings), tls, renew=renew)
+
+
+def _tcp_client(dial: TcpDial, settings: Settings, credentials: Credentials, **options: Any) -> Client:
+    name = settings.endpoint.url if settings.endpoint.has_successors else str(_address(settings))
+    return Client(dial, name=name, token=lambda: credentials.token, **options)
 
 
 def _address(settings: Settings) -> Address:
@@ -180,27 +193,39 @@ def _cluster(settings: Settings, credentials: Credentials) -> dict[str, Any]:
 class _WayToTcp:
     """A node's connection to the TCP store of its run, which this process may host; callers make further clients."""
 
-    __slots__ = ("_begin_metrics", "_credentials", "_hosting", "_of_node", "_rng", "_settings", "node")
+    __slots__ = ("_begin_metrics", "_credentials", "_dial", "_hosting", "_of_node", "_rng", "_settings", "node")
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._credentials = Credentials(settings)
         self._rng = random.Random(secrets.randbits(64))  # unseeded, it would read 2.5 kB of entropy
         self.node: Node = Node(settings, loop=NodeThread(), open_store=lambda: self, rng=self._rng)
+        self.node.store_settings = self._at_its_host
         self._begin_metrics = metrics_server(self.node, settings, self._credentials)
-        self._hosting: Hosting | None = None
+        self._dial = _dial(self._settings, self._credentials)
+        self._hosting: Hosting | Succession | None = None
         self._of_node: ClientToEnter | None = None
 
+    def _at_its_host(self) -> Settings:
+        """Return the settings with the host at which the node's store was found: another one has another store."""
+        found = self._dial.found if isinstance(self._dial, DialOfMany) else None
+        if found is None:
+            return self._settings
+        endpoint = self._settings.endpoint.at((found.address.host, found.address.port))
+        return replace(self._settings, endpoint=endpoint)
+
     def client(self, connect_timeout: float = CALL_TIMEOUT, **options: Any) -> ClientToEnter:
-        """Return a client that is not connected yet."""
+        """Return a client of the node's store that is not connected yet."""
         how = {"timeout": CALL_TIMEOUT, "connect_timeout": connect_timeout, "timeout_name": "join_timeout"}
-        return client_of(self._settings, self._credentials, **how, **options)
+        return client_of(self._at_its_host(), self._credentials, **how, **options)
 
     def blocking_client(self) -> store.sync.Client:
-        """Return a client for blocking callers."""
+        """Return a client of the node's store for blocking callers."""
         credentials = self._credentials
+        if isinstance(self._dial, DialOfMany) and self._dial.found is None:
+            find_blocking(self._dial, within=CALL_TIMEOUT)
         return store.sync.Client(
-            _address(self._settings),
+            _address(self._at_its_host()),
             token=lambda: credentials.token,
             tls=credentials.client_tls(),
             renew=credentials.renew,
@@ -211,7 +236,16 @@ class _WayToTcp:
         self._begin_metrics()
         if self._settings.is_host is not False:  # else no thread per node has to find out
             await self._host_if_called_for()
-        client = self.client(self._settings.join_timeout, rng=self._rng)
+        client = _tcp_client(
+            self._dial,
+            self._settings,
+            self._credentials,
+            timeout=CALL_TIMEOUT,
+            connect_timeout=self._settings.join_timeout,
+            timeout_name="join_timeout",
+            rng=self._rng,
+        )
+        client.on_connection(self._note_connection)
         # Not before: others may wait for the store that this node hosts.
         try:
             async with self.node.loop.turn():
@@ -221,9 +255,14 @@ class _WayToTcp:
                 error.args = (f"{error}; {self._hosting.problem}", *error.args[1:])
             raise
         self._of_node = client
-        if self._hosting is not None:
-            self._hosting.settle()
         return connected
+
+    def _note_connection(self, connected: bool) -> None:
+        """Look for the next host once the store is away, until it is found."""
+        if connected and self._hosting is not None:
+            self._hosting.settle()
+        elif isinstance(self._hosting, Succession) and self.node.needs_store:
+            self._hosting.resume()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -236,10 +275,13 @@ class _WayToTcp:
         if self._hosting is None:
             # At the first connect, or after a store that was shutting down: a second store must not stand beside a live
             # run.
-            self._hosting = hosting = Hosting(self._settings, self._credentials, self.client, self._rng)
+            kind = Succession if self._settings.endpoint.has_successors else Hosting
+            self._hosting = hosting = kind(self._settings, self._credentials, self.client, self._rng)
             self.node.on_close(hosting.aclose)
+            if isinstance(hosting, Succession):
+                self.node.on_lease_lost(hosting.resume)
             self.node.hosts_store = lambda: hosting.hosts
-        elif self.node.handed_on:
+        elif self.node.handed_on and isinstance(self._hosting, Hosting):
             await self._hosting.begin_again()
         await self._hosting.begin()
 

@@ -40,12 +40,14 @@ from rdzv.core.keys import Keys
 from rdzv.errors import RendezvousConnectionError, RendezvousError, RendezvousSettingsError
 from rdzv.node.run.status import read_nodes_of_all_runs
 from store import StoreError, StoreUsageError
+from store.net.address import host_and_port
 from store.net.threads import in_thread
 from store.printable import escaping
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    import socket
+    from collections.abc import Callable, Sequence
 
     from rdzv.backends.credentials import Credentials
     from rdzv.config.settings import Settings
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
 
     OpenClient = Callable[[], contextlib.AbstractAsyncContextManager[Store]]
 
-__all__ = ["HostedStore", "Hosting", "host_if_called_for"]
+__all__ = ["HostedStore", "Hosting", "address_to_listen_on", "host_if_called_for", "serve_on"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
@@ -80,21 +82,38 @@ class HostedStore:
         self._serving = serving
         self._keys = Keys(settings.prefix, settings.run_id)
         self._linger = settings.close_timeout
+        self._has_successors = settings.endpoint.has_successors
 
     async def aclose(self, open_client: OpenClient) -> None:
         """Wait until the others have disconnected, and end the store; cancellation ends the wait."""
         try:
             # The server may not have seen yet that this node's own connection is closed.
             if not await self._alone_within(CLOSING_WITHIN):
-                await self._let_others_go(open_client)
+                await (self._hand_over if self._has_successors else self._let_others_go)(open_client)
         finally:
             await self.end()
+
+    @property
+    def ended(self) -> bool:
+        """True if its process has ended."""
+        return isinstance(self.server, StoreProcess) and self.server.ended
 
     async def end(self) -> None:
         """End the store at once."""
         self.server.way_out.stop_waiting()
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._serving.close)
+
+    async def _hand_over(self, open_client: OpenClient) -> None:
+        """Send all nodes to the next host, which may serve from now on, and wait until they have gone."""
+        try:
+            async with open_client() as client:
+                for run in {self._keys, *await read_nodes_of_all_runs(client)}:
+                    await client.put(run.moving, b"", ttl=self._linger + ENDING_TTL)
+        except StoreError as error:
+            log.warning("the store at %s is ending, but cannot say so to its nodes: %s", self.server.url, error)
+        self.server.way_out.hands_over = True
+        await self._alone_within(self._linger)
 
     async def _let_others_go(self, open_client: OpenClient) -> None:
         """Wait for nodes of the host's own run for a limited time, and for newcomers as long as they stay."""
@@ -327,27 +346,15 @@ def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedSt
         return None
     ((host, port),) = settings.endpoint.hosts
     insist = settings.is_host is True
-    token, tls = credentials.token, credentials.server_tls()
-    if settings.uses_tls and tls is None:
+    if settings.uses_tls and credentials.server_tls() is None:
         if not insist:
             return None
         raise RendezvousSettingsError(
             f"is_host is set, but there is no certificate to serve {settings.endpoint.url} with; give cert and key"
         )
-    server: Server | StoreProcess
     try:
-        is_closed_to_strangers = token is not None or (tls is not None and tls.verify_mode is CERT_REQUIRED)
-        bound = choose_bind_address(host, port, may_be_open=settings.insecure or is_closed_to_strangers, insist=insist)
-        if bound.foreign and not insist:
-            _refuse_shared_name(settings, host, bound)
-        if settings.host == "process":
-            server = StoreProcess(settings, credentials, bound.address, port)
-            serving = contextlib.ExitStack()
-            serving.callback(server.close)
-        else:
-            serving, server = serve_embedded(settings, credentials, bound.address, port)
-    except StoreUsageError as error:
-        raise RendezvousSettingsError(f"the store cannot be started on {host}:{port}: {error}") from None
+        bound = address_to_listen_on(settings, credentials, (host, port))
+        return serve_on(settings, credentials, bound, port)
     except RendezvousError:  # some are ConnectionErrors, which are OSErrors, too
         raise
     except OSError as error:
@@ -356,6 +363,46 @@ def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedSt
         what = "is_host is set, but the store" if insist else "the store"
         why = f"{what} cannot be started on {host}:{port}: {error.strerror or str(error)}"
         raise (PortTakenError if error.errno == errno.EADDRINUSE else RendezvousConnectionError)(why) from error
+
+
+def address_to_listen_on(settings: Settings, credentials: Credentials, host: tuple[str, int]) -> BindAddress:
+    """Return the address to serve on as this host of the URL; errors as `choose_bind_address`.
+
+    Raises:
+        RendezvousSettingsError: The host names several machines.
+    """
+    insist, tls = settings.is_host is True, credentials.server_tls()
+    is_closed_to_strangers = credentials.token is not None or (tls is not None and tls.verify_mode is CERT_REQUIRED)
+    bound = choose_bind_address(*host, may_be_open=settings.insecure or is_closed_to_strangers, insist=insist)
+    if bound.foreign and not insist:
+        _refuse_shared_name(settings, host[0], bound)
+    return bound
+
+
+def serve_on(
+    settings: Settings,
+    credentials: Credentials,
+    bound: BindAddress,
+    port: int,
+    listeners: Sequence[socket.socket] | None = None,
+) -> HostedStore:
+    """Start the embedded store at an address, or on bound sockets.
+
+    Raises:
+        OSError: The address cannot be bound.
+        RendezvousSettingsError: The store would be open to all, or needs an extra that is not installed.
+    """
+    server: Server | StoreProcess
+    try:
+        if settings.host == "process":
+            server = StoreProcess(settings, credentials, bound.address, port, listeners)
+            serving = contextlib.ExitStack()
+            serving.callback(server.close)
+        else:
+            serving, server = serve_embedded(settings, credentials, bound.address, port, listeners)
+    except StoreUsageError as error:
+        where = host_and_port(bound.address or "*", port)
+        raise RendezvousSettingsError(f"the store cannot be started on {where}: {error}") from None
     log.info("this node hosts the store of run %s at %s", settings.run_id, server.url)
     return HostedStore(server, serving, settings, bound)
 

@@ -31,6 +31,8 @@ from store import Limits, StoreUsageError
 from store.net.sockets import bound_sockets, forget, let_go_in_children
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rdzv.config.settings import Settings
 
 __all__ = ["StoreProcess", "main"]
@@ -42,19 +44,28 @@ POLL_EVERY: Final = 0.1  # seconds per wait for the last client, between request
 ENDS_WITHIN: Final = 15.0  # seconds: a server ends within 10
 PATHS: Final = ("ca", "cert", "key", "data_dir")
 ERRORS: Final = (StoreUsageError, RendezvousSettingsError, OSError)
+HAND_OVER: Final = "hand over"
 HANDED_OVER: Final = (*PATHS, "insecure", "http_port", "prefix")
 
 
 class StoreProcess:
     """A store in another process, with the part of `Server` that `HostedStore` needs; errors as `serve_embedded`."""
 
-    def __init__(self, settings: Settings, credentials: Credentials, address: str, port: int) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        credentials: Credentials,
+        address: str,
+        port: int,
+        listeners: Sequence[socket.socket] | None = None,
+    ) -> None:
         self.way_out: StoreProcess = self  # as in a server
         self.taken: bool = False  # no client is accepted any more
-        self._stopped = self._closed = False
+        self._stopped = self._closed = self._hands_over = False
+        self.ended: bool = False  # by itself, or killed
         self._asking = threading.Lock()
         self._control, theirs = socket.socketpair()
-        listeners = bound_sockets(address, port)
+        listeners = listeners or bound_sockets(address, port)
         let_go_in_children(self, self._control, theirs, *listeners)
         numbers = [sock.fileno() for sock in listeners]
         program = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as it; it.main({theirs.fileno()})"
@@ -91,6 +102,16 @@ class StoreProcess:
         self.store_id: str = told["store_id"]
 
     @property
+    def hands_over(self) -> bool:
+        """True once newcomers are told that another host may serve."""
+        return self._hands_over
+
+    @hands_over.setter
+    def hands_over(self, hands_over: bool) -> None:
+        self._hands_over = hands_over
+        self._ask(HAND_OVER)
+
+    @property
     def connections(self) -> int:
         """The number of connected clients."""
         return int((self._ask(None) or {}).get("connections", 0))
@@ -123,7 +144,7 @@ class StoreProcess:
         forget(self)
         self._control.close()
 
-    def _ask(self, request: dict[str, Any] | float | None) -> Any:
+    def _ask(self, request: dict[str, Any] | str | float | None) -> Any:
         """Send settings, or seconds to wait for the last client; return the answer, None after the process's end."""
         with self._asking, contextlib.suppress(OSError, ValueError):
             self._lines.write(json.dumps(request) + "\n")
@@ -134,6 +155,7 @@ class StoreProcess:
     def _report_death(self) -> None:
         status = self._process.wait()
         if not self._closed:
+            self.ended = True
             log.error("the process that serves the store (pid %d) has ended with %d", self._process.pid, status)
 
 
@@ -171,7 +193,8 @@ def main(number: int) -> None:
         say(url=server.url, store_id=server.store_id)
         for line in lines:
             within = json.loads(line)
-            alone = within is not None and server.way_out.wait_until_alone(within)
+            server.way_out.hands_over |= within == HAND_OVER
+            alone = isinstance(within, float) and server.way_out.wait_until_alone(within)
             say(alone=alone, connections=server.connections)
         server.way_out.stop_waiting()
 

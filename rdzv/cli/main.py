@@ -29,7 +29,7 @@ ROOMS: Final = {
     "run": "run",
     **dict.fromkeys(("status", "top", "history", "timeline"), "look"),
     "doctor": "doctor",
-    **dict.fromkeys(("close", "reopen", "ban", "unban", "drain", "resize"), "operate"),
+    **dict.fromkeys(("close", "reopen", "ban", "unban", "drain", "resize", "lost"), "operate"),
     **dict.fromkeys(("stacks", "chaos"), "ask"),
     **dict.fromkeys(("ping", "runs", "forget", "stats"), "runs"),
     **dict.fromkeys(("check", "backup", "restore", "token"), "data"),

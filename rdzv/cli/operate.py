@@ -1,12 +1,14 @@
-"""Shell: the subcommands that change a run: close, reopen, ban, unban, drain, resize."""
+"""Shell: the subcommands that change a run: close, reopen, ban, unban, drain, resize, lost."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
+from rdzv.backends.asking import tell_lost
+from rdzv.backends.credentials import Credentials
 from rdzv.cli.command import DONE, RUN, argument, command, duration, flag, option, say, whole_number
-from rdzv.cli.reach import open_run
+from rdzv.cli.reach import open_run, settings_of
 from rdzv.config.resizing import describe_size
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 from rdzv.node.link.wakeup import Wakeup
@@ -52,6 +54,19 @@ async def _close(options: argparse.Namespace) -> int:
         _, history, cost = await run.account()
     before = "" if closed.reason == options.reason else f", and was before: {closed.reason or 'no reason was given'}"
     say(f"run {run.run_id} is closed{before}", *([str(cost)] if history.chapters else []))
+    return DONE
+
+
+@command(
+    "lost",
+    "say that a host of the store is dead, so that the next one serves",
+    *RUN,
+    argument("host", metavar="HOST", help="the host, as in the URL; if it is still at work, two runs go on"),
+)
+async def _lost(options: argparse.Namespace) -> int:
+    settings = settings_of(options.url)
+    said = await tell_lost(settings, Credentials(settings), options.host)
+    say(said, "if that host is at work after all, two runs go on now: end one of them")
     return DONE
 
 

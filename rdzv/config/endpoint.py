@@ -34,12 +34,11 @@ class Scheme:
     is_encrypted: bool  # True if connections use TLS
     port: int  # the default port of the store
     prefix: str  # the default of `prefix`
-    takes_many_hosts: bool  # True if the URL may list several
 
 
 # 29400 and /torchelastic/p2p are PyTorch's defaults, 2379 is etcd's.
-_TCP: Final = Scheme(family="tcp", is_encrypted=False, port=29400, prefix="/rdzv", takes_many_hosts=False)
-_ETCD: Final = Scheme(family="etcd", is_encrypted=False, port=2379, prefix="/torchelastic/p2p", takes_many_hosts=True)
+_TCP: Final = Scheme(family="tcp", is_encrypted=False, port=29400, prefix="/rdzv")
+_ETCD: Final = Scheme(family="etcd", is_encrypted=False, port=2379, prefix="/torchelastic/p2p")
 SCHEMES: Final[Mapping[str, Scheme]] = MappingProxyType(
     {"tcp": _TCP, "tcps": replace(_TCP, is_encrypted=True), "etcd": _ETCD, "etcds": replace(_ETCD, is_encrypted=True)}
 )
@@ -50,16 +49,16 @@ class Endpoint:
     """The address of the store."""
 
     scheme: str  # one of `SCHEMES`
-    # Names or addresses, without brackets, with ports. Only an etcd cluster has several.
+    # Names or addresses without brackets, and ports: of an etcd cluster, or of hosts that may serve the store in turn.
     hosts: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
         _check_scheme(self.scheme)
-        if len(self.hosts) != 1 and not (self.hosts and self.info.takes_many_hosts):
-            refuse(
-                f"{self.scheme} has exactly one host, not {len(self.hosts)}: "
-                f"name the one that the store runs on (an etcd cluster may list several)"
-            )
+        if not self.hosts:
+            refuse(f"{self.scheme} needs a host; write for example {self.scheme}://head")
+        twice = next((host for host in self.hosts if self.hosts.count(host) > 1), None)
+        if twice is not None and self.info.family == "tcp":
+            refuse(f"the URL lists {_written(*twice)} twice; name each host once")
 
     @classmethod
     @functools.lru_cache(maxsize=16)  # nodes of one process mostly have the same store
@@ -71,8 +70,11 @@ class Endpoint:
                 'the URL\'s host contains "@", but users and passwords do not belong into a URL, which is '
                 "shown in process lists; give user= and password_file= for etcd, token_file= for tcp"
             )
+        written = authority.split(",")
         port = SCHEMES[scheme].port
-        return cls(scheme=scheme, hosts=tuple(_host_and_port(host, port) for host in authority.split(",")))
+        if len(written) > 1 and SCHEMES[scheme].family == "tcp":  # the last port holds for hosts without one
+            port = next((last for host in reversed(written) if (last := _host_and_port(host, 0)[1])), port)
+        return cls(scheme=scheme, hosts=tuple(_host_and_port(host, port) for host in written))
 
     @property
     def info(self) -> Scheme:
@@ -80,10 +82,18 @@ class Endpoint:
         return SCHEMES[self.scheme]
 
     @property
+    def has_successors(self) -> bool:
+        """True if several hosts are listed, of which the next serves the store if the one that serves it dies."""
+        return len(self.hosts) > 1 and self.info.family == "tcp"
+
+    @property
     def url(self) -> str:
-        """The endpoint as a URL without run or parameters, as `store.connect` takes it."""
-        hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
-        return f"{self.scheme}://{','.join(hosts)}"
+        """The endpoint as a URL without run or parameters."""
+        return f"{self.scheme}://{','.join(_written(*one) for one in self.hosts)}"
+
+    def at(self, host: tuple[str, int]) -> Endpoint:
+        """Return the endpoint of one of the hosts."""
+        return replace(self, hosts=(host,))
 
 
 def _check_scheme(scheme: str) -> None:
@@ -122,6 +132,10 @@ def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
             f"leave it out for {default_port}"
         )
     return host, int(port)
+
+
+def _written(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _is_ipv6(text: str) -> bool:

@@ -47,6 +47,17 @@ def check_together(it: Any) -> None:
     if it.tls is not None and (files := [name for name in ("ca", "cert", "key") if getattr(it, name)]):
         given = ", ".join(f"{name}={shown(getattr(it, name))}" for name in files)
         refuse(f"tls and {given} are given, but an SSLContext holds it all; leave out the one or the others")
+    if it.endpoint.has_successors:
+        if it.data_dir is not None:
+            refuse(
+                f"data_dir={shown(it.data_dir)} is for a store on one host, and {it.endpoint.url} lists "
+                f"{len(it.endpoint.hosts)}: a next host would not have the data; leave out data_dir, or list one host"
+            )
+        if it.is_host:
+            refuse(
+                f"is_host=1 says that this node's machine is the one host, and {it.endpoint.url} lists "
+                f"{len(it.endpoint.hosts)}; leave it out: each node looks for its own machine in the list"
+            )
     if it.tls is not None and it.host == "process":
         refuse("tls is an SSLContext, which host=process cannot hand over; give ca, cert and key, or leave out host")
     for one, other in (("cert", "key"), ("key", "cert"), ("user", "password_file"), ("password_file", "user")):

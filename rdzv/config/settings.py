@@ -242,11 +242,13 @@ class Settings:
         """Return, as plain data, the settings on which all nodes of a run must agree, and those stored with them."""
         agreed = {name: _plain(getattr(self, name)) for name in _SHARED}
         given = {name: getattr(self, name) for name in _SHARED_IF_GIVEN}
-        return agreed | {name: value for name, value in given.items() if value != PARAMETERS[name].default}
+        agreed |= {name: value for name, value in given.items() if value != PARAMETERS[name].default}
+        return agreed | ({HOSTS: self.endpoint.url} if self.endpoint.has_successors else {})
 
 
 _SHARED: Final = ("min_nodes", "max_nodes", "node_unit", "rank_order", "last_call_timeout", "early_last_call")
 # The same, left out if they have their default, so that nodes that do not know them agree.
+HOSTS: Final = "hosts"  # the list in the URL, if it has several
 _SHARED_IF_GIVEN: Final = ("torch_store", "stall_timeout", "first_step_timeout", "unit_within")
 
 
@@ -263,8 +265,9 @@ def describe_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> s
 
     Compared by field, as releases differ: a missing field has its default, and an unknown one is ignored.
     """
-    known = [name for name in dict.fromkeys((*ours, *theirs)) if name in PARAMETERS]
-    here, there = ({name: given.get(name, PARAMETERS[name].default) for name in known} for given in (ours, theirs))
+    known = [name for name in dict.fromkeys((*ours, *theirs)) if name in (*PARAMETERS, HOSTS)]
+    default = {HOSTS: "a single host"} | {name: one.default for name, one in PARAMETERS.items()}
+    here, there = ({name: given.get(name, default[name]) for name in known} for given in (ours, theirs))
     return ", ".join(
         f"{name} is {shown(here[name])} here and {shown(there[name])} in the run"
         for name in known

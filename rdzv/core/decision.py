@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 
 from rdzv.core.absent import NAMED_OF_MANY
 from rdzv.core.addresses import with_reachable_addresses
+from rdzv.core.hosts.lost_store import survivors_of
 from rdzv.core.ranks import domains_of, in_units
 from rdzv.core.state import NAMED_MOST, Closed, Head, Phase, Progress, to_leave
 from rdzv.errors import RendezvousSettingsError
@@ -83,6 +84,7 @@ class Rules:
     order: RankOrder  # assigns the ranks
     expected: tuple[str, ...] = ()  # nodes that are missed by name from the start
     unit_within: str = ""  # the attribute whose value a unit never straddles; empty if it may
+    ttl: float = 0.0  # seconds after which a member that is cut off from the store has stopped
 
     def placed(self, records: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
         """Return the nodes that fill whole units within one domain each; all nodes without domains."""
@@ -176,7 +178,7 @@ def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
         record, progress = view.record(node_id), _progress(view, rules, closed=closed, now=now, drained=head.drains)
         progress = progress.once_expelled(node_id, address=record.address, why=why)
         return Expel(node_id=node_id, arrival=record.arrival, why=why, progress=progress)
-    act = next_round(view, rules, closed=closed, now=now, drained=head.drains)
+    act = next_round(view, rules, head, now=now)
     if isinstance(act, Complete):
         if picture.obstacle is None or now >= picture.obstacle.until:
             return act
@@ -212,12 +214,14 @@ def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Sto
     )
 
 
-def next_round(view: View, rules: Rules, *, closed: bool, now: float, drained: Collection[str] = ()) -> Wait | Complete:
-    """Return the next round if it can be completed now; else what it waits for. The `drained` nodes are to leave."""
+def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Complete:
+    """Return the next round if it can be completed now; else what it waits for."""
     assert view.synced, "nothing is decided on half a picture: whoever is missing from it may be alive"
-    progress = _progress(view, rules, closed=closed, now=now, drained=drained)
+    progress = _progress(view, rules, closed=head.closed is not None, now=now, drained=head.drains)
     if progress.phase in (Phase.CLOSED, Phase.GATHERING):
         return Wait(until=None, progress=progress)
+    if head.moves:
+        return Wait(until=None, progress=hindered(progress, "the host of the store leaves, and the next one serves"))
     enough = view.enough_since is not None
     ends = None if view.enough_since is None else view.enough_since + rules.last_call
     placed = len(rules.placed([*view.waiting.values()]))
@@ -228,6 +232,14 @@ def next_round(view: View, rules: Rules, *, closed: bool, now: float, drained: C
     # A full restart under stable names looks the same, except that its nodes have arrived after no round.
     regroup = any(id in view.members and record.arrived_after >= view.number for id, record in view.waiting.items())
     nobody_else = all_have_come and regroup and not view.expected_back
+    lost = head.lost_store if head.lost_store is not None and view.number <= head.lost_store.round else None
+    survivors = survivors_of(view.waiting.values(), lost)
+    if lost is not None:
+        missing, ends_at = lost.awaited - len(survivors), head.lost_store_at + rules.ttl
+        if missing > 0 and now < ends_at:
+            of_round = f"of {_nodes(lost.awaited)} of round {lost.round}, whose store was lost"
+            return Wait(until=ends_at, progress=hindered(progress, f"{missing} {of_round}, may still be at work"))
+        nobody_else |= missing <= 0 and bool(survivors)
     if view.live or not enough:
         # The end of a last call that runs meanwhile is reported; live members have to leave before the round completes.
         still = ends is not None and ends > now and not full
@@ -236,7 +248,7 @@ def next_round(view: View, rules: Rules, *, closed: bool, now: float, drained: C
         return Wait(until=None, progress=hindered(progress, rules.why_not_placed(view.waiting.values())))
     if full or nobody_else or (ends is not None and now >= ends):
         try:
-            complete = _complete(view, rules, progress)
+            complete = _complete(view, rules, progress, survivors, after=-1 if lost is None else lost.round)
         except (Exception, SystemExit) as error:  # noqa: BLE001  the order may be a user's function
             stuck = hindered(progress, f"rank_order fails with {type(error).__name__}: {error}")
             return Wait(until=now + TRY_AGAIN_AFTER, progress=stuck, error=error)
@@ -349,11 +361,14 @@ def _choose(
     return chosen
 
 
-def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
-    """Return the round to commit: members of the last round first, then newcomers."""
+def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[str, int], *, after: int) -> Complete:
+    """Return the round to commit: members of the last round first, then newcomers.
+
+    `survivors` are those of a round `after` which it comes, in a store that was lost, with their ranks there.
+    """
     arrivals = list(view.waiting.values())
     room = rules.admitted(len(rules.placed(arrivals)))
-    previous = {node_id: member.rank for node_id, member in view.members.items()}
+    previous = {**survivors, **{node_id: member.rank for node_id, member in view.members.items()}}
     kept = [record for record in arrivals if record.node_id in previous]
     newcomers = [record for record in arrivals if record.node_id not in previous]
     # After a resize, the lowest ranks stay, and not the first to return.
@@ -375,7 +390,7 @@ def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
         raise RendezvousSettingsError(
             f"rank_order made {len(ordered)} ranks of {_nodes(len(chosen))}; it must give each node it gets once"
         )
-    return Complete(number=view.next_number, members=ordered, progress=progress)
+    return Complete(number=max(view.next_number, after + 1), members=ordered, progress=progress)
 
 
 # ------------------------------------------------------------------------------------------------ reporting

@@ -63,7 +63,7 @@ GIVEN_UP: Final = "given up"
 class Incident(Record, kw_only=True):
     """An event during a round."""
 
-    kind: str  # "lost", "left", "closed", "given up" or "unbanned"
+    kind: str  # "lost", "left", "closed", "given up", "unbanned" or "store lost"
     after: float | None  # seconds since the round completed; None if unknown
     count: int = 0  # the number of nodes
     node_ids: tuple[str, ...] = ()  # the first of them, by name
@@ -282,10 +282,12 @@ class Chronicle:
         now: float,
         at: float | None = None,
         arrived: float | None = None,
+        lost_store: str = "",
     ) -> History:
         """Return the history with a round that is about to be committed; its last member `arrived` then.
 
         `nodes` has the addresses by rank, `known` the members of the round before; `at` is `now` in seconds since 1970.
+        `lost_store` is where the run was before this store, if that was lost.
         """
         node_ids = list(nodes)
         before = frozenset(known)
@@ -308,6 +310,9 @@ class Chronicle:
             waited = min(self._short_until(now), after or 0.0)
             spent_before = Spent(regrouped=(after or 0.0) - waited, waited=waited)
             since = None if at is None else at - (after or 0.0)
+            if lost_store:
+                moved = Incident(kind="store lost", after=0.0, reason=f"at {lost_store}, before this round", at=at)
+                chapter = chapter.replace(incidents=(moved,))
             return History(chapters=(chapter,), past=history.past.replace(spent=spent_before, since=since))
         history = history.replace(chapters=(*history.chapters[:-1], self._last(now), chapter))
         return _forget_oldest(history) if len(history.chapters) > CHAPTERS_MOST else history

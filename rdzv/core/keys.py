@@ -42,6 +42,8 @@ class Keys:
     progress: ClassVar[_Name] = _Name("head/progress")
     stop: ClassVar[_Name] = _Name("head/stop")  # the question and the decision at which step all leave
     resized: ClassVar[_Name] = _Name("head/resized")  # the run's new numbers of nodes
+    lost_store: ClassVar[_Name] = _Name("head/lost_store")  # what nodes knew of the run in a store that was lost
+    moving: ClassVar[_Name] = _Name("head/moving")  # the store's host leaves, and all move to the next one
     tally: ClassVar[_Name] = _Name("tally")  # shared counters of the nodes
     history: ClassVar[_Name] = _Name("history")  # events of the last rounds
 
@@ -50,6 +52,7 @@ class Keys:
     accusations: ClassVar[_Name] = _Name("nodes//accused/")  # below the nodes, but not a node's name
     begun: ClassVar[_Name] = _Name("begun/")  # the step that a member has begun, when all are to stop
     drains: ClassVar[_Name] = _Name("head/draining/")  # a node must leave
+    hosted: ClassVar[_Name] = _Name("head/hosted/")  # a node in the process that serves the store, if others may follow
     bans: ClassVar[_Name] = _Name("head/banned/")  # a node may not join; see `ban_names`
     unbans: ClassVar[_Name] = _Name("head/unbanned/")  # a ban of this name was lifted; kept until the history has it
     unfits: ClassVar[_Name] = _Name("unfit/")  # why a node that wanted to join failed its health check

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from rdzv.core.absent import LOST, NAMED_OF_MANY, Absent, Missing
 from rdzv.core.stopping import Resized
@@ -31,7 +31,9 @@ __all__ = [
     "Draining",
     "Dropped",
     "Head",
+    "Hosted",
     "Leaving",
+    "LostStore",
     "NodeRecord",
     "NodesLeft",
     "NodesLost",
@@ -90,6 +92,8 @@ class NodeRecord(Stored, kw_only=True):
     since: float = 0.0  # the time of this arrival on the node's clock, in seconds since 1970; 0 if it does not say
     # The last step that it has finished (-1: none), if it uses `rounds()` and answers where to stop; else None.
     progress: int | None = None
+    # The round that it was a member of in a store that was lost, and its rank there; None if there is none.
+    came_from: tuple[int, int] | None = None
     arrival: int = 0  # the revision that wrote this record; it identifies the arrival
 
 
@@ -151,7 +155,7 @@ class Ban(Stored, kw_only=True):
     """A ban of one node, or of all nodes with an attribute."""
 
     called = "a ban"
-    outside: ClassVar[tuple[str, ...]] = ("left",)
+    outside: ClassVar[tuple[str, ...]] = ("left", "seen_at")
 
     reason: Prose  # the reason, as given; may be empty
     by: Prose = ""  # the node or person that banned it
@@ -159,6 +163,7 @@ class Ban(Stored, kw_only=True):
     lasts: float | None = None  # seconds from its writing until it ends by itself. None: until it is lifted
     left: float | None = None  # the seconds of these that remain, in a status
     where: str = ""  # the attribute and value, "rack=17"; empty for a single node
+    seen_at: float = 0.0  # when this node heard of it, on its own clock
 
     def __str__(self) -> str:
         by = (f", as all nodes with {self.where}," if self.where else "") + (f" by {self.by}" if self.by else "")
@@ -248,6 +253,33 @@ class Progress(Stored, kw_only=True):
         )
 
 
+class LostStore(Stored, kw_only=True):
+    """What a node knew of the run in a store that was lost."""
+
+    called = "the knowledge of a store that was lost"
+
+    generation: int  # of that store; the first one of a run has 1
+    revision: int  # the last that the node had seen there
+    round: int = -1  # the number of the last round; -1: there was none
+    awaited: int = 0  # its members that may still be at work
+    settings: bytes = b""  # as all nodes shared them at last
+    closed: bytes = b""  # the closing; empty if the run was not closed
+    bans: Mapping[str, bytes] = MappingProxyType({})
+    tally: bytes = b""  # of restarts, and of rounds without progress
+    host: str = ""  # where that store was
+
+    def outranks(self, other: LostStore | None) -> bool:
+        """Return True if this knowledge counts rather than the other."""
+        return other is None or (self.generation, self.revision) > (other.generation, other.revision)
+
+
+class Hosted(NamedTuple):
+    """A node in the process that serves the store."""
+
+    arrival: int
+    last_round: int  # that it was a member of before, perhaps in another store; -1 for none
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
     """The part of a run that every node watches.
@@ -268,6 +300,11 @@ class Head:
     drains: Mapping[str, Leaving] = field(default_factory=lambda: MappingProxyType({}))
     resized: Resized | None = None
     questions: Mapping[str, Question] = field(default_factory=lambda: MappingProxyType({}))
+    lost_store: LostStore | None = None  # what nodes knew of it
+    lost_store_at: float = 0.0  # when that was heard, on this node's clock
+    hosted: Mapping[str, Hosted] = field(default_factory=lambda: MappingProxyType({}))  # in the store's process
+    moves: bool = False  # the host of the store is about to leave: no node arrives here any more
+    moves_over: Progress | None = None  # the progress before that: the members that leave meet again elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ from rdzv.errors import RendezvousConnectionError, RendezvousError, RendezvousSe
 from rdzv.listeners import Listeners
 from rdzv.node.coordinator.candidacy import be_ready_to_coordinate
 from rdzv.node.link.link import Link, StoreEndingError
+from rdzv.node.member.carrying import learn, tell
 from rdzv.node.member.joining import Joining
 from rdzv.node.member.leaving import Leaving
 from rdzv.node.member.noticing import Noticing
@@ -55,7 +56,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 START_AGAIN = "start all nodes again; a store that outlives its process is served by `rdzv serve --data-dir`"
 ANOTHER_STORE_WITHIN = 1.0  # seconds to find another store after the last one was lost
 EARLIER_CALLER = 0.1  # seconds more for one that waits for the attempt of an earlier caller: it takes over its error
-NEXT_STORE_EVERY = (0.25, 0.75)  # seconds, drawn anew each time; the host of a store waits for all to disconnect
+NEXT_STORE_EVERY = (0.1, 0.3)  # seconds, drawn anew each time; the host of a store waits for all to disconnect
 
 T = TypeVar("T")
 
@@ -83,6 +84,7 @@ class Node:
         withdrawn: Set once a closing node has left its round; it serves the store until all have disconnected.
         time: The clock for the deadlines of drains, once it has connected; from any thread.
         hosts_store: True if this process serves the run's store; from any thread.
+        store_settings: Returns the settings with the one host, of several, at which its store is.
         handed_on: True if the store that it found is shutting down, and it looks for another one, or starts it.
     """
 
@@ -119,6 +121,7 @@ class Node:
         self._closed = False
         self.time: Callable[[], float] = lambda: 0.0
         self.hosts_store: Callable[[], bool] = lambda: False
+        self.store_settings: Callable[[], Settings] = lambda: settings
         self.handed_on: bool = False
         self._store_gone: StoreError | None = None  # of the last link, while there is none
         self._unreached: Exception = TimeoutError()  # of the last attempt to connect that failed
@@ -128,6 +131,10 @@ class Node:
     def on_close(self, close: Callable[[], Awaitable[None]]) -> None:
         """Await this once the node has released everything; the last one given is awaited first."""
         self._stack.push_async_callback(close)
+
+    def on_lease_lost(self, callback: Callable[[], None]) -> None:
+        """Call back when this node's lease has ended by its own clock, while the run is not known to be closed."""
+        self.part.on_lease_lost = lambda: callback() if self.head.closed is None else None
 
     def close_with(self, caller: asyncio.AbstractEventLoop) -> None:
         """Close this node after that loop, which alone runs its member, was closed without a cancel of its tasks."""
@@ -187,6 +194,7 @@ class Node:
             async with contextlib.AsyncExitStack() as stack:
                 client = await stack.enter_async_context(self._open_store())
                 link = Link(client, self.keys, node_id=self.node_id, closed_ttl=self.settings.closed_ttl, rng=self._rng)
+                link.host = self.store_settings().endpoint.url
                 stack.push_async_callback(link.aclose)
                 link.follower.on_change = functools.partial(self.part.take, link)
                 link.follower.listeners.add(self.listeners)
@@ -195,7 +203,7 @@ class Node:
                 link.say_when_away(self._who_waits, self._is_counted)
                 if self.hosts_store():
                     link.start(self._name_the_host(link.store), f"name the host of the store to run {self.run_id}")
-                link.give_up_when_gone(self.settings.endpoint.url, within=self.settings.store_gone_timeout)
+                link.give_up_when_gone(link.host, within=self.settings.store_gone_timeout)
                 with anyio.CancelScope(deadline=client.time() + self.settings.join_timeout):
                     await link.follower.synced.wait()
                 if not link.follower.synced.is_set():
@@ -228,6 +236,8 @@ class Node:
     async def _disconnect(self, error: Exception | None = None) -> None:
         """End the link; the membership with it, if the store was lost."""
         if error is not None:
+            if self._link is not None and self._link.follower.synced.is_set():
+                learn(self.part, self._link)
             self.part.end_membership(f"the store is lost: {error}", dropped=True)
             self.part.arrival.lapsed()
             if self.head.round is not None:  # perhaps of others that it waited for; another store's comes after it
@@ -343,8 +353,8 @@ class Node:
             link = await self.connect()
             with contextlib.suppress(StoreError):
                 if self.handed_on:
-                    ending = await link.store.get(self.keys.ending)
-                    self.handed_on = ending is not None and link.follower.head.closed is None
+                    ending = link.follower.head.moves or await link.store.get(self.keys.ending) is not None
+                    self.handed_on = ending and link.follower.head.closed is None
             if not self.handed_on:
                 return link
             error = StoreEndingError("it is ending")
@@ -407,6 +417,14 @@ class Node:
     def progress(self, step: int | None) -> None:
         self.part.progress = step
 
+    async def tell_what_it_knows(self, link: Link) -> None:
+        """Write what this node knows of the run in a store that was lost; raise StoreError."""
+        await tell(self.part, link)
+
+    def note_tally(self, tally: bytes) -> None:
+        """Remember the run's shared counters, for a store after this one."""
+        self.part.tally = tally
+
     def send_steps(self) -> None:
         """Send this node's steps to the others from now on; from any thread."""
         self.part.own_beats.send_from(self.loop)
@@ -415,6 +433,11 @@ class Node:
     def joining(self) -> bool:
         """True if a call of `next_rendezvous` is under way; from any thread."""
         return self._join is not None and self._join.task is not None
+
+    @property
+    def needs_store(self) -> bool:
+        """True if it joins a round or is in one, of a run that is not known to be closed."""
+        return (self.joining or self.part.is_member) and self.head.closed is None
 
     @property
     def has_lost_store(self) -> bool:

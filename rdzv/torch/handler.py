@@ -298,7 +298,9 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._store.end(f"a round before round {info.round} of run {info.run_id}")
         self._store = None
         if store is None:
-            store = self._store = TorchStore.of_round(info.store, self._choices.read_timeout, self._settings)
+            store = self._store = TorchStore.of_round(
+                info.store, self._choices.read_timeout, self._connected().store_settings
+            )
         address = torch_api.RendezvousStoreInfo(*info.bootstrap_address)
         return torch_api.RendezvousInfo(store, info.rank, info.world_size, address)
 

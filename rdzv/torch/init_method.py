@@ -131,7 +131,7 @@ class _Joined:
                 self._round[1].end(f"a round before round {info.round} of run {info.run_id}")
             if self._settings.torch_store == "tcp":
                 return info, open_tcp_store(info, timeout, port=info.bootstrap_address[1])
-            return info, TorchStore.of_round(info.store, timeout, self._settings)
+            return info, TorchStore.of_round(info.store, timeout, self._handler.store_settings)
         except ours.RendezvousError as error:
             raise_as_torch(error)
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from store.net.dialing import Dial
+    from store.net.racing import Addresses
     from store.protocol.connection import Secret
 
 __all__ = ["Link", "Reconnecting"]
@@ -227,7 +228,6 @@ class Reconnecting(ABC):
         process: bytes | None = None,
     ) -> None:
         self._dial = dial
-        self._addresses = dial.addresses if isinstance(dial, TcpDial) else None  # None in memory
         self._secure = isinstance(dial, TcpDial) and dial.secure
         self.name = name
         self.patience: Patience = Patience(rng or random.Random(secrets.randbits(64)))  # cheaper than seeding by itself
@@ -306,6 +306,10 @@ class Reconnecting(ABC):
         mute = self._trying is not None and not self.met
         problem = SAYS_NOTHING[self._secure] if mute and self.last_problem == NEVER_ANSWERED else self.last_problem
         return problem + ("" if self._addresses is None else self._addresses.where())
+
+    @property
+    def _addresses(self) -> Addresses | None:
+        return self._dial.addresses if isinstance(self._dial, TcpDial) else None  # None in memory
 
     @property
     def connected(self) -> bool:

@@ -10,17 +10,22 @@ import sys
 
 from store.errors import StoreUsageError
 
-__all__ = ["check_blocking_caller", "check_threads", "serves", "serves_no_more"]
+__all__ = ["check_blocking_caller", "check_threads", "is_served_here", "serves", "serves_no_more"]
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
-_served: dict[int, tuple[str, asyncio.AbstractEventLoop]] = {}
-"""The stores that loops of this process serve, by port."""
+_served: dict[int, tuple[str, asyncio.AbstractEventLoop, str]] = {}
+"""The stores that loops of this process serve, by port, with their ids."""
 
 
-def serves(host: str, port: int) -> None:
+def serves(host: str, port: int, store_id: str) -> None:
     """Note that the running loop serves a store there."""
-    _served[port] = host, asyncio.get_running_loop()
+    _served[port] = host, asyncio.get_running_loop(), store_id
+
+
+def is_served_here(store_id: str | None) -> bool:
+    """Return True if this process serves that store."""
+    return any(served == store_id for _, _, served in _served.values())
 
 
 def serves_no_more(port: int) -> None:

@@ -66,6 +66,7 @@ class TcpDial:
         if self._renew is not None:
             renewed = await anyio.to_thread.run_sync(self._renew, abandon_on_cancel=True)
             context = (renewed or context) if self.secure else None
+        await self.choose(context)
         try:
             # No await between the two, or the socket may leak.
             sock = await connected_socket(self.addresses)
@@ -75,6 +76,9 @@ class TcpDial:
             )
         except (ConnectionResetError, BrokenPipeError) as error:
             raise HungUp(IN_THE_HANDSHAKE) if context else error from None
+
+    async def choose(self, context: ssl.SSLContext | None = None) -> None:
+        """Set `addresses`, if there are several hosts."""
 
 
 class HungUp(ConnectionResetError):

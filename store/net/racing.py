@@ -30,7 +30,7 @@ from store.net.sockets import SystemErrorsSuppressed, raised_by_handler
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["Addresses", "Race", "connected", "connected_socket"]
+__all__ = ["Addresses", "Race", "Resolved", "connected", "connected_socket"]
 
 log: logging.Logger = logging.getLogger(__name__)
 

@@ -402,5 +402,5 @@ def error_of(response: Response) -> StoreError | None:
 
 
 def _refusal(sorry: Sorry, name: str) -> StoreError:
-    kinds = {"authentication": AuthenticationError, "limit": LimitExceeded}
-    return kinds.get(sorry.kind, ProtocolError)(f"{name} refused the connection: {sorry.message}")
+    kinds: dict[str, type[StoreError]] = {"authentication": AuthenticationError, "protocol": ProtocolError}
+    return kinds.get(sorry.kind, LimitExceeded)(f"{name} refused the connection: {sorry.message}")

@@ -52,6 +52,7 @@ VERSION_MIN = 1  # the oldest that this release speaks ...
 VERSION = 1  # ... and the newest
 MAGIC = "rdzv"
 SORRY = "sorry"
+CANDIDATE, ENDED = "candidate", "ended"  # kinds of `Sorry`
 BYE = "bye"
 EVENTS = 126
 LAGGED = 125
@@ -146,7 +147,10 @@ class Welcome(Record):
 
 
 class Sorry(NamedTuple):
-    """The server rejects the client; `kind` names the error to raise."""
+    """The server rejects the client; `kind` names the error to raise: the client tries again after an unknown one.
+
+    A process that does not serve yet says `CANDIDATE`, with its random name; a server that another may follow, `ENDED`.
+    """
 
     kind: str
     message: str

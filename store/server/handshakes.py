@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from store.protocol.connection import ServerConnection
-from store.protocol.wire import Sorry
+from store.protocol.wire import ENDED, Sorry
 from store.server.accept.listener import EndWhenAlone
 from store.server.accept.tls import TLS_BYTES
 from store.server.peer import PEER_BYTES
@@ -55,6 +55,9 @@ class Handshakes:
         peer.connection = ServerConnection(
             store_id=engine.store_id, nonce=nonce, token=self._token, limits=engine.limits
         )
+        if self.way_out.hands_over:
+            peer.refuse(Sorry(ENDED, "this store is ending, and another host may serve"))
+            return
         leaving = "the server is leaving" if self.leaving or self.way_out.taken else None
         refusal = leaving or self._durability.refusal() or table.refusal(peer.address)
         if refusal is not None:

@@ -366,7 +366,7 @@ async def _running(
     let_go_in_children(server, *listening)
     server.host = host
     server.port = listening[0].getsockname()[1]
-    serves(host, server.port)
+    serves(host, server.port, server.store_id)
     server.begin()
     try:
         yield

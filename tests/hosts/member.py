@@ -51,6 +51,7 @@ async def take_part(handler: Handler) -> None:
             node=info.node_id,
             rank=info.rank,
             size=info.world_size,
+            serves=handler.hosts_store,
             master=list(info.bootstrap_address),
             addresses=[one.address for one in await info.participants()],
         )

@@ -108,7 +108,8 @@ class HandFed:
 
     def decide(self) -> Wait | Complete:
         """Return the decision: the next round can be completed now, or the condition it waits for."""
-        return next_round(self.view, self.rules, closed=self.closed, now=self.now)
+        closed = Closed(reason="") if self.closed else None
+        return next_round(self.view, self.rules, Head(closed=closed), now=self.now)
 
     @property
     def progress(self) -> Progress:

@@ -75,6 +75,7 @@ class VirtualRun:
         seed: Of latencies, names and jitter.
         limits: The limits of the store.
         durable: Whether the store is kept on disk, and may be killed and restarted.
+        hosts: Those in the URL; the store is the same for all.
         latency: Of the network, in seconds each way; one number, or its bounds.
         parameters: Settings of every handler that has no others of its own.
     """
@@ -87,8 +88,10 @@ class VirtualRun:
         limits: store.Limits | None = None,
         durable: bool = False,
         latency: float | tuple[float, float] = (0.0005, 0.001),
+        hosts: str = "store",
         **parameters: Any,
     ) -> None:
+        self._hosts = hosts
         self._latency = latency
         self._durable = durable
         self._run_id = run_id
@@ -157,7 +160,7 @@ class VirtualRun:
     def handler(self, name: str, *, run_id: str | None = None, **parameters: Any) -> Handler:
         """A node, not yet connected; of another run, if that is named."""
         given = {**self._parameters, **parameters}
-        settings = parse(f"tcp://store/{run_id or self._run_id}", {"node_id": name, **given}, {})
+        settings = parse(f"tcp://{self._hosts}/{run_id or self._run_id}", {"node_id": name, **given}, {})
 
         def open_client() -> HookedClient:
             return self._client(source, settings.join_timeout)

@@ -375,6 +375,7 @@ class Term:
             *unchanged,
             when.value(keys.settings) == self._agreed.value,
             when.missing(keys.closed),
+            *(when.missing(keys.moving),) * self._settings.endpoint.has_successors,
             *(when.mod_revision(keys.node(member.node_id)) == member.arrival for member in members),
         ]
         exact = len(conditions) <= self._store.operations_max
@@ -382,7 +383,13 @@ class Term:
         nodes = {record.node_id: record.address for record in decision.members}
         now, hour = self._store.time(), time.time()
         history = self._chronicle.completed(
-            round.number, nodes, known=self._view.members, now=now, at=hour, arrived=self._view.arrived_at
+            round.number,
+            nodes,
+            known=self._view.members,
+            now=now,
+            at=hour,
+            arrived=self._view.arrived_at,
+            lost_store=lost.host if (lost := self._follower.head.lost_store) is not None else "",
         )
         commit: list[Put | Delete] = [
             office.put(keys.round, round.pack()),

@@ -38,6 +38,11 @@ class Known:
         """The settings."""
         return self.own_node.settings
 
+    @property
+    def store_settings(self) -> Settings:
+        """The settings with the one host, of several, at which the store is: that of a round stays there."""
+        return self.own_node.store_settings()
+
     @abstractmethod
     def check_usable(self) -> None:
         """Raise in a forked child, which has no node, or after closing."""

@@ -250,13 +250,15 @@ def _has_failed(task: asyncio.Task[int]) -> bool:
 @goes_on
 async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
     """Change a value that the run's nodes count together; return it. `change` may run again after others' changes."""
-    await node.connect()
-    key, membership = node.keys.tally, node.membership
-    if membership is None:
+    if node.membership is None:
         raise RendezvousStateError(f"node {node.node_id} has been in no round of run {node.run_id}")
-    lease = membership.round.lease  # it lives as long as the round's shared keys
+    key = node.keys.tally
+    link = await node.connect()
 
     async def write(store: Store) -> bytes:
+        await node.tell_what_it_knows(link)  # the counts of a store that was lost
+        round = node.head.round
+        lease = round.lease if round is not None else await link.run_lease()  # as long as the round's shared keys
         while True:
             there = await store.get(key)
             before, at = (b"", 0) if there is None else (there.value, there.mod_revision)
@@ -266,7 +268,8 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
             if (await store.compare_and_set(key, after, expected_revision=at, lease=lease)).succeeded:
                 return after
 
-    return await node.ask_the_store(write)
+    node.note_tally(tally := await node.ask_the_store(write))
+    return tally
 
 
 # ------------------------------------------------------------------------------------------ the run

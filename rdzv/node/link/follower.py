@@ -16,7 +16,19 @@ import anyio
 
 from rdzv.core.asking import Question
 from rdzv.core.round import Round
-from rdzv.core.state import Ban, Closed, Coordinator, Head, LastCoordinator, Leaving, Progress, Unban, ban_names
+from rdzv.core.state import (
+    Ban,
+    Closed,
+    Coordinator,
+    Head,
+    Hosted,
+    LastCoordinator,
+    Leaving,
+    LostStore,
+    Progress,
+    Unban,
+    ban_names,
+)
 from rdzv.core.stopping import Drain, Resized, Stop
 from rdzv.core.stored import pass_over
 from rdzv.errors import RendezvousStateError
@@ -51,6 +63,7 @@ class Follower:
         unreadable: The error of a round key that cannot be read: while it holds, no other round is completed.
         unanswered: The error of the last attempt to begin; another attempt follows.
         opened_in: Seconds that the store took to answer.
+        seen: The last revision that the watch has brought.
         round_at: When the round completed, on this node's clock, if this node saw it.
         synced: Set once the head is known.
         on_change: Called at every change, before any listener: the node's membership takes the change in.
@@ -74,7 +87,7 @@ class Follower:
         self.synced: asyncio.Event = asyncio.Event()
         self.on_change: Callable[[], object] = int
         self.listeners: Listeners = Listeners()
-        self._seen = 0  # the last revision that the watch has brought
+        self.seen: int = 0
         self._anew: Head | None = None  # the head of a snapshot that is not complete yet
 
     def has_attributes(self, attributes: Mapping[str, str]) -> None:
@@ -107,7 +120,7 @@ class Follower:
                         self.heard_at = self._store.time()
                         for event in events:
                             self._take(event)
-                            self._seen = max(self._seen, event.revision)
+                            self.seen = max(self.seen, event.revision)
                         self.tell()
             except (ConnectionLost, StoreTimeoutError) as error:
                 if self.opened_in is not None or self._store.failure is not None:
@@ -125,7 +138,7 @@ class Follower:
 
     def take_coordinator(self, there: object, *, revision: int) -> None:
         """Take in the coordinator's key as read at a revision, unless the watch has a later one."""
-        if isinstance(there, Entry) and self.head.coordinator is None and revision > self._seen:
+        if isinstance(there, Entry) and self.head.coordinator is None and revision > self.seen:
             coordinator = Coordinator(node_id=there.value.decode(errors="replace"), term=there.create_revision)
             self.head = replace(self.head, coordinator=coordinator)
             self.tell()
@@ -210,6 +223,13 @@ class Follower:
             return {"progress": progress, "progress_at": now, "progress_found": found}
         if key == keys.stop:
             return {"stop": Stop.unpack(value, revision=revision) if put else None}
+        if key == keys.lost_store:
+            return {"lost_store": LostStore.unpack(value) if put else None, "lost_store_at": now}
+        if key == keys.moving:
+            over = self.head.moves_over if self.head.moves else self.head.progress
+            return {"moves": put, "moves_over": over if put else None}
+        if key.startswith(keys.hosted):
+            return of_many("hosted", keys.hosted, lambda: Hosted(arrival=revision, last_round=int(value)))
         if key == keys.resized:
             return {"resized": Resized.unpack(value, revision=revision) if put else None}
         if key.startswith(keys.drains):
@@ -217,7 +237,7 @@ class Follower:
         if key.startswith(keys.bans):
             if put and key in self._own_ban_keys:
                 self.own_ban = revision, Ban.unpack(value)
-            return of_many("bans", keys.bans, lambda: Ban.unpack(value))
+            return of_many("bans", keys.bans, lambda: Ban.unpack(value, seen_at=now))
         if key.startswith(keys.unbans):
             return of_many("unbans", keys.unbans, lambda: Unban.unpack(value, revision=revision))
         if key.startswith(keys.questions):

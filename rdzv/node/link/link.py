@@ -67,6 +67,8 @@ class Link:
         resign: Ends this node's readiness to coordinate, if it is ready, within some seconds.
         back_at: The time of the present connection, if it is not the first.
         gone: The error for which the store was given up: its process is gone, and its data with it.
+        host: Where its store is: one of the hosts in the URL.
+        was_told: True once this node has told the store what it knows of a store before.
     """
 
     def __init__(self, store: Store, keys: Keys, *, node_id: str, closed_ttl: float, rng: random.Random) -> None:
@@ -77,6 +79,8 @@ class Link:
         self.resign: Callable[[float], Awaitable[None]] | None = None
         self.back_at: float | None = None
         self.gone: ConnectionLost | None = None
+        self.host: str = ""
+        self.was_told: bool = False
         self._keys = keys
         self._closed_ttl = closed_ttl
         self._rng = rng

@@ -24,9 +24,10 @@ from rdzv.core.state import ban_among
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, RendezvousStateError, RendezvousTimeoutError
 from rdzv.node.link.link import is_away
 from rdzv.node.link.wakeup import Wakeup
+from rdzv.node.member.carrying import tell
 from rdzv.node.member.health import report_health
 from rdzv.node.member.part import NOT_WAITING
-from rdzv.node.member.record import Recording
+from rdzv.node.member.record import Recording, ending_error
 from rdzv.node.run.agreed import check_prefix
 from rdzv.node.run.lease import has_no_room
 from rdzv.node.run.status import find_member
@@ -165,6 +166,7 @@ class Joining:
         self._clock.set(suspended=False, now=now)
         part.reason = "waiting for the store to take its arrival"
         with anyio.CancelScope(deadline=now + self._clock.left(now)):
+            await tell(part, link)
             async with self._part.loop.turn():
                 self._me, role = await self._recording.write(self._me)
             # Not before: the run has now accepted this node, and the settings by which it would decide.
@@ -218,6 +220,8 @@ class Joining:
                         leaving = part.drained(follower.head)
                         if leaving is not None:
                             raise part.drained_error(leaving)
+                        if follower.head.moves:
+                            raise ending_error(part, link, me)
                         part.wait_for(reason + link.slowness(), lambda: self._parked_reason(loop.time()))
                         self._clock.set(suspended=suspended, now=now)
                         deadline = self._clock.deadline(now)

@@ -16,6 +16,7 @@ from rdzv.node.member.arrival import State
 from rdzv.node.member.own_beats import earlier
 from rdzv.node.member.steps import Steps
 from store import ConditionFailed, StoreError, when
+from store.net.callers import is_served_here
 from store.printable import escaping
 
 if TYPE_CHECKING:
@@ -80,21 +81,26 @@ class Noticing:
             if part.membership is not None and part.membership.over is None:
                 await self._steps.heed(link, part.membership)
                 again = part.own_beats.attend(link, part.membership)
-                again = earlier(again, await self._notice_end_of_drain(link, part.membership))
+                again = earlier(again, await self._notice_drain(link, part.membership))
         except Exception as error:  # noqa: BLE001  after any error, look again
             level = logging.DEBUG if isinstance(error, StoreError) else logging.ERROR
             log.log(level, "node %s cannot look at its own state: %r", part.node_id, error)
             again = anyio.current_time() + LOOK_AGAIN_AFTER
         return again
 
-    async def _notice_end_of_drain(self, link: Link, membership: Membership) -> float | None:
+    async def _notice_drain(self, link: Link, membership: Membership) -> float | None:
         """Delete the record of a member that should have left by now; return when it is to leave, if that is later.
+
+        If its process serves the store, and another host may follow, no round completes here any more.
 
         It may be in the middle of a step. If it said that it leaves, as at an agreed step, the others would wait.
         """
         part = self._part
         leaving, record = part.drained(link.follower.head), part.arrival.record
-        if leaving is not None and leaving.until > link.store.time():
+        if leaving is not None and (left := leaving.until - link.store.time()) > 0:
+            follows = part.settings.endpoint.has_successors and is_served_here(link.store.store_id)
+            if follows and not link.follower.head.moves:
+                await link.store.put(part.keys.moving, b"", ttl=left + part.settings.close_timeout)
             return leaving.until
         if leaving is None or record is None or part.arrival.state is not State.TAKEN_IN:
             return None  # its record under way comes first; the answer wakes this task

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from rdzv.config.settings import Settings
     from rdzv.core.decision import Me
+    from rdzv.core.hosts.lost_store import Known
     from rdzv.core.keys import Keys
     from rdzv.core.round import Round
     from rdzv.core.state import Ban, Closed, Head, Leaving
@@ -69,8 +70,11 @@ class Part:
         given_up: The round that was given up, and why, in words; empty if none was since the last that held.
         refusal: An error of the run about this node, since its arrival.
         progress: The finished steps for its next arrival; see `NodeRecord`.
+        known: What it knows of a store that was lost, if any was.
+        tally: The run's shared counters, as it has read or written them last.
         own_beats: The notes on its steps for its keep-alives.
         on_keep_alive: Called before each keep-alive of the node.
+        on_lease_lost: Called when the node's lease has ended by its own clock: the store may be silent for long.
     """
 
     def __init__(
@@ -106,8 +110,11 @@ class Part:
         self._reason_now: Callable[[], str | None] | None = None  # returns the reason with running durations
         self.refusal: RendezvousError | None = None
         self.progress: int | None = None
+        self.known: Known | None = None
+        self.tally: bytes = b""
         self.own_beats: OwnBeats = OwnBeats(settings)
         self.on_keep_alive: Callable[[], None] = lambda: None
+        self.on_lease_lost: Callable[[], None] = lambda: None
 
     @property
     def agreed(self) -> Agreed:
@@ -192,6 +199,7 @@ class Part:
         if self.arrival.lease is lease:
             self.arrival.lapsed()
             self.end_membership(reason, dropped=True)
+            self.on_lease_lost()
             self.listeners.changed()
 
     def note(self, away: bool) -> bytes:

@@ -28,6 +28,7 @@ from rdzv.node.run.agreed import agree_on_settings
 from rdzv.node.run.lease import grant_of_run, note_of_run, refusal_of
 from store import Create, Delete, Entry, Get, Grant, Lease, LeaseNotFound, LimitExceeded, Put, StoreError, when
 from store.keeping import RELEASE_SOON, RELEASE_WITHIN, HeldLease, renewed_if_old
+from store.net.callers import is_served_here
 from store.net.process import loopback_id
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from store import TransactionResult
     from store.messages import Operation
 
-__all__ = ["Recording", "new_record", "node_ttl"]
+__all__ = ["Recording", "ending_error", "new_record", "node_ttl"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
@@ -147,10 +148,16 @@ class Recording:
             grants.append(run)
         if part.node_id in link.follower.head.drains and not part.arrival.began:
             writes.append(Delete(keys.drains + part.node_id))  # announced of an earlier process
+        if part.settings.endpoint.has_successors and is_served_here(link.store.store_id):
+            last = -1 if part.membership is None else part.membership.round.number
+            of_run = run or link.known_run_lease  # it outlives the node, and ends with the process
+            writes.append(Put(keys.hosted + part.node_id, b"%d" % last, lease=of_run.id if of_run else lease.id))
         if role is not None:
             writes.append(Create(keys.coordinator, part.node_id.encode(), lease=role.lease.id))
             grants.append(role.grant)
         conditions = [agreed, when.mod_revision(own) == expected, *map(when.missing, self._ban_keys)]
+        if part.settings.endpoint.has_successors:
+            conditions.append(when.missing(keys.moving))
         if not expected:  # a member that rejoins stays with the others, for as long as the store lingers for them
             conditions.append(when.missing(keys.ending))
         part.arrival.send(record)
@@ -200,11 +207,8 @@ class Recording:
         for ban in bans:
             if ban is not None:
                 raise part.banned_error(Ban.unpack(ban.value))
-        if is_newcomer and ending is not None:
-            part.refuse_if_closed(link.follower.head, me)  # this error is better than looking elsewhere
-            raise StoreEndingError(
-                f"the store at {part.settings.endpoint.url} is ending: the node that hosts it is done"
-            )
+        if link.follower.head.moves or (is_newcomer and ending is not None):
+            raise ending_error(part, link, me)
         lease = await link.run_lease()
         await agree_on_settings(
             link.store, part.keys, part.agreed, lease, incarnation=part.incarnation, there=settings_entry
@@ -244,6 +248,12 @@ class Recording:
         return await link.store.get(there.key)
 
 
+def ending_error(part: Part, link: Link, me: Me) -> StoreEndingError:
+    """Return the error by which this node looks for the next store; raise if the run is closed, which tells more."""
+    part.refuse_if_closed(link.follower.head, me)
+    return StoreEndingError(f"the store at {link.host} is ending: the node that hosts it is done")
+
+
 async def new_record(part: Part, link: Link) -> NodeRecord:
     """Return this node's record, once the store has reported, in this session, the address it sees the node at."""
     settings, store = part.settings, link.store
@@ -280,7 +290,18 @@ async def new_record(part: Part, link: Link) -> NodeRecord:
         unreached=part.unreached,
         cut_off=part.cut_off,
         gave_up=part.given_up[:GIVEN_UP_MOST],
+        came_from=came_from(part),
     )
+
+
+def came_from(part: Part) -> tuple[int, int] | None:
+    """Return the round and rank of this node in the last round of a store that was lost, if it was a member."""
+    known, last = part.known, part.membership
+    if not part.settings.endpoint.has_successors or known is None or last is None:
+        return None
+    if last.round.number != known.lost.round:
+        return None
+    return last.round.number, last.rank
 
 
 def node_ttl(asked: float, *, round_trip: float, lapses: int, most: float) -> float:

@@ -57,6 +57,7 @@ class Agreed:
             order=order_named(settings.rank_order),
             expected=settings.expected,
             unit_within=settings.unit_within or "",
+            ttl=settings.ttl,
         )
 
     def take(self, there: bytes) -> str:

@@ -135,6 +135,7 @@ class EndWhenAlone:
         self._wanted = False
         self._left = Flag()
         self.taken: bool = False  # no connection is accepted any more
+        self.hands_over: bool = False  # from any thread: newcomers are told that another host may serve
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Note the loop in which the server accepts connections."""

@@ -17,7 +17,7 @@ from rdzv.core.absent import Absent, Missing
 from rdzv.core.asking import Question
 from rdzv.core.history import Chapter, History, HourNote, Incident, Past, Spent
 from rdzv.core.round import Member, Participant, Round
-from rdzv.core.state import Ban, Closed, NodeRecord, Phase, Progress, Unban, pack_settings, unpack_settings
+from rdzv.core.state import Ban, Closed, LostStore, NodeRecord, Phase, Progress, Unban, pack_settings, unpack_settings
 from rdzv.core.stopping import Begun, Drain, Resized, Stop
 from rdzv.core.stored import Prose, Stored
 from rdzv.core.stuck.accusing import Accusation
@@ -40,6 +40,7 @@ NOUNS: tuple[type[Stored], ...] = (
     Member,
     NodeRecord,
     Participant,
+    LostStore,
     Progress,
     Question,
     Resized,
@@ -130,6 +131,7 @@ WRONG: dict[Any, tuple[object, ...]] = {
     float | None: ("1.5", True),
     bool: (None, 1, "yes"),
     Any: (object(), {1, 2}, 2**70),
+    tuple[int, int] | None: ("more", (1,), (1, None)),
 }
 
 

@@ -1,0 +1,255 @@
+"""Shell: asks the hosts of a URL which of them serves the store, and connects a client to that one."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import socket
+import ssl
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import anyio
+
+from rdzv.backends.bind_address import NO_SUCH_ADDRESS
+from rdzv.core.hosts.succession import Answer
+from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, RendezvousStateError
+from store.errors import ProtocolError
+from store.limits import is_loopback
+from store.net.address import Address, host_and_port
+from store.net.dialing import RefusedByStore, TcpDial, describe, lack_of
+from store.net.racing import Addresses
+from store.net.threads import LoopThread
+from store.protocol.frames import frame
+from store.protocol.wire import CANDIDATE, ENDED, HANDSHAKE_BYTES_MAX, Greeting, Sorry, decode_opening
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rdzv.backends.credentials import Credentials
+    from rdzv.config.settings import Settings
+    from store.net.racing import Resolved
+
+__all__ = ["Asked", "DialOfMany", "Host", "Word", "ask_all", "find_blocking", "in_words", "read_frame", "tell_lost"]
+
+ANSWERS_WITHIN: Final = 3.0  # seconds for a host to answer; then it is silent
+ASK_AGAIN_AFTER: Final = 0.2  # seconds
+ATTEMPT: Final = 0.4  # seconds of the half second that a client has for an attempt to connect
+FRAME_HEAD_BYTES: Final = 4
+
+
+class Asked(NamedTuple):
+    """An answer, and the random name of the candidate that gave it, if one did."""
+
+    answer: Answer
+    candidate: str = ""
+    error: BaseException | None = None  # of a connection that brought no answer
+
+
+class Host:
+    """One of the hosts in a URL, to be asked."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.addresses: Addresses = Addresses(address.host, address.port)
+
+    def __str__(self) -> str:
+        return host_and_port(self.address.host, self.address.port)
+
+    async def ask(self, tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN) -> Asked:
+        """Ask at each address of the host's name. It refuses only if all of them do."""
+        with anyio.move_on_after(within):
+            try:
+                found = None
+                while found is None:
+                    found = await anyio.to_thread.run_sync(self.addresses.resolve, abandon_on_cancel=True)
+            except (OSError, UnicodeError) as error:
+                return Asked(Answer.SILENT, error=error)
+            answers = await asyncio.gather(*(self._ask_at(one, tls) for one in found))
+            for telling in (Answer.SERVES, Answer.CANDIDATE, Answer.SILENT):
+                for asked in answers:
+                    if asked.answer is telling:
+                        return asked
+            return answers[0]
+        return Asked(Answer.SILENT)
+
+    async def _ask_at(self, resolved: Resolved, tls: ssl.SSLContext | None, word: Word | None = None) -> Asked:
+        """Connect to one address, and read the first message there; tell a candidate this `word`."""
+        family, kind, protocol, _, address = resolved
+        sock, writer = None, None
+        try:
+            sock = socket.socket(family, kind, protocol)
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, address)
+            name = self.address.host if tls is not None else None
+            reader, writer = await asyncio.open_connection(sock=sock, ssl=tls, server_hostname=name)
+            asked = _meaning(decode_opening(await read_frame(reader), Greeting))
+            if word is not None and asked.answer is Answer.CANDIDATE:
+                writer.write(frame(word.to(asked.candidate)))
+                await read_frame(reader)  # it has taken it
+            return asked
+        except ConnectionRefusedError:
+            return Asked(Answer.REFUSED)
+        except (OSError, EOFError, ProtocolError) as error:
+            # Without IPv6, say, there is no ::1 here at which a process could listen.
+            is_nowhere = getattr(error, "errno", None) in NO_SUCH_ADDRESS and is_loopback(str(address[0]))
+            return Asked(Answer.REFUSED) if is_nowhere else Asked(Answer.SILENT, error=error)
+        finally:
+            if writer is not None:
+                writer.transport.abort()
+            elif sock is not None:
+                sock.close()
+
+    async def tell(self, word: Word, tls: ssl.SSLContext | None) -> bool:
+        """Tell a candidate at this host a word; return True if it has taken it."""
+        with anyio.move_on_after(ANSWERS_WITHIN):
+            for one in await anyio.to_thread.run_sync(self.addresses.resolve, abandon_on_cancel=True) or ():
+                if (await self._ask_at(one, tls, word)).answer is Answer.CANDIDATE:
+                    return True
+        return False
+
+
+class Word(NamedTuple):
+    """An operator's word that a host is lost; whoever knows the run's token may give it."""
+
+    host: str
+    token: bytes | None
+
+    def to(self, candidate: str) -> bytes:
+        """Return it for the candidate of this name; no other one takes it, and no later candidacy."""
+        proof = hmac.digest(self.token or b"", f"lost {candidate} {self.host}".encode(), "sha256")
+        return b"lost %s %s" % (self.host.encode(), proof)
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    """Return the body of the next frame; raise EOFError or ProtocolError if none comes."""
+    size = int.from_bytes(await reader.readexactly(FRAME_HEAD_BYTES))
+    if size > HANDSHAKE_BYTES_MAX:
+        raise ProtocolError(f"a first message of {size} bytes is not one of this protocol")
+    return await reader.readexactly(size)
+
+
+def _meaning(said: Greeting | Sorry) -> Asked:
+    if isinstance(said, Greeting):
+        return Asked(Answer.SERVES)
+    if said.kind == CANDIDATE:
+        return Asked(Answer.CANDIDATE, said.message)
+    return Asked(Answer.ENDED if said.kind == ENDED else Answer.SERVES)  # a full server serves
+
+
+async def ask_all(hosts: Sequence[Host], tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN) -> list[Asked]:
+    """Ask all hosts at once. Once one serves, the others are not waited for: they count as silent."""
+    found = [Asked(Answer.SILENT)] * len(hosts)
+
+    async def ask(place: int) -> None:
+        found[place] = await hosts[place].ask(tls, within=within)
+        if found[place].answer is Answer.SERVES:
+            asking.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as asking:
+        for place in range(len(hosts)):
+            asking.start_soon(ask, place)
+    return found
+
+
+def in_words(hosts: Sequence[Host], found: Sequence[Asked]) -> str:
+    """Return why no host serves, in words; the caller knows that not all have refused."""
+    of = list(zip(hosts, found, strict=True))
+    silent = [(host, asked.error) for host, asked in of if asked.answer is Answer.SILENT]
+    waiting = ", ".join(str(host) for host, asked in of if asked.answer is Answer.CANDIDATE)
+    if not silent:
+        return f"{waiting or 'the next host'} is about to serve"
+    named = ", ".join(f"{host}{f' ({describe(error)})' if error is not None else ''}" for host, error in silent)
+    wait = f", and {waiting} waits for it to refuse" if waiting else ""
+    return f"{named} does not answer{wait}; it may be at work. If it is off: rdzv lost URL {silent[0][0]}"
+
+
+class DialOfMany(TcpDial):
+    """Connects to the one of several hosts that serves the store."""
+
+    def __init__(
+        self,
+        hosts: Sequence[tuple[str, int]],
+        tls: ssl.SSLContext | None,
+        *,
+        secure: bool,
+        renew: Callable[[], ssl.SSLContext | None] | None = None,
+    ) -> None:
+        self.hosts: list[Host] = [Host(Address(host=host, port=port, secure=secure)) for host, port in hosts]
+        super().__init__(self.hosts[0].address, tls, renew=renew)
+        self.tls: ssl.SSLContext | None = self._context
+        self.found: Host | None = None  # that served at the last attempt
+        self._within = ANSWERS_WITHIN
+
+    async def choose(self, context: ssl.SSLContext | None = None) -> None:
+        """Choose the host that serves; raise ConnectionRefusedError if all refuse, or say why none does."""
+        began = time.monotonic()
+        found = await ask_all(self.hosts, context or self._context, within=self._within)
+        for host, asked in zip(self.hosts, found, strict=True):
+            if asked.answer is Answer.SERVES:
+                self.found, self.addresses = host, host.addresses
+                self._within = max(ATTEMPT, 3 * (time.monotonic() - began))
+                return
+        if all(asked.answer in {Answer.REFUSED, Answer.ENDED} for asked in found):
+            raise ConnectionRefusedError
+        for asked in found:
+            if isinstance(asked.error, ssl.SSLError) or (asked.error is not None and lack_of(asked.error)):
+                raise asked.error  # the client knows what it means
+        raise RefusedByStore(in_words(self.hosts, found))
+
+
+def find_blocking(dial: DialOfMany, *, within: float) -> None:
+    """Find the host that serves, for a caller without a node; raise RendezvousConnectionError if none does in time."""
+
+    async def find() -> str:
+        problem = "it has never answered"
+        with anyio.move_on_after(within):
+            while dial.found is None:
+                try:
+                    await dial.choose()
+                except OSError as error:
+                    problem = describe(error)
+                    await anyio.sleep(ASK_AGAIN_AFTER)
+        return problem
+
+    thread = LoopThread("find the store")
+    try:
+        problem = thread.run(find()).wait()
+    finally:
+        thread.stop()
+    if dial.found is None:
+        hosts = ", ".join(map(str, dial.hosts))
+        raise RendezvousConnectionError(f"none of {hosts} serves a store within {within:g} s: {problem}")
+
+
+async def tell_lost(settings: Settings, credentials: Credentials, lost: str) -> str:
+    """Tell all candidates that a host is dead; return who was told, in words.
+
+    Raises:
+        RendezvousSettingsError: The URL does not list the host.
+        RendezvousStateError: The host answers, or no candidate waits for it.
+    """
+    dial = DialOfMany(settings.endpoint.hosts, credentials.client_tls(), secure=settings.uses_tls)
+    hosts, tls = dial.hosts, dial.tls
+    meant = [host for host in hosts if lost in {str(host), host.address.host}]
+    if len(meant) != 1 or len(hosts) == 1:
+        raise RendezvousSettingsError(
+            f"{lost[:80]!r} is not one of the several hosts of {settings.endpoint.url}; write one as it is there"
+        )
+    found = await ask_all(hosts, tls)
+    answers = {host: asked.answer for host, asked in zip(hosts, found, strict=True)}
+    serving = [str(host) for host, answer in answers.items() if answer is Answer.SERVES]
+    if serving and str(meant[0]) not in serving:
+        raise RendezvousStateError(f"{serving[0]} serves the store: nothing waits for {lost}")
+    if answers[meant[0]] is not Answer.SILENT:
+        raise RendezvousStateError(f"{lost} {answers[meant[0]].value}, so its machine is not lost")
+    word, told = Word(str(meant[0]), credentials.token), list[str]()
+    for host, answer in answers.items():
+        if answer is Answer.CANDIDATE and await host.tell(word, tls):
+            told.append(str(host))
+    if not told:
+        raise RendezvousStateError(
+            f"no process on another host of {settings.endpoint.url} waits for {lost}, or it did not take this word: "
+            f"is the token the same?"
+        )
+    return f"{', '.join(told)} was told that {lost} is lost"

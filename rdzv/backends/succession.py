@@ -1,0 +1,243 @@
+"""Shell: becomes the next host of a store whose URL lists several, by the rule of `core.hosts.succession`.
+
+A node whose machine is in the list takes part whenever it has no store: when it first looks for one, and when the
+process that served it has died. A candidate listens with plain sockets, on which each caller is told that it is one. A
+server then takes over the same sockets, so that the port is never free in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hmac
+import logging
+import secrets
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from rdzv.backends.asking import DialOfMany, Word, ask_all, in_words, read_frame
+from rdzv.backends.bind_address import NotResolvedError, PortTakenError
+from rdzv.backends.hosting import HostedStore, address_to_listen_on, serve_on
+from rdzv.core.hosts.succession import Answer, Candidacy
+from rdzv.errors import RendezvousConnectionError, RendezvousError
+from store import ProtocolError
+from store.net.dialing import describe
+from store.net.sockets import bound_sockets, forget, let_go_in_children
+from store.net.threads import in_thread
+from store.printable import escaping
+from store.protocol.wire import CANDIDATE, Sorry, encode_sorry
+
+if TYPE_CHECKING:
+    import random
+    import socket
+    import ssl
+    from collections.abc import AsyncIterator, Sequence
+
+    from rdzv.backends.asking import Asked, Host
+    from rdzv.backends.bind_address import BindAddress
+    from rdzv.backends.credentials import Credentials
+    from rdzv.backends.hosting import OpenClient
+    from rdzv.config.settings import Settings
+
+__all__ = ["Succession"]
+
+log: logging.Logger = escaping(logging.getLogger(__name__))
+
+ASK_EVERY: Final = (0.02, 0.06)  # seconds, drawn each time: all others wait for the host
+ANSWERS_WITHIN: Final = 1.0  # seconds for a host to answer a candidate; after that it is asked again
+SAY_AFTER: Final = 3.0  # seconds without a store, or for an operator's word
+
+
+class Succession:
+    """Decides when this process serves the store of its run; used like `hosting.Hosting`."""
+
+    def __init__(
+        self, settings: Settings, credentials: Credentials, open_client: OpenClient, rng: random.Random
+    ) -> None:
+        self._settings, self._credentials, self._rng = settings, credentials, rng
+        self._open_client = open_client
+        dial = DialOfMany(settings.endpoint.hosts, credentials.client_tls(), secure=settings.uses_tls)
+        self._hosts, self._first_tls = dial.hosts, dial.tls
+        self._task: asyncio.Task[HostedStore | None] | None = None
+        self._asked = asyncio.Event()  # all hosts, at least once
+        self._settled = asyncio.Event()
+        self._lost: set[str] = set()  # hosts, by an operator's word to this candidacy
+        self.problem: str = ""  # why no host serves, for a while now
+
+    async def begin(self) -> None:
+        """Take part from now on, until `settle`; return once all hosts were asked, and raise if this node cannot."""
+        self.resume()
+        await self._asked.wait()
+        if self._task is not None and self._task.done():
+            self._task.result()
+
+    def resume(self) -> None:
+        """Take part again: the store is away."""
+        self._settled.clear()
+        if not self.hosts and (self._task is None or self._task.done()):
+            self._asked.clear()
+            self._task = asyncio.create_task(self._run(), name=f"find or host the store of run {self._settings.run_id}")
+
+    def settle(self) -> None:
+        """Record that a store was found."""
+        self._settled.set()
+
+    @property
+    def _host(self) -> HostedStore | None:
+        task = self._task
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return None
+        return task.result()
+
+    @property
+    def hosts(self) -> bool:
+        """True if this process serves the store; from any thread."""
+        return self._host is not None and not self._host.ended
+
+    async def aclose(self) -> None:
+        """End the candidacy, or the store that this process serves."""
+        self.settle()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+            if self._host is not None:
+                await self._host.aclose(self._open_client)
+
+    async def _run(self) -> HostedStore | None:
+        since = anyio.current_time()
+        try:
+            while True:
+                found = await ask_all(self._hosts, self._tls(), within=ANSWERS_WITHIN)
+                answers = [asked.answer for asked in found]
+                if Answer.SERVES in answers:
+                    return None
+                place = await self._own_place(answers)
+                if place is not None and (host := await self._stand(place)) is not None:
+                    return host
+                if self._settled.is_set():
+                    return None
+                self._say(self._hosts, found, anyio.current_time() - since)
+                self._asked.set()
+                await self._pause()
+        except (RendezvousError, OSError) as error:
+            if isinstance(error, RendezvousError):
+                self.problem = str(error)
+            else:
+                self.problem = f"the store cannot be started at {self._settings.endpoint.url}: {describe(error)}"
+            if not self._asked.is_set():
+                raise (
+                    error if isinstance(error, RendezvousError) else RendezvousConnectionError(self.problem)
+                ) from error
+            log.error("%s", self.problem)  # noqa: TRY400  callers wait on; the log has the reason
+            return None
+        finally:
+            asyncio.get_running_loop().call_soon(self._asked.set)  # no await: `begin` must find the task done
+
+    def _say(self, hosts: Sequence[Host], found: Sequence[Asked], away: float) -> None:
+        """Log, once, why there is no store yet."""
+        if away >= SAY_AFTER and (problem := in_words(hosts, found)) != self.problem:
+            self.problem = problem
+            log.warning("run %s: no host serves the store: %s", self._settings.run_id, problem)
+
+    async def _pause(self) -> None:
+        with anyio.move_on_after(self._rng.uniform(*ASK_EVERY)):
+            await self._settled.wait()
+
+    def _tls(self) -> ssl.SSLContext | None:
+        return self._credentials.client_tls() or self._first_tls if self._settings.uses_tls else None
+
+    async def _own_place(self, answers: Sequence[Answer]) -> int | None:
+        """Return the first place of this machine where no process listens, unless a candidate comes before it."""
+        for place, answer in enumerate(answers):
+            if answer is Answer.CANDIDATE:
+                return None
+            if answer is Answer.REFUSED and await in_thread(partial(self._bound, place)) is not None:
+                return place
+        return None
+
+    def _bound(self, place: int) -> BindAddress | None:
+        """Return the address to listen on at this place of the list; None if it is not this machine's, or taken."""
+        if self._settings.uses_tls and self._credentials.server_tls() is None:
+            return None  # without a certificate it cannot serve
+        try:
+            return address_to_listen_on(self._settings, self._credentials, self._settings.endpoint.hosts[place])
+        except (NotResolvedError, PortTakenError):
+            return None
+        except OSError as error:
+            if error.errno in {errno.EADDRNOTAVAIL, errno.EADDRINUSE}:
+                return None
+            raise
+
+    async def _stand(self, place: int) -> HostedStore | None:
+        """Be a candidate; return the store once this process may serve it, None if another one does or comes before."""
+        bound, port = await in_thread(partial(self._bound, place)), self._hosts[place].address.port
+        if bound is None:
+            return None
+        try:
+            sockets = await in_thread(partial(bound_sockets, bound.address, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return None
+            raise
+        let_go_in_children(self, *sockets)
+        kept = False
+        try:
+            async with self._answering(sockets, name := secrets.token_hex(8)):
+                may_serve = await self._may_serve(place, name)
+            if not may_serve:
+                return None
+            host = await in_thread(partial(serve_on, self._settings, self._credentials, bound, port, sockets))
+            kept = True
+            return host
+        finally:
+            forget(self)
+            if not kept:
+                for sock in sockets:
+                    sock.close()
+
+    async def _may_serve(self, place: int, name: str) -> bool:
+        """Ask all others until each has proven that it does not serve; return False if one does, or comes before."""
+        candidacy, since = Candidacy(place), anyio.current_time()
+        self._lost.clear()
+        while missing := candidacy.missing(len(self._hosts)):
+            asked = [self._hosts[host] for host in missing]
+            found = await ask_all(asked, self._tls(), within=ANSWERS_WITHIN)
+            for host, one in zip(missing, found, strict=True):
+                is_lost = one.answer is Answer.SILENT and str(self._hosts[host]) in self._lost
+                is_this = one.candidate == name  # under another name
+                answer = Answer.LOST if is_lost else Answer.REFUSED if is_this else one.answer
+                heard = candidacy.heard(host, answer)
+                if heard is None or self._settled.is_set():
+                    return False
+                candidacy = heard
+            if candidacy.missing(len(self._hosts)):
+                self._say(asked, found, anyio.current_time() - since)
+                self._asked.set()
+                await self._pause()
+        return True
+
+    @contextlib.asynccontextmanager
+    async def _answering(self, sockets: Sequence[socket.socket], name: str) -> AsyncIterator[None]:
+        """Tell each caller that this process is a candidate of this name, and take an operator's word."""
+        said = encode_sorry(Sorry(CANDIDATE, name))
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            # uvloop raises RuntimeError at a connection that has closed.
+            with contextlib.suppress(OSError, EOFError, ProtocolError, RuntimeError), contextlib.closing(writer):
+                writer.write(said)
+                with anyio.fail_after(SAY_AFTER):
+                    body = await read_frame(reader)
+                for host in map(str, self._hosts):
+                    if hmac.compare_digest(body, Word(host, self._credentials.token).to(name)):
+                        log.warning("run %s: an operator says that %s is lost", self._settings.run_id, host)
+                        self._lost.add(host)
+                        writer.write(said)
+                        await writer.drain()
+
+        async with contextlib.AsyncExitStack() as stack:
+            for sock in sockets:
+                server = await asyncio.start_server(answer, sock=sock.dup(), ssl=self._credentials.server_tls())
+                stack.callback(server.close)
+            yield

@@ -1,0 +1,80 @@
+"""Pure: the nodes' knowledge of a run whose store was lost, which they carry to the next store.
+
+A node that comes to another store than it was in writes this record there, unless a better one is there already: the
+knowledge of the latest store counts, and of that the latest. It stands as a whole. Before the first round of the new
+store, the settings, bans and closing in it are applied.
+
+Members may still work while others meet in the new store. So its first round waits until all of them have come, or
+`ttl` has passed, after which a member that is cut off has stopped. Those that lived in the lost process are not
+awaited.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from rdzv.core.state import LostStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from rdzv.core.round import Round
+    from rdzv.core.state import Ban, Head, Hosted, NodeRecord, Progress
+
+__all__ = ["Known", "known_of", "survivors_of"]
+
+
+class Known(NamedTuple):
+    """What a node knows of a store that it has lost."""
+
+    store_id: str | None
+    lost: LostStore
+
+
+def known_of(head: Head, *, revision: int, settings: bytes, tally: bytes, host: str, now: float) -> LostStore:
+    """Return a node's knowledge of a store, by the head of the run."""
+    before, round = head.lost_store, head.round
+    number, awaited = -1, 0
+    if round is not None and (before is None or round.number > before.round):
+        number, awaited = round.number, round.size - _gone_from(round, head.moves_over or head.progress, head.hosted)
+    elif before is not None:  # this store was lost before its first round
+        there = sum(one.last_round == before.round for one in head.hosted.values())
+        number, awaited = before.round, before.awaited - there
+    return LostStore(
+        generation=1 if before is None else before.generation + 1,
+        revision=revision,
+        round=number,
+        awaited=max(awaited, 0),
+        settings=settings,
+        closed=b"" if head.closed is None else head.closed.pack(),
+        bans={name: _what_is_left(ban, now).pack() for name, ban in head.bans.items()},
+        tally=tally,
+        host=host,
+    )
+
+
+def _gone_from(round: Round, progress: Progress | None, hosted: Mapping[str, Hosted]) -> int:
+    """Return how many members of a round have gone, or lived in the process that served the store."""
+    told = progress if progress is not None and progress.round == round.number else None
+    named = (*told.lost_ids, *told.departed_ids) if told is not None else ()
+    gone = told.lost + told.departed if told is not None else 0
+    if gone != len(named):
+        return gone  # some are not named, and those in the lost process may be among them
+    lost_with_it = (node_id for node_id, one in hosted.items() if _was_in(round, one) and node_id not in named)
+    return gone + sum(1 for _ in lost_with_it)
+
+
+def _was_in(round: Round, one: Hosted) -> bool:
+    return one.last_round == round.number or round.rank_of(one.arrival) is not None  # not known of large rounds
+
+
+def _what_is_left(ban: Ban, now: float) -> Ban:
+    return ban if ban.lasts is None else ban.replace(lasts=max(ban.lasts - (now - ban.seen_at), 1.0))
+
+
+def survivors_of(records: Iterable[NodeRecord], lost: LostStore | None) -> dict[str, int]:
+    """Return the members of the last round in the lost store that have come, with their ranks there."""
+    if lost is None:
+        return {}
+    came = ((record.node_id, record.came_from) for record in records)
+    return {node_id: it[1] for node_id, it in came if it is not None and it[0] == lost.round}

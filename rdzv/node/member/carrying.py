@@ -1,0 +1,75 @@
+"""Shell: carries a node's knowledge of a run from a store that was lost to the next one."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from rdzv.core.hosts.lost_store import Known, known_of
+from rdzv.core.state import Ban, LostStore
+from store import Delete, Put, when
+from store.printable import escaping
+
+if TYPE_CHECKING:
+    from rdzv.node.link.link import Link
+    from rdzv.node.member.part import Part
+    from store.messages import Operation
+
+__all__ = ["learn", "tell"]
+
+log: logging.Logger = escaping(logging.getLogger(__name__))
+
+
+def learn(part: Part, link: Link) -> None:
+    """Keep what this node knows of the run in the store of this link, which is lost, unless it knows better."""
+    head = link.follower.head
+    lost = known_of(
+        head,
+        revision=link.follower.seen,
+        settings=part.agreed.value if part.settings.can_join else b"",
+        tally=part.tally,
+        host=link.host,
+        now=link.store.time(),
+    )
+    if not part.settings.endpoint.has_successors:
+        lost = lost.replace(awaited=0)  # no other host: all meet where they were
+    before = part.known
+    if before is None or before.store_id == link.store.store_id or lost.generation > before.lost.generation:
+        part.known = Known(link.store.store_id, lost)
+
+
+async def tell(part: Part, link: Link) -> None:
+    """Write what this node knows of a lost store, unless this store has better knowledge; raise StoreError."""
+    known, keys, store = part.known, part.keys, link.store
+    if known is None or known.store_id == store.store_id or link.was_told:
+        return
+    lost = known.lost
+    while True:
+        entry, round = await store.get_many([keys.lost_store, keys.round])
+        there = None if entry is None else LostStore.unpack_at(entry.key, entry.value)
+        if not lost.outranks(there):
+            break
+        lease = (await link.run_lease()).id
+        writes: list[Operation] = [Put(keys.lost_store, lost.pack(), lease=lease)]
+        for key, value in ((keys.settings, lost.settings), (keys.closed, lost.closed), (keys.tally, lost.tally)):
+            if value and round is None:  # else nodes have met by what is there
+                writes.append(Put(key, value, lease=lease))
+        if there is not None:  # it stands as a whole
+            if there.closed and not lost.closed:
+                writes.append(Delete(keys.closed))
+            writes.extend(Delete(keys.bans + name) for name in there.bans if name not in lost.bans)
+        for name, value in lost.bans.items():
+            lasts = Ban.unpack(value).lasts
+            of_ban = lease if lasts is None else (await store.grant(lasts)).id
+            writes.append(Put(keys.bans + name, value, lease=of_ban))
+        unchanged = [
+            when.mod_revision(key) == (0 if one is None else one.mod_revision)
+            for key, one in ((keys.lost_store, entry), (keys.round, round))
+        ]
+        if (await store.transact(when=unchanged, then=writes)).succeeded:
+            log.info(
+                "run %s, node %s: told the new store what it knows of the last one, up to round %d",
+                *(keys.run_id, part.node_id, lost.round),
+            )
+            break
+    link.was_told = True

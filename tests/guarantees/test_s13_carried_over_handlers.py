@@ -1,0 +1,193 @@
+"""S13: "the next host's store begins empty, and the nodes carry over what they know of the run".
+
+In virtual time, where the store is replaced by an empty one, as by the next host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rdzv import RendezvousClosedError, RendezvousRefusedError, RendezvousSettingsError, RoundSupersededError
+from tests.support.runs import VirtualRun, assert_one_round
+from tests.support.virtual_time import now
+
+pytestmark = pytest.mark.virtual_time
+
+HOSTS = "a,b,c:29400"
+TTL = 10.0  # the default of `ttl`
+
+
+async def replace(run: VirtualRun) -> None:
+    run.kill_store()
+    await asyncio.sleep(0.2)
+    run.restart_store()
+
+
+async def test_s13_survivors_meet_at_once_with_the_order_of_their_ranks_and_above_their_last_round() -> None:
+    async with VirtualRun(hosts=HOSTS, min_nodes=2, max_nodes=4, last_call_timeout=30) as run:
+        nodes = [run.handler(name) for name in "wxyz"]
+        for _ in range(3):
+            await run.meet(*nodes)
+        before = await run.meet(*nodes)
+        run.crash("x")
+        await asyncio.sleep(1.0)  # its loss is announced
+        await replace(run)
+        began = now()
+        survivors = [nodes[0], nodes[2], nodes[3]]
+        after = await run.meet(*survivors)
+        assert_one_round(after)
+        assert after[0].round == before[0].round + 1
+        assert now() - began < 2.0, "the last call of 30 s is not waited for"
+        (chapter,) = await survivors[0].history()
+        assert [one.kind for one in chapter.incidents] == ["store lost"]
+        ranks = {info.rank: was.rank for info, was in zip(after, (before[0], before[2], before[3]), strict=True)}
+        assert sorted(ranks.items()) == sorted(zip(range(3), sorted(ranks.values()), strict=True))
+
+
+async def test_s13_the_first_round_waits_for_a_member_that_may_still_be_at_work_until_its_ttl() -> None:
+    async with VirtualRun(hosts=HOSTS, min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
+        nodes = [run.handler(name) for name in "xyz"]
+        infos = await run.meet(*nodes)
+        run.network.partition("z")  # it does not hear that the store was lost, and works on
+        await replace(run)
+        began = now()
+        after = await run.meet(*nodes[:2])
+        assert after[0].world_size == 2
+        assert TTL - 1 < now() - began < TTL + 3
+        with pytest.raises(RoundSupersededError):
+            await infos[0].store.set("key", "of the old round")
+
+
+async def test_s13_the_wait_for_a_member_is_explained_and_ends_when_it_comes() -> None:
+    async with VirtualRun(hosts=HOSTS, min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
+        nodes = [run.handler(name) for name in "xyz"]
+        await run.meet(*nodes)
+        run.network.partition("z")
+        await replace(run)
+        joining = [await run.join(node) for node in nodes[:2]]
+        await asyncio.sleep(2.0)
+        assert "1 of 3 nodes of round 0, whose store was lost, may still be at work" in nodes[0].reason
+        run.network.heal()
+        infos = [await nodes[2].next_rendezvous(), *[await task for task in joining]]
+        assert_one_round(infos)
+        assert infos[0].world_size == 3
+        assert infos[0].round == 1
+
+
+async def test_s13_a_fresh_node_that_comes_first_undoes_no_resize() -> None:
+    async with VirtualRun(hosts=HOSTS, min_nodes=2, max_nodes=4, last_call_timeout=1) as run:
+        nodes = [run.handler(name) for name in "wxyz"]
+        await run.meet(*nodes)
+        async with run.looked_at() as seen:
+            await seen.resize(max_nodes=3)
+        await nodes[3].aclose()
+        await run.meet(*nodes[:3])
+        for name in "wxy":
+            run.network.partition(name)
+        await replace(run)
+        fresh = [run.handler(f"fresh{number}") for number in range(3)]
+        first = [await run.join(fresh[0])]
+        await asyncio.sleep(0.5)
+        run.network.heal()
+        survivors = await run.meet(*nodes[:3])
+        assert {info.world_size for info in survivors} == {3}
+        assert not first[0].done(), "three nodes are all that a round takes now"
+
+
+async def test_s13_a_fresh_node_that_comes_first_undoes_no_ban() -> None:
+    async with VirtualRun(hosts=HOSTS, min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
+        nodes = [run.handler(name) for name in "xy"]
+        await run.meet(*nodes)
+        async with run.looked_at() as seen:
+            await seen.ban("banned", "bad memory")
+            await seen.ban("banned_for_a_minute", lasts=60)
+        await asyncio.sleep(30)
+        await replace(run)
+        await run.meet(*nodes)
+        for name in ("banned", "banned_for_a_minute"):
+            with pytest.raises(RendezvousRefusedError, match="banned"):
+                await run.handler(name).next_rendezvous()
+        await asyncio.sleep(31)
+        assert (await run.join(run.handler("banned_for_a_minute"))).done() is False, "its minute is over"
+
+
+async def test_s13_a_closed_run_stays_closed() -> None:
+    async with VirtualRun(hosts=HOSTS, min_nodes=2, max_nodes=2, last_call_timeout=1) as run:
+        x, y = run.handler("x"), run.handler("y")
+        await run.meet(x, y)
+        await x.set_closed("it is done")
+        await asyncio.sleep(0.1)
+        await replace(run)
+        await asyncio.sleep(1.0)  # y is connected to the new store
+        for node in (y, run.handler("fresh")):
+            with pytest.raises(RendezvousClosedError, match="it is done"):
+                await node.next_rendezvous()
+
+
+async def test_s13_the_later_knowledge_stands_as_a_whole() -> None:
+    """A member that was cut off before a ban was lifted comes first to the new store, and is corrected."""
+    async with VirtualRun(hosts=HOSTS, min_nodes=2, max_nodes=3, last_call_timeout=1, ttl=60) as run:
+        x, y = run.handler("x"), run.handler("y")
+        await run.meet(x, y)
+        async with run.looked_at() as seen:
+            await seen.ban("z")
+            await asyncio.sleep(0.5)
+            run.network.partition("x")
+            await seen.unban("z")
+            await asyncio.sleep(0.5)
+        run.network.partition("y")
+        await replace(run)
+        run.network.heal("x")
+        joining = [await run.join(x)]
+        await asyncio.sleep(0.5)
+        run.network.heal()
+        joining.append(await run.join(y))
+        infos = [await task for task in joining]
+        assert_one_round(infos)
+        joining = [await run.join(run.handler("z"))]
+        await asyncio.sleep(0.5)
+        assert_one_round([*await run.meet(x, y), await joining[0]])
+
+
+async def test_s13_a_store_that_is_lost_before_its_first_round_passes_the_knowledge_on() -> None:
+    async with VirtualRun(hosts=HOSTS, min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
+        nodes = [run.handler(name) for name in "xyz"]
+        for _ in range(2):
+            await run.meet(*nodes)
+        run.network.partition("z")
+        await replace(run)
+        joining = [await run.join(node) for node in nodes[:2]]
+        await asyncio.sleep(1.0)
+        await replace(run)
+        await asyncio.sleep(1.0)
+        assert "1 of 3 nodes of round 1" in nodes[0].reason
+        run.network.heal()
+        infos = [await nodes[2].next_rendezvous(), *[await task for task in joining]]
+        assert_one_round(infos)
+        assert infos[0].round == 2
+
+
+async def test_s13_nodes_with_different_lists_do_not_meet_and_both_lists_are_named() -> None:
+    async with VirtualRun(hosts=HOSTS, min_nodes=2, max_nodes=2) as run:
+        await run.join(run.handler("x"))
+        await asyncio.sleep(0.5)
+        run._hosts = "a,b:29400"
+        with pytest.raises(RendezvousSettingsError, match=r"tcp://a:29400,b:29400' here and 'tcp://a:29400,b:29400,c"):
+            await run.handler("y").next_rendezvous()
+
+
+async def test_s13_with_one_host_the_restarted_store_continues_the_run_as_well() -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=2, last_call_timeout=1) as run:
+        nodes = [run.handler(name) for name in "xy"]
+        for _ in range(3):
+            await run.meet(*nodes)
+        async with run.looked_at() as seen:
+            await seen.ban("z", "bad memory")
+        await asyncio.sleep(0.5)
+        await replace(run)
+        infos = await run.meet(*nodes)
+        assert infos[0].round == 3
+        with pytest.raises(RendezvousRefusedError, match="bad memory"):
+            await run.handler("z").next_rendezvous()

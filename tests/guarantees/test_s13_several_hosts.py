@@ -1,0 +1,188 @@
+"""S13: "a URL may list several hosts: at most one of them serves, and the survivors of its death meet at the next".
+
+With real processes that are really killed, stopped and drained. All hosts of the list are addresses of this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import store
+from tests.support.processes import Child, free_port, start_python
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+AWAITED = """
+import asyncio, sys
+import rdzv
+
+async def main():
+    step = 0
+    async for round in rdzv.rounds(sys.argv[1], node_id=sys.argv[2]):
+        async with round:
+            print("round", round.number, "of", round.world_size, "rank", round.rank, "from step", step)
+            step = max(step, round.number * 10_000)  # the same for all, newcomers too
+            while True:
+                await round.check(step)
+                step += 1
+                await asyncio.sleep(0.01)
+    print("ended at step", step)
+
+asyncio.run(main())
+"""
+
+BLOCKING = """
+import sys, time
+import rdzv.sync
+
+step = 0
+for round in rdzv.sync.rounds(sys.argv[1], node_id=sys.argv[2]):
+    with round:
+        print("round", round.number, "of", round.world_size, "rank", round.rank, "from step", step)
+        step = max(step, round.number * 10_000)
+        while True:
+            round.check(step)
+            step += 1
+            time.sleep(0.01)
+print("ended at step", step)
+"""
+
+KILLS = int(os.environ.get("RDZV_KILLS", "4"))
+SOON = 10.0  # seconds, on a busy machine; benchmarks measure
+
+
+class Job:
+    """Nodes of a run whose URL lists three hosts, all of them this machine."""
+
+    def __init__(self, stack: contextlib.AsyncExitStack, program: str, parameters: str) -> None:
+        self.hosts = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+        self.store = f"tcp://{','.join(self.hosts)}/job"
+        self._url = f"{self.store}?min_nodes=2&last_call_timeout=60&{parameters}"
+        self._stack, self._program = stack, program
+        self.nodes: dict[str, Child] = {}
+
+    async def start(self, *names: str) -> None:
+        for name in names:
+            child = start_python("-u", "-c", self._program, self._url, name)
+            self.nodes[name] = await self._stack.enter_async_context(child)
+
+    async def round_of(self, size: int, *, above: int = -1) -> int:
+        """Wait until all nodes are in one round of this size above a number; return its number."""
+        numbers = set()
+        for node in self.nodes.values():
+            while True:
+                number, members = map(int, re.findall(r"round (\d+) of (\d+)", await node.line("round "))[0])
+                if number > above and members == size:
+                    break
+            numbers.add(number)
+        assert len(numbers) == 1, numbers
+        return numbers.pop()
+
+    async def host(self) -> str:
+        """Return the name of the node whose process serves the store."""
+        (name,) = [name for name, node in self.nodes.items() if any("hosts the store" in it for it in node.output)]
+        return name
+
+    async def stores(self) -> set[str]:
+        """Return the ids of the stores that serve at the listed hosts."""
+        ids = set()
+        for host in self.hosts:
+            with contextlib.suppress(store.StoreError):
+                async with store.connect(f"tcp://{host}", timeout=0.5) as client:
+                    ids.add(str(client.store_id))
+        return ids
+
+
+@contextlib.asynccontextmanager
+async def job(program: str, names: str, parameters: str = "") -> AsyncIterator[Job]:
+    log = "import logging; logging.basicConfig(level=logging.INFO)\n"
+    async with contextlib.AsyncExitStack() as stack:
+        it = Job(stack, log + program, f"max_nodes={len(names)}{parameters}")
+        await it.start(*names)
+        yield it
+
+
+@pytest.mark.parametrize("program", [AWAITED, BLOCKING], ids=["awaited", "blocking"])
+async def test_s13_survivors_of_the_hosts_death_go_on_again_and_again(program: str) -> None:
+    async with job(program, "abcd") as it:
+        number = await it.round_of(4)
+        for kill in range(KILLS):
+            host = await it.host()
+            it.nodes.pop(host).kill()
+            began = time.monotonic()
+            number = await it.round_of(3, above=number)
+            assert time.monotonic() - began < SOON
+            assert len(await it.stores()) == 1
+            await it.start(f"new{kill}")
+            number = await it.round_of(4, above=number)
+        assert [node.returncode for node in it.nodes.values()] == [None] * 4
+
+
+async def test_s13_a_drained_host_costs_no_step() -> None:
+    async with job(AWAITED, "abc") as it:
+        number = await it.round_of(3)
+        host = await it.host()
+        async with contextlib.AsyncExitStack() as stack:
+            drain = start_python("-m", "rdzv", "drain", it.store, host, "--reason", "maintenance")
+            assert await (await stack.enter_async_context(drain)).wait() == 0
+        left = it.nodes.pop(host)
+        stopped_at = (await left.line("ended at step")).split()[-1]
+        assert await left.wait() == 0
+        await it.round_of(2, above=number)
+        for node in it.nodes.values():
+            assert f"from step {stopped_at}" in node.stdout[-1]
+
+
+async def test_s13_a_host_that_is_stopped_is_waited_for_and_no_second_store_begins() -> None:
+    async with job(AWAITED, "abc", "&ttl=3") as it:
+        number = await it.round_of(3)
+        host = await it.host()
+        (served,) = await it.stores()
+        it.nodes[host].stop()
+        for name, node in it.nodes.items():
+            if name != host:
+                await node.says("it may be at work", timeout=30)
+        assert await it.stores() == set()
+        it.nodes[host].resume()
+        await it.round_of(3, above=number)
+        assert await it.stores() == {served}
+
+
+async def test_s13_a_lost_machine_is_given_up_by_an_operators_word() -> None:
+    async with job(AWAITED, "abc", "&ttl=3") as it:
+        number = await it.round_of(3)
+        host = await it.host()
+        stopped = it.nodes.pop(host)
+        place = re.search(r"at tcp://(\S+)", await stopped.says("hosts the store"))
+        assert place is not None
+        stopped.stop()  # a machine that is off is as silent
+        for node in it.nodes.values():
+            await node.says("it may be at work", timeout=30)
+        async with contextlib.AsyncExitStack() as stack:
+            other = next(one for one in it.hosts if one != place[1])
+            refused = await stack.enter_async_context(start_python("-m", "rdzv", "lost", it.store, other))
+            assert await refused.wait() == 1
+            assert "so its machine is not lost" in refused.output[-1]
+            word = await stack.enter_async_context(start_python("-m", "rdzv", "lost", it.store, place[1]))
+            assert await word.wait() == 0, word.output
+            assert any("two runs go on" in line for line in word.output)
+        await it.round_of(2, above=number)
+        stopped.send_signal(signal.SIGKILL)
+
+
+async def test_s13_nothing_is_left_listening_when_all_have_left() -> None:
+    async with job(AWAITED, "ab") as it:
+        await it.round_of(2)
+        for node in it.nodes.values():
+            node.terminate()
+        await asyncio.gather(*(node.wait() for node in it.nodes.values()))
+        assert await it.stores() == set()

@@ -1,0 +1,140 @@
+"""The hosts of a URL are asked which of them serves: real sockets, and each kind of answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+import store
+from rdzv.backends.asking import DialOfMany, Host, Word, ask_all, find_blocking, tell_lost
+from rdzv.backends.credentials import Credentials
+from rdzv.backends.succession import Succession
+from rdzv.config.settings import parse
+from rdzv.core.hosts.succession import Answer
+from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, RendezvousStateError
+from store.net.address import Address
+from tests.support.processes import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+
+
+def host_at(port: int, name: str = "127.0.0.1") -> Host:
+    return Host(Address(host=name, port=port))
+
+
+@contextlib.asynccontextmanager
+async def silent() -> AsyncIterator[int]:
+    """A port that takes connections, and on which no process answers."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        yield sock.getsockname()[1]
+
+
+def succession(hosts: list[int], **parameters: object) -> Succession:
+    listed = ",".join(f"127.0.0.1:{port}" for port in hosts)
+    settings = parse(f"tcp://{listed}/job", {"min_nodes": 1, "token": TOKEN, **parameters}, {})
+    return Succession(settings, Credentials(settings), contextlib.nullcontext, random.Random(7))  # type: ignore[arg-type]
+
+
+async def test_a_free_port_refuses_a_store_serves_and_anything_else_is_silent() -> None:
+    async def garbage(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    http = await asyncio.start_server(garbage, "127.0.0.1", 0)
+    async with store.serve() as server, silent() as mute, http:
+        ports = [free_port(), server.port, mute, http.sockets[0].getsockname()[1]]
+        found = [await host_at(port).ask(None, within=0.3) for port in ports]
+        assert [asked.answer for asked in found] == [Answer.REFUSED, Answer.SERVES, Answer.SILENT, Answer.SILENT]
+        unknown = await host_at(1, "no.such.host.invalid").ask(None)
+        assert unknown.answer is Answer.SILENT
+
+
+async def test_a_server_that_hands_over_has_ended_and_keeps_its_clients() -> None:
+    async with store.serve() as server, store.connect(server.url) as client:
+        server.way_out.hands_over = True
+        assert (await host_at(server.port).ask(None)).answer is Answer.ENDED
+        await client.put("still", b"served")
+    assert (await host_at(server.port).ask(None)).answer is Answer.REFUSED
+
+
+async def test_a_candidate_says_so_and_serves_once_the_others_refuse() -> None:
+    async with silent() as mute:
+        own = free_port()
+        candidate = succession([mute, own])
+        await candidate.begin()
+        try:
+            assert not candidate.hosts
+            (asked,) = await ask_all([host_at(own)], None)
+            assert asked.answer is Answer.CANDIDATE
+            assert asked.candidate
+        finally:
+            candidate.settle()
+            await candidate.aclose()
+        assert (await host_at(own).ask(None)).answer is Answer.REFUSED, "it listens no more"
+
+
+async def test_only_one_of_several_processes_serves() -> None:
+    hosts = [free_port(), free_port()]
+    several = [succession(hosts) for _ in range(4)]
+    try:
+        await asyncio.gather(*(one.begin() for one in several))
+        async with asyncio.timeout(10):
+            await asyncio.wait([one._task for one in several if one._task is not None])
+        assert sum(one.hosts for one in several) == 1
+    finally:
+        for one in several:
+            one.settle()
+        for one in several:
+            if one._host is not None:
+                await one._host.end()
+            else:
+                await one.aclose()
+
+
+async def test_a_word_counts_only_with_the_token_and_for_a_silent_host() -> None:
+    async with silent() as mute:
+        own = free_port()
+        candidate = succession([mute, own])
+        await candidate.begin()
+        settings = candidate._settings
+        try:
+            with pytest.raises(RendezvousSettingsError, match="is not one of the several hosts"):
+                await tell_lost(settings, Credentials(settings), "elsewhere")
+            with pytest.raises(RendezvousStateError, match="is a candidate, so its machine is not lost"):
+                await tell_lost(settings, Credentials(settings), f"127.0.0.1:{own}")
+            forged = Word(f"127.0.0.1:{mute}", b"another token")
+            assert not await host_at(own).tell(forged, None)
+            assert not candidate.hosts
+            told = await tell_lost(settings, Credentials(settings), f"127.0.0.1:{mute}")
+            assert told == f"127.0.0.1:{own} was told that 127.0.0.1:{mute} is lost"
+            async with asyncio.timeout(10):
+                while not candidate.hosts:  # noqa: ASYNC110 - its end is only seen by looking
+                    await asyncio.sleep(0.01)
+        finally:
+            candidate.settle()
+            if candidate._task is not None:
+                await asyncio.wait([candidate._task])
+            if candidate._host is not None:
+                await candidate._host.end()
+
+
+def test_a_blocking_caller_without_a_node_is_told_why_no_host_serves() -> None:
+    ports = [free_port(), free_port()]
+    dial = DialOfMany([("127.0.0.1", port) for port in ports], None, secure=False)
+    with pytest.raises(RendezvousConnectionError, match=rf"none of 127.0.0.1:{ports[0]}, .* nobody listens there"):
+        find_blocking(dial, within=0.5)
+
+
+async def test_a_store_that_cannot_be_started_is_an_error_before_the_node_joins() -> None:
+    ports = [free_port(), free_port()]
+    broken = succession(ports, token="short")
+    with pytest.raises(RendezvousSettingsError, match="the token has 5 bytes"):
+        await broken.begin()
