@@ -52,7 +52,7 @@ WAITS: dict[str, Callable[[Any], Any]] = {
 
 
 class Room:
-    """A round with one member, whose shared store this is, and whoever else is about."""
+    """A round with one member, its shared store, and other clients."""
 
     def __init__(self, shared: Any, others: store.Client) -> None:
         self.shared = shared
@@ -117,7 +117,7 @@ async def test_r10_waits_end_by_push_when_the_node_is_dropped(
     async with asyncio.timeout(60):  # its own timeout is 300 s
         with pytest.raises(RoundSupersededError, match=PREFIX):
             await waiting
-    # The ending, and this question: whoever waited asked for nothing meanwhile.
+    # The call that ends the wait, and this `stats` call. So the waiting member sent no other request.
     assert (await room.others.stats())["requests"] == requests + 2
 
 

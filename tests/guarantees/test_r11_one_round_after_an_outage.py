@@ -1,6 +1,6 @@
-"""Promise R11, of those who come back from one outage: one round takes them in, not several.
+"""Promise R11 after an outage: the nodes that return form one round, not several.
 
-All are cut off for longer than their leases last, with whoever coordinates, and come back one after the other.
+All nodes, the coordinator included, are cut off for longer than their leases last, and return one after the other.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ async def train(node: ClusterNode) -> None:
 def test_r11_those_who_come_back_from_one_outage_one_after_the_other_make_one_round(
     seed: int, outage: float, order: tuple[int, ...], apart: float
 ) -> None:
-    """The last one left the round at once in which it had been waited for, and all met again: its lease had been asked
-    for in the outage, and counted from then on was over before it was granted."""
+    """The last node left the round at once, although it had been waited for, and all met again. It had asked for its
+    lease during the outage; counted from that time, the lease had expired before it was granted.
+    """
     with cluster(4, seed=seed, min_nodes=2, ttl=10) as town:
         town.run(train)
         town.advance(3)

@@ -25,7 +25,7 @@ def racks(*names: str) -> dict[str, dict[str, Any]]:
 
 
 async def ranked(run: VirtualRun, nodes: dict[str, dict[str, Any]]) -> list[str]:
-    """These nodes come, one after the other; who is in the round that they make, by rank."""
+    """Let these nodes join one after the other; return the members of the round that they form, by rank."""
     joining = [await run.join(run.handler(name, **given)) for name, given in nodes.items()]
     done, waiting = await asyncio.wait(joining, timeout=60)
     infos = [task.result() for task in done]
@@ -59,7 +59,7 @@ async def test_r12_the_order_that_was_chosen_gives_the_ranks(
     [("survivors", "a", ["b", "c", "d", "new"]), ("in_place", "b", ["a", "new", "c", "d"])],
 )
 async def test_r12_survivors_keep_their_order_or_their_very_ranks(order: str, lost: str, by_rank: list[str]) -> None:
-    """ "Default: survivors keep their order, newcomers fill in behind", whoever coordinates, and comes again first."""
+    """Survivors keep their order and newcomers follow, whichever node coordinates and whichever returns first."""
     async with VirtualRun(min_nodes=4, rank_order=order) as run:
         nodes = {name: run.handler(name) for name in "abcd"}
         joining = [await run.join(node) for node in nodes.values()]
@@ -74,7 +74,7 @@ async def test_r12_survivors_keep_their_order_or_their_very_ranks(order: str, lo
 
 @pytest.mark.parametrize("forced_by", [{"max_nodes": 4}, {"max_nodes": 8, "node_unit": 4}])
 async def test_r12_by_topology_whole_domains_are_taken_in_when_not_all_can_be(forced_by: dict[str, Any]) -> None:
-    """ "nodes of one domain adjacent": a node alone of its rack is of less use than a rack."""
+    """ "nodes of one domain adjacent": a whole rack is preferred to a single node of another rack."""
     async with VirtualRun(
         min_nodes=4, last_call_timeout=1, early_last_call=False, rank_order="topology:rack", **forced_by
     ) as run:

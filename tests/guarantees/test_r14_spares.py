@@ -1,5 +1,4 @@
-"""Promise R14: "Nodes beyond `max_nodes` (or beyond the unit) stay as hot spares, keep no one waiting, survive rounds
-without failing, and are taken in the moment there is room"."""
+"""Promise R14: spares keep no other node waiting and survive rounds, and one comes in as soon as there is room."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ pytestmark = pytest.mark.virtual_time
 
 @pytest.mark.parametrize("lost", ["a", "b"])
 async def test_r14_spares_survive_rounds_and_who_waits_longest_is_taken_in_when_there_is_room(lost: str) -> None:
-    """Whoever coordinates: it is one of the two who is lost."""
+    """The lost node is once the coordinator and once the other member."""
     async with VirtualRun(min_nodes=2, max_nodes=2, join_timeout=60) as run:
         members = {name: run.handler(name) for name in "ab"}
         await run.meet(*members.values())

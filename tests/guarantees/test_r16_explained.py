@@ -1,4 +1,4 @@
-"""Promise R16: "Whatever waits says for what, in words and numbers": why a round was given up, and who was lost."""
+"""Promise R16: every wait is explained: why a round was given up, and which members were lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.virtual_time
 async def test_r16_why_the_coordinator_itself_was_lost_is_said_too() -> None:
-    """R16: "whatever waits says for what": its successor had seen nothing of its death, and gave no reason."""
+    """R16: its successor had seen nothing of its death, and gave no reason."""
     async with VirtualRun(min_nodes=3, max_nodes=3) as run:
         handlers = {name: run.handler(name) for name in "abc"}
         await run.meet(*handlers.values())
@@ -59,7 +59,9 @@ WAITS: dict[str, tuple[Callable[[SharedStore], Coroutine[Any, Any, object]], str
 async def test_r16_a_wait_in_the_rounds_store_is_in_the_log_and_in_the_status(
     how: str, says_steps: bool, ttl: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """For 300 s nothing said that a member waited there, and for what; later only its next keep-alive did."""
+    """For 300 s neither log nor status said that a member waited there, nor for which key; later only its next
+    keep-alive did.
+    """
     caplog.set_level(logging.INFO, "rdzv")
     wait, key = WAITS[how]
     async with VirtualRun(min_nodes=2, stall_timeout=1000, ttl=ttl) as run, run.looked_at() as seen:

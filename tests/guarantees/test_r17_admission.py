@@ -52,7 +52,7 @@ async def test_r17_a_health_check_that_raises_has_failed_and_one_that_is_awaited
 
 
 async def test_r17_what_no_node_can_be_called_is_neither_banned_nor_unbanned() -> None:
-    """The command would say that it was banned, and nobody be kept out."""
+    """No node can have this name. The command would report success and keep no node out."""
     async with VirtualRun() as run:
         handler = run.handler("a")
         for judged in (handler.ban("b/c", "slow disk"), handler.unban("b/c")):
@@ -249,7 +249,7 @@ async def test_r17_a_node_that_waits_is_put_out_by_a_ban_at_once() -> None:
 
 
 async def test_r17_a_ban_with_now_of_the_coordinator_takes_the_role_from_it_as_well() -> None:
-    """R17, R7: it went on deciding for those who had put it out."""
+    """R17, R7: it went on deciding for the members that had banned it."""
     async with VirtualRun(min_nodes=1, max_nodes=3) as run:
         a, b, c = (run.handler(name) for name in "abc")
         joining = [await run.join(node) for node in (a, b, c)]
@@ -293,7 +293,7 @@ async def test_r17_a_ban_of_the_coordinator_takes_it_out_at_the_next_round_and_t
 
 
 async def test_r17_a_ban_of_a_coordinator_that_waits_lets_the_last_call_go_on_without_it() -> None:
-    """R17, R7: "a running last call is continued, not begun again", also if it is a ban that ends the coordinator."""
+    """R17, R7: a running last call is continued, also if a ban ends the coordinator."""
     async with VirtualRun(min_nodes=2, max_nodes=4, last_call_timeout=20) as run:
         a, b, c = (run.handler(name) for name in "abc")
         began = asyncio.get_running_loop().time()

@@ -1,12 +1,13 @@
-"""R19 Closed runs end: a closed run stays closed for `closed_ttl` (one day), then its keys are removed.
+"""R19 Closed runs end: a closed run stays closed for `closed_ttl`, then its keys are removed.
 
 So a server does not grow with the runs it has seen.
 
-R19 "Closing ends no promise to members who are still at work: somebody coordinates, and the round's lease is kept,
-until the last of them has left."
+Until the last member at work has left a closed run, a node coordinates it, its members hear of deaths and they keep
+their shared store.
 
-A run is closed by plan while its members still run to the step at which all stop, or while plain handlers finish what
-they do. Who dies, raises or gives up meanwhile was told to nobody: the others waited in the round's store for ever."""
+A planned closing leaves members at work: they run to the step at which all stop, or plain handlers finish their work.
+If one of them died, raised or gave up, the others were not notified, and waited in the round's store for ever.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from tests.support.runs import VirtualRun, rounds_of
 pytestmark = pytest.mark.virtual_time
 
 CHAPTERS_MOST, UNFIT_MOST = 128, 64  # rounds that are remembered, and nodes that failed their health check
-SHARED_TTL_LEAST = 30.0  # seconds that what a round shared outlives the last of its nodes
-DAY = 600.0  # a short one: the run is told so
+SHARED_TTL_LEAST = 30.0  # seconds for which the shared keys of a round outlive its last node
+DAY = 600.0  # short here; the run has it as a setting
 
 
 async def test_r19_a_closed_run_stays_closed_for_a_day_and_then_nothing_of_it_is_left() -> None:
@@ -78,9 +79,10 @@ async def test_r19_a_run_that_everybody_has_left_without_closing_it_ends_as_well
 
 @pytest.mark.parametrize("ending", ["closed and gone", "left", "killed"])
 async def test_r19_what_the_last_round_shared_goes_though_the_run_is_remembered_for_a_day(ending: str) -> None:
-    """R19: "as a record of a few hundred bytes; its shared store goes at once": nobody can read it any more.
+    """The run leaves a record of a few hundred bytes. Its shared store goes at once, since no node can read it any
+    more.
 
-    It stayed for a day: after 51 runs of 20 MiB, the store took nothing more of anybody.
+    It stayed for a day: after 51 runs of 20 MiB, the store rejected all writes.
     """
     async with VirtualRun(min_nodes=2) as run:
         a, b = run.handler("a"), run.handler("b")
@@ -103,7 +105,7 @@ async def test_r19_what_the_last_round_shared_goes_though_the_run_is_remembered_
 
 
 async def test_r19_a_run_that_goes_on_keeps_its_keys_for_longer_than_closed_ttl() -> None:
-    """R19 is of closed runs: what a living one has shared stays, also when its coordinator changes."""
+    """R19 is about closed runs: a running one keeps its shared keys, also when its coordinator changes."""
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1, closed_ttl=60) as run:
         a, b, c = run.handler("a"), run.handler("b"), run.handler("c")
         infos = await run.meet(a, b, c)
@@ -119,7 +121,7 @@ async def test_r19_a_run_that_goes_on_keeps_its_keys_for_longer_than_closed_ttl(
 
 
 async def test_r19_two_hundred_rounds_leave_no_more_keys_than_two() -> None:
-    """R10: a round's store is removed when a later round completes; and with it all else of that round."""
+    """R10: a round's store is removed when a later round completes, with all other keys of that round."""
     async with VirtualRun(min_nodes=2) as run:
         a, b = run.handler("a"), run.handler("b")
         counts = {}
@@ -130,7 +132,7 @@ async def test_r19_two_hundred_rounds_leave_no_more_keys_than_two() -> None:
             await asyncio.sleep(0.1)
             counts[number] = len(run.keys())
         assert counts[199] == counts[1]
-        assert len(await a.history()) == CHAPTERS_MOST  # what happened is remembered, and that is bounded too
+        assert len(await a.history()) == CHAPTERS_MOST  # the history is kept, and it is bounded, too
 
 
 async def test_r19_two_hundred_failed_health_checks_leave_a_bounded_record() -> None:
@@ -193,7 +195,7 @@ async def test_r19_two_minutes_after_runs_of_every_ending_the_store_holds_no_key
         assert (run.server.figures()["keys"], run.server.figures()["leases"]) == (0, 0)
 
 
-LONG = 600.0  # seconds; many times what a round's lease lasts without anybody who renews it
+LONG = 600.0  # seconds; many times the duration of a round's lease that is not renewed
 
 
 @pytest.mark.parametrize("after", [0.1, 10.0])
@@ -217,7 +219,7 @@ async def test_r19_a_member_that_dies_after_the_closing_ends_the_waits_of_the_ot
 
 
 async def test_r19_a_second_death_after_the_closing_is_told_as_well() -> None:
-    """The first may have been the coordinator's: one of those who are left coordinates a run that is closed."""
+    """The first death may have been the coordinator's: another member coordinates the closed run."""
     async with VirtualRun(min_nodes=4) as run:
         handlers = {name: run.handler(name) for name in "abcd"}
         infos = {info.node_id: info for info in await run.meet(*handlers.values())}
@@ -236,7 +238,7 @@ async def test_r19_a_second_death_after_the_closing_is_told_as_well() -> None:
 
 
 async def test_r19_what_members_share_stays_for_as_long_as_one_of_them_is_at_work() -> None:
-    """Once all have left, it goes; a lease that nobody renewed ended live members with `LeaseNotFound`."""
+    """It goes once all have left. A lease that was not renewed ended live members with `LeaseNotFound`."""
     async with VirtualRun(min_nodes=3, closed_ttl=60) as run:
         handlers = [run.handler(name) for name in "abc"]
         first, second, third = await run.meet(*handlers)
@@ -256,7 +258,7 @@ async def test_r19_what_members_share_stays_for_as_long_as_one_of_them_is_at_wor
 
 
 async def test_r19_a_body_hears_of_a_death_on_its_way_to_the_step_where_all_stop() -> None:
-    """`rounds()`: all are to stop before the next step, and the one of them that dies in this one is waited for."""
+    """`rounds()`: all members are to stop before the next step, and wait in this one for the member that dies."""
     async with VirtualRun(min_nodes=3) as run:
         ended: dict[str, bool] = {}
 

@@ -1,7 +1,7 @@
-"""Promise R1: "Completes at once at `max_nodes`": also when hundreds of nodes call at the same moment.
+"""Promise R1: a round completes at once at `max_nodes`, also when hundreds of nodes call at the same moment.
 
-Each node is on a machine of its own here, in virtual time, over the real handler, coordinator, client and server. So
-nothing but round trips, of 1 to 4 ms, and timers takes any time; a timer that somebody waits for is at once seen.
+Each node is on a machine of its own, in virtual time, over the real handler, coordinator, client and server. Only round
+trips, of 1 to 4 ms, and timers take time, so a timer in the path shows in the result.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 from benchmarks.simulated import measure
 
 ROUND_TRIP_MOST = 0.004
-ROUND_TRIPS_OF_FIRST = (
-    10  # to connect, be welcomed, see the run, arrive; what the coordinator reads, writes and commits
-)
+ROUND_TRIPS_OF_FIRST = 10  # node: connect, be welcomed, read the run, arrive; coordinator: read, write and commit
 ROUND_TRIPS_AGAIN = 5
 
 

@@ -1,4 +1,4 @@
-"""Promise R1 through a slow network: a round completes, and whoever waits knows that the store answers slowly."""
+"""Promise R1 through a slow network: a round completes, and waiting nodes know that the store answers slowly."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ pytestmark = pytest.mark.virtual_time
 
 @pytest.mark.parametrize("round_trip", [0.05, 0.3, 1.0, 3.0])
 async def test_r1_rounds_complete_however_slowly_the_store_answers(round_trip: float) -> None:
-    """At 1.5 s no round ever completed: a coordinator's term of 3 s was over before it had decided anything."""
+    """At 1.5 s no round ever completed: a coordinator's term of 3 s expired before its first decision."""
     async with VirtualRun(latency=round_trip / 2, min_nodes=3) as run:
         handlers = [run.handler(name) for name in "abc"]
         began = asyncio.get_running_loop().time()
         infos = await run.meet(*handlers)
         assert {info.round for info in infos} == {0}
         assert asyncio.get_running_loop().time() - began < 1.0 + 20 * round_trip
-        await asyncio.sleep(60)  # nobody is dropped meanwhile
+        await asyncio.sleep(60)  # no node is dropped meanwhile
         infos = await run.meet(*handlers)
         assert {info.round for info in infos} == {1}
 

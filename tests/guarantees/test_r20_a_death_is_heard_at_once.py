@@ -1,7 +1,6 @@
-"""R20: "A death is heard at once. A process that dies takes all of its connections with it: once every connection of
-one process has been closed from its side without a goodbye, its leases that have a `disconnect_ttl` end after
-`gone_ttl` (0.1 s) unless it comes back; many at once (a proxy restarted) are judged by `disconnect_ttl` as before.
-False alarms cost a round, never a promise."
+"""R20: a death is heard at once. When a process has closed all its connections without a goodbye, its leases end after
+`gone_ttl` (0.1 s), unless it comes back. If many processes disconnect together, as when a proxy is restarted, their
+leases end after `disconnect_ttl`. A false alarm costs a round, never a promise.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ LATE = 0.11  # seconds: the server looks every 0.1 s at the latest, and the netw
 
 @contextlib.asynccontextmanager
 async def member(network: MemoryNetwork, name: str) -> AsyncIterator[asyncio.Task[None]]:
-    """A process that keeps a lease, and has a key of its name on it, for as long as that is not lost."""
+    """A process that holds a lease with a key of its own name, until it loses the lease."""
     ready = asyncio.Event()
 
     async def live() -> None:
@@ -55,7 +54,7 @@ async def member(network: MemoryNetwork, name: str) -> AsyncIterator[asyncio.Tas
 
 @contextlib.asynccontextmanager
 async def serving(network: MemoryNetwork) -> AsyncIterator[tuple[store.Server, Watch]]:
-    """A server, and somebody who watches its members."""
+    """A server, and a client's watch of its members."""
     async with (
         serve_in_memory(network) as server,
         connect_in_memory(network, source="watcher") as watcher,
@@ -65,14 +64,14 @@ async def serving(network: MemoryNetwork) -> AsyncIterator[tuple[store.Server, W
 
 
 async def join(peer: Peer, name: str, *, gone_ttl: float | None = GONE_TTL) -> None:
-    """Have a key of this name, on a lease of one's own."""
+    """Put a key of this name, on a new lease."""
     granted = await peer.answer(*peer.ask(Grant(ttl=10.0, disconnect_ttl=DISCONNECT_TTL, gone_ttl=gone_ttl)))
     assert isinstance(granted, Granted)
     await peer.answer(*peer.ask(Put(f"members/{name}", b"", lease=granted.lease)))
 
 
 async def deaths(watch: Watch, count: int) -> list[float]:
-    """When each of the next members goes."""
+    """Return the times at which the next members go."""
     times: list[float] = []
     async for event in watch:
         if event.kind == "delete":
@@ -83,7 +82,7 @@ async def deaths(watch: Watch, count: int) -> list[float]:
 
 
 def let_back(network: MemoryNetwork, *names: str) -> None:
-    """They may connect again."""
+    """Let these processes connect again."""
     for name in names:
         network.accept(name)
 
@@ -100,7 +99,8 @@ def kill(network: MemoryNetwork, *names: str) -> None:
 async def test_r20_a_killed_process_is_heard_of_after_gone_ttl_once_all_of_its_connections_are_closed() -> None:
     network = MemoryNetwork(latency=0.001)
     async with serving(network) as (_, watch), member(network, "a"), member(network, "b"), member(network, "c"):
-        shared = await introduce(network, source="c", process=process_id_of("c"))  # it has others, too
+        # the process has other connections, too
+        shared = await introduce(network, source="c", process=process_id_of("c"))
         assert isinstance(await shared.answer(*shared.ask(Put("other", b""))), object)
         killed_at = now()
         kill(network, "c")
@@ -153,7 +153,7 @@ async def test_r20_a_process_that_comes_back_at_once_loses_nothing(times: int) -
 @virtual_time
 @pytest.mark.parametrize(("killed", "left"), [(30, 40), (30, 2), (2, 1)])
 async def test_r20_many_at_once_are_judged_by_their_disconnect_ttl(killed: int, left: int) -> None:
-    """Of 70 processes 30, of 32 30, of 3 two: a proxy was restarted, or a switch."""
+    """Here 30 of 70 processes, 30 of 32, and two of 3 disconnect at once, as when a proxy or a switch is restarted."""
     network = MemoryNetwork(latency=0.001)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(serve_in_memory(network))
@@ -185,7 +185,7 @@ async def test_r20_a_proxy_that_is_back_in_half_a_second_costs_nobody_his_place(
 
 @virtual_time
 async def test_r20_what_the_server_closes_itself_is_no_death() -> None:
-    """A member it hangs up on, for what it has sent, has `disconnect_ttl` to come back."""
+    """A member that the server disconnects for its bytes has `disconnect_ttl` to come back."""
     network = MemoryNetwork(latency=0.001)
     async with serving(network) as (_, watch):
         peer = await introduce(network, source="a", process=process_id_of("a"))
@@ -230,7 +230,7 @@ async def test_r20_every_survivor_is_told_of_a_killed_node_soon_after_gone_ttl(n
         await run.meet(*handlers)
         heard = [await listen(run, handler) for handler in handlers[1:]]
         killed_at = now()
-        run.crash("n0")  # it may have coordinated: then another one takes over first
+        run.crash("n0")  # if it coordinated, another node is elected first
         for one in heard:
             await one.until(rdzv.NodesLost)
             assert one.times[-1] - killed_at <= GONE_TTL + LATE + 0.2

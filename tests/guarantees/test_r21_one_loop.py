@@ -1,8 +1,8 @@
 """R21 **One loop.** `rounds()` gives each round once to each of its members. A loss ends its body at once. Everything
 else ends it at a `check(step)`, the same one for all members: the largest step that any has begun, plus one.
 
-A `check` with nothing pending costs no message; one with something pending never waits for the dead. Who has finished
-the most steps is named in the next round (`newest`).
+A `check` with nothing pending costs no message, and none waits for the dead. The next round names the member that has
+finished the most steps (`newest`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Trainer:
 
     Attributes:
         left_before: In each round that ended, the step before which it left.
-        played: Each round's number, rank, size, and what the round said of the one before.
+        played: Each round's number, rank, size, and its news of the round before.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Trainer:
     left_before: list[int] = field(default_factory=list)
     begun: list[tuple[int, int]] = field(default_factory=list)
     pace: Callable[[], float] = lambda: STEP
-    alone: bool = False  # its steps need nobody else
+    alone: bool = False  # its steps need no other member
 
     async def train(self, rounds: AsyncGenerator[Round, None]) -> None:
         async for round in rounds:
@@ -60,7 +60,7 @@ class Trainer:
             self.left_before.append(self.step)
 
     async def collective(self, round: Round) -> None:
-        """All members come to the same step, or nobody gets out; on the round's own store, as a collective would."""
+        """Wait in the round's own store until all members have come to the same step, as a collective does."""
         await asyncio.sleep(self.pace())
         if self.alone:
             return
@@ -99,7 +99,7 @@ def a_run(**parameters: object) -> VirtualRun:
 
 
 async def test_r21_a_step_is_a_whole_number_of_any_kind_and_all_else_is_refused_where_it_is_said() -> None:
-    """One of numpy's ended the keep-alives without a word, and a float left all members waiting in `check`."""
+    """An integer of numpy's ended the keep-alives silently, and a float left all members waiting in `check`."""
     async with a_run(ttl=3) as run:
         begun: dict[str, list[tuple[int, int]]] = {"a": [], "b": [], "c": []}
 
@@ -123,7 +123,7 @@ async def test_r21_a_step_is_a_whole_number_of_any_kind_and_all_else_is_refused_
 
 
 async def test_r21_nodes_that_come_back_with_checkpoints_know_in_their_first_round_whose_is_the_newest() -> None:
-    """`progress` was asked after a round only: both could go on from the older one."""
+    """`progress` was asked after a round only, so both could go on from the older checkpoint."""
     async with VirtualRun(min_nodes=2, max_nodes=2) as run:
         seen: dict[str, tuple[int, tuple[int, int] | None, bool]] = {}
 
@@ -156,7 +156,7 @@ async def test_r21_progress_that_is_no_whole_number_ends_the_loop_of_who_tells_i
 
 
 async def test_r21_two_tasks_of_a_member_that_check_together_both_hear_of_the_decision() -> None:
-    """One took the other's place where the decision was told, and was never woken."""
+    """The second task replaced the first one in the list of waiters, and the first was never woken."""
     async with a_run(ttl=3) as run:
         played: dict[str, list[int]] = {"a": [], "b": [], "c": []}
 
@@ -244,12 +244,12 @@ async def test_r21_a_check_with_nothing_pending_costs_no_message() -> None:
 
 
 async def test_r21_a_check_never_waits_for_the_dead() -> None:
-    """A member dies between the question and its answer, which its node never gives."""
+    """A member dies after the question for its step, so that its node never answers."""
     async with a_run() as run:
         a, b, c = (begin(run, name) for name in "abc")
         await until(lambda: a.step == 3)
         run.network.refuse("b")
-        run.network.cut("b")  # nothing of it is heard any more
+        run.network.cut("b")  # nothing from it arrives any more
         d = begin(run, "d", step=10_000)
         await until(lambda: d.played != [] and len(a.played) > 1, within=5)
         assert a.rounds[0].ending is not None
@@ -317,7 +317,7 @@ async def test_r21_who_has_finished_comes_again_if_a_member_was_lost_before_the_
 
 
 async def test_r21_a_newcomer_in_the_last_step_keeps_nobody_waiting_for_the_step_after_it() -> None:
-    """All had agreed to stop before a step that no body comes to: each waited for ever at its end."""
+    """All had agreed to stop before a step that no body reaches: each waited for ever at its end."""
     async with a_run() as run:
         a, b = (begin(run, name, total=6) for name in "ab")
         await until(lambda: (0, 5) in a.begun and (0, 5) in b.begun)
@@ -429,9 +429,10 @@ async def test_r21_a_body_without_check_is_cancelled_when_a_newcomer_waits_or_le
 async def test_r21_a_closing_while_some_have_begun_no_step_ends_the_first_step_of_the_others(
     slow: str, takes: float
 ) -> None:
-    """Also R6. Who had begun waited in its step for ever: the others had left, once all had agreed on the next.
+    """Also R6. The members that had begun waited in their step for ever: the others had left once all had agreed on the
+    next.
 
-    One member is still busy before its first step, and takes a while to get out of that; the other waits for it.
+    One member is still busy before its first step, and takes a while to leave that; the other waits for it.
     """
     async with VirtualRun(min_nodes=2, max_nodes=2) as run:
         kinds: list[str | None] = []
@@ -459,9 +460,10 @@ async def test_r21_a_closing_while_some_have_begun_no_step_ends_the_first_step_o
 
 @pytest.mark.parametrize("early", [False, True], ids=["at the agreed step", "in the middle of a step"])
 async def test_r21_who_waits_for_one_that_stopped_where_all_do_has_an_error_of_its_own(early: bool) -> None:
-    """A mistake, a `check` that one rank skips, cost a long wait at each drain, and was never found.
+    """One rank skipped a `check` by mistake. This cost a long wait at each drain, and the error did not name the cause.
 
-    Who stops where all had agreed has hurt nobody. Who goes before, in the middle of a step, is why the others fail.
+    A member that stops at the agreed step harms no other. One that leaves earlier, in the middle of a step, makes the
+    others fail.
     """
     async with a_run() as run:
         handlers = {name: run.handler(name) for name in "ab"}
@@ -541,7 +543,9 @@ async def test_r21_who_raises_between_an_agreement_and_its_step_is_lost_to_the_o
 
 @pytest.mark.parametrize("announced", ["a drain", "a resize"])
 async def test_r21_newcomers_that_are_let_wait_keep_nobody_from_leaving(announced: str) -> None:
-    """All had agreed to stop at once for the newcomer, and a body that let it wait heard of nothing else after that."""
+    """All had agreed to stop at once for the newcomer, and a body that did not leave was notified of nothing after
+    that.
+    """
     async with a_run() as run:
         handlers = {name: run.handler(name) for name in "ab"}
         ends: list[tuple[str, str]] = []
@@ -576,7 +580,7 @@ async def test_r21_newcomers_that_are_let_wait_keep_nobody_from_leaving(announce
 
 
 async def test_r21_who_has_come_to_the_end_of_its_body_is_the_newest() -> None:
-    """It had finished 20 steps, and a member that had finished 8 was named."""
+    """It had finished 20 steps, but the next round named a member that had finished 8."""
     async with a_run() as run:
         done, slow = begin(run, "done", total=20, alone=True), begin(run, "slow", alone=True, pace=lambda: 3 * STEP)
         begin(run, "lost", alone=True)
@@ -590,7 +594,9 @@ async def test_r21_who_has_come_to_the_end_of_its_body_is_the_newest() -> None:
 
 
 async def test_r21_who_fails_after_the_store_has_come_back_waits_until_a_death_would_be_known() -> None:
-    """Also R22. A survivor ended with a dead peer's error: the store had given the dead one its whole ttl anew."""
+    """Also R22. A survivor ended with a dead peer's error: the store had renewed the dead one's lease for a
+    whole TTL.
+    """
     async with a_run(durable=True, ttl=5) as run:
         sizes: list[int] = []
         hung_up = asyncio.Event()
@@ -619,7 +625,9 @@ async def test_r21_who_fails_after_the_store_has_come_back_waits_until_a_death_w
 
 
 async def test_r21_a_death_counts_also_after_all_have_agreed_to_leave() -> None:
-    """Also R22. Who was in a collective still was not told of a loss any more, and ended with the dead peer's error."""
+    """Also R22. A member that was still in a collective was not notified of the loss, and ended with the dead peer's
+    error.
+    """
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
         hung_up = {name: asyncio.Event() for name in "ab"}
         rounds: dict[str, Round] = {}
@@ -647,7 +655,7 @@ async def test_r21_a_death_counts_also_after_all_have_agreed_to_leave() -> None:
 
 
 async def test_r21_a_store_that_is_away_while_the_run_is_to_be_closed_costs_delay_and_nothing_else() -> None:
-    """Also R8. Who had come to its end last ended with an error, since it could not say so."""
+    """Also R8. The member that finished last ended with an error, since it could not report its end."""
     async with VirtualRun(min_nodes=2, durable=True, close_timeout=2) as run:
         trainers = [begin(run, name, total=5) for name in "ab"]
         loops = run._tasks[-2:]
@@ -668,7 +676,9 @@ async def test_r21_a_store_that_is_away_while_the_run_is_to_be_closed_costs_dela
 
 
 async def test_r21_who_meets_again_from_the_middle_of_its_step_is_waited_for_by_nobody() -> None:
-    """It had failed while the store did not answer, and could not ask who was first; the others were told nothing."""
+    """It had failed while the store did not answer, and could not ask which member failed first. The others were not
+    notified.
+    """
     async with a_run(disconnect_ttl=8) as run:
         handlers = {name: run.handler(name) for name in "ab"}
         rounds: dict[str, Round] = {}

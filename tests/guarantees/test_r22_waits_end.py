@@ -1,6 +1,6 @@
-"""R22: whatever waits in a round, the shared store included, ends when a member is lost, naming it.
+"""R22: every wait in a round, also in its shared store, ends when a member is lost, naming it.
 
-The stories of the first half are on virtual time; then a process is really killed, before both twins.
+The first half runs on virtual time. Then a process is really killed, under both twins.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ async def test_r22_a_process_is_killed_and_whoever_waits_for_it_is_told(twin: st
                 await child.line("in")
                 waiting = meeting.start(WAITS[wait](info.store))
                 async with store.connect(f"tcp://127.0.0.1:{backing.port}") as look, asyncio.timeout(60):
-                    while (await look.stats())["waits"] < 2:  # noqa: ASYNC110  theirs and ours; nobody else tells
+                    while (await look.stats())["waits"] < 2:  # noqa: ASYNC110  no event
                         await asyncio.sleep(0.01)
                 child.kill()
                 with pytest.raises(rdzv.MembersLostError, match="'killed'") as caught:
@@ -250,7 +250,7 @@ async def test_r22_what_is_waited_for_is_logged_when_it_changes_and_not_as_time_
 async def test_r22_a_barrier_that_runs_out_names_who_has_not_come() -> None:
     async with VirtualRun(min_nodes=4, ttl=10, rank_order="name", waits_end_on_loss=False) as run:
         nodes = [run.handler(name) for name in "abcd"]
-        # The first to come coordinates. Who takes over cannot know since when the one before is lost.
+        # The first node to join coordinates. A successor cannot know when its predecessor was lost.
         infos = [await task for task in [await run.join(node) for node in nodes]]
         heard = await listen(run, nodes[0])
         run.crash("c")
@@ -282,7 +282,7 @@ async def test_r22_a_barrier_that_a_loss_ends_names_who_was_lost() -> None:
 @pytest.mark.parametrize("how", ["pause_store", "stop_store"])
 @pytest.mark.parametrize("waits_for", ["a round", "a key"])
 def test_r22_whoever_waits_is_told_within_three_seconds_that_the_store_has_gone(how: str, waits_for: str) -> None:
-    """A store that stood still was told of by nobody, but for the loss of the leases after their time."""
+    """A store that stood still was reported only when the leases expired."""
 
     async def body(node: ClusterNode) -> None:
         async with rdzv.connect(node.url) as handler:
@@ -304,5 +304,5 @@ def test_r22_whoever_waits_is_told_within_three_seconds_that_the_store_has_gone(
 
 
 def warnings(made: Cluster) -> int:
-    """How often it was said that the store is not there."""
+    """Return the number of warnings that the store does not answer."""
     return sum("link: warning" in line for line in made.story)

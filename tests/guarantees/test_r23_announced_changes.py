@@ -1,6 +1,5 @@
-"""R23 **Announced changes cost no step.** A node that drains, or a run that is resized, is known to all before it
-happens; nobody's restart is counted. A verdict not to go on (`GiveUp`, no progress) ends the run
-everywhere, with one reason, kept in its record.
+"""R23 **Announced changes cost no step.** All members know of a drain or a resize before it happens, and no restart is
+counted. A verdict not to go on (`GiveUp`, no progress) ends the run everywhere, with one reason, kept in its record.
 """
 
 from __future__ import annotations
@@ -74,7 +73,9 @@ async def test_r23_members_are_told_before_it_happens_and_who_stays_is_put_out_w
 
 
 async def test_r23_who_is_in_the_middle_of_a_step_when_its_time_is_over_holds_up_nobody() -> None:
-    """All had agreed where to stop, and waited in the step before that for a member that had been put out."""
+    """All had agreed where to stop, and waited in the step before that for a member that had been removed from the
+    round.
+    """
     async with a_run() as run:
         a, b = run.handler("a"), run.handler("b")
         ended: list[str] = []
@@ -153,7 +154,7 @@ async def test_r23_a_larger_minimum_lets_the_round_go_on_until_there_are_enough_
         await b.resize(3, 4)
         await heard.until(Resized)
         assert not any(isinstance(change, NodesWaiting) for change in heard.changes)
-        c = run.handler("c")  # was told the numbers that the run had before
+        c = run.handler("c")  # it knows only the former numbers of the run
         joining = run.start(c.next_rendezvous())
         await heard.until(NodesWaiting)
         assert a.num_nodes_changed() == 1
@@ -184,7 +185,7 @@ async def test_r23_a_resize_holds_for_whoever_coordinates_next_and_for_who_comes
         await a.resize(max_nodes=1)
         assert coordinator is not None
         run.crash(coordinator)
-        await until(lambda: survivors[0].num_nodes_changed() >= 2)  # one is lost, and one is too many
+        await until(lambda: survivors[0].num_nodes_changed() >= 2)  # one is lost, and one is beyond the maximum
         joining = [run.start(handler.next_rendezvous()) for handler in survivors]
         done, pending = await asyncio.wait(joining, return_when=asyncio.FIRST_COMPLETED)
         assert [task.result().world_size for task in done] == [1]
@@ -216,7 +217,7 @@ async def test_r23_a_run_without_nodes_and_one_that_is_closed_cannot_be_resized(
 
 @dataclass(slots=True)
 class FailingRun:
-    """Two nodes in a run that is to be given up for want of progress, and others that come and are killed."""
+    """Two nodes of a run that will be given up for lack of progress, and other nodes that join and are killed."""
 
     run: VirtualRun
     sizes: dict[str, list[int]] = field(default_factory=lambda: {"a": [], "b": []})
@@ -224,7 +225,9 @@ class FailingRun:
     names: Iterator[int] = field(default_factory=itertools.count)
 
     async def live(self, name: str) -> RunGivenUpError | None:
-        """Go from round to round without finishing a step, unless `gets_on`; what ends the loop."""
+        """Go from round to round without finishing a step, unless `gets_on`; return the exception that ends the
+        loop.
+        """
         try:
             async for round in rounds_of(self.run.handler(name), no_progress=3):
                 self.sizes.setdefault(name, []).append(round.world_size)
@@ -238,7 +241,7 @@ class FailingRun:
         return None
 
     async def one_comes_and_is_killed(self) -> None:
-        """An arrival, which is announced, and then a loss."""
+        """Let a node join, which is announced, and kill it, which is a loss."""
         name, rounds = f"killed-{next(self.names)}", len(self.sizes["a"])
         self.run.start(self.live(name))
         await until(lambda: len(self.sizes["a"]) == len(self.sizes["b"]) == rounds + 1)
@@ -269,7 +272,7 @@ async def test_r23_three_losses_without_a_finished_step_end_the_run_everywhere_a
 async def test_r23_a_round_that_only_brings_a_node_up_with_another_is_one_without_progress(
     finished: dict[str, int],
 ) -> None:
-    """`progress` was asked after a round only, which then looked as if it had finished all steps up to that."""
+    """`progress` was asked after a round only; then the round seemed to have finished all steps up to that."""
     async with a_run() as run:
         rounds = dict.fromkeys("ab", 0)
 
@@ -312,7 +315,9 @@ async def test_r23_a_finished_step_of_any_member_lets_the_failures_be_counted_an
 
 @pytest.mark.parametrize("who", ["one that has left", "one that waits"])
 async def test_r23_members_are_told_of_a_drain_of_members_only(who: str) -> None:
-    """Whoever met again on hearing it met once more than was needed: the node was in their round no more, or never."""
+    """Members that met again at this news met once too often: the node had left their round, or had never been
+    in it.
+    """
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=0.1) as run:
         a, b, c = (run.handler(name) for name in "abc")
         spares = [run.handler(f"spare {number}") for number in range(2)]

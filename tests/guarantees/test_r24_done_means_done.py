@@ -28,7 +28,7 @@ sys.exit(int(status))
 
 
 class Jobs:
-    """Agents of torchrun whose workers wait for a file, and leave one each that says that they have run."""
+    """Agents of torchrun whose workers wait for a file; each worker leaves a file as a sign that it has run."""
 
     def __init__(self, folder: Path, *options: str, status: int = 0) -> None:
         self._folder, self._options, self._status = folder, options, status

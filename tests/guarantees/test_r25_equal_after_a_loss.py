@@ -1,8 +1,9 @@
-"""R25 **Equal after a loss.** What `sync_state` restores is equal on all members and holds nothing of the step that the
-loss ended; what it does not restore is listed.
+"""R25 **Equal after a loss.** The state that `sync_state` restores is equal on all members and holds nothing of the
+step that the loss ended. The docs list the state that it does not restore.
 
-A table: each kind of optimizer, each change of the members, each place of a step, and both twins. Weights, buffers and
-the state of the optimizer are bit for bit those of a run without the change. `RDZV_R25_EVERY=1` plays the product.
+The cases combine each kind of optimizer, each change of the members, each place of a step, and both twins. Weights,
+buffers and the state of the optimizer are bit for bit those of a run without the change. `RDZV_R25_EVERY=1` runs all
+combinations.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def difference(case: str, folder: Path) -> list[str]:
-    """Name what the members of a run have otherwise than those of the undisturbed one at the same step."""
+    """Describe where the state of the members differs from that of the undisturbed run at the same step."""
     kind, way = case.split(".")[:2]
     calm = "alone" if way in {"resized", "newcomer"} else "calm"
     ends = sorted(folder.glob(f"{case}.[a-d].*"))

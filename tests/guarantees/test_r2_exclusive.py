@@ -1,6 +1,6 @@
-"""Promise R2: "`num_nodes_waiting` counts the arrivals that a regroup now would admit".
+"""Promise R2: `num_nodes_waiting` counts the arrivals that a regroup now would admit.
 
-That a late node waits, announced, until all members have left is shown in `test_rendezvous_handlers`.
+`test_rendezvous_handlers` shows that a late node waits, announced, until all members have left.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ async def counted_by(handler: rdzv.RendezvousHandler) -> int:
 
 
 async def test_r2_no_more_are_counted_than_there_is_room_for() -> None:
-    """ "spares (...) count 0"."""
+    """Spares count 0."""
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
         a, _ = await run.met("ab")
         for name in ("x", "y"):
@@ -33,7 +33,7 @@ async def test_r2_no_more_are_counted_than_there_is_room_for() -> None:
 
 
 async def test_r2_a_failed_member_that_rejoins_is_noticed() -> None:
-    """ "members that already left (...) included (else a failed member that rejoins is noticed by nobody)"."""
+    """A member that left and rejoins is counted. Otherwise the others would not notice it."""
     async with VirtualRun(min_nodes=2) as run:
         a, _ = await run.met("ab")
         run.crash("b")
@@ -44,7 +44,7 @@ async def test_r2_a_failed_member_that_rejoins_is_noticed() -> None:
 
 
 async def test_r2_an_incomplete_unit_is_not_counted() -> None:
-    """ "incomplete units count 0"."""
+    """Incomplete units count 0."""
     async with VirtualRun(min_nodes=2, max_nodes=4, node_unit=2, last_call_timeout=0) as run:
         a, _ = await run.met("ab")
         for name, count in (("half", 0), ("the other half", 2)):

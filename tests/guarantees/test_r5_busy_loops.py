@@ -1,7 +1,7 @@
 """R5: "A crash after completion is pushed to every survivor", also where every survivor's event loop is busy.
 
 A node lives in a thread of its own. Here each member is a real process whose event loop stands still from before the
-death until its node has told it: if anything of the node lived in that loop, it would never be told.
+death until its node has notified it: a node that depended on that loop would never be notified.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ asyncio.run(main())
 @pytest.fixture
 def run_url() -> Any:
     with store.sync.serve() as server:
-        # Without the connection's end as a sign, a death would be known after 10 minutes only.
+        # If the end of the connection were no sign, a death would only be known after 10 minutes.
         yield f"{server.url}/job?min_nodes=4&last_call_timeout=0&ttl=600&closed_ttl=1200"
 
 

@@ -1,8 +1,8 @@
-"""Promises R2 and R5 at the size of a real job, sixty-four nodes, of which one is killed, or twenty are; and R5 through
-a slow network.
+"""Promises R2 and R5 at the size of a real job: of sixty-four nodes one is killed, or twenty are. Also R5 through a
+slow network.
 
-On virtual time, so that what is bounded is what the protocol waits for, and not how fast this machine is; what that
-takes in real time, `python -m benchmarks.regroup` measures.
+On virtual time, so that the bounds are about waits of the protocol and not about the speed of this machine. `python -m
+benchmarks.regroup` measures the real time.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.virtual_time
 
 NODES = 64
-GONE_TTL = 0.1  # which decides of one
-DISCONNECT_TTL = 1.0  # and of many at once
+GONE_TTL = 0.1  # for a single death
+DISCONNECT_TTL = 1.0  # for many at once
 TOLD_WITHIN = 0.2  # seconds on top of these, for an election and a report
-MET_WITHIN = 0.3  # seconds from being told to the next round
+MET_WITHIN = 0.3  # seconds from the notification to the next round
 
 
 class Life:
-    """One node that meets the others again when some are lost, once it has put its work down, and what it saw."""
+    """One node that stops its work and meets the others again when some are lost, and the changes that it saw."""
 
     def __init__(self, handler: Handler, *, puts_down_in: float) -> None:
         self.handler = handler
@@ -56,7 +56,7 @@ class Life:
 
 
 async def start_all(run: VirtualRun, *, put_down_within: float = 0.0) -> dict[str, Life]:
-    """All nodes, in their first round."""
+    """Start all nodes; return when they are in their first round."""
     names = [f"n{number}" for number in range(NODES)]
     lives = {name: Life(run.handler(name), puts_down_in=run._rng.uniform(0, put_down_within)) for name in names}
     for name, life in lives.items():
@@ -89,7 +89,7 @@ async def test_r5_each_of_sixty_three_survivors_is_told_in_time_and_has_the_next
 async def test_r5_twenty_killed_at_once_with_the_coordinator_among_them_make_one_new_round_of_forty_four(
     seed: int,
 ) -> None:
-    """Their connections end within a tenth of a second, and their leases lapse as far apart."""
+    """Their connections end within a tenth of a second, and so their leases expire within a tenth of a second."""
     async with VirtualRun(
         seed=seed, min_nodes=2, max_nodes=NODES, last_call_timeout=5, disconnect_ttl=DISCONNECT_TTL
     ) as run:
@@ -114,8 +114,8 @@ async def test_r5_twenty_killed_at_once_with_the_coordinator_among_them_make_one
 
 
 async def test_r5_who_leaves_takes_its_record_back_however_slowly_the_store_answers() -> None:
-    """At 3 s the time for that was over before the store had answered: the node gave up its lease, and with it the way
-    back, and the others learned by that.
+    """At 3 s the node's time for that was over before the store had answered. It gave up its lease, and the others
+    learned of its departure only by the lease's end.
     """
     async with VirtualRun(latency=1.5, min_nodes=2, max_nodes=3) as run:
         one, other = await run.met("ab")

@@ -1,8 +1,8 @@
-"""Promise R7: whoever coordinates may die at any instant, also between any two writes.
+"""Promise R7: the coordinator may die at any instant, also between any two writes.
 
-A story of two rounds is told over and over, and each time the coordinator is killed one step of its dealings with the
-store later: before a request is sent, or after it was applied and before its answer counts. And a successor coordinates
-within three round trips, whatever there is to take over.
+The same story of two rounds runs many times. Each time the coordinator is killed at a later one of its requests: before
+the request is sent, or after it was applied and before its answer counts. A successor coordinates within three round
+trips, whatever state it takes over.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ async def elastic(handler: Handler, infos: list[RendezvousInfo]) -> None:
 
 
 async def tell(step: int, moment: str) -> tuple[bool, float]:
-    """The story, with the coordinator killed at this step; whether it came that far, and how long that took."""
+    """Run the story, with the coordinator killed at this step; return whether it reached that step, and the time it
+    took.
+    """
     async with VirtualRun(min_nodes=2, max_nodes=5, last_call_timeout=3, seed=step) as run:
         seen: dict[str, list[RendezvousInfo]] = {name: [] for name in "abcd"}
         steps = 0
@@ -129,7 +131,7 @@ ROUND_TRIPS_MOST = 3
 
 @pytest.mark.parametrize("members", [3, 40])
 async def test_r7_a_takeover_takes_at_most_three_round_trips(members: int) -> None:
-    """From asking for the role to saying who is lost it took about nine, one after the other."""
+    """From the request for the role to the report of the losses it took about nine, one after the other."""
     begun: dict[str, float] = {}
     said: dict[str, float] = {}
     async with VirtualRun(latency=ONE_WAY, min_nodes=members, max_nodes=members) as run:

@@ -1,7 +1,7 @@
 """Promise R8: "a network cut of up to half the TTL costs delay and nothing else": the client's half of it.
 
-The cuts are those of real networks: nobody is told (no FIN, no RST), and what was sent on an old connection comes
-through only when TCP sends it again, seconds after the cut, or never. A new connection passes at once.
+The cuts are those of real networks: neither side is notified (no FIN, no RST). Data of an old connection arrives only
+when TCP sends it again, seconds after the cut, or never. A new connection passes at once.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ TTL = 10.0
 
 
 class Cut:
-    """A network between clients and a store that can be cut as real ones are."""
+    """A network between clients and a store that can be cut as a real one."""
 
     def __init__(self, network: MemoryNetwork) -> None:
         self._network = network
         self._on = False
 
     def client(self, source: str, *, timeout: float = 30.0) -> Client:
-        """A client whose every attempt to connect that begins during a cut hangs, as one SYN does that is lost."""
+        """Return a client. Its attempts to connect hang if they begin during a cut, as if the SYN was lost."""
 
         async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
             if self._on:
@@ -46,7 +46,7 @@ class Cut:
         return Client(dial, name="store", timeout=timeout, rng=random.Random(source))
 
     async def during(self, seconds: float) -> None:
-        """Cut for so long. The connections that there were stay silent for ever."""
+        """Cut the network for a while. Connections that exist now stay silent for ever."""
         self._on = True
         self._network.forget_flows()
         await asyncio.sleep(seconds)
@@ -79,7 +79,9 @@ async def test_r8_a_silent_cut_of_up_to_half_the_ttl_costs_no_lease_and_is_over_
 
 @virtual_time
 async def test_r8_a_cut_soon_after_another_finds_the_lease_renewed() -> None:
-    """The renewal that a cut had held up was counted from its sending, and the next one was let wait."""
+    """The renewal that the first cut had delayed was counted from its sending, and the next one was put off as
+    usual.
+    """
     network = MemoryNetwork(latency=0.0005)
     cut, rng = Cut(network), random.Random(7)
     async with serve_in_memory(network), cut.client("node") as client, client.kept_lease(TTL):
@@ -110,7 +112,9 @@ async def test_r8_a_firewall_that_forgets_connections_costs_a_second() -> None:
 
 @virtual_time
 async def test_r8_pauses_between_attempts_leave_time_for_a_short_lease() -> None:
-    """A durable store restarts: refused for half the TTL, and then nobody may sleep on."""
+    """A durable store restarts and refuses connections for half the TTL. After that no client may sleep through its
+    pause.
+    """
     network = MemoryNetwork(latency=0.001)
     async with serve_in_memory(network), contextlib.AsyncExitStack() as stack:
         clients = [connect_in_memory(network, source=f"node {number}") for number in range(100)]
@@ -133,7 +137,7 @@ async def test_r8_a_server_that_stands_still_is_not_flooded_and_answers_on_the_o
         changes: list[bool] = []
         client.on_connection(changes.append)
         dialed = network.links("store")[0]
-        network.partition("store")  # its system takes connections, and it says nothing
+        network.partition("store")  # its system accepts connections, but the server sends nothing
         asked = asyncio.create_task(client.put("a", b"", timeout=60.0))
         await asyncio.sleep(8.0)
         network.heal("store")
@@ -159,7 +163,7 @@ async def test_r8_where_every_answer_takes_three_seconds_nobody_changes_connecti
 
 
 async def test_r8_a_cut_on_a_real_network_is_over_within_a_second() -> None:
-    """The honest run: a proxy that swallows what is sent both ways, and resets nobody."""
+    """The honest run: a proxy that drops the data of both directions, and resets no connection."""
     async with (
         store.serve() as server,
         Proxy("127.0.0.1", server.port) as proxy,
@@ -176,7 +180,7 @@ async def test_r8_a_cut_on_a_real_network_is_over_within_a_second() -> None:
 
 @pytest.mark.skipif("sys.platform != 'linux'", reason="elsewhere nobody knows what was acknowledged")
 async def test_r8_a_connection_that_a_proxy_only_pretends_to_carry_is_left() -> None:
-    """The proxy's system acknowledges all that is sent; it was believed for 30 s, and for most of a lease."""
+    """The proxy's system acknowledges all data; the client relied on that for 30 s, for most of a lease."""
     async with store.serve() as server, Proxy("127.0.0.1", server.port) as proxy:
         url = f"tcp://127.0.0.1:{proxy.port}"
         async with store.connect(url, timeout=25.0) as awaited:

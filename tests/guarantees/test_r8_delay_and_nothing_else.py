@@ -1,9 +1,9 @@
 """Promise R8: "A store restart (durable, or etcd), or a network cut shorter than the TTL (where connections were reset:
 than `disconnect_ttl`), costs delay and nothing else."
 
-A story of two rounds is told over and over; each time the trouble comes one step later in the dealings of all nodes
-with the store. It goes through every phase: gathering, last call, between the assignment and the commit, the standing
-round, a newcomer's waiting, and the next commit. What comes of it is the same each time.
+The same story of two rounds runs many times. Each time the trouble comes one request later, counted over all nodes. So
+it comes in every phase: gathering, last call, between the assignment and the commit, the standing round, a newcomer's
+waiting, and the next commit. The outcome is the same each time.
 
 `RDZV_R8_EVERY=1` has the trouble at every step.
 """
@@ -30,12 +30,12 @@ pytestmark = pytest.mark.virtual_time
 STEPS_MOST = 500  # more than all nodes take together; the test says if that ceases to be so
 EVERY = int(
     os.environ.get("RDZV_R8_EVERY", "14")
-)  # of so many steps the trouble comes at one, another for each trouble
+)  # the trouble comes at one step of so many, at different steps for each kind of trouble
 OUTAGES = (0.3, 2.0, 4.0)  # seconds: a blink, less than a coordinator's TTL, and more than that but less than a node's
 
 
 class Life:
-    """One node that meets again whenever there is somebody to take in."""
+    """One node that meets again whenever a node waits to join."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
@@ -56,7 +56,7 @@ class Life:
 
 
 async def tell(step: int, trouble: Callable[[VirtualRun], Awaitable[None]], *, durable: bool = True) -> bool:
-    """The story, with trouble at this step; whether it came that far."""
+    """Run the story, with trouble at this step; return whether it reached that step."""
     async with VirtualRun(durable=durable, min_nodes=2, max_nodes=4, last_call_timeout=12, seed=step) as run:
         steps = 0
         begun = asyncio.Event()
@@ -91,7 +91,7 @@ async def tell(step: int, trouble: Callable[[VirtualRun], Awaitable[None]], *, d
 
 
 def assert_the_same(lives: dict[str, Life]) -> None:
-    """What comes of the story without any trouble."""
+    """Assert the outcome that the story has without any trouble."""
     old, new = [lives[name] for name in "abc"], lives["d"]
     for life in (*old, new):
         assert not [change for change in life.changes if isinstance(change, NodesLost | NodesLeft | Dropped)]
@@ -145,7 +145,7 @@ async def test_r8_a_network_cut_shorter_than_the_ttl_costs_delay_and_nothing_els
 
 
 async def test_r8_a_store_that_is_down_for_longer_than_the_ttl_costs_members_their_round_and_no_more() -> None:
-    """R9 has the last word then: a member cannot tell a store that is down from a network that is cut."""
+    """R9 prevails then: a member cannot distinguish a store that is down from a network that is cut."""
     async with VirtualRun(durable=True, min_nodes=2, ttl=4) as run:
         a, b = run.handler("a"), run.handler("b")
         infos = await run.meet(a, b)
@@ -166,12 +166,12 @@ async def test_r8_a_store_that_is_down_for_longer_than_the_ttl_costs_members_the
 async def test_r8_whoever_waits_for_a_round_waits_out_a_store_that_is_away_for_minutes(
     minutes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A durable store that was away for 40 s ended every parked node and spare, though `join_timeout` was 600."""
+    """A durable store that was away for 40 s ended every waiting node and spare, though `join_timeout` was 600."""
     async with VirtualRun(durable=True, min_nodes=2, max_nodes=2, last_call_timeout=0, join_timeout=900) as run:
         parked = [run.start(run.handler("a").next_rendezvous())]
         await asyncio.sleep(20)
         run.kill_store()
-        # One more comes while it is away, and has never met it.
+        # One more node joins while it is away, and has never met it.
         await asyncio.sleep(5)
         parked.append(run.start(run.handler("b").next_rendezvous()))
         await asyncio.sleep(60 * minutes)
@@ -211,7 +211,7 @@ async def test_r8_a_store_away_for_less_than_half_the_ttl_costs_no_member_its_pl
 
 
 async def test_r8_a_node_that_died_while_the_store_was_down_counts_as_alive_for_up_to_one_ttl_more() -> None:
-    """R8: "Nodes that died while the store was down count as alive for up to one TTL more"."""
+    """R8: nodes that died while the store was down count as alive for up to one TTL more."""
     async with VirtualRun(durable=True, min_nodes=1, max_nodes=2, last_call_timeout=1, ttl=6) as run:
         a, _ = await run.met("ab")
         heard = await listen(run, a)
@@ -225,7 +225,7 @@ async def test_r8_a_node_that_died_while_the_store_was_down_counts_as_alive_for_
 
 
 async def test_r8_a_lease_whose_grant_was_long_under_way_is_renewed_in_time() -> None:
-    """It was renewed a third of its TTL later, as ever, and little of it was left by then: the node was dropped."""
+    """It was renewed a third of its TTL after the answer, when little of it was left: the node was dropped."""
     async with VirtualRun(min_nodes=2, ttl=10) as run:
         a = run.handler("a")
         await connected(a)

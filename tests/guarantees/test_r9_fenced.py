@@ -1,7 +1,7 @@
-"""Promise R9: a node that was dropped is told at the latest when its TTL has run out on its own clock, and is fenced.
+"""Promise R9: a dropped node knows it at the latest when its TTL has run out on its own clock, and is fenced.
 
-The harder cases, on virtual time: the one that is cut off is the coordinator itself, and its commit is on its way. What
-is paused for real is in `test_real_processes_handlers.py` and in `tests/chaos`.
+The harder cases run on virtual time: the node that is cut off is the coordinator itself, and its commit is on its way.
+`test_real_processes_handlers.py` and `tests/chaos` pause real processes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LATENCY_MOST = 0.001  # seconds, of the network these runs meet over
 
 
 def commits(request: Request[Any]) -> bool:
-    """Whether this would complete a round."""
+    """Return True if this request would complete a round."""
     return isinstance(request, Transact) and any(
         isinstance(write, Put) and write.key.endswith("/head/round") for write in request.then
     )
@@ -38,7 +38,9 @@ def commits(request: Request[Any]) -> bool:
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_r9_who_is_cut_off_knows_before_the_others_go_on_without_it(seed: int) -> None:
-    """Its TTL counts from the *sending* of what was acknowledged, so it ends before the store's does."""
+    """Its TTL counts from the *sending* of the last acknowledged renewal, so it ends before the lease does in the
+    store.
+    """
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=0.5, ttl=6, seed=seed) as run:
         a, b = await run.met("ab")
         await asyncio.sleep(run._rng.uniform(0, 6))
@@ -75,7 +77,7 @@ async def test_r9_a_coordinator_cut_off_with_its_commit_on_the_way_makes_no_seco
         first = [await joining[b], await joining[c]]
         committed_by = {term_of(info) for info in first}
         run.network.heal("a")
-        if away == 15:  # the others had the round, of three, and have lost one of them
+        if away == 15:  # the others had a round of three, and have lost one of them
             heard = await listen(run, b)
             await heard.until(NodesLost(1, ("a",)), NodesWaiting(1))
             joining |= {node: await run.join(node) for node in (b, c)}
@@ -91,7 +93,7 @@ async def test_r9_a_coordinator_cut_off_with_its_commit_on_the_way_makes_no_seco
 
 
 def term_of(info: RendezvousInfo) -> int:
-    """Which coordinator's round this is."""
+    """Return the term of the coordinator that made this round."""
     return info._membership.round.term
 
 
@@ -111,8 +113,8 @@ WRITES: dict[str, Callable[[SharedStore], Awaitable[object]]] = {
 async def test_r9_a_write_that_is_under_way_when_the_node_is_dropped_is_refused_by_the_store(
     write: str, way: str
 ) -> None:
-    """R9: "every such write is conditional on the round and on the node's own record". What the node itself knows by
-    then does not count: it has sent it already, and the network has taken its time.
+    """R9: every such write is conditional on the round and on the node's own record. The node's own knowledge cannot
+    help here: it has sent the write already, and the network delays it.
     """
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=0.5, ttl=6) as run:
         a, b = run.handler("a"), run.handler("b")
@@ -155,7 +157,7 @@ async def test_r9_a_write_that_is_under_way_when_the_node_is_dropped_is_refused_
 
 
 async def test_r9_the_same_write_is_taken_while_the_node_is_a_member() -> None:
-    """Or the test above would pass for writes that are refused always."""
+    """Otherwise the test above would pass if such writes were always refused."""
     async with VirtualRun(min_nodes=1, max_nodes=1) as run:
         (info,) = await run.meet(run.handler("a"))
         sent: list[Request[Any]] = []
@@ -175,8 +177,9 @@ async def test_r9_the_same_write_is_taken_while_the_node_is_a_member() -> None:
 
 @pytest.mark.parametrize("moment", ["the record goes", "a moment later"])
 async def test_r9_who_is_taken_out_of_its_round_is_told_though_the_coordinator_dies_just_then(moment: str) -> None:
-    """It learned that only from a later report. Without one it was told of its own loss by name, as of another's, never
-    that it was dropped, and could be the next to coordinate."""
+    """It learned that only from a later report. Without one it was notified of its own loss as if another node was
+    lost, never of being dropped, and could become the next coordinator.
+    """
     async with VirtualRun(min_nodes=1, max_nodes=4, last_call_timeout=1, ttl=60) as run:
         handlers = {name: run.handler(name) for name in "abcd"}
         infos = {info.node_id: info for info in await run.meet(*handlers.values())}
@@ -209,7 +212,9 @@ async def test_r9_who_is_taken_out_of_its_round_is_told_though_the_coordinator_d
 
 
 async def test_r9_who_goes_on_to_the_next_round_is_not_dropped_by_it() -> None:
-    """On etcd a push may come before an answer: a node heard of the round that held it before that it had arrived."""
+    """On etcd a push may come before an answer: a node read of the round that included it before its own arrival was
+    answered.
+    """
 
     async def answers_come_late(request: Any, when: str) -> None:
         if when == "after" and isinstance(request, Transact):

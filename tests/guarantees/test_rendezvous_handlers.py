@@ -206,7 +206,7 @@ async def test_r5_the_departure_of_each_member_is_no_loss_even_of_the_one_that_c
 
 
 async def test_r5_a_coordinator_that_leaves_right_behind_another_is_no_loss() -> None:
-    """The second departure within fifty milliseconds is not reported at once, and the role was given up before."""
+    """The second departure within fifty milliseconds is reported later, and the role was given up before the report."""
     async with VirtualRun(min_nodes=3, max_nodes=3) as run:
         nodes = {name: run.handler(name) for name in "abc"}
         await run.meet(*nodes.values())
@@ -300,8 +300,8 @@ async def test_r12_by_topology_the_node_left_over_is_a_spare_and_says_so() -> No
 
 
 async def test_r16_a_store_that_is_too_full_for_a_round_is_what_everybody_waits_for() -> None:
-    """They waited for ever, in a last call with nothing left of it, and only the coordinator's log said why."""
-    limits = Limits(keys_max=6)  # two nodes, their settings, coordinator and progress, and no round
+    """They waited for ever, in a last call that was over, and only the coordinator's log said why."""
+    limits = Limits(keys_max=6)  # two nodes, their settings, coordinator and progress, but no round
     async with VirtualRun(min_nodes=2, join_timeout=30, limits=limits) as run:
         a, b = run.handler("a"), run.handler("b")
         joining = [await run.join(a), await run.join(b)]

@@ -1,7 +1,7 @@
 """Promises R1 to R18 once more, for both twins, over every store: real sockets, real threads, short timeouts.
 
-What depends on when a timer ends is told on virtual time in the files beside this one, with the handler that awaits;
-here is what each promise comes down to, so that the blocking twin and every store keep it as well.
+Tests that depend on timers are on virtual time in the files beside this one, with the async handler. The short form of
+each promise is here, so that the blocking twin and every store are tested, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def etcd() -> Iterator[Backing]:
 
 @pytest.fixture
 def backing(store_name: str, request: pytest.FixtureRequest) -> Iterator[Backing]:
-    """Where the nodes of a test meet."""
+    """Serve the store that the nodes of a test use."""
     if store_name == "etcd":
         yield request.getfixturevalue("etcd")
     else:
@@ -45,13 +45,13 @@ def backing(store_name: str, request: pytest.FixtureRequest) -> Iterator[Backing
 
 
 def assert_one_round(infos: list[Any]) -> None:
-    """R3: all agree, and each rank is had once."""
+    """R3: all members agree, and each rank occurs once."""
     assert len({(info.round, info.world_size, info.bootstrap_address) for info in infos}) == 1
     assert sorted(info.rank for info in infos) == list(range(infos[0].world_size))
 
 
 async def eventually(look: Callable[[], Awaitable[T]], is_wanted: Callable[[T], bool]) -> T:
-    """What a node answers, once it is this: what is so is known to each a moment later."""
+    """Ask a node until it gives the wanted answer, and return that: each node learns of a change a moment later."""
     async with asyncio.timeout(60):
         while True:
             seen = await look()
@@ -121,7 +121,8 @@ async def test_r6_closing_reaches_members_joiners_and_spares_with_the_first_reas
         spare = await meeting.join(c)
         await a.leave()
         joiner = await meeting.join(a, at=b)
-        # There is room for one beside b, and a has been in the round: c must know that it is none of the two again.
+        # There is room for one beside b, and a has been in the round. So c must know that neither of them has come
+        # again.
         await eventually(c.status, lambda status: status.spares == ("c",))
         await b.set_closed("trained")
         await a.set_closed("second")
@@ -136,8 +137,8 @@ async def test_r6_closing_reaches_members_joiners_and_spares_with_the_first_reas
 
 
 async def test_r4_r5_r7_r9_who_is_cut_off_is_missed_told_fenced_and_can_come_again(twin: str, backing: Backing) -> None:
-    """It is the coordinator, too."""
-    # On a busy machine a node or two would be too late for a short last call.
+    """The node is also the coordinator."""
+    # On a busy machine one or two nodes would miss a short last call.
     async with Meeting(twin, backing, min_nodes=1, max_nodes=3, ttl=3, last_call_timeout=600) as meeting:
         a, b, c = [await meeting.node(name) for name in "abc"]
         joining = [await meeting.join(node) for node in (a, b, c)]
@@ -161,7 +162,7 @@ async def test_r4_r5_r7_r9_who_is_cut_off_is_missed_told_fenced_and_can_come_aga
 async def test_r8_a_connection_that_breaks_and_a_store_that_restarts_cost_delay_and_nothing_else(
     twin: str, backing: Backing
 ) -> None:
-    # A busy machine may take seconds to connect again: what is tested is that it costs nothing, not how long it takes.
+    # A busy machine may take seconds to connect again. The test is about the round's survival, not about the duration.
     async with Meeting(twin, backing, min_nodes=2, ttl=10, disconnect_ttl=10) as meeting:
         a, b = await meeting.node("a"), await meeting.node("b")
         first = await meeting.join(a)
@@ -193,7 +194,7 @@ async def test_r11_r13_a_re_rendezvous_ends_its_last_call_early_and_sizes_are_wh
         await meeting.end("d")
         joining = [await meeting.join(node, at=nodes[0]) for node in nodes[:3]]
         async with asyncio.timeout(60):
-            while sum(task.done() for task in joining) < 2:  # noqa: ASYNC110 - which two is not known before
+            while sum(task.done() for task in joining) < 2:  # noqa: ASYNC110 - any two of them
                 await asyncio.sleep(0.01)
         assert_one_round([await task for task in joining if task.done()])
         (left_out,) = [task for task in joining if not task.done()]
@@ -245,7 +246,7 @@ async def test_r9_a_caller_that_blocks_for_longer_than_the_ttl_between_two_calls
     """A training step that blocks the loop, or the script, does not look like a death."""
     async with Meeting(twin, backing, min_nodes=1) as meeting:
         a = await meeting.node("a")
-        # Not through a proxy, which lives in the loop that is about to be blocked.
+        # Not through a proxy: its loop is the one that the test blocks.
         url = f"{meeting.backing.scheme}://{meeting.backing.host}:{meeting.backing.port}/blocked-{time.time_ns()}"
         given: Overrides = {"min_nodes": 1, "ttl": 0.6, "is_host": False, "node_id": "busy"}
         if isinstance(a, BlockingNode):
@@ -253,7 +254,7 @@ async def test_r9_a_caller_that_blocks_for_longer_than_the_ttl_between_two_calls
         else:
             async with rdzv.connect(url, **given) as handler:
                 info = await handler.next_rendezvous()
-                time.sleep(0.9)  # noqa: ASYNC251 - that is what is tested
+                time.sleep(0.9)  # noqa: ASYNC251 - the test needs a blocked loop
                 await info.store.set("key", "value")
                 status = await handler.status()
         assert [member.node_id for member in status.members] == ["busy"]
@@ -261,7 +262,7 @@ async def test_r9_a_caller_that_blocks_for_longer_than_the_ttl_between_two_calls
 
 
 def block_a_script(url: str, given: Overrides) -> rdzv.RunStatus:
-    """What a script does that computes between two calls."""
+    """Act as a script that computes between two calls."""
     with rdzv.sync.connect(url, **given) as handler:
         info = handler.next_rendezvous()
         time.sleep(0.9)

@@ -1,4 +1,4 @@
-"""S10: a client knows its store by a random id, and does not go on with another one as if nothing had happened."""
+"""S10: a client knows its store by a random id, and fails if it meets another one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def restartable() -> AsyncIterator[Restartable]:
 async def outcome_of(call: Awaitable[Any]) -> Any:
     try:
         return await asyncio.wait_for(call, 10.0)
-    except Exception as error:  # noqa: BLE001 - it is what the test looks at
+    except Exception as error:  # noqa: BLE001 - the test returns it
         return error
 
 

@@ -1,7 +1,7 @@
-"""S10: "A client that comes back to another store than it knew gets `StoreReplaced`", and what that means to a run.
+"""S10: a client that meets another store than it knew gets `StoreReplaced`, and the consequences for a run.
 
-A memory store's death ends its runs' exclusivity; but whoever was in a round is told, rejoins above the highest round
-it knows, and no group forms beside a living one without both hearing of it.
+The death of a memory store ends the exclusivity of its runs. But each member of a round is notified, and rejoins above
+the highest round that it knows. No group forms beside a living one unless both are notified.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 async def replace(run: VirtualRun) -> None:
-    """The store dies, and another one, which is empty, stands in its place."""
+    """Kill the store, and serve an empty one at its address."""
     run.kill_store()
     await asyncio.sleep(0.5)
     run.restart_store()
@@ -46,7 +46,9 @@ async def test_s10_members_of_a_store_that_was_replaced_are_told_and_rejoin_abov
 
 
 async def test_s10_a_group_that_has_formed_in_the_new_store_hears_of_those_who_come_from_the_old_one() -> None:
-    """Who knew no round got number 0; those who know of round 3 do not make a second group, but wait for it."""
+    """The nodes that knew no round made round 0; nodes that know of round 3 do not make a second group, but wait for
+    it.
+    """
     async with VirtualRun(min_nodes=2, max_nodes=4, last_call_timeout=1) as run:
         old = [run.handler(name) for name in "ab"]
         for _ in range(4):
@@ -70,7 +72,7 @@ async def test_s10_a_group_that_has_formed_in_the_new_store_hears_of_those_who_c
 
 
 async def test_s10_who_has_only_waited_for_others_comes_above_their_round_as_well() -> None:
-    """It had heard of round 0, and made another one of that number: only who had been in a round was asked."""
+    """It knew of round 0, and made another round 0: only members of a round were asked for the highest number."""
     async with VirtualRun(min_nodes=1, max_nodes=1, last_call_timeout=1) as run:
         await run.met("a")
         waiting = await run.join(run.handler("b"))
@@ -109,7 +111,7 @@ async def test_s10_a_member_that_is_cut_off_while_the_store_is_replaced_is_dropp
 async def test_s10_a_node_that_waits_while_the_store_is_replaced_waits_on_in_the_new_one_for_as_long_as_it_would_have(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The call failed, and whoever did not call again was missing in the new store."""
+    """The call failed, and a node that did not call again was missing in the new store."""
     async with VirtualRun(min_nodes=2, join_timeout=60) as run:
         a, b = run.handler("a"), run.handler("b")
         for _ in range(3):

@@ -1,7 +1,7 @@
-"""S11: "No legal request, and no heap of them, holds the others up for more than 50 ms".
+"""S11: no legal requests hold others up for more than 50 ms.
 
-How that is done is counted in `tests/store/server/test_round_robin.py`, and what each request takes at its limit in
-`tests/store/engine/test_fair.py`. `python -m benchmarks.fairness` plays every kind, and prints what a bystander waits.
+`tests/store/server/test_round_robin.py` counts the turns, and `tests/store/engine/test_fair.py` the cost of each
+request at its limit. `python -m benchmarks.fairness` runs every kind of request, and prints the delays of a bystander.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ K = 1000
 
 
 async def test_s11_with_real_sockets_a_bystander_is_served_beside_everything_at_once() -> None:
-    """The honest run, judged by order: how long it takes is the machine's. The heaps held everybody up for 37 s.
+    """The honest run, judged by the order of the answers, since durations depend on the machine. The heaps of requests
+    once delayed all other clients by 37 s.
 
-    A pass is so much time, so a quick machine does more in it: some 7,000 requests have been seen while a bystander was
-    served three times. The heap of those that cost least is larger than that by far.
+    Each pass of the loop has a time limit, so a quick machine does more in it: up to 7,000 requests while a bystander
+    was served three times. The heap of the cheapest requests is far larger than that.
     """
     async with store.serve(limits=Limits()) as server, store.connect(server.url) as client:
         await client.put("small", b"")

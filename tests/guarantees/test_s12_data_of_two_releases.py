@@ -65,7 +65,7 @@ async def serving(tree: Path, data_dir: Path, port: int) -> AsyncIterator[Child]
 
 
 async def carried_out(*words: str | Path) -> None:
-    """A command that succeeds."""
+    """Run a command, which must succeed."""
     async with start_python("-m", "rdzv", *map(str, words)) as command:
         assert await command.wait() == 0, command.written()
 

@@ -1,4 +1,4 @@
-"""Promise S12: what a release has written is read for ever. `tools.release` puts its bytes into tests/golden."""
+"""Promise S12: every release reads the data of all earlier ones. `tools.release` puts their bytes into tests/golden."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_s12_what_this_release_writes_it_reads(tmp_path: Path) -> None:
 
 
 def test_s12_a_record_that_is_read_otherwise_is_found(tmp_path: Path) -> None:
-    """Else the test below might pass whatever is there."""
+    """Otherwise the test below might pass with any content."""
     golden.write(tmp_path / "now")
     records = tmp_path / "now" / "records.json"
     records.write_text(records.read_text().replace(b"slow disk".hex(), b"slow dusk".hex()))

@@ -124,22 +124,23 @@ class Fleet:
         await self.all_are_back()
 
     async def all_are_back(self) -> None:
-        """Let the nodes find the new server: one that has to leave while it has none can say goodbye to nobody."""
+        """Wait until all nodes are connected to the new server: a node without a connection cannot say goodbye."""
         async with asyncio.timeout(60), store.connect(f"tcp://127.0.0.1:{self.port}") as client:
-            while (await client.stats())["watches"] < len(self.nodes):  # noqa: ASYNC110  nobody is told
+            while (await client.stats())["watches"] < len(self.nodes):  # noqa: ASYNC110  there is no event for it
                 await asyncio.sleep(0.05)
 
     async def node(self, tree: Path, name: str) -> None:
-        """Let a node of this release take the place of the one of this name."""
+        """Replace the node of this name by one of this release."""
         if name in self.nodes:
             self.nodes[name].terminate()
             assert await self.nodes[name].wait() == 0
-        # A busy machine may take ten seconds to start a server, which is compiled anew: no lease is to end meanwhile.
+        # A busy machine may take ten seconds to start a server, whose code is compiled anew. No lease may end
+        # meanwhile.
         url = f"tcp://127.0.0.1:{self.port}/job?min_nodes=3&max_nodes=4&last_call_timeout=1&ttl=60"
         self.nodes[name] = await self.start(tree, "-c", NODE, url, name)
 
     async def all_meet(self, size: int) -> None:
-        """All nodes have come to a round of so many, with one number."""
+        """Wait until all nodes are in one round of this size."""
         for child in self.nodes.values():
             await child.line(f"size {size} people {size}")
 
@@ -164,7 +165,7 @@ async def test_s12_a_server_and_four_nodes_are_rolled_through_an_upgrade_and_bac
         await fleet.serve(tree)
         for name in names:
             await fleet.node(tree, name)
-            await fleet.all_meet(4)  # the newcomer is in, with all of those that were there
+            await fleet.all_meet(4)  # the newcomer is in, with all earlier members
     for child in fleet.seen:
         assert not [line for line in child.output if re.search("UNEXPECTED|Traceback|refused|was started with", line)]
     releases = {line.partition(":")[0] for child in fleet.seen for line in child.output if ": round" in line}

@@ -43,7 +43,7 @@ KEYS = ("hot/0", "hot/1", "count")
 
 
 async def carry_out(client: store.Client, wanted: RegisterInput, timeout: float) -> object:
-    """Ask for it, and say the answer in the words of the model."""
+    """Send the operation, and return its answer as an output of the model."""
     match wanted:
         case Get(key=key):
             entry = await client.get(key, timeout=timeout)
@@ -80,7 +80,7 @@ def choose(rng: random.Random) -> RegisterInput:
 async def one(
     name: str, client: store.Client, rng: random.Random, history: list[Operation], *, patience: float
 ) -> None:
-    """Ask for one thing, and note what came of it; every other time with little patience."""
+    """Send one operation, and record its outcome; every other one has a short timeout."""
     loop = asyncio.get_running_loop()
     wanted = choose(rng)
     call = loop.time()
@@ -144,13 +144,13 @@ async def test_s1_histories_of_clients_behind_a_failing_network_are_linearizable
 async def kill_again_and_again(
     directory: Path, port: int, history: list[Operation], rng: random.Random, over: asyncio.Event
 ) -> None:
-    """Serve, and be killed at work; the last life is left to go on, and ends when this is cancelled."""
+    """Serve, and be killed under load, repeatedly. The last server runs on, until this is cancelled."""
     arguments = ("serve", "--port", str(port), "--data-dir", str(directory))
     for life in range(KILLS + 1):
         async with start_python("-m", "rdzv", *arguments) as server:
             await server.says("listens on")
             wanted = len(history) + rng.randrange(20, 120)
-            while len(history) < wanted:  # noqa: ASYNC110 - it announces nothing
+            while len(history) < wanted:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.001)
             if life < KILLS:
                 server.kill()
@@ -160,8 +160,8 @@ async def kill_again_and_again(
 
 
 async def test_s1_histories_across_kills_of_a_durable_server_are_linearizable(tmp_path: Path) -> None:
-    """Real processes, real sockets: through proxies that delay, reset and swallow, to a server that is killed at work
-    and comes back with what is on its disk.
+    """Real processes and real sockets, through proxies that delay, reset and drop, to a server that is killed under
+    load and restarts with the data on its disk.
     """
     print(f"RDZV_SEED={SEED}")  # pytest shows it if the test fails
     history: list[Operation] = []

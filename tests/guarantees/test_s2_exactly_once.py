@@ -23,7 +23,7 @@ ADDITIONS = int(os.environ.get("RDZV_ADDITIONS", "20000"))
 
 
 async def keep_cutting(proxy: Proxy, rng: random.Random, bytes_most: int) -> None:
-    """Cut at a random byte, again and again, as soon as somebody has come back."""
+    """Cut at a random byte, again and again, as soon as a client has reconnected."""
     while True:
         proxy.cut_after(rng.randrange(1, bytes_most))
         cut = proxy.connections
@@ -92,7 +92,7 @@ async def test_s2_additions_of_blocking_threads_through_cut_connections_count_ex
 
 
 async def test_s2_where_nobody_can_know_the_caller_is_told_that_it_may_have_been_applied() -> None:
-    """ "Where nobody can know (a server without a data directory died), the caller gets `ConnectionLost` ..." """
+    """If the result cannot be known, since a server without a data directory died, the caller gets `ConnectionLost`."""
     async with (
         store.serve() as server,
         Proxy("127.0.0.1", server.port) as proxy,

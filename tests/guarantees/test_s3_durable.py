@@ -1,10 +1,10 @@
 """S3: Durable, if asked.
 
-    With a data directory, what was acknowledged survives `kill -9` and power loss, sessions and leases included.
-    Nothing that reflects a revision, whether reply, read or watch event, leaves the server before that revision is
-    durable: outboxes are held, in order. Without a directory the store is memory only and says so at start.
+With a data directory, acknowledged changes survive `kill -9` and power loss, also those of sessions and leases. No
+reply, read or watch event that shows a revision leaves the server before that revision is on disk: outboxes are held,
+in order. A store without a data directory says so at start.
 
-`RDZV_KILLS` says how often the server is killed; `RDZV_SEED` when.
+`RDZV_KILLS` sets how often the server is killed; `RDZV_SEED` when.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def serving(directory: Path, port: int, *more: str) -> contextlib.AbstractAsyncC
 
 
 class Load:
-    """Callers that know what they were told, and check it against what they are told next."""
+    """Callers that remember all replies, and check later replies against them."""
 
     def __init__(self) -> None:
         self.answers = 0
@@ -70,14 +70,14 @@ class Load:
             self._answered()
 
     async def add_together(self, client: Client) -> None:
-        """Count with everybody else; only the last sum can be told."""
+        """Count together with all other callers; only the final sum can be checked."""
         while not self.done:
             await client.add("together", 1)
             self.sums["together"] = self.sums.get("together", 0) + 1
             self._answered()
 
     async def put(self, client: Client, prefix: str) -> None:
-        """Write new keys; what was acknowledged is to be found, at the revision that was told."""
+        """Write new keys; an acknowledged one must be found, at its acknowledged revision."""
         number = 0
         while not self.done:
             key, value = f"{prefix}/{number}", b"%d" % number * (number % 50)
@@ -86,7 +86,7 @@ class Load:
             number += 1
 
     async def replace(self, client: Client, key: str) -> None:
-        """Write on what was written last; a write that was lost, or made twice, is refused."""
+        """Replace the value of the last write. The server rejects this if that write was lost, or made twice."""
         revision = 0
         while not self.done:
             result = await client.compare_and_set(key, b"%d" % revision, expected_revision=revision)
@@ -104,7 +104,7 @@ class Load:
 
 
 async def watch_all(client: Client) -> list[Event]:
-    """Everything from the first revision on, up to the key `last`."""
+    """Watch everything from the first revision on, up to the key `last`."""
     events: list[Event] = []
     async with client.watch("", start_revision=1) as changes:
         async for event in changes:
@@ -115,7 +115,7 @@ async def watch_all(client: Client) -> list[Event]:
 
 
 async def kill_at_random(directory: Path, port: int, load: Load, *, rng: random.Random) -> None:
-    """Start the server and kill it, again and again: mostly at work, sometimes before it has come so far."""
+    """Start the server and kill it, again and again: mostly under load, sometimes before it is ready."""
     for _ in range(KILLS):
         async with serving(directory, port) as server:
             if rng.random() < 0.8:
@@ -125,8 +125,8 @@ async def kill_at_random(directory: Path, port: int, load: Load, *, rng: random.
 
 
 async def test_s3_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
-    """ "With a data directory, what was acknowledged survives `kill -9`": of each request that was answered the effect
-    is there once (S2), in the same store (S10), and a watch tells of all of it without gap or double (S4).
+    """Acknowledged changes survive `kill -9`: the effect of each answered request is there once (S2), in the same store
+    (S10), and a watch reports each of them without a gap or a double (S4).
     """
     load, port = Load(), free_port()
     async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as background:
@@ -304,10 +304,10 @@ async def test_s3_a_full_disk_refuses_writes_and_nothing_else(
 async def test_s3_what_a_failed_fsync_leaves_in_doubt_is_told_to_nobody_and_a_crash_contradicts_nobody(
     tmp_path: Path,
 ) -> None:
-    """ "Nothing that reflects a revision (...) leaves the server before that revision is durable."
+    """No client is told of a change before it is on disk.
 
-    What is written and not synced is in the file, and a server that starts on it after a crash finds it. One that went
-    on without it used to tell its readers that it was not there, and its writer that nothing was done.
+    Data that is written and not synced is in the file, and a server that starts on it after a crash finds it. A server
+    that went on without it told its readers that the change was not there, and its writer that it was not applied.
     """
     port = free_port()
     url = f"tcp://127.0.0.1:{port}"
@@ -346,7 +346,7 @@ async def test_s3_what_a_failed_fsync_leaves_in_doubt_is_told_to_nobody_and_a_cr
 
 
 async def test_s3_without_a_directory_the_store_says_that_it_is_memory_only(tmp_path: Path) -> None:
-    """ "Without a directory the store is memory only and says so at start." """
+    """A store without a data directory says so at start."""
     async with start_python("-m", "rdzv", "serve", "--port", "0") as server:
         await server.says("in memory only: it ends with this process")
     async with start_python("-m", "rdzv", "serve", "--port", "0", "--data-dir", str(tmp_path)) as server:
@@ -358,7 +358,7 @@ async def test_s3_without_a_directory_the_store_says_that_it_is_memory_only(tmp_
 
 
 async def killed_after(directory: Path, writes: int) -> None:
-    """A store in which so many writes were acknowledged, each by itself, before it was killed."""
+    """Create a store in which so many writes were acknowledged, one after the other, before it was killed."""
     port = free_port()
     async with serving(directory, port) as server, store.connect(f"tcp://127.0.0.1:{port}") as client:
         for number in range(writes):
@@ -367,7 +367,7 @@ async def killed_after(directory: Path, writes: int) -> None:
 
 
 def data_in(directory: Path) -> dict[str, bytes]:
-    """The files that hold data; another is the index that SQLite makes of its log."""
+    """Return the files that hold data, without the index that SQLite makes of its log."""
     return {
         path.name: path.read_bytes()
         for path in directory.iterdir()
@@ -383,7 +383,7 @@ def flip(path: Path, at: int) -> None:
 
 @pytest.mark.parametrize("damage", ["early in the log", "in its last write", "the log cut off", "the log taken away"])
 async def test_s3_damage_that_costs_acknowledged_writes_is_never_passed_over(tmp_path: Path, damage: str) -> None:
-    """ "what was acknowledged survives": one flipped byte in SQLite's log used to lose all of them, in silence."""
+    """Acknowledged changes survive: one flipped byte in SQLite's log lost all of them silently."""
     await killed_after(tmp_path, 40)
     log = tmp_path / "store.sqlite3-wal"
     match damage:
@@ -403,7 +403,7 @@ async def test_s3_damage_that_costs_acknowledged_writes_is_never_passed_over(tmp
 
 
 async def test_s3_a_store_that_was_killed_and_is_whole_goes_on(tmp_path: Path) -> None:
-    """The same without damage: no false alarm, several times over."""
+    """The same without damage: there is no false alarm, also after several starts."""
     for count in (3, 1, 30):
         await killed_after(tmp_path, count)
     async with store.serve(data_dir=tmp_path) as server, store.connect(server.url) as client:
@@ -413,13 +413,13 @@ async def test_s3_a_store_that_was_killed_and_is_whole_goes_on(tmp_path: Path) -
 async def test_s3_a_reader_that_holds_sqlites_lock_costs_time_and_nothing_else(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A backup tool that held it for 5 s used to cost all connections."""
+    """A backup tool that held it for 5 s ended all connections."""
     async with store.serve(data_dir=tmp_path) as server, store.connect(server.url, timeout=60.0) as client:
         await client.put("k", b"1")
         with contextlib.closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             writing = asyncio.create_task(client.put("k", b"2"))
-            await asyncio.sleep(2.5)  # of SQLite's own real time: longer than it waits for a lock at once
+            await asyncio.sleep(2.5)  # of SQLite's own real time: longer than one of its waits for a lock
             assert not writing.done()
             other.execute("ROLLBACK")
         assert await writing == 2

@@ -1,8 +1,8 @@
-"""S3, on a disk that is full: deletes are always taken, and leases lapse.
+"""S3, on a disk that is full: deletes are always accepted, and leases expire.
 
     docs/failures.md: "the disk of a durable store is full: writes fail with `LimitExceeded`; reads and deletes go on"
 
-Each case has a file system of its own that what is put fills up.
+Each case has a file system of its own, which the test fills.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ AT_ONCE = 64
 @contextlib.asynccontextmanager
 async def serving(directory: Path, kind: str, size: str, port: int) -> AsyncIterator[Child]:
     """A server on a file system of its own."""
-    # A loop device is mounted by the machine's root alone, and a tmpfs by anybody in a namespace of their own.
+    # Only root can mount a loop device; any user can mount a tmpfs in a namespace of their own.
     own = OWN_MOUNTS if kind == "tmpfs" else ("unshare", "--mount")
     arguments = ("sh", str(directory), sys.executable, str(port), size)
     tried = subprocess.run([*own, "sh", "-c", MOUNT[kind], *arguments], capture_output=True, check=False)  # noqa: ASYNC221
@@ -61,7 +61,7 @@ time.sleep(1000)
 
 @contextlib.asynccontextmanager
 async def read_by_another(server: Child, directory: Path) -> AsyncIterator[None]:
-    """Another program reads the database all the while, so that its log cannot be emptied."""
+    """Let another program read the database all the time, so that its log cannot be emptied."""
     namespaces = ("--mount", "--user", "--preserve-credentials")[: 3 if "--user" in server.name else 1]
     async with start(
         "nsenter",
@@ -78,7 +78,7 @@ async def read_by_another(server: Child, directory: Path) -> AsyncIterator[None]
 
 
 async def fill(client: store.Client, size: int) -> list[str]:
-    """Put values until there is no room for another; the keys that are there."""
+    """Put values until the store rejects one; return the keys that exist."""
     stored: list[str] = []
     while True:
         keys = [f"k/{len(stored) + number}" for number in range(AT_ONCE if size < 100_000 else 1)]
@@ -119,7 +119,7 @@ async def test_s3_on_a_full_disk_deletes_are_taken_and_leases_lapse(
             stored = await fill(client, size)
             kept.cancel()
             unkept_since = time.monotonic()
-            # One by one, and many at once; with a log that cannot be emptied not all that there are.
+            # First one by one, then many at once. With a log that cannot be emptied, delete only some of them.
             one_by_one = stored[: 20 if read else 100]
             for key in one_by_one:
                 assert await until_taken(client, key)
@@ -139,7 +139,7 @@ async def test_s3_on_a_full_disk_deletes_are_taken_and_leases_lapse(
 
 
 async def until_taken(client: store.Client, key: str) -> bool:
-    """Delete a key; for a moment after a failure nothing is taken at all."""
+    """Delete a key. For a moment after a failure the server rejects all writes."""
     async with asyncio.timeout(2.0):
         while True:
             with contextlib.suppress(LimitExceeded):

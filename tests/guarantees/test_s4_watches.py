@@ -41,7 +41,7 @@ def blocking_taken(watch: BlockingWatch, count: int) -> list[Event]:
 async def serving(
     network: MemoryNetwork, limits: Limits | None = None
 ) -> AsyncIterator[tuple[store.Server, store.Client, store.Client]]:
-    """A server, one who writes, and one who watches."""
+    """A server, a client that writes, and one that watches."""
     async with (
         serve_in_memory(network, limits=limits) as server,
         connect_in_memory(network, source="writer") as writer,
@@ -82,7 +82,7 @@ async def test_s4_a_watch_across_cuts_sees_every_revision_once_and_in_order(seed
 
 @virtual_time
 async def test_s4_a_watch_from_a_revision_on_is_told_the_past_and_goes_on_across_cuts() -> None:
-    """ "resumable: ... every later change, no gap": also between the past and what comes next."""
+    """ "resumable": there is no gap between the history and later changes."""
     network = MemoryNetwork(latency=(0.001, 0.05), rng=random.Random(1), shred=True)
     async with serving(network) as (_, writer, watcher):
         revisions = [await writer.put(f"watched/{number % 3}", b"") for number in range(20)]
@@ -96,7 +96,7 @@ async def test_s4_a_watch_from_a_revision_on_is_told_the_past_and_goes_on_across
 
 @virtual_time
 async def test_s4_an_idle_watch_is_not_reset_for_what_happened_elsewhere() -> None:
-    """ "resumable": an answer to anything at all tells how far a watch has come that saw nothing."""
+    """ "resumable": each answer of the server moves the resume point of a watch that has had no event."""
     network = MemoryNetwork()
     async with (
         serving(network, limits=Limits(history_bytes_max=5000)) as (_, writer, watcher),
@@ -152,7 +152,7 @@ async def test_s4_a_client_too_slow_for_its_outbox_misses_nothing(caplog: pytest
 
 @contextlib.asynccontextmanager
 async def history_gone(network: MemoryNetwork, watcher: store.Client, writer: store.Client) -> AsyncIterator[None]:
-    """While this lasts the watcher is away; when it comes back, what it missed is no longer kept."""
+    """Disconnect the watcher during the block. When it reconnects, the events that it missed are no longer kept."""
     network.refuse("watcher")
     network.reset("watcher")
     yield
@@ -219,7 +219,7 @@ async def test_s4_a_blocking_watch_across_cuts_sees_every_revision_once_and_in_o
                 proxy.cut()
         events = await asyncio.wait_for(reading, 10.0)
         assert [event.revision for event in events] == written
-        assert proxy.connections > 1  # how many of the cuts it has met depends on how soon it comes back
+        assert proxy.connections > 1  # it meets fewer of the cuts if it reconnects later
         watch.__exit__(None, None, None)
 
 

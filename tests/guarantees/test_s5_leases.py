@@ -22,7 +22,7 @@ virtual_time = pytest.mark.virtual_time
 
 
 async def deletion(watch: Watch) -> float:
-    """When the next key goes."""
+    """Return the time of the next deletion."""
     async for event in watch:
         if event.kind == "delete":
             break
@@ -117,7 +117,9 @@ async def test_s5_a_keep_alive_sent_to_a_server_that_stands_still_counts() -> No
 
 
 async def test_s5_a_server_that_was_stopped_for_longer_than_the_ttl_lets_nothing_lapse_for_that() -> None:
-    """Really stopped: SIGSTOP. What was sent to it meanwhile is in its sockets, and is read before anything lapses."""
+    """The process is really stopped, by SIGSTOP. Its sockets hold the messages of that time, and it reads them before
+    any lease expires.
+    """
     ttl = 0.8
     async with start_python("-m", "rdzv", "serve", "--port", "0") as server:
         line = await server.says("listens on")

@@ -1,5 +1,5 @@
-"""S6: "Frames, values, keys, watches, outboxes, history, sessions, total memory: each has a limit that a client cannot
-pass, and a clear error at it.", at a real server: somebody goes past each limit, and a bystander notices nothing.
+"""S6: frames, values, keys, watches, outboxes, history, sessions and total memory each have a limit that a client
+cannot pass, and a clear error. Here a client goes past each limit of a real server, without effect on a bystander.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MIB = 2**20
 
 
 class Scene:
-    """A server, somebody who goes too far, and what the log says."""
+    """A server, a client that goes past a limit, and the server's log."""
 
     def __init__(self, server: Server, client: store.Client, log: pytest.LogCaptureFixture) -> None:
         self.server = server
@@ -41,11 +41,11 @@ class Scene:
         self._stack = contextlib.AsyncExitStack()
 
     async def another(self, **options: Any) -> store.Client:
-        """One more client, for as long as the scene lasts."""
+        """Connect one more client, for as long as the scene lasts."""
         return await self._stack.enter_async_context(store.connect(self.server.url, **options))
 
     async def a_peer(self, **options: Any) -> Peer:
-        """One without manners."""
+        """Connect a peer that speaks the protocol by hand."""
         loop = asyncio.get_running_loop()
         _, peer = await loop.create_connection(lambda: Peer(**options), "127.0.0.1", self.server.port)
         self._stack.push_async_callback(peer.lost.wait)
@@ -54,7 +54,7 @@ class Scene:
         return peer
 
     async def says(self, what: str) -> str:
-        """The line of the log that contains this."""
+        """Return the line of the log that contains this."""
         while True:
             for record in self.log.records:
                 if what in record.getMessage():
@@ -66,14 +66,14 @@ class Scene:
 
 
 async def refusal(call: Awaitable[object], error: type[Exception] = LimitExceeded) -> str:
-    """What a call is refused with."""
+    """Return the error with which a call is refused."""
     with pytest.raises(error) as caught:
         await call
     return str(caught.value)
 
 
 async def unacknowledged(peer: Peer, request: Request[Any], *, first: int, count: int) -> str:
-    """Ask as a client that never says that it has had a reply; the last answer, which is a refusal."""
+    """Send requests as a client that never acknowledges a reply; return the last answer, which is a refusal."""
     peer.transport.write(b"".join(wire.encode_request(first + each, 0, request) for each in range(count)))
     answer = await peer.answer(first + count - 1)
     assert isinstance(answer, Failed)
@@ -87,7 +87,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], Callable[[Scene], Awaita
 def past(
     limits: dict[str, Any], *shown: str
 ) -> Callable[[Callable[[Scene], Awaitable[str]]], Callable[[Scene], Awaitable[str]]]:
-    """How one goes past the first of these limits; the others make room for that."""
+    """Register a case that goes past the first of these limits; the other limits are raised to allow that."""
 
     def register(case: Callable[[Scene], Awaitable[str]]) -> Callable[[Scene], Awaitable[str]]:
         name = next(iter(limits))
@@ -181,7 +181,7 @@ async def an_outbox(scene: Scene) -> str:
     await peer.answer(ping)
     peer.transport.pause_reading()
     while not any("reads too slowly" in record.getMessage() for record in scene.log.records):
-        await scene.client.put("a", bytes(15_000))  # what the system's buffers take is not the server's
+        await scene.client.put("a", bytes(15_000))  # bytes in the system's buffers do not count as the server's
         assert scene.server.figures()["outbox_bytes"] <= 40_000
     scene.log.clear()
     await scene.client.put("b", bytes(15_000))
@@ -213,10 +213,13 @@ async def writes(scene: Scene) -> str:
     "delete some",
 )
 async def all_memory(scene: Scene) -> str:
-    """What the connections hold counts, too: with deaf readers there is less room for keys, and the slowest pays."""
+    """Memory of the connections counts, too: if peers do not read, less is left for keys, and the slowest peer is
+    closed.
+    """
     deaf = [await scene.a_peer() for _ in range(4)]
     for number, peer in enumerate(deaf):
-        await peer.answer(*peer.ask(Watch(prefix=f"deaf/{number}")))  # each something else: what is shared counts once
+        # a different prefix for each: shared bytes count once
+        await peer.answer(*peer.ask(Watch(prefix=f"deaf/{number}")))
         peer.transport.pause_reading()
     await scene.client.put("m", bytes(400_000))
     for number in itertools.cycle(range(len(deaf))):
@@ -248,10 +251,10 @@ async def a_disk_that_takes_nothing(scene: Scene) -> str:
         async with held_back(Path(directory), patch, limits=limits) as (server, journal):
             early, late = [await a_peer(server, journal) for _ in range(2)]
             asked = early.ask(*[Put("a", bytes(MIB - 1000))] * 10)[-1]
-            while server.figures()["journal_bytes"] <= 2 * MIB:  # noqa: ASYNC110 - it tells nobody
+            while server.figures()["journal_bytes"] <= 2 * MIB:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0)
             asked_late = late.ask(Put("b", bytes(MIB - 1000)))[0]
-            for _ in range(200):  # in each of which a packet of 256 KiB could be taken from each
+            for _ in range(200):  # in each of them one packet of 256 KiB could be read from each peer
                 await asyncio.sleep(0)
                 assert server.figures()["journal_bytes"] < 3.1 * MIB, "no more than the request that went past it"
             assert server.figures()["inbox_bytes"] < 1.5 * MIB, "and not the whole of the next one of each"
@@ -378,7 +381,7 @@ async def half_a_frame(scene: Scene) -> str:
 
 
 class Bystander:
-    """Two clients that go on working all the while, and must not notice anything."""
+    """Two clients that go on working all the time, and must not notice anything."""
 
     def __init__(self, writer: store.Client, reader: store.Client, watch: Any) -> None:
         self.writer, self.reader, self.watch = writer, reader, watch
@@ -388,12 +391,12 @@ class Bystander:
             client.on_connection(self.losses.append)
 
     async def works(self) -> None:
-        """Write, and hear of it; with nothing in between."""
+        """Write, and get exactly this event from the watch."""
         self.written += 1
         await self.writer.put("bystander", b"%d" % self.written, timeout=30.0)
         async with asyncio.timeout(30.0):
             event = await anext(self.watch)
-            while event.value == b"0" or event.kind == "delete":  # what a case that clears all keys does
+            while event.value == b"0" or event.kind == "delete":  # from a case that clears all keys
                 event = await anext(self.watch)
         assert event.value == b"%d" % self.written
         assert self.losses == []
@@ -464,7 +467,8 @@ async def test_s6_who_sends_half_requests_for_longest_pays_when_all_memory_is_ta
         for number, peer in enumerate(slow, start=1):
             peer.transport.write((2 * MIB).to_bytes(4, "big") + bytes(MIB - 1000))
             while server.figures()["inbox_bytes"] < number * (MIB - 1000) and not caplog.records:  # noqa: ASYNC110
-                await asyncio.sleep(0)  # it is read in pieces; the first is to be there for longer than the others
+                # it is read in pieces; the first must have been there for longer than the others
+                await asyncio.sleep(0)
             assert server.figures()["memory_bytes"] <= 9 * MIB
         await slow[0].lost.wait()
         assert "memory_bytes_max" in str(slow[0].problem), "who has held so much for longest is told, and comes again"
@@ -489,7 +493,7 @@ async def test_s6_a_transaction_writes_no_more_than_a_frame_holds_also_if_it_app
 
 
 async def test_s6_one_transaction_carries_ten_thousand_conditions() -> None:
-    """ "One transaction may carry 10,000 conditions within the frame limit." """
+    """One transaction may carry 10,000 conditions within the frame limit."""
     keys = [f"rdzv/a-run-with-a-long-name/nodes/{number:05d}" for number in range(10_000)]
     async with store.serve() as server, store.connect(server.url) as client:
         await asyncio.gather(*[client.put(key, b"", timeout=60.0) for key in keys])

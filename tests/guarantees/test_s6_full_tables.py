@@ -1,6 +1,6 @@
-"""S6, of each table of the server that has a bound: the living get in, whether the dead fill it or the living.
+"""S6, for each table of the server that has a bound: living clients get in, whether dead or living ones fill the table.
 
-What makes way in each is in docs/limits.md.
+docs/limits.md says which entry of each table makes way.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
     from tests.support.spoken import Request
 
-AWAY_LEAST = 10.0  # seconds that a session keeps its place, whoever comes
+AWAY_LEAST = 10.0  # seconds for which a session keeps its place against newcomers
 MANY = 12  # more than any table below takes
 LEASE = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionTable:
-    """A table of the server: its bound, what each of many does to fill it, and what a newcomer does then.
+    """A table of the server: its bound, the requests of each client that fill it, and the request of a newcomer.
 
     Attributes:
         dead_for: Seconds that the dead may keep a newcomer out.
-        refusal: What it is told while the living fill the table; "" if it gets in.
+        refusal: The newcomer's error while the living fill the table; "" if it gets in.
     """
 
     limits: dict[str, int]
@@ -54,7 +54,7 @@ async def watch(client: store.Client) -> None:
 
 
 async def resume(client: store.Client) -> None:
-    """A watch from the beginning is told that the history is gone, and what is there now."""
+    """Watch from the beginning: the watch reports that the history is gone, and then the present keys."""
     async with client.watch("k", snapshot=True) as watching:
         assert (await anext(aiter(watching))).key == "k"
     await client.put("k", b"")
@@ -106,7 +106,7 @@ async def test_s6_a_newcomer_finds_room_in_a_full_table_or_is_told_what_fills_it
         await writer.put("k", b"")
         living: list[Peer] = []
         for number in range(MANY):
-            with contextlib.suppress(AssertionError, TimeoutError):  # the table is full, and it is told so
+            with contextlib.suppress(AssertionError, TimeoutError):  # the table is full, and the newcomer gets an error
                 async with asyncio.timeout(0.1):
                     peer = await introduce(network, source=f"peer {number}")
                     living.append(peer)
@@ -133,7 +133,7 @@ async def test_s6_a_newcomer_finds_room_in_a_full_table_or_is_told_what_fills_it
 
 
 async def fill(peer: Peer, table: ConnectionTable) -> None:
-    """Do what fills the table, and hear the answers to it, but for those that never come."""
+    """Send the requests that fill the table, and read the answers, except those that never come."""
     first = peer.connection.ask(table.fill[0], None).request_id
     for request_id, request in enumerate(table.fill, first):
         acknowledged = request_id - 1 if table.acknowledges else 0
@@ -176,7 +176,7 @@ with store.sync.connect(sys.argv[1], timeout=60) as client:
 async def test_s6_a_client_that_stands_still_beside_a_full_table_of_sessions_goes_on_after_a_restart(
     tmp_path: Path,
 ) -> None:
-    """Its session is among the restored ones, and nobody takes its place in 10 s."""
+    """Its session is among the restored ones, and keeps its place for 10 s."""
     port = free_port()
     serve = ("-m", "rdzv", "serve", "--port", str(port), "--data-dir", str(tmp_path), "--connections-max", "10")
     async with contextlib.AsyncExitStack() as stack:
@@ -199,7 +199,7 @@ async def test_s6_a_client_that_stands_still_beside_a_full_table_of_sessions_goe
 
 
 async def kill_writers(port: int, count: int) -> None:
-    """Clients write once, and their processes are killed."""
+    """Let clients write once, and kill their processes."""
     for _ in range(count):
         _, peer = await asyncio.get_running_loop().create_connection(Peer, "127.0.0.1", port)
         await peer.until(lambda peer=peer: peer.connection.welcomed)  # type: ignore[misc]

@@ -1,6 +1,6 @@
-"""S6: "A slow reader loses its watch, not the server its memory.": what a real server takes, as the system counts it.
+"""S6: a slow reader loses its watch, instead of filling the server's memory, as the system measures a real server's.
 
-`RDZV_DEAF_MIB` says how much passes a client that reads nothing: 256 if nothing else is said; `.ci/run` says 1,024.
+`RDZV_DEAF_MIB` sets how much data a client leaves unread: 256 by default; `.ci/run` sets 1,024.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ DEAF_MIB = int(os.environ.get("RDZV_DEAF_MIB", "256"))
 MIB = 2**20
 OUTBOX = 64 * MIB
 VALUE = 256 * 1024
-SMALL = 12 * 1024  # of which each reader has a copy of its own; larger ones are shared, and count once
+SMALL = 12 * 1024  # each reader has its own copy of such a value; larger ones are shared, and count once
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="skipped, only Linux tells what a process has used")
 
 
 def most_memory(pid: int) -> int:
-    """The most that a process has had in memory so far, in bytes."""
+    """Return the largest amount of memory that a process has had so far, in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 @contextlib.asynccontextmanager
 async def serving(*arguments: str) -> AsyncIterator[tuple[int, int]]:
-    """A server's port and process."""
+    """Start a server; yield its port and process id."""
     async with start_python("-m", "rdzv", "serve", "--port", "0", *arguments) as child:
         line = await child.says("listens on")
         yield int(line.partition("listens on ")[2].partition(",")[0].rpartition(":")[2]), child.pid
@@ -47,7 +47,7 @@ async def serving(*arguments: str) -> AsyncIterator[tuple[int, int]]:
 
 @contextlib.asynccontextmanager
 async def watchers(port: int, count: int, *, deaf: bool = True) -> AsyncIterator[list[Peer]]:
-    """Peers that watch, and from now on read nothing, if they are `deaf`."""
+    """Connect peers that watch. If they are `deaf`, they read nothing from now on."""
     peers: list[Peer] = []
     try:
         for _ in range(count):
@@ -65,14 +65,14 @@ async def watchers(port: int, count: int, *, deaf: bool = True) -> AsyncIterator
 
 
 async def pass_by(client: store.Client, mib: int, *, size: int = VALUE) -> None:
-    """Let so much be told to all watchers, in values of this size."""
+    """Send so much data to all watchers, in values of this size."""
     for first in range(0, mib * MIB // size, 8):
         await asyncio.gather(*[client.put(f"k{first + number}", bytes(size)) for number in range(8)])
         await client.delete_prefix("k")
 
 
 async def memory_without_them(client: store.Client, port: int, pid: int) -> int:
-    """What the server has used once it has done all the same for a client that does read."""
+    """Return the server's memory after the same traffic to a client that does read."""
     async with watchers(port, 1, deaf=False):
         for _ in range(2):
             await pass_by(client, 64)
@@ -80,7 +80,7 @@ async def memory_without_them(client: store.Client, port: int, pid: int) -> int:
 
 
 async def test_s6_a_client_that_reads_nothing_costs_less_than_its_outbox_limit() -> None:
-    """ "A client that reads nothing while 1 GB of events passes costs the server less than its outbox limit." """
+    """The server spends less on it than its outbox limit while 1 GB of events passes."""
     limits = ("--outbox-bytes-max", str(OUTBOX), "--history-bytes-max", str(4 * MIB))
     async with serving(*limits) as (port, pid), store.connect(f"tcp://127.0.0.1:{port}") as client:
         before = await memory_without_them(client, port, pid)
@@ -94,7 +94,7 @@ async def test_s6_a_client_that_reads_nothing_costs_less_than_its_outbox_limit()
 
 
 async def test_s6_many_clients_that_read_nothing_cost_less_than_the_limit_of_all_memory() -> None:
-    """ "total memory": eight of them, each of which stays below its own limit."""
+    """Eight of them, each below its own limit, together meet the limit of all memory."""
     most = 2 * OUTBOX
     limits = ("--memory-bytes-max", str(most), "--frame-bytes-max", str(40 * MIB), "--history-bytes-max", str(4 * MIB))
     async with serving(*limits) as (port, pid), store.connect(f"tcp://127.0.0.1:{port}") as client:
@@ -108,7 +108,7 @@ async def test_s6_many_clients_that_read_nothing_cost_less_than_the_limit_of_all
 
 
 async def test_s6_many_clients_that_do_not_read_the_same_large_values_share_them() -> None:
-    """Eight of them held 384 MiB of 48."""
+    """Eight of them held 384 MiB for 48 MiB of values."""
     limits = ("--memory-bytes-max", str(4 * OUTBOX), "--history-bytes-max", str(4 * MIB))
     async with serving(*limits) as (port, pid), store.connect(f"tcp://127.0.0.1:{port}") as client:
         before = await memory_without_them(client, port, pid)

@@ -1,6 +1,6 @@
-"""S7: "Bad input costs its sender the connection, with one log line, and nobody else anything."
+"""S7: bad input costs its sender the connection, with one log line, and affects no other client.
 
-What comes of malformed frames, by the million, is in `tests/store/protocol/test_bad_input.py`.
+`tests/store/protocol/test_bad_input.py` feeds malformed frames, by the million.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def bystander(server: Server) -> AsyncIterator[Bystander]:
         try:
             yield it
             before = it.additions
-            while it.additions < before + 10 and not going_on.done():  # noqa: ASYNC110 - it announces nothing
+            while it.additions < before + 10 and not going_on.done():  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0)
         finally:
             going_on.cancel()
@@ -57,7 +57,7 @@ async def bystander(server: Server) -> AsyncIterator[Bystander]:
 
 
 async def answer_to(port: int, said: bytes) -> bytes:
-    """All that the server says to this before it hangs up."""
+    """Return everything that the server sends in answer to these bytes before it hangs up."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(said)
@@ -156,7 +156,8 @@ async def test_s7_random_bytes_from_many_peers_disturb_nobody(seed: int, caplog:
     rng = random.Random(seed)
     async with store.serve(limits=limits_with(handshake_timeout=0.5, frame_timeout=0.3)) as server, bystander(server):
         offences = [
-            (hello(session=number) if number % 2 else b"")  # else they would take one another's place
+            # distinct sessions, or each peer would replace the one before
+            (hello(session=number) if number % 2 else b"")
             + (framed(rng.randbytes(rng.randrange(1, 200))) if number % 3 else rng.randbytes(rng.randrange(1, 5000)))
             for number in range(50)
         ]

@@ -110,7 +110,7 @@ async def test_s8_a_client_with_a_token_refuses_a_server_that_asks_for_none() ->
 
 
 def listed(*processes: Child) -> str:
-    """What a list of processes shows of these, where the system lets us read it."""
+    """Return the command lines of these processes, as a process list shows them, if the system permits."""
     lines = [Path(f"/proc/{process.pid}/cmdline") for process in processes]
     return "\n".join(line.read_text() for line in lines if line.exists())
 
@@ -213,7 +213,7 @@ async def test_s8_tls_and_a_token_go_together(certificates: Certificates) -> Non
 
 @dataclass(frozen=True)
 class Stranger:
-    """Who is not let in, what it reads, and what the server's log says of it."""
+    """A client that is refused: its error, and the line in the server's log."""
 
     told: str
     logged: str
@@ -286,7 +286,8 @@ async def test_s8_each_stranger_reads_one_sentence_and_each_attempt_is_one_line(
     limits = store.Limits(handshake_timeout=0.3)
     async with store.serve(limits=limits, **served) as server, Proxy("127.0.0.1", server.port) as proxy:
         url = f"{case.scheme}://127.0.0.1:{proxy.port}"
-        # A refusal that may be over soon, such as that of a server that is leaving, is met again until the time is up.
+        # If a refusal may be temporary, such as that of a server that is leaving, the client tries until its time is
+        # up.
         options: dict[str, Any] = {
             "timeout": 0.25 if case.error is ConnectionLost else 10.0,
             "token": case.token or None,
@@ -300,14 +301,14 @@ async def test_s8_each_stranger_reads_one_sentence_and_each_attempt_is_one_line(
                     async with store.connect(url, **options):
                         raise AssertionError("it was let in")
                 await asyncio.to_thread(connect_blocking, url, **options)
-            # On a busy machine its last attempt may be under way when its time is up: then it says that.
+            # On a busy machine its last attempt may be under way when its time is up: then the error says that.
             told = str(caught.value)
             if case.told in told:
                 break
         assert case.told in told
         assert "\n" not in told
         if case.error is ConnectionLost:
-            proxy.cut()  # asyncio may leave a connection open that was given up in mid-handshake
+            proxy.cut()  # asyncio may leave a connection open whose handshake was given up
         await proxy.until(lambda: proxy.open_connections == 0)
         attempts = proxy.connections
         assert server.figures()["keys"] == 0
@@ -319,7 +320,7 @@ async def test_s8_each_stranger_reads_one_sentence_and_each_attempt_is_one_line(
     assert as_told
     if case.error is not ConnectionLost:
         assert len(as_told) == attempts
-    # Whoever gives up in the middle of an attempt has hung up, or said nothing at all.
+    # A client that gives up in the middle of an attempt has hung up, or sent nothing at all.
     gave_up = ("hung up in mid-handshake", "no hello within", "no handshake within", "it says nothing")
     assert all(any(what in line for what in gave_up) for line in said if line not in as_told), said
     assert TOKEN not in caplog.text
@@ -337,7 +338,7 @@ async def test_s8_each_stranger_reads_one_sentence_and_each_attempt_is_one_line(
 async def test_s8_who_gives_up_on_a_port_that_says_nothing_reads_what_it_may_speak(
     kind: str, scheme: str, hangs_up: bool, told: str
 ) -> None:
-    """As at a server with TLS before its own time is up, which is longer than that of most who only look."""
+    """A server with TLS is silent, too, until its own time is up, which is longer than the timeout of most clients."""
     met: list[asyncio.StreamWriter] = []
 
     async def mute(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -358,7 +359,7 @@ async def test_s8_who_gives_up_on_a_port_that_says_nothing_reads_what_it_may_spe
 
 
 async def test_s8_uvloop_tells_the_same(certificates: Certificates, tmp_path: Path) -> None:
-    """Handshakes are another's code there."""
+    """Handshakes have another implementation there."""
     require("uvloop")
     certificates.authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     certificates.issued.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
@@ -386,7 +387,7 @@ async def test_s8_uvloop_tells_the_same(certificates: Certificates, tmp_path: Pa
 
 
 async def test_s8_wrong_tokens_from_an_address_keep_nobody_out_who_has_the_right_one() -> None:
-    """Eight a second from behind one address let 2 of 37 in who had the right one."""
+    """With eight attempts per second from one address, 2 of 37 clients with the right token got in."""
     async with store.serve(token=TOKEN) as server:
 
         async def guess() -> None:

@@ -19,7 +19,7 @@ from tests.support.stores import MemoryNetwork, Peer, connect_in_memory, introdu
 if TYPE_CHECKING:
     from pathlib import Path
 
-SOON = 4.0  # seconds, also on a busy machine; it waits for five for those who do not read
+SOON = 4.0  # seconds, also on a busy machine; the server waits five seconds for peers that do not read
 
 
 async def test_s9_clients_are_told_that_the_server_leaves_and_say_so() -> None:
@@ -28,7 +28,8 @@ async def test_s9_clients_are_told_that_the_server_leaves_and_say_so() -> None:
             client = await outliving.enter_async_context(store.connect(server.url, timeout=0.3))
             await outliving.enter_async_context(client.watch(""))
             problems: asyncio.Queue[str] = asyncio.Queue()
-            # Read in the moment of the loss: the next attempt to connect finds that nobody listens.
+            # Read it at the moment of the loss: the next attempt to connect fails for another reason, as no server
+            # listens.
             client.on_connection(lambda connected: None if connected else problems.put_nowait(client.last_problem))
         assert await asyncio.wait_for(problems.get(), 5.0) == "the server is leaving"
         with pytest.raises(ConnectionLost):
