@@ -22,11 +22,13 @@ from anyio.abc import SocketAttribute
 
 import store
 from rdzv._version import __version__
+from rdzv.backends.asking import DialOfMany
 from rdzv.backends.bind_address import in_words, split_addresses
-from rdzv.backends.credentials import with_expected_nodes
+from rdzv.backends.credentials import Credentials, with_expected_nodes
 from rdzv.cli.command import DONE, FAILED, JSON, STORE, command, option, put, say
 from rdzv.cli.reach import open_run, open_store, settings_of
 from rdzv.config.endpoint import split_url
+from rdzv.core.hosts.succession import Answer
 from rdzv.node.link.wakeup import Wakeup
 from store.connecting import is_etcd
 from store.limits import is_loopback
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from rdzv.config.settings import Settings
     from rdzv.core.report import RunStatus
 
 VERSION: Final = 1  # the version of the `--json` format; it rises if a field is removed or changes its meaning
@@ -101,14 +104,20 @@ async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
     settings = with_expected_nodes(settings_of(options.url, **given))
     url, run_id = settings.endpoint.url, split_url(options.url).run_id
     own_address, step = "", options.timeout / STEPS
+    answers = await _ask_each(settings) if settings.endpoint.has_successors else {}
     for host, port in settings.endpoint.hosts:
         addresses = await _resolve(host, port, checks, timeout=step)
-        if addresses:
+        answer = answers.get((host, port), Answer.SERVES)
+        if answer is not Answer.SERVES:
+            checks.append(_not_serving(host_and_port(host, port), answer))
+        elif addresses:
             reached_from, check = await _reach(host, port, addresses, step, etcd=is_etcd(url))
             checks.append(check)
             own_address = reached_from or own_address
-            if not is_etcd(url):
-                await _look_for_other_machines(host, port, checks)
+        if addresses and not is_etcd(url):
+            await _look_for_other_machines(host, port, checks)
+    if answers and Answer.SERVES not in answers.values():
+        checks.append(Check("store", "no host serves it", "start a node on one of them"))
     if not own_address:
         return
     if not is_loopback(own_address):
@@ -136,6 +145,24 @@ async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
     elif run_id:
         remedy = "start the nodes that are expected in it" if settings.expected else ""
         checks.append(Check("run", f"the store has no run {run_id} yet", remedy))
+
+
+async def _ask_each(settings: Settings) -> dict[tuple[str, int], Answer]:
+    """Return the answer of each host in the URL to the question whether it serves."""
+    dial = DialOfMany(settings.endpoint.hosts, Credentials(settings).client_tls(), secure=settings.uses_tls)
+    asked = await asyncio.gather(*(host.ask(dial.tls) for host in dial.hosts))
+    return {where: one.answer for where, one in zip(settings.endpoint.hosts, asked, strict=True)}
+
+
+def _not_serving(host: str, answer: Answer) -> Check:
+    """Return the check of one of several hosts, of which one serves: the others refuse connections."""
+    remedy = ""
+    if answer is Answer.SILENT:
+        remedy = (
+            f"let the port through the firewall, and let it drop packets rather than reject them; if the machine is "
+            f"off, rdzv lost URL {host}"
+        )
+    return Check("host", f"{host} {answer.value}", remedy)
 
 
 async def _look_up(name: str, port: int | None) -> list[str]:

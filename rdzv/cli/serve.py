@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import random
 import signal
 import socket
 from typing import TYPE_CHECKING, Any, Final
@@ -22,8 +23,10 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 import store
+from rdzv.backends.builtin import client_of
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.monitoring import http_room
+from rdzv.backends.succession import Succession
 from rdzv.cli.command import DONE, ENDING, Argument, Wish, argument, argument_type, command, flag, handle_signal, option
 from rdzv.config import value_types
 from rdzv.config.endpoint import SCHEMES
@@ -43,6 +46,8 @@ log: logging.Logger = logging.getLogger(__name__)
 EVERY_ADDRESS, LOOPBACK = "", "localhost"  # both for IPv4 and IPv6
 TIDY_EVERY = 60.0  # seconds until an idle server is seen; a long garbage collection then delays no client
 AT_ONCE = 1  # the exit status after a second signal
+LOOK_EVERY: Final = 0.2  # seconds between checks that another host serves
+ENDS_WITHIN: Final = 5.0  # seconds for clients to move to the next host
 
 
 PORT: Final = argument_type(value_types.HTTP_PORT)
@@ -70,6 +75,12 @@ def _limit(limit: dataclasses.Field[Any]) -> Argument:
         "TLS or --insecure says who may come, else loopback)",
     ),
     option("--port PORT", PORT, "port; 0 takes a free one", default=DEFAULT_PORT),
+    option(
+        "--hosts A,B,C:PORT",
+        None,
+        "instead of --host and --port: the hosts in the runs' URLs, of which this machine is one; it serves while no "
+        "other host does, in memory only",
+    ),
     option("--data-dir DIR", None, "keep the store here, through restarts; without, in memory only"),
     option(
         "--token-file FILE",
@@ -118,6 +129,8 @@ async def _serve(options: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         handle_signal(number, asked_to_stop, number)
     handle_signal(signal.SIGHUP, _reload, credentials, tls)
+    if options.hosts is not None:
+        return await _serve_in_turn(options, stop)
     serving = store.serve(
         host,
         options.port,
@@ -151,6 +164,35 @@ async def _serve(options: argparse.Namespace) -> int:
                 tidy_up()
         notify("STOPPING=1")
         _say(f"leaving, {server.connections} connections are told")
+    return DONE
+
+
+async def _serve_in_turn(options: argparse.Namespace, stop: asyncio.Event) -> int:
+    """Serve while no other of several hosts does; take part in the succession until told to stop."""
+    scheme = "tcps" if options.cert else "tcp"
+    names = ("insecure", "http_port", "token_file", "cert", "key", "ca", "data_dir")
+    given = {name: getattr(options, name) for name in names if getattr(options, name)}
+    given |= {"limits": _limits(options), "close_timeout": ENDS_WITHIN}
+    environment = {name: value for name, value in os.environ.items() if name in ("RDZV_TOKEN", "RDZV_TOKEN_FILE")}
+    settings = parse(f"{scheme}://{options.hosts}/any", given, environment)
+    if not settings.endpoint.has_successors:
+        raise RendezvousSettingsError(f"--hosts={options.hosts[:80]} names one host; give --host and --port for that")
+    credentials = Credentials(settings)
+    succession = Succession(settings, credentials, lambda: client_of(settings, credentials), random.Random())
+    said = ""
+    try:
+        while not stop.is_set():
+            await succession.begin()
+            state = f"serves the store at {settings.endpoint.url}" if succession.hosts else "waits for its turn"
+            if state != said:
+                said = state
+                _say(state)
+                notify(f"READY=1\nSTATUS={state}")
+            with anyio.move_on_after(LOOK_EVERY):
+                await stop.wait()
+        notify("STOPPING=1")
+    finally:
+        await succession.aclose()
     return DONE
 
 

@@ -164,6 +164,7 @@ LAST_CALL_GRACE = 10.0  # seconds that a commit, or a new coordinator, may take 
 MANY = 64  # nodes; smaller runs are told their count at once
 UNBANS_AT_ONCE = 16  # lifted bans per write of the history
 TRY_AGAIN_AFTER = 1.0  # seconds until a failed order is tried again, if no event comes before
+MOVES = "the host of the store leaves, and the next one serves"
 PROBLEM_MOST = 200  # characters of a problem, which is sent to every node ...
 GIVEN_UP_MOST = 300  # ... and of a round that was given up, which names nodes
 
@@ -207,7 +208,7 @@ def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Sto
         round.number,
         head.stop,
         why=why_to_stop(progress, head, live=view.live),
-        for_newcomers=not (head.closed or progress.draining or len(view.live) > progress.capacity),
+        for_newcomers=not (head.closed or head.moves or progress.draining or len(view.live) > progress.capacity),
         closing=head.closed is not None,
         members=[node_id for node_id in view.live if view.record(node_id).progress is not None],
         some_have_gone=bool(view.departed_count or view.lost_count),
@@ -221,7 +222,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
     if progress.phase in (Phase.CLOSED, Phase.GATHERING):
         return Wait(until=None, progress=progress)
     if head.moves:
-        return Wait(until=None, progress=hindered(progress, "the host of the store leaves, and the next one serves"))
+        return Wait(until=None, progress=hindered(progress, MOVES))
     enough = view.enough_since is not None
     ends = None if view.enough_since is None else view.enough_since + rules.last_call
     placed = len(rules.placed([*view.waiting.values()]))
@@ -563,6 +564,8 @@ def why_to_stop(progress: Progress, head: Head, *, live: Collection[str]) -> str
     leaving = [node_id for node_id in head.drains if node_id in live]
     if leaving:
         return to_leave(leaving[:NAMED_MOST], head.drains[leaving[0]].reason)
+    if head.moves:
+        return MOVES
     if len(live) > progress.capacity:
         reason = head.resized.reason if head.resized is not None else ""
         return f"the run was resized to at most {_nodes(progress.capacity)}{f': {reason}' if reason else ''}"

@@ -186,3 +186,29 @@ async def test_s13_nothing_is_left_listening_when_all_have_left() -> None:
             node.terminate()
         await asyncio.gather(*(node.wait() for node in it.nodes.values()))
         assert await it.stores() == set()
+
+
+async def test_s13_stores_outside_the_job_take_turns_and_one_that_is_told_to_leave_costs_no_step() -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        it = Job(stack, AWAITED, "max_nodes=2&is_host=0")
+        hosts = ",".join(it.hosts)
+        first, second = [
+            await stack.enter_async_context(start_python("-m", "rdzv", "serve", "--hosts", hosts)) for _ in range(2)
+        ]
+        for server in (first, second):
+            await server.says("rdzv serve: ")
+        serving, waiting = sorted((first, second), key=lambda one: "waits" in one.output[0])
+        await it.start("a", "b")
+        number = await it.round_of(2)
+        doctor = await stack.enter_async_context(start_python("-m", "rdzv", "doctor", it.store))
+        assert await doctor.wait() == 0, doctor.output
+        assert sum("refuses" in line for line in doctor.output) == 2
+        serving.terminate()
+        await waiting.says("serves the store")
+        number = await it.round_of(2, above=number)
+        steps = {node.stdout[-1].split()[-1] for node in it.nodes.values()}
+        assert len(steps) == 1, "they have left at one step"
+        assert await serving.wait(timeout=10) == 0
+        waiting.kill()
+        for node in it.nodes.values():
+            assert await node.says("no process listens", timeout=30)
