@@ -1,8 +1,8 @@
 """Is there one order in which these overlapping operations could have happened? (Wing, Gong and Lowe.)
 
 A history holds the operations of all clients: input, caller, times of call and return, and output. It is linearizable
-if every operation can be given one moment between its call and its return so that a plain sequential `Model`, run in the order
-of these moments, gives the same answers. Pure: no clock, no chance.
+if every operation can be given one moment between its call and its return so that a plain sequential `Model`, run in
+the order of these moments, gives the same answers. Pure: no clock, no chance.
 
 Consequences of the promise, and of Lowe's and porcupine's work on checking it:
 
