@@ -1,4 +1,6 @@
-"""The blocking client: channels, threads, interruptions, and what callers are told; and the server in a thread."""
+"""The blocking client: channels, threads, interruptions, and the errors that callers get; and the server in a
+thread.
+"""
 
 from __future__ import annotations
 
@@ -37,20 +39,20 @@ MIB = 1024 * 1024
 
 
 async def until(condition: Callable[[], Any], *, timeout: float = 10.0) -> None:
-    """Wait for something that other threads bring about."""
+    """Wait for a condition that other threads bring about."""
     async with asyncio.timeout(timeout):
-        while not condition():  # noqa: ASYNC110 - threads set no events of ours
+        while not condition():  # noqa: ASYNC110 - other threads bring it about
             await asyncio.sleep(0.005)
 
 
 def in_thread(function: Callable[[], Any]) -> asyncio.Task[Any]:
-    """Call something that blocks."""
+    """Call a blocking function in a thread."""
     return asyncio.create_task(asyncio.to_thread(function))
 
 
 @contextlib.asynccontextmanager
 async def through_proxy(limits: Limits | None = None) -> AsyncIterator[tuple[Server, Proxy, sync.Client]]:
-    """A server, a proxy before it, and a blocking client that comes through it."""
+    """A server, a proxy in front of it, and a blocking client that connects through the proxy."""
     async with store.serve(limits=limits) as server, Proxy("127.0.0.1", server.port) as proxy:
         client = sync.Client(Address(host="127.0.0.1", port=proxy.port), timeout=5.0)
         try:
@@ -86,7 +88,7 @@ def test_calls_one_after_the_other_use_one_connection(server: Server) -> None:
 
 
 def test_the_connections_of_the_busiest_moment_are_given_back(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They were kept for as long as the client."""
+    """They were kept until the client was closed."""
     with sync.connect(server.url) as client:
         together = threading.Barrier(12)
 
@@ -129,7 +131,7 @@ def when_its_time_is_over(server: Server, disconnect_ttl: float) -> None:
 
 @pytest.mark.some_of(0)
 def test_leases_outlive_the_connections_of_the_busiest_moment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lease ended 60 s after it was granted, with the connection on which it had been."""
+    """A lease ended 60 s after its grant, together with the connection that had granted it."""
     with sync.connect(server.url) as client:
         together = threading.Barrier(50)
 
@@ -197,17 +199,17 @@ def test_a_server_that_takes_nothing_is_as_good_as_gone(monkeypatch: pytest.Monk
             channel._send(bytes(10 * MIB))
 
 
-# ------------------------------------------------------------------------------------------------ what callers are told
+# ------------------------------------------------------------------------------------------------ errors for callers
 
 
 def outcome_within(seconds: float, call: Callable[[], Any]) -> BaseException | None:
-    """How a call fails in a thread of its own, which is left behind if that takes longer."""
+    """Return the error of a call in a thread of its own, which is left behind if the call takes longer."""
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
             call()
-        except BaseException as error:  # noqa: BLE001 - it is what is asked for
+        except BaseException as error:  # noqa: BLE001 - the test returns it
             failed.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -233,7 +235,7 @@ def test_a_host_that_answers_no_packet_costs_the_callers_time_and_no_more() -> N
     with socket.socket() as full, contextlib.ExitStack() as stack:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
-        for _ in range(3):  # they fill its queue: later ones are dropped without a word
+        for _ in range(3):  # they fill its queue: later ones are dropped silently
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
@@ -243,7 +245,7 @@ def test_a_host_that_answers_no_packet_costs_the_callers_time_and_no_more() -> N
 
 
 def test_a_server_that_welcomes_and_hangs_up_each_time_is_asked_with_pauses(server: Server) -> None:
-    """It was asked 600 times a second."""
+    """The client connected 600 times per second."""
     came: list[socket.socket] = []
 
     def forward(theirs: socket.socket) -> None:
@@ -272,7 +274,7 @@ def test_a_server_that_welcomes_and_hangs_up_each_time_is_asked_with_pauses(serv
 
 
 class Soon(random.Random):
-    """Draws next to nothing of every range: hardly a pause before another attempt."""
+    """A source of randomness that returns nearly 0, so that there is hardly a pause between attempts."""
 
     def uniform(self, a: float, b: float) -> float:
         return min(a + 0.01, b)
@@ -407,7 +409,7 @@ def test_a_signal_handler_that_raises_gets_out_at_once_and_the_client_goes_on(se
 
 
 def test_a_lease_outlives_an_interrupted_call(server: Server) -> None:
-    """The connection was closed, and the lease ended with it, or at once, as if the process had died."""
+    """The connection was closed, and its lease ended with it, or at once, as if the process had died."""
 
     def ring(*_: object) -> None:
         raise _AlarmError
@@ -462,7 +464,7 @@ async def test_a_reset_is_told_even_if_the_attempt_that_knew_of_it_failed() -> N
 
 
 async def test_a_watch_that_is_closed_while_its_store_is_away_ends_at_once() -> None:
-    """Its reader went on until the timeout of one attempt to open it again was over."""
+    """Its reader went on until the timeout of an attempt to open it again had passed."""
     async with through_proxy() as (_, proxy, client):
         client.timeout = 60.0
         watch = await asyncio.to_thread(client.watch("").__enter__)
@@ -523,7 +525,9 @@ def test_a_watch_that_is_refused_leaves_no_connection() -> None:
 
 
 def test_the_latest_revision_seen_outlives_watches_that_end_at_once(server: Server) -> None:
-    """The one that ended first could put back what it had read before, and a store that went back went unnoticed."""
+    """The watch that ended first could overwrite the revision with an older one. Then the client did not notice that
+    the store had gone back in time.
+    """
     with store.sync.connect(server.url) as client:
         first, second = client.watch("a"), client.watch("b")
         first.__enter__()
@@ -558,7 +562,9 @@ def test_a_wait_that_begins_after_waits_were_ended_does_not_begin() -> None:
 
 
 def test_what_is_read_after_an_interruption_is_decrypted_as_before() -> None:
-    """A wait that was ended just as its answer came took what was encrypted for the protocol: the client had failed."""
+    """If a wait was interrupted just as its answer arrived, encrypted bytes were read as protocol, and the client
+    failed.
+    """
     require("trustme")
     import trustme
 
@@ -583,7 +589,7 @@ def test_what_is_read_after_an_interruption_is_decrypted_as_before() -> None:
 
 
 def test_a_call_keeps_its_time_limit_while_it_sends() -> None:
-    """A server that took a little every now and then made a `put` of 2 s last for 32."""
+    """A server that read a little at a time made a `put` with a timeout of 2 s last for 32 s."""
     with sync.serve() as server, sync.connect(server.url) as client:
         channel = client._free[0]
         assert channel.sock is not None
@@ -637,7 +643,7 @@ def test_an_impostor_does_not_end_a_client_that_has_met_its_store() -> None:
 def test_whoever_is_to_get_out_while_its_channel_connects_does_not_wait_once_that_is_done(
     get_out: Callable[[sync.Client], None], error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There was no socket to break yet, and then a wait for a member that was gone went on for its whole timeout."""
+    """There was no socket to break yet, and so a wait for a member that was gone went on for its whole timeout."""
     with sync.serve() as server:
         client = sync.Client(Address(host="127.0.0.1", port=server.port))
 
@@ -652,7 +658,7 @@ def test_whoever_is_to_get_out_while_its_channel_connects_does_not_wait_once_tha
 
 
 def test_a_channel_that_met_the_store_first_speaks_for_all_of_its_client() -> None:
-    """A thread that connects only after the replacement would otherwise take the new store for the old one."""
+    """Otherwise a thread that connects only after the replacement would take the new store for the old one."""
     with contextlib.ExitStack() as stack:
         with sync.serve() as server:
             client = stack.enter_context(sync.connect(server.url))
@@ -669,7 +675,9 @@ def test_a_channel_that_met_the_store_first_speaks_for_all_of_its_client() -> No
 async def silent_connection(
     monkeypatch: pytest.MonkeyPatch, *, acknowledged: bool = False
 ) -> AsyncIterator[tuple[Server, Proxy, sync.Client]]:
-    """A client with little patience. Its proxy acknowledges all that it drops, and is believed only if asked to be."""
+    """A client with a short timeout. Its proxy acknowledges all data that it drops; the client relies on this only if a
+    test asks for it.
+    """
     monkeypatch.setattr(rooms, "LOOK", 0.02)
     monkeypatch.setattr(rooms, "outstanding", lambda _: (0, False, acknowledged))
     monkeypatch.setattr(patience, "SILENCE", 0.1)
@@ -682,7 +690,9 @@ async def silent_connection(
 async def test_a_silent_connection_is_left_for_a_fresh_one_on_which_the_server_speaks(
     cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waited for ten seconds, or on the first fresh one that was taken; what it had asked is applied once."""
+    """The client waited for ten seconds, or used the first new connection that was accepted. The request is applied
+    once.
+    """
     async with silent_connection(monkeypatch) as (server, proxy, client):
         assert await asyncio.to_thread(client.add, "count", 1) == 1
         proxy.swallow()
@@ -700,7 +710,7 @@ async def test_a_silent_connection_is_left_for_a_fresh_one_on_which_the_server_s
 
 
 async def test_a_server_whose_system_acknowledges_is_taken_for_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fresh connection would be as slow, and keep it busier still."""
+    """A new connection would be as slow, and add load."""
     async with silent_connection(monkeypatch, acknowledged=True) as (_, proxy, client):
         proxy.black_hole()
         with pytest.raises(StoreTimeoutError):

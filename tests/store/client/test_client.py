@@ -1,4 +1,4 @@
-"""The async client: connecting, coming back, what callers are told, and who has to wait for whom."""
+"""The async client: connecting, reconnecting, the errors that callers get, and waits for room."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ virtual_time = pytest.mark.virtual_time
 
 
 async def gathered(*calls: Awaitable[Any]) -> list[Any]:
-    """The outcomes of calls, errors among them."""
+    """Return the outcomes of calls, errors among them."""
     return await asyncio.gather(*calls, return_exceptions=True)
 
 
 def changes_of(client: Client) -> list[bool]:
-    """Whether the client was connected, as it tells from now on."""
+    """Return a list to which the client's changes between connected and disconnected are appended."""
     changes: list[bool] = []
     client.on_connection(changes.append)
     return changes
@@ -63,7 +63,7 @@ async def test_what_the_server_says_before_the_dial_returns_is_heard() -> None:
 
 @virtual_time
 async def test_a_connection_that_has_ended_before_its_greeting_is_answered_is_followed_by_another() -> None:
-    """On a busy machine: uvloop raises where a transport that is closed is written to, and the client was of no use."""
+    """On a busy machine, uvloop raises at a write to a closed transport, and the client could not be used any more."""
     network = MemoryNetwork()
     dialed: list[asyncio.Transport] = []
 
@@ -96,7 +96,7 @@ async def test_a_defect_while_connecting_is_told_to_callers_and_raised_at_the_en
     assert isinstance(caught.value.__context__, ConnectionLost)
 
 
-# ------------------------------------------------------------------------------------------------ coming back
+# ------------------------------------------------------------------------------------------------ reconnecting
 
 
 @virtual_time
@@ -115,9 +115,9 @@ async def test_a_client_comes_back_after_hours_of_outage() -> None:
 
 @virtual_time
 async def test_thousands_of_clients_do_not_come_back_at_once_after_a_restart() -> None:
-    """R8, and the trap of thundering herds: of those who wait for a server few come in any one moment.
+    """R8, and thundering herds: of thousands of clients without a server only few reconnect at any one moment.
 
-    With RDZV_RECONNECTS=10000 it is as many.
+    Set RDZV_RECONNECTS=10000 for as many clients.
     """
     count, down_for = int(os.environ.get("RDZV_RECONNECTS", "1000")), 3.0
     loop = asyncio.get_running_loop()
@@ -144,7 +144,9 @@ async def test_thousands_of_clients_do_not_come_back_at_once_after_a_restart() -
 
 @virtual_time
 async def test_where_connections_are_taken_and_nothing_is_said_each_is_given_longer() -> None:
-    """A busy server greets in the order of coming: who gave up soon and came again was never greeted."""
+    """A busy server welcomes clients in the order of their connections. A client that gave up early and connected again
+    was never welcomed.
+    """
     network, came, mute = MemoryNetwork(), list[float](), asyncio.Event()
 
     async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
@@ -210,13 +212,13 @@ async def test_a_large_value_that_takes_its_time_is_no_silence() -> None:
             await asyncio.sleep(0)
             await asyncio.sleep(0)  # one delivery
             link.server.pause_reading()
-            await asyncio.sleep(0.95)  # what the server reads at a time
+            await asyncio.sleep(0.95)  # the server reads a little at a time
         assert now() - started > 55.0
         assert changes == []
         assert await putting == 1
 
 
-# ------------------------------------------------------------------------------------------------ what callers are told
+# ------------------------------------------------------------------------------------------------ errors for callers
 
 
 @virtual_time
@@ -246,7 +248,7 @@ async def test_what_was_given_up_while_away_is_not_asked_again_on_the_return() -
         ]
         await asyncio.sleep(1.0)
         network.refuse("store")
-        network.reset("client")  # what was under way is lost
+        network.reset("client")  # bytes on their way are lost
         network.heal("client")
         put, wait = await gathered(*calls)
         assert (type(put), put.maybe_applied) == (ConnectionLost, True)
@@ -356,7 +358,7 @@ async def test_callers_that_find_no_room_wait_no_longer_than_they_said(monkeypat
 
 @virtual_time
 async def test_a_caller_that_finds_room_late_has_what_is_left_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It had all of it once more: a call of 3 s took 5.9."""
+    """It had its whole timeout once more: a call with a timeout of 3 s took 5.9 s."""
     monkeypatch.setattr(client_room, "IN_FLIGHT_MAX", 1)
     network = MemoryNetwork()
     async with serve_in_memory(network), connect_in_memory(network) as client:
@@ -443,7 +445,7 @@ def test_client_and_server_run_on_uvloop_too() -> None:
 
     async def talk() -> None:
         async with store.serve() as server:
-            for host in ("127.0.0.1", "localhost"):  # the latter may mean ::1 first, where nobody listens
+            for host in ("127.0.0.1", "localhost"):  # localhost may mean ::1 first, where no server listens
                 async with store.connect(f"tcp://{host}:{server.port}", timeout=60.0) as client:
                     async with client.watch("") as watch:
                         await client.put("large", bytes(5_000_000))
@@ -460,7 +462,7 @@ def test_client_and_server_run_on_uvloop_too() -> None:
 
 @virtual_time
 async def test_a_client_whose_loop_ends_lets_nobody_wait() -> None:
-    """What cleaned up at the end of a loop revoked its leases over it, and waited two seconds for no answer."""
+    """At the end of a loop, the clean-up revoked leases over that loop, and waited two seconds for no answer."""
     network = MemoryNetwork()
     async with serve_in_memory(network), connect_in_memory(network) as client:
         lease, at = await client.grant(10), now()
@@ -472,7 +474,9 @@ async def test_a_client_whose_loop_ends_lets_nobody_wait() -> None:
 
 
 def test_what_is_asked_while_the_connection_ends_is_sent_on_the_next_one_and_nobody_hears_of_it() -> None:
-    """uvloop raises where asyncio passes over a write to a connection that is closing: each was logged as a defect."""
+    """uvloop raises at a write to a closing connection, which asyncio ignores. Each such write was logged as a
+    defect.
+    """
     defects: list[str] = []
 
     async def main() -> None:
@@ -553,7 +557,7 @@ async def test_nothing_waits_for_the_rest_of_a_large_request_that_was_given_up(g
 
 
 async def test_a_forked_child_that_closes_an_inherited_client_ends_nothing_of_its_parents() -> None:
-    """It wrote a bye into its parent's connection, and hung."""
+    """It wrote a farewell to its parent's connection, and hung."""
     async with store.serve() as server, store.connect(server.url) as client:
         child = os.fork()
         if child == 0:
@@ -572,7 +576,7 @@ async def test_a_forked_child_that_closes_an_inherited_client_ends_nothing_of_it
 
 
 async def test_a_use_in_another_event_loop_is_refused_and_not_applied() -> None:
-    """The write was applied, and its caller was told a RuntimeError of asyncio's inside."""
+    """The write was applied, and its caller got a RuntimeError from inside asyncio."""
     async with store.serve() as server, store.connect(server.url) as client:
 
         async def watch() -> None:

@@ -1,5 +1,7 @@
-"""Promise S2: "where nobody can know, the caller gets maybe_applied=True, never a guess": every error of a request that
-was sent says so; and nobody who stands in the store's place for a while ends a client that has met it (S10)."""
+"""Promise S2: if it cannot be known whether a request was applied, the caller gets maybe_applied=True. Every error of a
+request that was sent says so. A program that takes the store's port for a while ends no client that knows the store
+(S10).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ IMPOSTORS = {
 
 
 class Impostor(asyncio.Protocol):
-    """Says one thing to whoever connects."""
+    """A server that sends the same bytes to every client."""
 
     def __init__(self, words: bytes) -> None:
         self._words = words
@@ -43,7 +45,7 @@ class Impostor(asyncio.Protocol):
 
 
 def client_of(network: MemoryNetwork, names: list[str], token: bytes | None) -> Client:
-    """A client that dials the first of these names, whatever it is at the time."""
+    """Return a client that dials the first of these names. The names may change later."""
 
     async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
         return await network.dial(names[0], factory)

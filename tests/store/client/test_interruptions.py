@@ -1,4 +1,4 @@
-"""Blocking calls beside signals: time limits that hold, and what a signal's handler raises."""
+"""Blocking calls beside signals: time limits hold, and an exception of a signal's handler reaches the caller."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 RAISED = [TimeoutError, BlockingIOError, ConnectionResetError, KeyboardInterrupt]
 
-LONG = 20.0  # seconds; what is only over by then has kept no time limit of a second
+LONG = 20.0  # seconds; a call with a time limit of one second that ends only then has ignored the limit
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def server() -> Iterator[Server]:
 
 @contextlib.contextmanager
 def signals(every: float, handler: Callable[..., object] = lambda *_: None) -> Iterator[None]:
-    """Have a signal come again and again, as a sampling profiler does."""
+    """Send a signal again and again, as a sampling profiler does."""
     before = signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, every, every)
     try:
@@ -62,7 +62,7 @@ def signals(every: float, handler: Callable[..., object] = lambda *_: None) -> I
 def stopped_later(
     tmp_path: Path, *, secure: bool
 ) -> Iterator[tuple[str, ssl.SSLContext | None, subprocess.Popen[bytes]]]:
-    """A server in a process of its own, which is to be stopped; it goes on after `LONG`, so that no test hangs."""
+    """A server in a process of its own, which a test stops. It continues after `LONG`, so that no test hangs."""
     context, options = None, list[str]()
     if secure:
         require("trustme")
@@ -103,7 +103,7 @@ def stopped_later(
 def test_a_call_ends_in_time_however_many_signals_come(
     call: Callable[[sync.Client], Any], secure: bool, tmp_path: Path
 ) -> None:
-    """A limit of the system's for each of its calls began anew with each signal, and no call ever ended."""
+    """The time limit of each system call began anew with each signal, and no call ever ended."""
     with contextlib.ExitStack() as stack:
         url, context, process = stack.enter_context(stopped_later(tmp_path, secure=secure))
         with sync.connect(url, tls=context, timeout=1.0) as client, signals(0.1):
@@ -120,7 +120,8 @@ def test_a_dead_connection_is_replaced_however_many_signals_come(
 ) -> None:
     monkeypatch.setattr(pulse, "HEARTBEAT", 0.3)
     monkeypatch.setattr(rooms, "LOOK", 0.15)
-    monkeypatch.setattr(rooms, "outstanding", lambda _: (0, False, False))  # or the proxy's system is believed
+    # or the client relies on the acknowledgements of the proxy's system
+    monkeypatch.setattr(rooms, "outstanding", lambda _: (0, False, False))
     thread = LoopThread("proxy")
     with Held(thread, Proxy("127.0.0.1", server.port)) as proxy, sync.connect(server.url) as other:
         client = sync.Client(Address(host="127.0.0.1", port=proxy.port), timeout=5.0)
@@ -136,14 +137,14 @@ def test_a_dead_connection_is_replaced_however_many_signals_come(
     thread.stop(within=10)
 
 
-# ------------------------------------------------------------------------------------------ what handlers raise
+# ------------------------------------------------------------------------------------------ exceptions of handlers
 
 
 @pytest.mark.some_of(2)
 @tears
 @pytest.mark.parametrize("kind", RAISED)
 def test_what_a_handler_raises_gets_out_wherever_it_is_raised(kind: type[BaseException], server: Server) -> None:
-    """It was taken for an error of the connection, or for bytes that are none of the protocol."""
+    """The exception was taken for an error of the connection, or for bytes that break the protocol."""
     with sync.connect(server.url) as other:
         called, failed = 0, list[str]()
 
@@ -156,21 +157,23 @@ def test_what_a_handler_raises_gets_out_wherever_it_is_raised(kind: type[BaseExc
         for where in torn(add, every=3, kind=kind):
             if "ignored" in where:
                 failed.append(where)
-            there = client.add("count", 0)  # the torn one is settled before it
+            there = client.add("count", 0)  # the interrupted call is settled before it
             assert there <= called, where
             assert other.add("count", 0) == there, where
             client.close()
             client = sync.Client(Address(host="127.0.0.1", port=server.port))
         client.close()
         assert called > 50
-        # Python ignores what is raised while an object is let go of, as a socket that an earlier call had just made.
+        # Python ignores exceptions in destructors, for example that of a socket which an earlier call had just made.
         assert len(failed) < called / 20, failed
 
 
 @tears
 @pytest.mark.parametrize("kind", [TimeoutError, KeyboardInterrupt])
 def test_a_handler_that_raises_at_any_moment_costs_a_watch_no_event(kind: type[BaseException], server: Server) -> None:
-    """Of 13,232 events 635 were missed: what had been read was not decoded, or not given to the reader."""
+    """Of 13,232 events 635 were missed: bytes that had been read were not decoded, or events not given to the
+    reader.
+    """
     rng, ended, written = random.Random(1), threading.Event(), list[str]()
 
     def write() -> None:
@@ -194,7 +197,7 @@ def test_a_handler_that_raises_at_any_moment_costs_a_watch_no_event(kind: type[B
             while interrupted < 200:
                 try:
                     armed = True
-                    seen.extend(event.key for event in watch)  # no signal is heard between an event and its place
+                    seen.extend(event.key for event in watch)  # no signal is handled between an event and its place
                 except kind:
                     armed = False
                     interrupted += 1

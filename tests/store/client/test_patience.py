@@ -1,4 +1,4 @@
-"""How long a client waits for what, given what it has seen."""
+"""The timeouts of a client, which depend on the answers that it has seen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from store.client.patience import (
 
 
 class Longest(random.Random):
-    """Draws the largest of every range."""
+    """A source of randomness that returns the largest value of every range."""
 
     def uniform(self, a: float, b: float) -> float:  # noqa: ARG002
         return b
@@ -95,7 +95,7 @@ def test_a_server_whose_system_acknowledges_what_it_is_sent_is_given_longer_with
 
 
 def test_large_packets_seem_lost_where_one_is_greeted_and_then_hears_nothing() -> None:
-    """Greetings are small, and so are all packets of TCP; those of TLS are not."""
+    """The greeting and all packets of TCP are small; those of TLS are not."""
     made = patience()
     seemed = []
     for happened in (made.answered, made.changed_connection, made.answered):

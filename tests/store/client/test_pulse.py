@@ -1,4 +1,4 @@
-"""When a client takes a connection for broken, and when only for slow; when it asks on an idle one."""
+"""A silent connection is slow at first, then broken; an idle one is pinged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pulse() -> Pulse:
 
 
 def said(one: Pulse, line: Line = QUIET, *, since: float = 0.0, until: float = 1000.0) -> list[tuple[Say, Any]]:
-    """What it says and when, until it hangs up, if nothing is heard and it is looked at whenever it wants to be."""
+    """Return the messages that it sends with their times, until it hangs up, if nothing is received."""
     found: list[tuple[Say, Any]] = []
     now = one.first_look_at(since)
     while now < until and Say.HANG_UP not in [say for say, _ in found]:
@@ -82,7 +82,7 @@ def test_a_server_that_takes_what_we_send_is_there() -> None:
 
 
 def test_a_server_that_was_slow_lately_is_given_more_time() -> None:
-    """Each of thousands who waited came over another connection, which made it slower: none was served."""
+    """Thousands of waiting clients opened new connections, which made the server slower: none was served."""
     one = pulse()
     one.expect(0.0)
     one.heard(4.0, expecting=True)
@@ -94,7 +94,7 @@ def test_a_server_that_was_slow_lately_is_given_more_time() -> None:
 
 
 def test_time_in_which_the_loop_was_held_up_is_not_the_servers_silence() -> None:
-    """With thousands of clients in one loop, what the server had answered was taken for silence before it was read."""
+    """With thousands of clients in one loop, answers that had arrived but were not read yet counted as silence."""
     one = pulse()
     one.expect(0.0)
     assert one.look(30.0, Line(), late=29.5) == (Say.NOTHING, 30.0), "first what has come is read"
@@ -116,12 +116,12 @@ def test_nobody_is_asked_before_the_welcome() -> None:
     assert [say for say, _ in said(one, Line(welcomed=False))] == [Say.SEEK, Say.HANG_UP]
 
 
-# ------------------------------------------------------------------------------------------------ looking in time
+# ------------------------------------------------------------------------------------------------ timers
 
 
 @pytest.mark.virtual_time
 async def test_an_answer_that_a_busy_loop_has_not_read_yet_costs_no_ping() -> None:
-    """In a loop that was too busy with thousands of clients each request cost a ping as well, which kept it busier."""
+    """In a loop that was busy with thousands of clients each request caused a ping as well, which added load."""
     network = MemoryNetwork(latency=SILENCE / 3)
     loop: Any = asyncio.get_running_loop()
     async with serve_in_memory(network) as server, connect_in_memory(network) as client:
@@ -135,7 +135,7 @@ async def test_an_answer_that_a_busy_loop_has_not_read_yet_costs_no_ping() -> No
 
 
 def test_on_uvloop_a_look_that_is_due_at_once_is_one_that_can_be_hastened() -> None:
-    """uvloop makes of it a handle that does not say when it is due, and the first request after it failed."""
+    """uvloop returns a handle without a due time for it, and the first request after it failed."""
     require("uvloop")
     import uvloop
 

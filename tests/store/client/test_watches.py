@@ -84,7 +84,7 @@ async def test_a_watch_that_is_reopened_slowly_goes_on_waiting() -> None:
         client.watch("") as watch,
     ):
         events = aiter(watch)
-        # On its return it is welcomed, and then nothing comes for longer than a call may take.
+        # After the reconnect it is welcomed, and then nothing arrives for longer than the timeout of a call.
         client.on_connection(lambda connected: network.partition("client") if connected else None)
         network.reset("client")
         await asyncio.sleep(3.0)

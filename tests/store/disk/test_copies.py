@@ -1,4 +1,4 @@
-"""Check, backup and restore: beside a running server, of a whole store only, and never as if nothing had happened."""
+"""Check, backup and restore: beside a running server, of a whole store only, and never silently."""
 
 from __future__ import annotations
 

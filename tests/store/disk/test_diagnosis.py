@@ -1,4 +1,6 @@
-"""A disk, a mount or a limit that hinders is named; only a store whose contents are wrong is called damaged."""
+"""An error names the disk, the mount or the limit that caused it; only a store whose contents are wrong is called
+damaged.
+"""
 
 from __future__ import annotations
 
@@ -86,11 +88,11 @@ def test_what_is_wrong_with_the_contents_is_damage(tmp_path: Path, code: int | N
         raise error
 
 
-# ------------------------------------------------------------------------------------------------- by the real thing
+# ------------------------------------------------------------------------------------------------- real causes
 
 OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
 TROUBLES = {
-    # What makes it, before the command "$@" is carried out; $D is the directory that has it.
+    # Commands that create the cause, before the command "$@" runs; $D is the directory that has the problem.
     "full": 'rm -f "$D"/reserve "$D"/*-shm "$D"/*-wal && cp -a "$D" "$D.was" && '
     'mount -t tmpfs -o size=1200k none "$D" && cp -a "$D.was/." "$D" && '
     'dd if=/dev/zero of="$D/hog" bs=4k 2>/dev/null; "$@"',
@@ -124,7 +126,7 @@ SAID = {
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of half a megabyte that was stopped well, and a backup of it."""
+    """A store of half a megabyte that was stopped properly, and a backup of it."""
     top = tmp_path_factory.mktemp("whole")
     leave_behind(top / "data", count=1000)
     saved_in(top / "data")
@@ -201,7 +203,7 @@ except StoreUsageError as error:
 @pytest.mark.parametrize("command", ["check", "backup", "restore", "serve"])
 @pytest.mark.parametrize("mode", [0o700, 0o711])
 def test_files_of_another_user_are_no_damage(whole: Path, command: str, mode: int) -> None:
-    with tempfile.TemporaryDirectory() as top:  # that of pytest is closed to others as a whole
+    with tempfile.TemporaryDirectory() as top:  # pytest's own directory is closed to other users as a whole
         subprocess.run(["cp", "-a", *map(str, whole.iterdir()), top], check=True)
         (Path(top) / "out").mkdir()
         os.chmod(top, 0o755)

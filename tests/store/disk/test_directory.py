@@ -1,4 +1,6 @@
-"""The data directory: for its owner alone, for one server at a time, and with a mark of what was durable."""
+"""The data directory: readable by its owner only, locked by one server, and with a mark of the last durable
+revision.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Stores of other formats: carried over as a whole or not at all, or refused with which side is older.
+"""Stores of other formats are converted completely or not at all, or refused with an error that says which side is
+older.
 
 Nothing was released yet, so the next format is made here, by a patch: leases get one more column.
 """
@@ -35,7 +36,7 @@ def old(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def later(*steps: Any) -> Any:
-    """What follows runs in a release that is as many formats later."""
+    """Run the block as a release whose format is so many versions later."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "FORMAT", NOW + len(steps))
         patch.setattr(rows, "MIGRATIONS", dict(enumerate(steps, NOW)))

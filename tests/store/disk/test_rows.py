@@ -1,4 +1,4 @@
-"""The rows: one number stands for every layout in them, and a revision of any size fits."""
+"""The rows: one number identifies the layout of all rows, and a revision of any size fits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ANSWERS_TO_CHANGES: tuple[Response, ...] = (
 
 
 def layout() -> str:
-    """The digest of all that is in a database of ours."""
+    """Return the digest of the layout of our database."""
     events = (
         Event(kind="put", revision=5, key="k", value=b"v", create_revision=3, lease=4),
         Event(kind="put", revision=5, key="l", value=b"", create_revision=5, lease=None),
@@ -143,7 +143,7 @@ def test_a_statement_has_few_bytes_at_once() -> None:
 
 
 def test_a_group_of_any_size_takes_a_few_statements_and_is_written_whole() -> None:
-    """Each execution gives up the GIL, which a busy event loop gives back after milliseconds."""
+    """Each execution releases the GIL, which a busy event loop gives back after milliseconds."""
     database, count, clients = empty(), 1000, 7
     numbers = range(1, count + 1)
     told: list[str] = []

@@ -1,4 +1,4 @@
-"""SQLite's log: what is damaged in the middle is told from what a crash cut off."""
+"""SQLite's log: damage in the middle is distinguished from an end that a crash cut off."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FRAME = 24 + 4096
 
 @pytest.fixture
 def log(tmp_path: Path) -> bytes:
-    """The log of some transactions, of two frames or more each."""
+    """Return the log of some transactions, of two frames or more each."""
     database = sqlite3.connect(tmp_path / "x", isolation_level=None)
     database.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; CREATE TABLE t (v)")
     for number in range(20):
@@ -34,7 +34,7 @@ def log(tmp_path: Path) -> bytes:
 
 
 def read_by_sqlite(tmp_path: Path, log: bytes) -> int:
-    """How many frames of a log SQLite takes for good, as its index says."""
+    """Return the number of frames of a log that SQLite accepts, as its index says."""
     path = tmp_path / "y"
     shutil.copy(tmp_path / "x", path)
     (tmp_path / "y-wal").write_bytes(log)
@@ -53,7 +53,7 @@ def damaged(tmp_path: Path, log: bytes) -> bool:
 
 
 def commits(log: bytes) -> list[int]:
-    """The frames that end a transaction."""
+    """Return the frames that end a transaction."""
     return [
         index for index in range((len(log) - 32) // FRAME) if any(log[32 + index * FRAME + 4 : 32 + index * FRAME + 8])
     ]
@@ -86,7 +86,7 @@ def test_a_flipped_byte_in_any_frame_before_the_last_transaction_is_damage(tmp_p
             flipped = bytearray(log)
             flipped[32 + index * FRAME + offset] ^= 1
             if index == before and offset in {9, 17}:
-                continue  # nothing is left then that proves what followed on it; the mark does
+                continue  # then nothing proves which frames followed it, except the mark
             assert damaged(tmp_path, bytes(flipped)), (index, offset)
 
 

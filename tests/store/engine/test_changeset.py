@@ -1,4 +1,4 @@
-"""Facts: what one step adds, and what of it has the last word."""
+"""Facts: the changes of one step, and which of several changes is the last."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ A, B = b"a" * 16, b"b" * 16
 
 
 def test_sessions_that_came_and_went_in_one_step_leave_nothing_but_their_numbers() -> None:
-    """However many: while a disk is full they used to be kept, each of them."""
+    """While a disk is full, every one of them was kept."""
     facts = Facts()
     for number in range(1, 1001):
         facts.opened(b"%016d" % number, number)

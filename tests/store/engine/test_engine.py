@@ -1,4 +1,6 @@
-"""The store as one state machine: it agrees with a plain dictionary that counts revisions, and tells who must know."""
+"""The store as one state machine: it agrees with a plain dictionary that counts revisions, and notifies the right
+peers.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +145,7 @@ def test_a_refusal_is_answered_again_too_even_if_it_would_now_succeed() -> None:
 
 
 def test_a_lease_that_is_granted_again_after_a_reconnect_is_kept_by_the_new_connection() -> None:
-    """It used to lapse `disconnect_ttl` after the old connection, before its owner had the answer."""
+    """It expired `disconnect_ttl` after the end of the old connection, before its owner had the answer."""
     desk = Desk()
     desk.connect(1, session=b"s" * 16)
     granted = desk.ask(Grant(ttl=10.0, disconnect_ttl=1.0), request_id=1, acknowledged=0)
@@ -189,7 +191,7 @@ def test_what_is_there_may_be_rewritten_when_there_is_room_for_no_more() -> None
 
 
 def test_a_store_that_is_fuller_than_its_limits_now_allow_can_be_emptied() -> None:
-    """As one is that was started again with lower limits."""
+    """For example a store that was started again with lower limits."""
     desk = Desk()
     for key in "abc":
         desk.ask(Put(key, bytes(100)))

@@ -53,7 +53,9 @@ def test_the_lease_of_a_put_with_ttl_ends_with_its_key(request_: Request[Any]) -
 
 
 def test_a_key_put_with_ttl_may_keep_its_own_lease_but_lends_it_to_no_other() -> None:
-    """It used to; a transaction that deleted the one and put the other failed half done, and the server with it."""
+    """They could share it. A transaction that deleted one key and put the other failed half done, and the server with
+    it.
+    """
     desk = Desk()
     desk.ask(Put("a", b"", ttl=1.0))
     lease = desk.ask(Get("a")).entry.lease
@@ -95,7 +97,9 @@ def test_a_transaction_grants_the_leases_that_it_puts_keys_on_and_no_others() ->
 
 @pytest.mark.parametrize("rewrite", [Add("a", 2, lease=CHOSEN), Append("a", b"2", lease=CHOSEN)])
 def test_a_lease_for_a_key_that_is_there_already_is_neither_granted_nor_missed(rewrite: Add | Append) -> None:
-    """The key stays on the lease it is on; the transaction failed, for want of the lease that it had not granted."""
+    """The key keeps its state, so the lease is neither granted nor required. The transaction failed, because it named a
+    lease that it had not granted.
+    """
     desk = Desk()
     desk.ask(Put("a", b"1"))
     done = desk.ask(Transact(when=(), then=(rewrite,), grants=(Grant(ttl=1.0, id=CHOSEN),)))
@@ -130,7 +134,7 @@ def test_a_grant_that_makes_no_sense_is_refused_and_leaves_nothing(transact: Req
 
 
 def leased(desk: Desk, ttl: float, *, disconnect_ttl: float | None = None, peer: int = 1) -> int:
-    """A lease with one key on it, named like the lease."""
+    """Return a lease with one key on it, named like the lease."""
     lease: int = desk.ask(Grant(ttl=ttl, disconnect_ttl=disconnect_ttl), peer=peer).lease
     desk.ask(Put(f"on {lease}", b"", lease=lease), peer=peer)
     return lease
@@ -161,7 +165,9 @@ def test_a_key_on_a_lease_never_goes_before_its_ttl(ttl: float, steps: list[tupl
 
 
 def test_a_lease_whose_keeper_was_not_heard_out_is_looked_at_again() -> None:
-    """ "queued keep-alives are read before any lease lapses": also of who waits for a turn, or for the disk."""
+    """Pending keep-alives are read before any lease expires, also those of peers that wait for a turn or for
+    the disk.
+    """
     desk = Desk()
     lease = leased(desk, 0.2, peer=1)
     leased(desk, 0.2, peer=2)
@@ -179,7 +185,7 @@ def test_a_lease_whose_keeper_was_not_heard_out_is_looked_at_again() -> None:
 
 
 def test_reading_a_lease_does_not_keep_it() -> None:
-    """ "the connection that keeps it": asking what is left is not keeping."""
+    """Only a keep-alive counts for "the connection that keeps it", not a question for the time left."""
     desk = Desk()
     lease = leased(desk, 10.0, disconnect_ttl=1.0, peer=1)
     desk.disconnect(1)
@@ -191,7 +197,7 @@ def test_reading_a_lease_does_not_keep_it() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["keep", "close", "wait"])), max_size=30))
 def test_the_last_to_keep_a_lease_decides_when_it_goes(steps: list[tuple[int, str]]) -> None:
-    """ "the connection that keeps it": against a model that knows only who kept it last."""
+    """ "The connection that keeps it", against a model that stores only the last keeper."""
     ttl, disconnect_ttl = 2.0, 0.5
     desk = Desk()
     lease = leased(desk, ttl, disconnect_ttl=disconnect_ttl, peer=1)
@@ -221,7 +227,7 @@ GONE_TTL, DISCONNECT_TTL = 0.1, 1.0
 
 
 def test_after_a_restart_it_is_off_until_the_first_keep_alive() -> None:
-    """As `disconnect_ttl` is: nobody keeps the lease yet, so nobody's death ends it."""
+    """As with `disconnect_ttl`: the lease has no keeper yet, so no peer's death ends it."""
     engine = Engine(store_id="s", durable=True)
     engine.connect(1, session_id=b"s" * 16, process=process_id_of("a"), now=0.0)
     request: Any = Grant(ttl=10.0, disconnect_ttl=DISCONNECT_TTL, gone_ttl=GONE_TTL)

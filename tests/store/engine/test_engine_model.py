@@ -1,4 +1,4 @@
-"""The engine as a whole: against a plain dictionary, and what a durable one says must survive."""
+"""The engine as a whole: against a plain dictionary, and restored from the facts of a durable one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN, *_ = FailureKind
 
 @dataclass
 class Model:
-    """A dictionary, its revision, and what changed at each: the whole of the store without leases."""
+    """A dictionary, its revision, and the changes of each revision: the whole store except leases."""
 
     entries: dict[str, Entry] = field(default_factory=dict)
     revision: int = 0
@@ -192,7 +192,7 @@ class Model:
         raise AssertionError(request)
 
     def since(self, revision: int, prefix: str) -> Stream:
-        """What a watch that was opened at a revision must have been told."""
+        """Return the events that a watch from this revision must have received."""
         matching = (tuple(event for event in events if event.key.startswith(prefix)) for events in self.log[revision:])
         return [events for events in matching if events]
 
@@ -312,11 +312,11 @@ def test_what_the_store_holds_is_counted_right(steps: list[Request[Any] | str]) 
     assert (figures["keys"], figures["stored_bytes"], figures["leases"]) == (0, 0, 0)
 
 
-# ------------------------------------------------------------------------------------------------- what is to survive
+# ------------------------------------------------------------------------------------------------- restored state
 
 
 class Disk:
-    """All that a durable engine said must survive, written in groups as a journal writes it, and read again."""
+    """The facts of a durable engine, written in groups as a journal writes them, and read again."""
 
     def __init__(self) -> None:
         self._database = sqlite3.connect(":memory:", isolation_level=None)
@@ -380,7 +380,9 @@ def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
     request_ids = {1: 0}
 
     def record() -> None:
-        """As the server does after each step, unless the disk is full: then no reply is kept, either."""
+        """Record the facts, as the server does after each step, unless the disk is full: then no reply is kept,
+        either.
+        """
         if desk.engine.read_only is None:
             disk.write(desk.engine.take_facts())
 
@@ -459,7 +461,7 @@ def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
         for request_id, response, _ in session._replies:
             assert again.replay(request_id) == response
 
-    # And it goes on: numbers that were used are not used again.
+    # And it goes on: used numbers are not used again.
     assert after.connect(1, session_id=b"somebody else...", now=50_000.0) == (before._sessions.made + 1, None)
     next_lease = after.apply(Grant(ttl=1.0), peer=1, request_id=1, acknowledged=0, now=50_000.0).response
     assert next_lease == Granted(lease=before._leases._last_id + 1, ttl=1.0)
@@ -486,18 +488,18 @@ def test_a_key_that_is_made_by_adding_or_appending_may_be_put_on_a_lease(make: A
     desk.ask(make(lease))
     assert desk.ask(Get("a")).entry.lease == lease
     desk.ask(make(None))
-    desk.ask(make(99))  # a lease that it is not to go on need not be there, as on etcd
+    desk.ask(make(99))  # the key does not move to this lease, so it need not exist, as on etcd
     assert desk.ask(Get("a")).entry.lease == lease
     desk.ask(Put("a", b"1"))
     desk.ask(make(lease))
-    assert desk.ask(Get("a")).entry.lease is None  # it keeps what it has, which is none
+    assert desk.ask(Get("a")).entry.lease is None  # it keeps its state: no lease
     desk.pass_time(2.0)
     assert desk.keys() == ["a"]
 
 
 @pytest.mark.parametrize("request_", [Add("k/24", 1), Append("k/24", b"0")])
 def test_what_is_added_to_a_key_whose_lease_is_ending_counts_once_and_goes_with_it(request_: Request[Any]) -> None:
-    """It was half done when the server failed at it: nobody was told, and each time it was asked again it was added."""
+    """The server failed halfway: no watch was notified, and each retry of the request added again."""
     desk = Desk(writes_max=10)
     lease = desk.ask(Grant(ttl=60.0)).lease
     for number in range(25):
@@ -514,7 +516,9 @@ def test_what_is_added_to_a_key_whose_lease_is_ending_counts_once_and_goes_with_
 
 
 def test_a_lease_that_was_ending_when_its_server_died_goes_on_ending() -> None:
-    """Its holder was told that it had lapsed, and half of its keys were gone: it must not be kept again."""
+    """Its holder had been notified that it had expired, and half of its keys were gone: it must not be renewed
+    again.
+    """
     limits = limits_with(writes_max=10)
     desk, disk = Desk(Engine(store_id="store-1", limits=limits, durable=True)), Disk()
     lease = desk.ask(Grant(ttl=60.0)).lease

@@ -1,4 +1,4 @@
-"""The engine's watches and parked waits: who is told what, and when."""
+"""The engine's watches and parked waits: their events and answers, and the recipients."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_closing_a_connection_that_never_said_hello_is_no_matter() -> None:
 
 @pytest.mark.parametrize("there_first", [False, True])
 def test_a_key_that_goes_while_others_are_missing_is_waited_for_again(there_first: bool) -> None:
-    """A key that was there when the wait began, and went, used to be answered as None."""
+    """A key that existed when the wait began and was deleted meanwhile was answered as None."""
     desk = Desk()
     if there_first:
         desk.ask(Put("a", b""))
@@ -67,7 +67,7 @@ def test_a_key_that_goes_while_others_are_missing_is_waited_for_again(there_firs
 
 
 def test_a_wait_sees_a_revision_as_a_whole() -> None:
-    """One that brought the last key and took another used to be answered between the two."""
+    """If one revision wrote the last key and deleted another, the wait was answered between the two."""
     desk = Desk()
     desk.ask(Put("b", b""))
     desk.ask(Wait(keys=("a", "b")), request_id=5)

@@ -1,6 +1,6 @@
-"""No step of any request takes long, and what is done in steps means the same (S11).
+"""No step of any request takes long, and work that is split into steps has the same result (S11).
 
-What a step takes is counted, or measured in CPU time beside a piece of work that is always the same.
+Steps are counted, or their CPU time is compared with that of a fixed piece of work.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def filled(count: int, **limits: Any) -> Desk:
 
 
 def steps_of(desk: Desk, request: Any) -> Iterator[Any]:
-    """A request carried out step by step; what each step answers."""
+    """Carry out a request step by step; yield the answer of each step."""
     desk.connect(1)
     desk.last_id[1] = request_id = desk.last_id.get(1, 0) + 1
     applied = desk.engine.apply(request, peer=1, request_id=request_id, acknowledged=0, now=desk.now)
@@ -65,12 +65,12 @@ def steps_of(desk: Desk, request: Any) -> Iterator[Any]:
 
 
 def test_unread_listings_do_not_slow_who_writes_down() -> None:
-    """Each of five hundred was told of each put: 2,000 puts took 1.7 s of CPU, and 14 ms without them."""
+    """Each of five hundred was notified of each put: 2,000 puts took 1.7 s of CPU, and 14 ms without them."""
     desk = filled(3 * STEP_KEYS // K * K)
     puts = [Put(f"k/{number:06}", b"new") for number in range(2 * K)]
 
     def cost() -> float:
-        gc.disable()  # a collection would look through whatever other tests have left
+        gc.disable()  # a collection would also traverse the objects of other tests
         try:
             began = time.process_time()
             for put in puts:
@@ -88,7 +88,7 @@ def test_unread_listings_do_not_slow_who_writes_down() -> None:
 
 
 def test_a_watch_that_opens_with_a_large_snapshot_has_no_gap_and_tells_nothing_twice() -> None:
-    """ "what costs more is sliced"; S4: "snapshot, then every later change, no gap"."""
+    """S11 and S4: the snapshot is sent in slices, and then every later change, without a gap."""
     desk = filled(5 * K)
     revision = desk.engine.revision
     for number, _ in enumerate(steps_of(desk, Watch(prefix="k/", snapshot=True))):
@@ -105,7 +105,7 @@ def test_a_watch_that_opens_with_a_large_snapshot_has_no_gap_and_tells_nothing_t
 
 
 def test_a_watch_that_resumes_up_to_date_looks_at_no_history() -> None:
-    """It took 1.7 ms each at 318,000 revisions: 4,096 nodes that came back kept the store busy for seconds."""
+    """It took 1.7 ms each at 318,000 revisions: 4,096 nodes that reconnected kept the store busy for seconds."""
     desk = Desk()
     for number in range(K):
         desk.ask(Put("k", b"%d" % number), peer=2)
@@ -126,7 +126,7 @@ def test_a_watch_that_resumes_up_to_date_looks_at_no_history() -> None:
 
 def test_counting_looks_at_no_key() -> None:
     desk = filled(5 * K)
-    desk.engine._keys.entries.clear()  # nobody needs them to count
+    desk.engine._keys.entries.clear()  # the keys are not needed for counting
     assert desk.ask(Count(prefix="k/")) == Counted(count=5 * K, revision=desk.engine.revision)
     assert desk.ask(Count(prefix="k/0000")).count == 100
 
@@ -145,7 +145,7 @@ def test_all_keys_of_a_lease_go_at_one_revision_if_one_transaction_could_delete_
 
 @pytest.mark.parametrize("ending", ["lapses", "is revoked"])
 def test_a_lease_with_more_keys_than_go_at_once_ends_in_steps(ending: str) -> None:
-    """A lease of 100,000 keys took 11.5 s to lapse, in which nobody was served."""
+    """A lease of 100,000 keys took 11.5 s to expire, and no client was served in that time."""
     desk = Desk(writes_max=10)
     lease = desk.ask(Grant(ttl=1.0), peer=2).lease
     for number in range(35):
@@ -233,7 +233,7 @@ AT_THE_LIMIT: dict[str, Any] = {
 
 
 def decoded_in_steps(body: memoryview) -> tuple[Any, list[float]]:
-    """A request decoded as a server does it, and the CPU time of each step."""
+    """Decode a request as a server does; return it and the CPU time of each step."""
     decoding = wire.decode_request_in_steps(body, elements_max=wire.elements_max(Limits().operations_max))
     took: list[float] = []
     said = None
@@ -248,9 +248,9 @@ def decoded_in_steps(body: memoryview) -> tuple[Any, list[float]]:
 
 
 def longest_step(engine: Engine, frame: bytes) -> float:
-    """CPU time of the longest step in which a request is decoded, carried out, and what it leads to is encoded.
+    """Return the CPU time of the longest step in which a request is decoded, carried out, and its results are encoded.
 
-    What other processes do meanwhile is not counted.
+    CPU time of other processes does not count.
     """
     (request_id, acknowledged, request), took = decoded_in_steps(memoryview(frame)[4:])
     began = time.process_time()
@@ -270,7 +270,7 @@ def longest_step(engine: Engine, frame: bytes) -> float:
 
 
 def reference() -> float:
-    """CPU time of a piece of work that is always the same: objects made, put into a dict, and sorted.
+    """Return the CPU time of a fixed piece of work: objects are made, put into a dict, and sorted.
 
     A busy machine makes CPU time longer, too: caches are shared, and a virtual processor may be taken away.
     """
@@ -284,8 +284,8 @@ def reference() -> float:
 def test_no_step_of_a_request_at_its_limit_takes_long(kind: str) -> None:
     """Decoding 16,384 conditions took 80 ms in one piece, and 16,384 reads in a transaction 60 ms.
 
-    The best of five is judged, and by what the machine gives at that moment: a collection of Python's garbage may fall
-    into any of them, or the work of others.
+    The best of five counts, relative to the speed of the machine at that moment: a garbage collection, or work of other
+    processes, may fall into any of them.
     """
     longest: list[float] = []
     for _ in range(5):
@@ -307,7 +307,7 @@ def test_no_step_of_a_request_at_its_limit_takes_long(kind: str) -> None:
 
 
 def many_leases() -> tuple[Desk, Any]:
-    """A process with many leases dies."""
+    """Let a process with many leases die."""
     desk = Desk()
     for peer, process in ((1, b"p" * 16), (2, b"q" * 16)):
         desk.connect(peer, process=process)
@@ -317,17 +317,17 @@ def many_leases() -> tuple[Desk, Any]:
 
 
 def many_watches() -> tuple[Desk, Any]:
-    """The connections of many watches are cut at once."""
+    """Cut the connections of many watches at once."""
     return parked_by(lambda number: Watch(prefix=f"k/{number}"), peers=25)
 
 
 def many_waits() -> tuple[Desk, Any]:
-    """The connections of many waits are cut at once."""
+    """Cut the connections of many waits at once."""
     return parked_by(lambda number: Wait(keys=(f"k/{number % 100}",)))
 
 
 def unread_listing() -> tuple[Desk, Any]:
-    """Who has a long listing unread, of which nothing is left in the store, goes."""
+    """Disconnect a peer with a long unread listing, whose keys are no longer in the store."""
     desk = filled(200 * K)
     desk.connect(1)
     assert desk.engine.apply(List(prefix="k/"), 1, 1, 0, desk.now).work is not None
@@ -351,7 +351,7 @@ def parked_by(request: Callable[[int], Any], *, peers: int = 16) -> tuple[Desk, 
 
 
 def one_for_many() -> tuple[Desk, Any]:
-    """One put ends many waits, and another one breaks the condition of others."""
+    """Let one put end many waits, and another one break the condition of others."""
     desk, _ = parked_by(lambda number: Guarded(when=(when.missing("b"),), request=Wait(keys=("ac"[number % 2],))))
     desk.connect(99)
 
@@ -363,7 +363,7 @@ def one_for_many() -> tuple[Desk, Any]:
 
 
 def many_sessions() -> tuple[Desk, Any]:
-    """Many sessions expire at once."""
+    """Let many sessions expire at once."""
     desk = Desk()
     for peer in range(65 * K):
         desk.connect(peer, session=b"%016d" % peer)
@@ -374,7 +374,9 @@ def many_sessions() -> tuple[Desk, Any]:
 
 @pytest.mark.parametrize("scene", [many_leases, many_watches, many_waits, one_for_many, many_sessions, unread_listing])
 def test_the_end_of_many_things_at_once_is_done_in_steps(scene: Callable[[], tuple[Desk, Any]]) -> None:
-    """A process with 199,000 leases that died held everybody up for half a second; the others for 150 to 250 ms."""
+    """The death of a process with 199,000 leases delayed all other clients by half a second; the other cases by 150 to
+    250 ms.
+    """
     desk, end = scene()
     longest = 0.0
 
@@ -418,7 +420,7 @@ def test_who_watches_prefixes_of_many_lengths_is_told_of_many_changes_at_once() 
 
 
 def test_a_heap_of_small_requests_is_cut_up_as_it_is_carried_out() -> None:
-    """Before the first of 26,000 was looked at, all were cut out: in 20 ms, and 19 times their memory."""
+    """All 26,000 were cut out before the first was carried out: this took 20 ms, and 19 times their memory."""
     reader = FrameReader(10**6)
     bodies = reader.feed(wire.encode_request(1, 0, Ping()) * (26 * K))
     tracemalloc.start()
@@ -431,7 +433,7 @@ def test_a_heap_of_small_requests_is_cut_up_as_it_is_carried_out() -> None:
 
 
 def test_a_large_request_is_decoded_in_steps_and_means_the_same() -> None:
-    """Others have their turns in between; 16,384 conditions are some twenty steps."""
+    """Other peers have their turns in between; 16,384 conditions are some twenty steps."""
     for kind in ("conditions", "conditions and puts", "get_many", "puts"):
         body = wire.encode_request(7, 3, AT_THE_LIMIT[kind])[4:]
         said, took = decoded_in_steps(memoryview(body))

@@ -1,4 +1,4 @@
-"""Groups of keys: which key belongs to which, and that the account of each is exact."""
+"""Groups of keys: which key belongs to which group, and that the count of each group is exact."""
 
 from __future__ import annotations
 

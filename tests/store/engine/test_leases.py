@@ -1,4 +1,4 @@
-"""Leases lapse when their time is over, on a clock that does not count the server's own standing still."""
+"""Leases expire when their time is over, on a clock that does not count time in which the server itself stood still."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def at(now: float = 0.0) -> Leases:
 
 
 def let_pass(leases: Leases, seconds: float, *, now: float = 0.0) -> float:
-    """Look at the clock often enough for no stall to be seen."""
+    """Let time pass in steps so small that the clock sees no stall."""
     until = now + seconds
     while now < until:
         now = min(now + STALL_AFTER / 2, until)
@@ -23,7 +23,7 @@ def let_pass(leases: Leases, seconds: float, *, now: float = 0.0) -> float:
 
 
 def close(leases: Leases, peer: int) -> None:
-    """The connection of a peer was closed from its side; all that this means is done."""
+    """Report that a peer closed its connection, and do all the work that follows."""
     for _ in leases.peer_closed(peer, Closing.DROPPED):
         pass
 
@@ -54,7 +54,9 @@ def test_the_next_due_time_is_known_or_there_is_none() -> None:
 
 
 def test_leases_that_are_renewed_in_time_are_never_looked_at_as_due() -> None:
-    """Each renewal left an entry that came up by itself: ten thousand members had the server look every millisecond."""
+    """Each renewal left an entry with its own due time: with ten thousand members the server checked every
+    millisecond.
+    """
     leases = at()
     members = []
     now = 0.0
@@ -74,7 +76,7 @@ def test_leases_that_are_renewed_in_time_are_never_looked_at_as_due() -> None:
 
 
 def test_restored_leases_have_their_full_ttl_and_no_keeper_until_one_renews_them() -> None:
-    """ "After a restart `disconnect_ttl` is off until a lease's first keep-alive." (S5)"""
+    """S5: after a restart `disconnect_ttl` is off until a lease's first keep-alive."""
     leases = at(1000.0)
     leases.restore(
         [
@@ -98,7 +100,9 @@ def test_restored_leases_have_their_full_ttl_and_no_keeper_until_one_renews_them
 
 
 def test_waiting_for_the_next_due_time_always_gets_there() -> None:
-    """Sums of floats differ by less than a clock can show: a wait of 1e-16 s at the reading 1000 s is none at all."""
+    """Sums of floats differ by less than a clock can show: at the time 1000 s, a wait of 1e-16 s does not
+    advance it.
+    """
     now = 1000.0
     leases = at(now)
     grant(leases, 1.0, peer=7)
@@ -126,4 +130,4 @@ def test_connections_that_come_and_go_do_not_fill_memory() -> None:
         leases.keep_alive(lease, peer=peer + 1)
     assert len(leases._order) <= UNTIDY + 2
     let_pass(leases, 120.0)
-    assert leases.due() == []  # none of the older, sooner times counts
+    assert leases.due() == []  # the older, earlier due times do not count

@@ -1,4 +1,4 @@
-"""What is one past a limit is refused, and nothing else has changed (S6), as far as the pure rooms hold the limits."""
+"""A request that is one past a limit is refused and changes nothing (S6), for the limits that pure modules enforce."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ K = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A limit, what comes up to it, and what goes one past it."""
+    """A limit, requests that just reach it, and one that goes past it."""
 
     limit: str
     most: int | float
     past: Request[Any]
     up_to: tuple[Request[Any], ...] = ()
-    others: tuple[tuple[str, int], ...] = ()  # other limits, to make room for this one to be met first
+    others: tuple[tuple[str, int], ...] = ()  # other limits, raised so that this one is met first
 
 
 def grants(count: int) -> tuple[Request[Any], ...]:
@@ -51,7 +51,7 @@ def grants(count: int) -> tuple[Request[Any], ...]:
 
 
 def filled(size: int, key: str = "a") -> Put:
-    """A put after which a store that was empty holds so many bytes."""
+    """Return a put after which a store that was empty holds so many bytes."""
     return Put(key, bytes(size - ENTRY_OVERHEAD - (1 if key.isascii() else 4)))
 
 
@@ -126,9 +126,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.limit}, {type(case.past).__name__}")
 def test_one_past_a_limit_is_refused_and_nothing_else_changes(case: Case) -> None:
-    """ "Frames, values, keys, watches, outboxes, history, sessions, total memory: each has a limit that a client cannot
-    pass, and a clear error at it."
-    """
+    """Each limit has a clear error, and no client can pass it."""
     desk = Desk(**{case.limit: case.most, **dict(case.others)})
     desk.connect()
     desk.ask(Watch(prefix=""), peer=2)
@@ -142,7 +140,7 @@ def test_one_past_a_limit_is_refused_and_nothing_else_changes(case: Case) -> Non
 
 
 def test_a_wait_whose_answer_grew_too_large_is_told_so() -> None:
-    """ "each has a limit that a client cannot pass, and a clear error at it." """
+    """Each limit has a clear error, and no client can pass it."""
     desk = Desk(**dict(ROOM))
     desk.ask(Wait(keys=("big", "big")), request_id=5)
     desk.ask(BIG, peer=2)
@@ -154,7 +152,7 @@ def test_a_wait_whose_answer_grew_too_large_is_told_so() -> None:
 
 
 def test_asking_about_a_lease_with_too_many_keys_is_refused() -> None:
-    """ "each has a limit that a client cannot pass, and a clear error at it." """
+    """Each limit has a clear error, and no client can pass it."""
     desk = Desk(**dict(ROOM))
     lease = desk.ask(Grant(ttl=60.0)).lease
     for number in range(6):
@@ -171,7 +169,7 @@ def test_asking_about_a_lease_with_too_many_keys_is_refused() -> None:
     ],
 )
 def test_replies_that_are_not_acknowledged_are_kept_up_to_a_limit(limits: dict[str, int], limit: str) -> None:
-    """ "sessions (...): each has a limit that a client cannot pass, and a clear error at it." """
+    """Sessions have a limit that no client can pass, with a clear error."""
     desk = Desk(**limits)
     for request_id in range(1, 4):
         desk.ask(Add("a", 1), request_id=request_id, acknowledged=0)
@@ -184,12 +182,12 @@ def test_replies_that_are_not_acknowledged_are_kept_up_to_a_limit(limits: dict[s
     assert desk.fingerprint() == before
     (session,) = desk.engine._sessions._sessions.values()
     assert session.replies == 3
-    assert desk.ask(Get("a"), acknowledged=0).entry.value == b"3"  # reading goes on
+    assert desk.ask(Get("a"), acknowledged=0).entry.value == b"3"  # reads are still possible
     assert desk.ask(Add("a", 1), acknowledged=1).value == 4
 
 
 def test_what_others_do_not_read_keeps_nobody_from_working() -> None:
-    """ "sessions (...), total memory: each has a limit that a client cannot pass": and it is met by who passes it."""
+    """Sessions and total memory have limits, and only the client that goes past one gets the error."""
     desk = Desk(replies_bytes_max=1000)
     for request_id in range(1, 20):
         desk.ask(Add("a", 1), peer=1, request_id=request_id, acknowledged=0)
@@ -213,9 +211,9 @@ def test_what_others_do_not_read_keeps_nobody_from_working() -> None:
     ],
 )
 def test_many_clients_that_each_keep_one_large_reply_meet_the_limit_of_all_replies(large: Request[Any]) -> None:
-    """ "sessions (...), total memory": a reply holds on to the values in it, long after their keys are overwritten.
+    """A kept reply still holds the values in it, long after their keys are overwritten.
 
-    Each client with nothing unread was let through, whatever it asked for: one reply of a frame's size for each.
+    A client that had no other kept reply was always admitted: one reply of a frame's size for each.
     """
     desk = Desk(replies_bytes_max=10_000)
     desk.ask(Put("large", bytes(100_000)), peer=1)
@@ -230,7 +228,7 @@ def test_many_clients_that_each_keep_one_large_reply_meet_the_limit_of_all_repli
 
 
 def test_sessions_of_clients_that_are_away_make_room_and_their_replies_are_not_guessed() -> None:
-    """ "sessions (...), total memory"; S2: "the caller gets `ConnectionLost` (...), never a guess"."""
+    """A lost reply gives `ConnectionLost`, never a guess (S2)."""
     desk = Desk(replies_bytes_max=1000)
     first = desk.connect(1)
     for request_id in range(1, 11):
@@ -247,7 +245,7 @@ def test_sessions_of_clients_that_are_away_make_room_and_their_replies_are_not_g
 
 @pytest.mark.parametrize("request_", [Get("a"), Add("a", 1)])
 def test_sessions_of_the_dead_keep_a_newcomer_out_for_seconds(request_: Request[Any]) -> None:
-    """The table of sessions was full for `session_ttl` after clients that had written and were killed."""
+    """After clients that had written and were killed, the table of sessions was full for `session_ttl`."""
     desk = Desk(sessions_max=3, session_ttl=300.0)
     for peer in range(1, 50):
         assert desk.connect(peer) is not None
@@ -276,7 +274,7 @@ REQUESTS: st.SearchStrategy[Request[Any]] = st.one_of(
 
 @given(st.lists(REQUESTS, max_size=60), st.booleans())
 def test_no_client_passes_any_limit_whatever_it_asks(requests: list[Request[Any]], acknowledges: bool) -> None:
-    """ "each has a limit that a client cannot pass"."""
+    """No client passes any limit, with any sequence of requests."""
     limits = {
         "key_bytes_max": 32,
         "value_bytes_max": 300,
@@ -308,7 +306,7 @@ def test_no_client_passes_any_limit_whatever_it_asks(requests: list[Request[Any]
 
 
 def test_leases_count_in_the_memory_and_are_granted_no_further_than_it_reaches_but_always_renewed() -> None:
-    """They were counted nowhere: 200,000 took 190 MiB."""
+    """They counted nowhere: 200,000 took 190 MiB."""
     mib = 2**20
     desk = Desk(
         value_bytes_max=mib // 2,

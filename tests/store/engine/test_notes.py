@@ -1,4 +1,4 @@
-"""What comes with a keep-alive is kept with its lease, and told of all keys under a prefix, a page at a time."""
+"""The note of a keep-alive is kept with its lease. The notes of all keys under a prefix are listed page by page."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_they_come_in_pages() -> None:
 
 
 def test_who_asks_for_what_comes_after_a_key_before_the_prefix_is_shown_no_foreign_keys() -> None:
-    """It was shown the keys between the two."""
+    """The client also got the keys between the two."""
     desk = Desk()
     for key in ("b", "m", "nodes/a", "z"):
         desk.ask(Put(key, b""))

@@ -1,4 +1,4 @@
-"""Who is taken for dead, given how connections end."""
+"""The processes that count as dead, given the ends of their connections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ A, B, C, D = (bytes([letter]) * 16 for letter in b"ABCD")
 
 
 def holding(processes: Processes, id: bytes, *peers: int) -> None:
-    """A process with these connections, and a lease of the number of the first."""
+    """A process with these connections, and a lease with the number of the first connection."""
     for peer in peers:
         processes.connected(peer, id, previous=None)
     processes.keeps(peers[0], peers[0])

@@ -1,4 +1,4 @@
-"""What a reply costs to keep is no more than was foretold of it."""
+"""The memory of a kept reply is at most the predicted cost."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def some(*, ttl: float = 300.0, sessions_max: int = 100) -> Sessions:
 
 
 def come(sessions: Sessions, id: bytes, *, peer: int, now: float) -> tuple[Session, int | None] | None:
-    """A client says hello; as the engine does, let those sessions go first whose time is over."""
+    """Let a client say hello. As in the engine, sessions whose time is over are removed first."""
     sessions.expire(now)
     sessions.make_way(id, now)
     return sessions.open(id, peer=peer)
@@ -56,7 +56,7 @@ def test_sessions_expire_in_the_order_in_which_they_were_left() -> None:
 
 
 def test_a_farewell_on_an_older_connection_does_not_end_the_session_of_the_newer() -> None:
-    """It used to, and left an abandoned session that did not exist: looking for it stopped the server's timer."""
+    """It did, and left an abandoned session that did not exist. The server's timer failed at it, and stopped."""
     sessions = some(ttl=100.0)
     session = opened(sessions, A, peer=1)
     opened(sessions, A, peer=2)
@@ -111,7 +111,7 @@ def test_of_restored_sessions_those_that_wrote_last_make_way_last(seed: int) -> 
     assert went == [[], *([bytes([9 - number]) * 16] for number in order)]
 
 
-# ------------------------------------------------------------------------------------------- what all of them hold
+# ------------------------------------------------------------------------------------------- memory of all sessions
 
 
 def test_what_all_sessions_hold_is_counted_through_whatever_becomes_of_them() -> None:

@@ -1,4 +1,6 @@
-"""What is read in parts is what was there when it was asked for, whatever is written meanwhile; and it is counted."""
+"""A listing that is read in parts shows the store as it was at the request, also if writes come meanwhile. Its memory
+is counted.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ STEPS = st.one_of(
 
 
 class Reading:
-    """A listing that is read in parts, and what it must come to."""
+    """A listing that is read in parts, and its expected result."""
 
     def __init__(self, desk: Desk, request: List | GetMany, peer: int) -> None:
         self.desk, self.peer = desk, peer
@@ -76,7 +78,7 @@ def test_what_is_read_in_parts_is_of_one_revision(steps: list[Any]) -> None:
 
 
 def test_what_is_kept_for_an_unread_listing_alone_is_counted_until_it_is_read_or_given_up() -> None:
-    """It was counted nowhere: a server held 1,018 MB and told of 112."""
+    """It counted nowhere: a server held 1,018 MB and reported 112."""
     desk = Desk()
     for number in range(3000):
         desk.ask(Put(f"k/{number:04}", bytes(1000)))
@@ -104,7 +106,7 @@ def test_what_is_kept_for_an_unread_listing_alone_is_counted_until_it_is_read_or
 
 
 def test_what_is_kept_for_an_unread_listing_is_no_reason_to_refuse_a_write() -> None:
-    """Who leaves it unread loses it; else a few such readers would end all writing."""
+    """The client that leaves the listing unread loses it. Otherwise a few such clients would block all writes."""
     mib = 2**20
     desk = Desk(
         value_bytes_max=mib // 2,
@@ -125,7 +127,7 @@ def test_what_is_kept_for_an_unread_listing_is_no_reason_to_refuse_a_write() -> 
 
 
 def test_a_write_pays_for_what_it_changes_also_beside_an_unread_listing() -> None:
-    """All that stood near a changed key was copied with it: 1,950 puts over a million keys took 280 ms."""
+    """All keys near a changed one were copied with it: 1,950 puts over a million keys took 280 ms."""
     desk = Desk()
     for number in range(3000):
         desk.ask(Put(f"k/{number:04}", b""))
@@ -141,7 +143,7 @@ def test_a_write_pays_for_what_it_changes_also_beside_an_unread_listing() -> Non
 
 
 def test_the_names_that_an_unread_answer_is_about_are_counted() -> None:
-    """They were counted nowhere: 30 MB of each who asked for many long keys and did not read the answer."""
+    """They counted nowhere: 30 MB for each client that asked for many long keys and did not read the answer."""
     desk = Desk()
     keys = tuple(f"{number:04}".ljust(2000, "k") for number in range(3000))
     for key in keys:

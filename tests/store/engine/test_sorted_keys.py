@@ -1,4 +1,4 @@
-"""The index agrees with a sorted list, whatever is added, removed and looked for."""
+"""The index agrees with a sorted list, after any sequence of additions, removals and lookups."""
 
 from __future__ import annotations
 

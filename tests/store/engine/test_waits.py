@@ -1,4 +1,4 @@
-"""Waits are found by every key that bears on them, and nothing is left of those that are over."""
+"""Waits are found by every key that can end them, and finished ones leave nothing behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def put(key: str) -> Event:
 
 
 def test_a_wait_stands_at_one_missing_key_so_that_writing_the_others_costs_nothing() -> None:
-    """Eight megabytes of waits for one key and another one made each put of the one take 17 ms."""
+    """Each of eight megabytes of waits needed two keys. Each put of one of these keys took 17 ms."""
     waits = Waits()
     for number in range(100):
         waits.add((1, number), parked("often", f"never {number}", missing="often"), cost=10)
@@ -60,7 +60,7 @@ STEPS = st.one_of(
 
 
 class Unhurried(Desk):
-    """A desk at which waits that a change has ended are looked at only when a test says so."""
+    """A desk that checks the waits that a change may end only when a test says so."""
 
     def do_chores(self) -> None:
         pass
@@ -71,14 +71,14 @@ class Unhurried(Desk):
     [
         Guarded(when=(when.missing("b"),), request=Wait(keys=("a", "c"))),
         Put("a", b""),
-        Put("b", b""),  # it is looked at later, and was broken between two changes
+        Put("b", b""),  # it is checked later, and was not met between two changes
         Delete("b"),
         Put("c", b""),
     ]
 )
 @given(st.lists(STEPS, max_size=20))
 def test_waits_that_are_looked_at_later_are_answered_as_if_at_once(steps: list[Any]) -> None:
-    """Whatever is written meanwhile: what has come and gone again has been there."""
+    """Writes may come in between: a key that was created and deleted again has existed."""
     desk, unhurried = Desk(), Unhurried()
     cancelled = set()
     with pytest.MonkeyPatch.context() as patch:
@@ -94,7 +94,7 @@ def test_waits_that_are_looked_at_later_are_answered_as_if_at_once(steps: list[A
             elif unhurried.engine.has_chores:
                 unhurried.take(unhurried.engine.do_chore())
         Desk.do_chores(unhurried)
-    for watcher in cancelled:  # whoever asks for its end may get its answer, or may not
+    for watcher in cancelled:  # the cancelled wait may have been answered or not
         answered = desk.answers.pop(watcher, None)
         assert unhurried.answers.pop(watcher, answered) == answered
     assert unhurried.answers == desk.answers
@@ -108,7 +108,7 @@ def test_waits_that_are_looked_at_later_are_answered_as_if_at_once(steps: list[A
 
 
 def test_waits_that_are_to_be_looked_at_later_are_noted_once_however_often_their_key_changes() -> None:
-    """Each put of their key made the same thousands of waits a further heap to be looked at."""
+    """With each put of their key, the same thousands of waits were queued once more."""
     desk = Unhurried()
     desk.ask(Put("go", b""), peer=9)
     for number in range(WAITS_AT_ONCE + 1):
@@ -127,7 +127,7 @@ def test_waits_that_are_to_be_looked_at_later_are_noted_once_however_often_their
 
 
 def test_a_step_is_as_short_where_much_has_changed_since_its_waits_were_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each later change had all of a wait looked at again: 16,384 conditions took 4 s in one step."""
+    """After each later change a wait was checked completely: 16,384 conditions took 4 s in one step."""
     desk = Unhurried()
     fence = tuple(when.mod_revision(f"c/{number}") == 0 for number in range(5000))
     desk.ask(Guarded(when=fence, request=Wait(keys=("k", "never", *(f"x/{number}" for number in range(9))))), peer=9)
@@ -159,7 +159,7 @@ def test_a_step_is_as_short_where_much_has_changed_since_its_waits_were_due(monk
 
 
 def test_a_change_asks_for_no_more_than_its_own_waits_whatever_is_postponed() -> None:
-    """Each wait of a change was looked for among all that were postponed: 0.9 s beside 50 transactions."""
+    """Each wait of a change was searched among all postponed ones: 0.9 s beside 50 transactions."""
     desk = Unhurried()
 
     class Uncounted(list[Any]):

@@ -1,4 +1,4 @@
-"""Who hears of what, and what can be told again to who was away."""
+"""The recipients of an event, and the history for watches that reconnect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def put(key: str, revision: int = 1, value: bytes = b"") -> Event:
 
 
 def hearers(watches: Watches, *events: Event) -> dict[tuple[int, int], list[str]]:
-    """Which watch hears of which keys; each at most once."""
+    """Return which watches get the events of which keys; each at most once."""
     heard: dict[tuple[int, int], list[str]] = {}
     for watchers, about in watches.interested(events):
         for watcher in watchers:
@@ -100,7 +100,7 @@ def test_the_history_is_a_list_of_the_latest_revisions(
 
 
 def test_prefixes_of_thousands_of_lengths_slow_down_their_own_group_only() -> None:
-    """2,047 of them made each put of everybody twelve times as slow."""
+    """2,047 of them made every client's puts twelve times as slow."""
     looked: list[str] = []
 
     class Looked(str):
@@ -128,7 +128,7 @@ def test_prefixes_of_thousands_of_lengths_slow_down_their_own_group_only() -> No
 
 
 def test_a_prefix_is_heard_of_whatever_group_it_is_in() -> None:
-    """Groups only save looks: what is told is what begins with the prefix."""
+    """Groups only save comparisons: a watch gets exactly the keys that begin with its prefix."""
     keys = ["/a/b/c", "/a/b/", "/a/b", "/a", "a/b/c", "a", "/a/bc/d", "//b/c", ""]
     watches = Watches(Engine(store_id="it")._keys.groups.name_of)
     prefixes = sorted({key[:length] for key in keys for length in range(len(key) + 1)})
