@@ -327,7 +327,9 @@ def _phase(head: Head) -> Phase:
         return Phase.CLOSED
     if _is_news(head):
         return Phase.TRAINING
-    return head.progress.phase if head.progress is not None else Phase.GATHERING
+    # A run that was opened again has the progress of its closing until a node comes.
+    phase = head.progress.phase if head.progress is not None else Phase.GATHERING
+    return Phase.GATHERING if phase is Phase.CLOSED else phase
 
 
 def reason_of(head: Head, status: RunStatus, *, now: float) -> str:

@@ -244,6 +244,8 @@ async def test_a_closed_run_is_opened_again_and_one_that_is_open_is_not(capsys: 
         capsys.readouterr()
         assert await looked(["reopen", url]) == 0
         assert capsys.readouterr().out == "run job is open again; it was closed by a: by mistake\n"
+        assert await looked(["status", url]) == 0
+        assert capsys.readouterr().out.startswith("run job: gathering: no node is here\nstate: No node is here\n")
         async with rdzv.connect(f"{url}?min_nodes=1", node_id="a", is_host=False) as handler:
             assert (await handler.next_rendezvous()).round == 1
         with pytest.raises(rdzv.RendezvousStateError):
