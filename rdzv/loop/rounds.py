@@ -89,11 +89,15 @@ async def rounds_made_by(
     make: Callable[..., SomeRound], handler: Handler, options: Options
 ) -> AsyncGenerator[SomeRound, None]:
     """Yield rounds of another class, made by `make`, over a handler, which this enters, and leaves for good."""
-    async with handler:
-        handler.node.close_with(asyncio.get_running_loop())
-        loop = RoundLoop(make, handler, handler.node, options)
-        while (round := await loop.next()) is not None:
-            yield round
+    try:
+        async with handler:
+            handler.node.close_with(asyncio.get_running_loop())
+            loop = RoundLoop(make, handler, handler.node, options)
+            while (round := await loop.next()) is not None:
+                yield round
+    except GeneratorExit:
+        await handler.aclose()  # again: `asyncio.run` cancels the first, and Python throws this into it
+        raise
 
 
 class Round(BodyCalls):

@@ -1,13 +1,19 @@
-"""An event loop that is closed without cancelling its tasks, in a process that lives on."""
+"""An event loop that ends while its node is a member."""
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import threading
 import time
+
+import pytest
 
 import rdzv.sync
 import store
+from rdzv.core.state import NodesLeft
+from tests.support.processes import free_port
 
 PROGRAM = """
 import asyncio, sys, rdzv
@@ -48,3 +54,30 @@ def test_a_member_whose_event_loop_was_closed_leaves_the_round() -> None:
             assert observer.status().members == ()
             assert program.poll() is None
             program.communicate(timeout=20)
+
+
+def test_a_store_is_served_for_the_others_after_its_hosts_body_has_raised() -> None:
+    """Regression: `asyncio.run` broke off the host's leaving, and 3 s later the store ended with the process."""
+    url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1&max_nodes=2&last_call_timeout=10"
+
+    async def train() -> None:
+        async for round in rdzv.rounds(url, node_id="host"):
+            async with round:
+                await round.store.get("raise")
+                raise KeyError("its own error")
+
+    def host() -> None:
+        with pytest.raises(KeyError):
+            asyncio.run(train())
+
+    hosting = threading.Thread(target=host)
+    hosting.start()
+    with rdzv.sync.connect(url, node_id="other", is_host=False) as other:
+        other.next_rendezvous().store.set("raise", b"")
+        with other.changes() as changes:
+            assert isinstance(changes.poll(20), NodesLeft)
+        hosting.join(1)
+        assert hosting.is_alive(), "the other node still uses the store"
+        assert other.next_rendezvous().world_size == 1
+    hosting.join(20)
+    assert not hosting.is_alive()
